@@ -1,0 +1,165 @@
+"""Generate text with Sorted Speculative Decoding: ``python run.py --target 13b``. ``--help`` lists every option."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from s2d import Tokenizer, generate, load_model
+from s2d.decode import DRAFT_LENGTH, METHODS
+from s2d.tokenizer import TextStream, chat_template
+from s2d.weights import DTYPES
+
+WEIGHTS = Path(__file__).parent / "weights"
+REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
+EXAMPLE = (
+    "Translate into German: The old baker sees the small dog in the garden. Today the young queen buys a red hat. "
+    "Every day a tired teacher forgets the new key at home."
+)
+
+
+def main(arguments=None):
+    args = parse(arguments)
+    try:
+        run(args)
+    except (ValueError, OSError) as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def run(args):
+    target_path = find_target(args.target)
+    draft_path = None if args.method == "ar" else args.draft or find_draft(target_path)
+    print(f"target {target_path}, draft {draft_path or 'none'}", file=sys.stderr)
+    tokenizer = Tokenizer(target_path / "tokenizer.model")
+    prompt = encode_prompt(args, tokenizer, target_path)
+    target = load_model(target_path, args.device, args.dtype)
+    draft = load_model(draft_path, args.device, args.dtype) if draft_path else None
+    options = dict(temperature=args.temperature, top_p=args.top_p, seed=args.seed, draft=draft)
+    sorted_options = dict(
+        method=args.method, exits=args.exits, thresholds=args.thresholds, draft_length=args.draft_length, stop=args.stop
+    )
+    demonstration = args.prompt is None and args.method != "ar" and not args.json
+    if demonstration:  # the first passes of a process are slow; keep them out of the comparison
+        for method in (args.method, "ar"):
+            generate(target, prompt, max_new_tokens=8, **options | sorted_options | {"method": method})
+
+    if args.json:
+        output = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options, **sorted_options)
+        print(json.dumps(as_json(output, prompt, tokenizer), ensure_ascii=False))
+        return
+    stream = TextStream(tokenizer)
+    output = generate(
+        target, prompt, max_new_tokens=args.max_new_tokens, **options, **sorted_options,
+        on_tokens=lambda ids: print(stream.push(ids), end="", flush=True),
+    )  # fmt: skip
+    print(stream.finish())
+    print()
+    print(report(output, args.method))
+    if demonstration:
+        alone = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options, method="ar")
+        ratio = speed(output) / speed(alone)
+        print(f"target alone   {speed(alone):.1f} tokens/s: {args.method} is {ratio:.2f} times as fast")
+
+
+def find_target(name):
+    """A size (7b, 13b, 70b: the real checkpoint where it is there, else the miniature) or a path -> folder."""
+    if name not in REAL:
+        return Path(name)
+    real = WEIGHTS / REAL[name]
+    return real if real.is_dir() else WEIGHTS / f"mini-{name}"
+
+
+def find_draft(target_path):
+    """The draft that belongs to a target of this project, beside it."""
+    draft = target_path.parent / ("mini-draft" if target_path.name.startswith("mini-") else "vicuna-draft")
+    if target_path.is_dir() and not draft.is_dir():
+        raise FileNotFoundError(f"no draft model at {draft}; name one with --draft, or use --method ar")
+    return draft
+
+
+def encode_prompt(args, tokenizer, target_path):
+    text = EXAMPLE if args.prompt is None else args.prompt
+    if text == "-":
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first") from None
+    if not text.strip():
+        raise ValueError("the prompt is empty; give some text with --prompt")
+    if args.chat or args.prompt is None:
+        return tokenizer.encode_chat([text.strip()], chat_template(target_path))
+    return tokenizer.encode(text)
+
+
+def speed(output):
+    return len(output.tokens) / output.stats.seconds
+
+
+def report(output, method):
+    """The short block under the text."""
+    stats = output.stats
+    lines = [
+        f"tokens         {len(output.tokens)} in {stats.seconds:.2f} s, {speed(output):.1f} tokens/s",
+        f"steps          {stats.steps}, mean accepted tokens {stats.mean_accepted_tokens:.2f}",
+    ]
+    if drafted := sum(stats.exit_counts.values()):
+        shares = [f"{count / drafted:.0%} after layer {layer}" for layer, count in sorted(stats.exit_counts.items())]
+        lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
+    lines.append(f"exact          {'yes' if output.exact else 'no'}, method {method}")
+    return "\n".join(lines)
+
+
+def as_json(output, prompt, tokenizer):
+    stats = output.stats
+    return {
+        "text": tokenizer.decode(output.tokens),
+        "tokens": output.tokens,
+        "prompt_tokens": len(prompt),
+        "exact": output.exact,
+        "stats": {
+            "steps": stats.steps,
+            "mean_accepted_tokens": stats.mean_accepted_tokens,
+            "accept_lengths": stats.accept_lengths,
+            "exit_counts": dict(sorted(stats.exit_counts.items())),
+            "seconds": stats.seconds,
+            "tokens_per_second": speed(output),
+        },
+    }
+
+
+def parse(arguments):
+    # Without a usage text an error is one line.
+    parser = argparse.ArgumentParser(prog="run.py", description=__doc__.split(":")[0] + ".", usage=argparse.SUPPRESS)
+    parser.add_argument("--target", required=True, metavar="7b|13b|70b|PATH", help="the large model")
+    parser.add_argument("--draft", type=Path, metavar="PATH", help="the sorted draft; default: the one beside the target")
+    parser.add_argument("--method", choices=METHODS, default="s2d", help="ar: target alone; sd: one exit; s2d: sorted exits")
+    parser.add_argument("--prompt", metavar="TEXT|-", help="the text to continue, - reads stdin; default: an example")
+    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--device", default="cpu", metavar="D", help="cpu (default), cuda, cuda:1 ...")
+    parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: bfloat16 on a GPU, else float32")
+    parser.add_argument("--exits", type=numbers(int), metavar="E,E,...", help="draft layers to predict after, e.g. 2,3,4")
+    parser.add_argument("--thresholds", type=numbers(float), metavar="C,C,...", help="confidence that is enough, each exit")
+    parser.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="N", help="draft tokens a step")
+    parser.add_argument("--stop", type=float, metavar="C", help="end a chain where the last exit's confidence is below C")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser.parse_args(arguments)
+
+
+def numbers(kind):
+    def comma_separated(text):
+        return tuple(kind(part) for part in text.split(","))
+
+    comma_separated.__name__ = f"comma-separated {kind.__name__}"  # argparse names it in its error
+    return comma_separated
+
+
+if __name__ == "__main__":
+    sys.exit(main())

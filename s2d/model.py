@@ -1,0 +1,198 @@
+"""Llama in one page. Knows nothing about files or decoding.
+
+A forward pass is ``embed`` -> ``run_layers`` -> ``logits``; each can be called on its own, so that a decoder can stop
+after any layer, read the logits there, and go on later from the hidden states it kept. Parameters carry the names of
+Hugging Face checkpoints, which therefore load without a mapping.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .cache import KVCache
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Architecture of a Llama; the names are those of Hugging Face's config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_factor: float = 1.0  # linear rope scaling: positions are divided by it
+    tie_word_embeddings: bool = False
+    bos_token_id: int = 1
+    eos_token_ids: tuple[int, ...] = (2,)
+    exit_layers: tuple[int, ...] = ()  # only a draft has them: the layers after which it may predict
+    thresholds: tuple[float, ...] = ()  # one for each exit: the confidence that is enough there
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight. Half-precision input is normalised in float32, as Llama was trained."""
+
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x):
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+
+
+def rope_table(config):
+    """Rotary embedding's cosines and sines for every position, (max_position_embeddings, D) float32 each.
+
+    Dimension i is rotated together with i + D/2; the sines of the first half carry the minus sign of that rotation, so
+    that ``rotate`` is one multiply and one fused multiply-add. Su et al. 2021, section 3.4.
+    """
+    # The device is named so that the table is real even when the parameters are built on the meta device.
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents / config.rope_factor  # (D/2,)
+    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
+    angles = torch.outer(positions, frequencies)  # (max_positions, D/2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotate(x, cos, sin):
+    """Apply the rotary embedding to x (B, H, T, D) with cos and signed sin (T, D)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: H query heads share G key/value heads."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+
+    def forward(self, x, rope, mask, cache, layer):
+        B, T, _ = x.shape
+        q = self.q_proj(x).view(B, T, self.heads, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        v = self.v_proj(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        q, k = rotate(q, *rope), rotate(k, *rope)
+        if cache is not None:
+            k, v = cache.write(layer, k, v)  # (B, G, S+T, D)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=cache is None and mask is None, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each normalised before and added to the residual stream."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x, rope, mask, cache, layer):
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    """The whole model; ``model(tokens)`` is the plain causal language model, (B, T) -> (B, T, V)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        # One level of nesting only to keep the checkpoint's names: model.embed_tokens, model.layers, model.norm.
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(config.vocab_size, config.hidden_size),
+                "layers": nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers)),
+                "norm": RMSNorm(config.hidden_size, config.rms_norm_eps),
+            }
+        )
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model["embed_tokens"].weight
+        cos, sin = rope_table(config)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    @property
+    def device(self):
+        return self.lm_head.weight.device
+
+    @property
+    def dtype(self):
+        return self.lm_head.weight.dtype
+
+    def new_cache(self, capacity, start=0, stop=None):
+        """An empty KVCache of ``capacity`` positions for layers start..stop-1."""
+        config, stop = self.config, self.config.num_hidden_layers if stop is None else stop
+        return KVCache(stop - start, config.num_key_value_heads, capacity, config.head_dim, self.device, self.dtype)
+
+    def embed(self, tokens):
+        """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
+        return self.model["embed_tokens"](tokens)
+
+    def run_layers(self, hidden, start=0, stop=None, positions=None, mask=None, cache=None):
+        """Run layers start..stop-1 on hidden states (B, T, hidden); returns (B, T, hidden).
+
+        ``positions`` (T,) are 0..T-1 if absent. ``mask`` is added to the attention scores, broadcast to (B, H, T, S+T):
+        0 where a token may look, -inf where not. With no mask and no cache attention is causal; with a cache of S
+        positions and no mask every new token sees everything, which is right for T = 1 only.
+        """
+        T = hidden.shape[1]
+        where = slice(0, T) if positions is None else positions
+        rope = self.rope_cos[where], self.rope_sin[where]  # (T, D) each
+        for index, block in enumerate(islice(self.model["layers"], start, stop)):
+            hidden = block(hidden, rope, mask, cache, index)
+        if cache is not None:
+            cache.advance(T)
+        return hidden
+
+    def logits(self, hidden):
+        """Hidden states after any layer (..., hidden) -> next-token logits (..., V) through final norm and LM head."""
+        return self.lm_head(self.model["norm"](hidden))
+
+    def forward(self, tokens, positions=None, mask=None, cache=None):
+        """Tokens (B, T) -> logits (B, T, V); arguments as in ``run_layers``."""
+        return self.logits(self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache))
+
+
+def causal_mask(T, length, like):
+    """Mask (T, length) for the last T of ``length`` positions, each looking at itself and all before it.
+
+    In the dtype and on the device of the tensor ``like``. A single position sees everything: None.
+    """
+    if T == 1:
+        return None
+    mask = torch.full((T, length), -torch.inf, device=like.device, dtype=like.dtype)
+    return mask.triu(diagonal=length - T + 1)

@@ -1,0 +1,38 @@
+"""From logits to a token: temperature, top-p and the random choices. Knows nothing about drafts or targets."""
+
+import torch
+
+
+def warp(logits, temperature, top_p=1.0):
+    """Logits (..., V) -> probabilities (..., V) after temperature (> 0) and top-p, in float32 or better.
+
+    Top-p keeps the smallest set of most probable tokens whose mass reaches ``top_p`` (Holtzman et al. 2020, section 3.1).
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    probs = torch.softmax(logits / temperature, dim=-1)
+    if top_p < 1.0:
+        sorted_probs, order = probs.sort(dim=-1, descending=True)
+        mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs
+        outside = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, mass_before >= top_p)
+        probs = probs.masked_fill(outside, 0.0)
+        probs = probs / probs.sum(dim=-1, keepdim=True)
+    return probs
+
+
+class Sampler:
+    """The only source of randomness of a generation: two kinds of choice, drawn from one seeded generator.
+
+    Whoever needs chance is handed this object, so a test can hand in one that walks through every outcome instead.
+    """
+
+    def __init__(self, seed, device):
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def flip(self, chances):
+        """Independent coins: chances (N,) of heads -> outcomes (N,) bool."""
+        return torch.rand(chances.shape, device=chances.device, dtype=chances.dtype, generator=self.generator) < chances
+
+    def draw(self, probs):
+        """Distribution (V,) -> one token, a tensor of shape ()."""
+        return torch.multinomial(probs, 1, generator=self.generator)[0]

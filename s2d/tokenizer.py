@@ -1,0 +1,98 @@
+"""Text <-> token ids with SentencePiece, and the chat templates. Knows nothing about tensors."""
+
+from pathlib import Path
+
+from sentencepiece import SentencePieceProcessor
+
+VICUNA_SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+
+
+class Tokenizer:
+    """A Llama tokenizer.
+
+    Raises FileNotFoundError if ``path`` is not there and ValueError if it is not a SentencePiece model.
+    """
+
+    def __init__(self, path):
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"no tokenizer at {path}; expected SentencePiece's tokenizer.model")
+        try:
+            self.pieces = SentencePieceProcessor(model_file=str(path))
+        except RuntimeError:
+            raise ValueError(f"{path} is not a SentencePiece model; download it again") from None
+        self.bos_id, self.eos_id = self.pieces.bos_id(), self.pieces.eos_id()
+        self.vocab_size = self.pieces.vocab_size()
+
+    def encode(self, text):
+        """Text -> ids, BOS first."""
+        return [self.bos_id] + self.pieces.encode(text)
+
+    def decode(self, ids):
+        """Ids -> text; control tokens leave no text, a half character shows as U+FFFD."""
+        return self.pieces.decode(list(ids))
+
+    def encode_chat(self, messages, template="vicuna"):
+        """A dialogue -> the ids after which the assistant speaks.
+
+        ``messages`` are texts, user and assistant in turn, the user first and last. ``template`` is "vicuna" (v1.1 and
+        later) or "llama-2" (Llama-2-chat, without a system message). Each round is encoded on its own, as both models
+        were trained: SentencePiece puts its space in front of every round.
+        """
+        if len(messages) % 2 == 0:
+            raise ValueError(f"a dialogue ends with the user's message; got {len(messages)} messages")
+        if template not in ("vicuna", "llama-2"):
+            raise ValueError(f"unknown chat template {template!r}; expected 'vicuna' or 'llama-2'")
+        ids = []
+        for turn, user in enumerate(messages[0::2]):
+            answer = messages[2 * turn + 1] if 2 * turn + 1 < len(messages) else None
+            if template == "llama-2":
+                ids.append(self.bos_id)
+                prompt = f"[INST] {user.strip()} [/INST]"
+            else:
+                ids += [self.bos_id] if turn == 0 else []
+                prompt = f"{VICUNA_SYSTEM} USER: {user} ASSISTANT:" if turn == 0 else f"USER: {user} ASSISTANT:"
+            if answer is None:
+                ids += self.pieces.encode(prompt)
+            elif template == "llama-2":
+                ids += self.pieces.encode(f"{prompt} {answer.strip()} ") + [self.eos_id]
+            else:
+                ids += self.pieces.encode(f"{prompt} {answer}") + [self.eos_id]
+        return ids
+
+
+class TextStream:
+    """Turns tokens that arrive in groups into text that can be printed at once.
+
+    A byte piece may be half a character, so text is held back while it ends in U+FFFD.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.ids, self.shown = [], 0
+
+    def push(self, ids):
+        """Take new ids; return the text that has become certain."""
+        self.ids += ids
+        text = self.tokenizer.decode(self.ids)
+        if text.endswith("\ufffd"):
+            return ""
+        return self._rest(text)
+
+    def finish(self):
+        """The text still held back, now that no more tokens come."""
+        return self._rest(self.tokenizer.decode(self.ids))
+
+    def _rest(self, text):
+        rest, self.shown = text[self.shown :], len(text)
+        return rest
+
+
+def chat_template(folder):
+    """Which template a model folder was trained with: "llama-2" if its name or its tokenizer_config.json says so."""
+    folder = Path(folder)
+    config = folder / "tokenizer_config.json"
+    bracketed = config.is_file() and "[INST]" in config.read_text(encoding="utf-8", errors="replace")
+    return "llama-2" if bracketed or "llama-2" in folder.name.lower() else "vicuna"

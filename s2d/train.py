@@ -1,0 +1,285 @@
+"""Training: the miniature family from nothing (``mini``), or a nested draft from any Llama folder (``soft``).
+
+    python -m s2d.train mini --out weights
+    python -m s2d.train soft --init weights/mini-7b --layers 4 --exits 2,3,4 --data mini --out weights/mini-draft
+"""
+
+import argparse
+import io
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+import torch
+
+from .corpus import conversations
+from .decode import choose_exits
+from .model import Llama, LlamaConfig
+from .soft import soft_losses
+from .tokenizer import VICUNA_SYSTEM, Tokenizer
+from .weights import load_model, read_config, save_model
+
+VOCAB_SIZE, LENGTH, BATCH = 1024, 256, 8
+
+
+# ------------------------------------------------------------------------------------------------------------- the text
+
+
+def train_tokenizer(folder, seed=0, count=20000):
+    """Train the miniature SentencePiece model on ``count`` training conversations, built as Llama's is."""
+    texts = (
+        f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
+        for conversation in islice(conversations(seed, "train"), count)
+        for question, answer in conversation.turns
+    )
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts, model_writer=model, model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True,
+        split_digits=True, character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    return model.getvalue()
+
+
+def encode_dialogue(tokenizer, messages):
+    """Messages, user and assistant in turn -> (ids, is_answer): the assistant's words and its EOS are to be learnt."""
+    ids, is_answer = [], []
+    for turn in range(1, len(messages), 2):
+        prompt = tokenizer.encode_chat(messages[:turn])[len(ids) :]
+        answer = tokenizer.encode(messages[turn])[1:] + [tokenizer.eos_id]
+        ids += prompt + answer
+        is_answer += [False] * len(prompt) + [True] * len(answer)
+    return ids, is_answer
+
+
+def pack(dialogues, tokenizer, rows, length, answers_only):
+    """Dialogues laid end to end and cut into rows: (tokens, labels), (R, length) each, -100 where no loss is taken."""
+    ids, is_answer = [], []
+    for messages in dialogues:
+        new_ids, new_is_answer = encode_dialogue(tokenizer, messages)
+        ids += new_ids
+        is_answer += new_is_answer
+        if len(ids) > rows * length:
+            break
+    rows = min(rows, (len(ids) - 1) // length)
+    ids, is_answer = np.array(ids[: rows * length + 1]), np.array(is_answer[: rows * length + 1])
+    labels = np.where(is_answer[1:], ids[1:], -100) if answers_only else ids[1:]
+    shape = (rows, length)
+    return torch.from_numpy(ids[:-1]).view(shape), torch.from_numpy(labels).view(shape)
+
+
+def corpus_dialogues(seed):
+    """The miniature corpus as endless dialogues: messages, user and assistant in turn."""
+    for conversation in conversations(seed, "train"):
+        yield [message for turn in conversation.turns for message in turn]
+
+
+# --------------------------------------------------------------------------------------------------------- the training
+
+
+def initialise(config, seed):
+    """A fresh Llama: normal weights of deviation 0.02, smaller where a layer writes into the residual stream."""
+    torch.manual_seed(seed)
+    model = Llama(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = 0.02 / math.sqrt(2 * config.num_hidden_layers) if into_residual else 0.02
+            torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+def learning_rate(step, steps, peak, warmup=0.04):
+    """Linear warm-up over the first 4 % of the steps, then a cosine down to a twentieth of the peak."""
+    rising = min(1.0, (step + 1) / max(1, round(warmup * steps)))
+    return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def fit(model, exits, tokens, labels, batch, peak, checkpoint, resume, name):
+    """Train ``model`` in place on every row once, all ``exits`` together; yields (step, losses (E,)) after each step.
+
+    AdamW, bf16 autocast; a checkpoint every two minutes, from which ``resume`` goes on to the same losses.
+    """
+    decayed = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=True)
+    steps, step = len(tokens) // batch, 0
+    if resume and checkpoint.is_file():
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step = state["step"]
+    device, first_step, began = model.device, step, time.perf_counter()
+    saved = shown = began
+    while step < steps:
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, peak)
+        rows = slice(step * batch, (step + 1) * batch)
+        with torch.autocast(device.type, torch.bfloat16):
+            losses = soft_losses(model, tokens[rows].to(device), labels[rows].to(device), exits)
+        losses.mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step, now = step + 1, time.perf_counter()
+        if now - shown > 10 or step == steps:
+            shown, speed = now, (step - first_step) / (now - began)
+            per_exit = " ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
+            print(f"{name} step {step}/{steps}  loss {per_exit}  {speed * batch * tokens.shape[1]:.0f} tokens/s  "
+                  f"{(steps - step) / speed / 60:.1f} min left", file=sys.stderr, flush=True)  # fmt: skip
+        if now - saved > 120:
+            saved = now
+            write_checkpoint({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, checkpoint)
+    checkpoint.unlink(missing_ok=True)
+
+
+def write_checkpoint(state, path):
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+# -------------------------------------------------------------------------------------------------------- the programs
+
+
+def shape(layers, width, heads, kv_heads):
+    """A miniature Llama; its proportions follow Llama's own (8/3 of the width inside the MLP, heads of 32)."""
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=width, intermediate_size=math.ceil(width / 6) * 16, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads, max_position_embeddings=512,
+    )  # fmt: skip
+
+
+# Shape, millions of training tokens and peak learning rate of each target; the draft is the first four layers of mini-7b.
+TARGETS = {
+    "mini-7b": (shape(10, 160, 5, 5), 4.5, 2e-3),
+    "mini-13b": (shape(13, 192, 6, 6), 5.5, 2e-3),
+    "mini-70b": (shape(20, 256, 8, 2), 5.0, 1.5e-3),
+}
+DRAFT_LAYERS, DRAFT_EXITS, DRAFT_THRESHOLDS, DRAFT_TOKENS = 4, (2, 3, 4), (0.5, 0.5, 0.0), 4.0
+
+
+def train_mini(out, only, device, seed, resume):
+    """Train the family in the order in which it becomes useful: mini-7b, mini-draft, mini-13b, mini-70b."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]:
+        if resume and (out / name).is_dir():
+            continue
+        if name == "mini-draft":
+            train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, DRAFT_THRESHOLDS, "mini", out / name, device,
+                       BATCH, LENGTH, 1e-3, DRAFT_TOKENS, seed + 1, resume)  # fmt: skip
+            continue
+        tokenizer_folder = make_tokenizer_folder(out, seed)
+        config, millions, peak = TARGETS[name]
+        model = initialise(config, seed).to(device)
+        rows = round(millions * 1e6 / (BATCH * LENGTH)) * BATCH
+        tokenizer = Tokenizer(tokenizer_folder / "tokenizer.model")
+        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, LENGTH, answers_only=False)
+        fit(model, (config.num_hidden_layers,), tokens, labels, BATCH, peak, out / f"{name}.checkpoint", resume, name)
+        save_model(model, out / name, tokenizer_folder)
+
+
+def make_tokenizer_folder(out, seed):
+    """The shared tokenizer in ``out``/mini-tokenizer, trained at the first call; transformers reads it too."""
+    folder = out / "mini-tokenizer"
+    if not folder.is_dir():
+        stage = out / "mini-tokenizer.partial"
+        stage.mkdir(exist_ok=True)
+        (stage / "tokenizer.model").write_bytes(train_tokenizer(seed))
+        (stage / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
+        os.replace(stage, folder)
+    return folder
+
+
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "LlamaTokenizer",
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "legacy": True,
+    "clean_up_tokenization_spaces": False,
+}
+
+
+def train_soft(init, layers, exits, thresholds, data, out, device, batch, length, peak, millions, seed, resume):
+    """Cut the first ``layers`` from ``init`` and fine-tune all ``exits`` together on the assistant's words."""
+    model = load_model(init, device, "float32", num_layers=layers).requires_grad_(True)
+    model.config = replace(model.config, exit_layers=exits, thresholds=thresholds)
+    tokenizer = Tokenizer(Path(init) / "tokenizer.model")
+    if data == "mini":
+        dialogues, rows = corpus_dialogues(seed), round(millions * 1e6 / (batch * length)) * batch
+    else:
+        dialogues, rows = read_sharegpt(data), sys.maxsize // length
+    tokens, labels = pack(dialogues, tokenizer, rows, length, answers_only=True)
+    if len(tokens) < batch:
+        raise ValueError(f"{data} gives {len(tokens)} rows of {length} tokens; one batch needs {batch}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    fit(model, exits, tokens, labels, batch, peak, out.with_suffix(".checkpoint"), resume, out.name)
+    save_model(model, out, init)
+
+
+def read_sharegpt(path):
+    """ShareGPT's JSON, a list of {"conversations": [{"from": "human"|"gpt", "value": text}, ...]} -> dialogues."""
+    try:
+        records = json.loads(Path(path).read_text(encoding="utf-8"))
+        for record in records:
+            messages = [message["value"] for message in record["conversations"]]
+            speakers = [message["from"] for message in record["conversations"]]
+            usable = len(messages) // 2 * 2
+            if speakers[:usable] == ["human", "gpt"] * (usable // 2) and usable:
+                yield messages[:usable]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not ShareGPT JSON, a list of conversations ({error!r})") from None
+
+
+def numbers(text):
+    return tuple(int(part) for part in text.split(","))
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m s2d.train", description=__doc__.splitlines()[0])
+    programs = parser.add_subparsers(dest="program", required=True)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--device", default="cpu")
+    common.add_argument("--seed", type=int, default=0)
+    common.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    mini = programs.add_parser("mini", parents=[common], help="the miniature family, from nothing")
+    mini.add_argument("--out", type=Path, default=Path("weights"))
+    mini.add_argument("--only", nargs="+", choices=[*TARGETS, "mini-draft"], help="train just these members")
+    soft = programs.add_parser("soft", parents=[common], help="a nested draft from the first layers of a Llama")
+    soft.add_argument("--init", type=Path, required=True, help="folder of the Llama to cut from")
+    soft.add_argument("--layers", type=int, required=True, help="how many of its layers the draft keeps")
+    soft.add_argument("--exits", type=numbers, required=True, help="layers after which it predicts, e.g. 6,9,12")
+    soft.add_argument("--data", default="mini", help="ShareGPT JSON file, or mini for the built-in corpus")
+    soft.add_argument("--out", type=Path, required=True)
+    soft.add_argument("--batch", type=int, default=BATCH, help="rows of a step")
+    soft.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
+    soft.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
+    soft.add_argument("--millions", type=float, default=DRAFT_TOKENS, help="million training tokens taken from mini")
+    args = parser.parse_args(arguments)
+    try:
+        if args.program == "mini":
+            train_mini(args.out, args.only, args.device, args.seed, args.resume)
+        else:
+            exits, _ = choose_exits(replace(read_config(args.init), num_hidden_layers=args.layers), "s2d", args.exits)
+            thresholds = (0.5,) * (len(exits) - 1) + (0.0,)
+            train_soft(args.init, args.layers, exits, thresholds, args.data, args.out, args.device,
+                       args.batch, args.length, args.lr, args.millions, args.seed, args.resume)  # fmt: skip
+    except (ValueError, OSError) as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
