@@ -147,7 +147,7 @@ def parse(arguments):
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: bfloat16 on a GPU, else float32")
     parser.add_argument("--exits", type=numbers(int), metavar="E,E,...", help="draft layers to predict after, e.g. 2,3,4")
     parser.add_argument("--thresholds", type=numbers(float), metavar="C,C,...", help="confidence that is enough, each exit")
-    parser.add_argument("--draft-length", type=int, default=DRAFT_LENGTH, metavar="N", help="draft tokens a step")
+    parser.add_argument("--draft-length", type=int, metavar="N", help=f"draft tokens a step; default {DRAFT_LENGTH}")
     parser.add_argument("--stop", type=float, metavar="C", help="end a chain where the last exit's confidence is below C")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(arguments)

@@ -49,40 +49,41 @@ class Output:
 @torch.inference_mode()
 def generate(
     target, tokens, draft=None, method="s2d", max_new_tokens=128, temperature=0.0, top_p=1.0, seed=0,
-    exits=None, thresholds=None, draft_length=DRAFT_LENGTH, stop=None, on_tokens=None,
+    exits=None, thresholds=None, draft_length=None, stop=None, on_tokens=None,
 ):  # fmt: skip
     """Continue ``tokens``, a list of ids, exactly as ``target`` alone would. Returns an Output.
 
     ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts) default to the draft's
-    config; "sd" uses the last exit only. ``stop`` ends a chain where the last exit's confidence is below it.
-    ``on_tokens`` is called with each step's new tokens. Ends at EOS, after ``max_new_tokens`` or where the target's
-    context is full. Raises ValueError for anything that cannot be run.
+    config; "sd" uses the last exit only. A step drafts ``draft_length`` tokens (default DRAFT_LENGTH), fewer where the
+    last exit's confidence falls below ``stop``. ``on_tokens`` is called with each step's new tokens. Ends at EOS, after
+    ``max_new_tokens`` or where the target's context is full. Raises ValueError for anything that cannot be run.
     """
     start = time.perf_counter()
-    limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, draft_length, stop)
+    draft_length = DRAFT_LENGTH if draft_length is None else draft_length
+    limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, draft_length, stop)
     n, stats, eos = len(tokens), Stats(), set(target.config.eos_token_ids)
     context = torch.zeros(1, limit, dtype=torch.long, device=target.device)
     context[0, :n] = torch.tensor(tokens)
     cache, sampler = target.new_cache(limit), Sampler(seed, target.device)
+    drafter = None
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
         drafter, draft_limit = SortedDraft(draft, exits, thresholds, limit), draft.config.max_position_embeddings
 
     finished = False
     while not finished:
-        if method == "ar":
-            chain = Chain(context[0, :0], None, [])
-        else:
-            length = max(0, min(draft_length, limit - n - 1, draft_limit - n + 1))
+        chain = Chain(context[0, :0], None, [])
+        if drafter:
+            length = min(draft_length, limit - n - 1, draft_limit - n + 1)
             chain = drafter.grow_chain(context, n, length, temperature, top_p, sampler, stop)
-        logits = _score(target, context, n, n + len(chain.exits), cache)  # (N+1, V)
+        logits = _score(target, context, n, n + len(chain.tokens), cache)  # (N+1, V)
         if temperature == 0:
             accepted, extra = verify_greedy(logits, chain.tokens)
         else:
             accepted, extra = verify_sampled(warp(logits, temperature, top_p), chain.probs, chain.tokens, sampler)
         context[0, n + accepted] = extra
         cache.truncate(n + accepted)
-        if method != "ar":
+        if drafter:
             drafter.truncate(n + accepted)
 
         new = context[0, n : n + accepted + 1].tolist()
@@ -128,7 +129,7 @@ def choose_exits(config, method, exits=None, thresholds=None):
     return chosen, tuple(thresholds)
 
 
-def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, draft_length, stop):
+def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, draft_length, stop):
     """Refuse what cannot be run, in one clear line; returns the length at which generation must end."""
     context_size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
     if method not in METHODS:
@@ -145,6 +146,8 @@ def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, dr
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed}")
     if stop is not None and not 0.0 <= stop <= 1.0:
         raise ValueError(f"stop is a confidence within 0..1, got {stop}")
     if method != "ar":

@@ -62,7 +62,7 @@ class SortedDraft:
                 positions=slice(seen, n), mask=causal_mask(n - seen, n, hidden), cache=segment.cache,
             )  # fmt: skip
             logits = self.model.logits(segment.hidden[0, n - 1])  # (V,)
-            confidence = torch.softmax(logits, dim=-1).max().item()
+            confidence = warp(logits, temperature=1.0).max().item()
             if confidence > segment.threshold:
                 break
             below = segment

@@ -24,9 +24,11 @@ def verify_greedy(logits, tokens):
 def verify_sampled(p, q, tokens, sampler):
     """Rejection sampling: the output is distributed exactly as p. Leviathan et al. 2023 (2211.17192), theorem 1.
 
-    ``p`` (N+1, V) and ``q`` (N, V) are the warped distributions of target and draft; ``tokens`` (N,) must have been
+    ``p`` (N+1, V) and ``q`` (N, V), None if N = 0, are the warped distributions of target and draft; ``tokens`` (N,) must have been
     drawn from ``q``, row by row: any other token, such as q's argmax, or one picked after looking at it, breaks it.
     """
+    if len(tokens) == 0:
+        return 0, sampler.draw(p[0])
     chosen = tokens.unsqueeze(-1)  # (N, 1)
     chances = (p[:-1].gather(-1, chosen) / q.gather(-1, chosen)).squeeze(-1).clamp(max=1.0)  # (N,)
     accepted = leading_true(sampler.flip(chances))

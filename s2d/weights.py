@@ -28,6 +28,8 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None):
     path, device = Path(path), _device(device)
     config = read_config(path)
     if num_layers is not None:
+        if not 1 <= num_layers <= config.num_hidden_layers:
+            raise ValueError(f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers")
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
     with torch.device("meta"):
         model = Llama(config)
@@ -98,6 +100,9 @@ def _config_from_dict(raw):
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ("default", "linear"):
         raise ValueError(f"rope type {rope_type!r} is not supported; only 'default' and 'linear' are")
+    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        if not isinstance(raw[key], int) or raw[key] < 1:
+            raise ValueError(f"{key} is {raw[key]!r}; expected a positive whole number")
     heads, eos = raw["num_attention_heads"], raw.get("eos_token_id", 2)
     config = LlamaConfig(
         vocab_size=raw["vocab_size"],
@@ -208,7 +213,10 @@ def _read_json(path):
 
 
 def _device(device):
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"unknown device {device!r}; expected cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device 'cuda' was asked for, but torch sees no GPU here; use --device cpu")
     return device

@@ -1,0 +1,57 @@
+"""What several tests share: small random Llamas, and transformers made comparable in float64."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from s2d.corpus import conversations
+from s2d.model import Llama, LlamaConfig
+
+ROOT = Path(__file__).parent.parent
+WEIGHTS = ROOT / "weights"
+
+TINY = LlamaConfig(
+    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=128, eos_token_ids=(2,),
+)  # fmt: skip
+
+
+def random_llama(seed, scale=0.3, **changes):
+    """A float64 Llama with weights large enough that its distributions are far from uniform."""
+    torch.manual_seed(seed)
+    model = Llama(replace(TINY, **changes)).double().requires_grad_(False).eval()
+    for parameter in model.parameters():
+        parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def load_transformers(folder, dtype):
+    """LlamaForCausalLM in ``dtype``. Its RMSNorm rounds to float32 even in a float64 model; torch's own does not."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    if dtype == torch.float64:
+        for module in list(model.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, LlamaRMSNorm):
+                    norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=dtype)
+                    norm.weight = child.weight
+                    setattr(module, name, norm)
+    return model
+
+
+def transformers_greedy(model, tokens, count):
+    """New tokens of transformers' greedy generate."""
+    tokens = torch.tensor([tokens])
+    output = model.generate(
+        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=count, pad_token_id=0
+    )
+    return output[0, tokens.shape[1] :].tolist()
+
+
+def held_out_prompts(tokenizer, count, seed=0):
+    """``count`` chat prompts the miniature models never saw."""
+    stream = islice(conversations(seed, "held-out"), count)
+    return [tokenizer.encode_chat([conversation.turns[0][0]]) for conversation in stream]

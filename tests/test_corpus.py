@@ -1,0 +1,68 @@
+"""The text of the miniature models: repeatable, split cleanly, and right."""
+
+import re
+from itertools import islice
+
+from s2d.corpus import EXACT_GROUPS, GROUPS, WORLD, conversations
+
+
+def first_questions(seed, split, count):
+    return [conversation.turns[0][0] for conversation in islice(conversations(seed, split), count)]
+
+
+def test_the_same_seed_gives_the_same_text():
+    assert first_questions(0, "train", 50) == first_questions(0, "train", 50) != first_questions(1, "train", 50)
+
+
+def test_no_held_out_prompt_occurs_in_training():
+    """Over as much text as mini-70b sees, and whatever the seeds."""
+    train = set(first_questions(0, "train", 35000)) | set(first_questions(1, "train", 5000))
+    held_out = set(first_questions(0, "held-out", 1500)) | set(first_questions(0, "train", 1)) - train
+    assert len(held_out) > 1000
+    assert not train & held_out
+
+
+def test_every_group_comes_and_most_of_its_prompts_are_new():
+    for group in GROUPS:
+        questions = [c.turns[0][0] for c in islice(conversations(3, "train", [group]), 400)]
+        assert len(set(questions)) > 300, group
+
+
+def test_arithmetic_is_right():
+    for conversation in islice(conversations(4, "train", ["math_reasoning"]), 300):
+        for _, answer in conversation.turns:
+            steps = re.findall(r"(\d+) ([-+*]) (\d+) = (\d+)", answer)
+            assert len(steps) == 2
+            for left, sign, right, result in steps:
+                left, right = int(left), int(right)
+                assert int(result) == {"+": left + right, "-": left - right, "*": left * right}[sign] >= 0
+            assert re.search(rf"the answer is {steps[-1][3]} ", answer)
+
+
+def test_answers_follow_from_the_prompt():
+    for conversation in islice(conversations(5, "train", ["rag"]), 300):
+        question, answer = conversation.turns[0]
+        name, value = answer.split()[0], answer.rstrip(".").removesuffix(" years old").split()[-1]
+        sentences = [s for s in question.split("Question:")[0].split(".") if re.search(rf"\b{name}\b", s)]
+        assert len(sentences) == 1 and value in sentences[0]
+    for conversation in islice(conversations(5, "train", ["qa"]), 300):
+        country = next(country for country in WORLD if country in conversation.turns[0][0])
+        for _, answer in conversation.turns:
+            for attribute, value in re.findall(rf"The ([a-z ]+) of {country} is (?:the )?(\w+)\.", answer):
+                assert WORLD[country][attribute] == value
+
+
+def test_german_agrees_in_gender_and_case():
+    pairs = {}
+    for conversation in islice(conversations(6, "train", ["translation"]), 2000):
+        for question, answer in conversation.turns:
+            english, german = (question, answer) if re.search(r"\b(the|a|an)\b", question.lower()) else (answer, question)
+            for article, noun in re.findall(r"\b(der|die|das|den) (?:\w+e |\w+en )?([A-ZÄÖÜ]\w+)", german):
+                pairs.setdefault(noun, set()).add(article)
+            assert answer[0].isupper() and answer.endswith(".")
+    assert pairs["Frau"] == {"die"} and pairs["Buch"] == {"das"} and pairs["Mann"] == {"der", "den"}
+    assert pairs["Schlüssel"] == {"den"}  # never a subject
+
+
+def test_exact_groups_are_groups():
+    assert set(EXACT_GROUPS) < set(GROUPS)

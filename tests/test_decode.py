@@ -1,0 +1,208 @@
+"""The loop is lossless: greedy by equality in float64, sampling by the joint distribution of what it emits."""
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+from helpers import WEIGHTS, held_out_prompts, load_transformers, random_llama, transformers_greedy
+
+from s2d import generate
+
+TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
+PROMPTS, NEW = 51, 40
+
+
+@functools.cache
+def transformers_model(name):
+    return load_transformers(WEIGHTS / name, torch.float64)
+
+
+@pytest.mark.parametrize("batch", range(3))
+@pytest.mark.parametrize("name", TARGETS)
+def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, batch):
+    """Every prompt goes through six settings of thresholds, draft lengths and stop values; EOS ends many of them."""
+    settings = [
+        dict(method="sd", draft_length=6),
+        dict(method="sd", draft_length=3, exits=[2]),
+        dict(method="s2d", draft_length=6),
+        dict(method="s2d", draft_length=1, thresholds=[0.0, 0.0, 0.0]),
+        dict(method="s2d", draft_length=9, thresholds=[0.9, 0.7, 0.0]),
+        dict(method="s2d", draft_length=12, thresholds=[0.3, 1.0, 0.0], stop=0.4),
+    ]
+    target, draft, inside = mini(name), mini("mini-draft"), 0
+    for prompt in held_out_prompts(tokenizer, PROMPTS)[batch::3]:
+        alone = generate(target, prompt, method="ar", max_new_tokens=NEW).tokens
+        assert alone == transformers_greedy(transformers_model(name), prompt, NEW)
+        for setting in settings:
+            output = generate(target, prompt, draft=draft, max_new_tokens=NEW, **setting)
+            assert output.tokens == alone, setting
+            assert output.exact
+            stats = output.stats
+            assert sum(stats.accept_lengths) == len(alone)
+            assert max(stats.accept_lengths) <= setting["draft_length"] + 1
+            inside += alone[-1] == tokenizer.eos_id and stats.accept_lengths[-1] > 1
+    assert inside > 5  # EOS did arrive among accepted draft tokens
+
+
+@pytest.mark.parametrize("method", ["ar", "sd", "s2d"])
+def test_eos_ends_the_output_wherever_it_stands_in_a_run(method):
+    """A draft that equals the target proposes tokens far beyond EOS; none of them may appear."""
+    target = random_llama(0)
+    free = generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
+    for position, eos in enumerate(free):
+        if eos in free[:position]:
+            continue
+        model = random_llama(0, eos_token_ids=(eos,))
+        output = generate(
+            model, [3, 1, 4], draft=model, method=method, exits=None if method == "ar" else [4],
+            draft_length=8, max_new_tokens=30,
+        )  # fmt: skip
+        assert output.tokens == free[: position + 1]
+        assert sum(output.stats.accept_lengths) == position + 1
+
+
+@pytest.mark.parametrize("draft_positions", [64, 20])
+def test_context_limit_stops_cleanly(draft_positions):
+    """At max_position_embeddings, also where the draft's own context is the shorter one."""
+    target = random_llama(1, max_position_embeddings=64, eos_token_ids=())
+    draft = random_llama(1, max_position_embeddings=draft_positions, exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    for prompt_length in (1, 15, 40, 62, 63):
+        prompt = torch.randint(0, 61, (prompt_length,), generator=torch.Generator().manual_seed(5)).tolist()
+        alone = generate(target, prompt, method="ar", max_new_tokens=1000).tokens
+        assert len(alone) == 64 - prompt_length
+        for length in (1, 5, 30):
+            output = generate(target, prompt, draft=draft, method="s2d", draft_length=length, max_new_tokens=1000)
+            assert output.tokens == alone
+    with pytest.raises(ValueError, match="has 64 tokens; the target's context of 64 has no room left"):
+        generate(target, [1] * 64, method="ar")
+
+
+def test_max_new_tokens_is_never_exceeded():
+    target = random_llama(2, eos_token_ids=())
+    for count in range(1, 15):
+        output = generate(target, [1, 2], draft=target, method="sd", exits=[4], draft_length=6, max_new_tokens=count)
+        assert len(output.tokens) == count
+
+
+def test_statistics_add_up():
+    target, draft = random_llama(3), random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
+    alone = generate(target, [5], method="ar", max_new_tokens=20)
+    assert alone.stats.mean_accepted_tokens == 1.0
+    assert alone.stats.steps == len(alone.tokens)
+    calls = []
+    target.model["layers"][0].register_forward_hook(lambda *_: calls.append(1))
+    output = generate(target, [5], draft=draft, method="s2d", max_new_tokens=20, draft_length=3)
+    assert output.stats.steps == len(calls)  # one target pass a step, the prompt included in the first
+    assert output.stats.mean_accepted_tokens == pytest.approx(len(output.tokens) / len(calls))
+    assert 0 < sum(output.stats.exit_counts.values()) <= 3 * len(calls)
+    assert set(output.stats.exit_counts) <= {1, 2, 4}
+    assert output.stats.seconds > 0
+
+
+def test_on_tokens_sees_every_token_once():
+    target, seen = random_llama(3), []
+    output = generate(target, [5], draft=target, method="sd", exits=[3], max_new_tokens=20, on_tokens=seen.append)
+    assert [len(group) for group in seen] == output.stats.accept_lengths
+    assert list(itertools.chain(*seen)) == output.tokens
+
+
+def test_the_same_seed_gives_the_same_text():
+    target, draft = random_llama(5), random_llama(6)
+    options = dict(draft=draft, method="sd", max_new_tokens=40, temperature=1.0)
+    first, again, other = (generate(target, [7], seed=seed, **options).tokens for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("method", ["ar", "sd", "s2d"])
+def test_sampled_tokens_have_the_targets_joint_distribution(method, top_p):
+    """The first two tokens of 2,000 generations against the target's exact distribution, by Pearson's chi-square.
+
+    The threshold is the Wilson-Hilferty quantile at z = 5.2, a false-alarm rate of 1e-7 for each of the six cases.
+    """
+    vocab, runs, temperature = 7, 2000, 1.0
+    small = dict(scale=0.15, vocab_size=vocab, eos_token_ids=())
+    target = random_llama(7, **small)
+    draft = random_llama(8, **small, exit_layers=(1, 3), thresholds=(0.3, 0.0))
+    prompt = [1, 5, 2]
+    first = exact(target, prompt, temperature, top_p)
+    joint = torch.stack([first[x] * exact(target, [*prompt, x], temperature, top_p) for x in range(vocab)]).flatten()
+    counts, exits = torch.zeros(vocab * vocab), set()
+    for seed in range(runs):
+        output = generate(
+            target, prompt, draft=draft, method=method, max_new_tokens=3, draft_length=3,
+            temperature=temperature, top_p=top_p, seed=seed,
+        )  # fmt: skip
+        exits |= set(output.stats.exit_counts)
+        counts[output.tokens[0] * vocab + output.tokens[1]] += 1
+    assert counts[joint == 0].sum() == 0
+    assert len(exits) == {"ar": 0, "sd": 1, "s2d": 2}[method]
+    common = joint * runs >= 5  # rare cells are pooled, so that the chi-square approximation holds
+    expected = torch.cat([joint[common] * runs, joint[~common].sum()[None] * runs])
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    expected, observed = expected[expected > 0], observed[expected > 0]
+    assert len(expected) > 5
+    statistic = ((observed - expected) ** 2 / expected).sum().item()
+    freedom = len(expected) - 1
+    limit = freedom * (1 - 2 / (9 * freedom) + 5.2 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert statistic < limit
+
+
+def exact(model, tokens, temperature, top_p):
+    """The warped next-token distribution, written out independently of the code under test."""
+    probs = torch.softmax(model(torch.tensor([tokens]))[0, -1] / temperature, dim=-1)
+    kept, mass = set(), 0.0
+    for token in probs.argsort(descending=True).tolist():
+        if mass < top_p:
+            kept.add(token)
+            mass += probs[token].item()
+    return torch.tensor([p.item() if token in kept else 0.0 for token, p in enumerate(probs)]).double() / mass
+
+
+BAD = [
+    (dict(method="fast"), "unknown method 'fast'"),
+    (dict(tokens=[]), "prompt is empty"),
+    (dict(tokens=[1, 61]), "outside the target's vocabulary of 61"),
+    (dict(tokens=[-1]), "outside the target's vocabulary"),
+    (dict(tokens=[1] * 128), "no room left"),
+    (dict(draft=None), "needs a draft"),
+    (dict(draft=random_llama(0, vocab_size=60)), "the draft has 60 tokens, the target 61"),
+    (dict(max_new_tokens=0), "at least 1, got max_new_tokens=0"),
+    (dict(max_new_tokens=-3), "at least 1"),
+    (dict(draft_length=-1), "draft_length=-1"),
+    (dict(temperature=-0.1), "temperature must be 0 or more"),
+    (dict(temperature=float("nan")), "temperature must be 0 or more"),
+    (dict(top_p=0.0), "top_p must be above 0"),
+    (dict(top_p=1.5), "top_p must be above 0"),
+    (dict(stop=2.0), "stop is a confidence"),
+    (dict(exits=[1, 5]), "lie within the draft's 4 layers"),
+    (dict(exits=[0, 4]), "lie within the draft's 4 layers"),
+    (dict(exits=[3, 2]), "must increase"),
+    (dict(exits=[2, 2]), "must increase"),
+    (dict(exits=[]), "must increase"),
+    (dict(exits=[2, 4], thresholds=[0.5]), "need as many thresholds, got 1"),
+    (dict(exits=[2, 4], thresholds=[1.5, 0.0]), "within 0..1"),
+    (dict(exits=[2, 4], thresholds=[-0.5, 0.0]), "within 0..1"),
+    (dict(method="sd", exits=[2, 4]), "drafts from one exit"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD, ids=[str(number) for number in range(len(BAD))])
+def test_what_cannot_be_run_is_refused_in_one_line(change, message):
+    arguments = dict(tokens=[1, 2], draft=random_llama(9), method="s2d") | change
+    with pytest.raises(ValueError, match=message) as caught:
+        generate(random_llama(9), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_exits_come_from_the_draft_unless_given():
+    target = random_llama(10)
+    draft = random_llama(11, exit_layers=(1, 3), thresholds=(0.0, 0.0))
+    run = functools.partial(generate, target, [1, 2], draft=draft, max_new_tokens=10)
+    assert set(run(method="s2d").stats.exit_counts) == {1}
+    assert set(run(method="s2d", thresholds=[1.0, 0.0]).stats.exit_counts) == {3}
+    assert set(run(method="s2d", exits=[2, 4], thresholds=[1.0, 0.0]).stats.exit_counts) == {4}
+    assert set(run(method="sd").stats.exit_counts) == {3}
+    assert set(run(method="sd", exits=[2]).stats.exit_counts) == {2}

@@ -1,0 +1,111 @@
+"""Our Llama against transformers' own, and both directions of the checkpoint format."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from helpers import load_transformers, random_llama, transformers_greedy
+
+from s2d import generate, load_model
+from s2d.model import causal_mask
+from s2d.weights import save_model
+
+VARIANTS = {
+    "plain": dict(num_key_value_heads=4),
+    "grouped-query": dict(num_key_value_heads=2),
+    "one-kv-head": dict(num_key_value_heads=1),
+    "tied": dict(tie_word_embeddings=True),
+    "wide-heads": dict(head_dim=16),
+    "linear-rope": dict(rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}),
+    "sharded": dict(),
+}
+SIZES = dict(
+    vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, eos_token_id=96, initializer_range=0.3,
+)  # fmt: skip
+
+
+@pytest.fixture(params=VARIANTS)
+def folder(request, tmp_path):
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | VARIANTS[request.param]))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(tmp_path, max_shard_size="20KB" if request.param == "sharded" else "1GB")
+    assert (tmp_path / "model.safetensors.index.json").is_file() == (request.param == "sharded")
+    return tmp_path
+
+
+def as_transformers_4_writes(folder):
+    """Rewrite config.json the way transformers 4 did: rope_theta beside rope_scaling, torch_dtype, no head_dim."""
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope["rope_theta"]
+    scaled = rope["rope_type"] == "linear"
+    config["rope_scaling"] = {"type": "linear", "factor": rope["factor"]} if scaled else None
+    config["torch_dtype"] = config.pop("dtype")
+    if config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]:
+        del config["head_dim"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
+def test_logits_equal_transformers(folder, dtype, tolerance):
+    tokens = torch.randint(0, 97, (2, 50), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        theirs = load_transformers(folder, getattr(torch, dtype))(tokens).logits
+        ours = load_model(folder, dtype=dtype)(tokens)
+        as_transformers_4_writes(folder)
+        from_old_config = load_model(folder, dtype=dtype)(tokens)
+    assert theirs.abs().max() > 1.0  # the comparison would be empty on near-zero logits
+    assert (ours - theirs).abs().max() < tolerance * max(1.0, theirs.abs().max())
+    assert torch.equal(from_old_config, ours)
+
+
+def test_greedy_tokens_equal_transformers(folder):
+    theirs, ours = load_transformers(folder, torch.float64), load_model(folder, dtype="float64")
+    for seed in range(3):
+        prompt = torch.randint(0, 96, (5,), generator=torch.Generator().manual_seed(seed)).tolist()
+        expected = transformers_greedy(theirs, prompt, 64)
+        assert generate(ours, prompt, method="ar", max_new_tokens=64).tokens == expected
+
+
+@pytest.mark.parametrize("max_shard_bytes", [2**30, 8000])
+@pytest.mark.parametrize("changes", [dict(), dict(tie_word_embeddings=True), dict(rope_factor=4.0, rope_theta=5e3)])
+def test_what_we_save_loads_in_transformers(tmp_path, changes, max_shard_bytes):
+    model = random_llama(3, **changes)
+    save_model(model, tmp_path / "m", dtype=torch.float64, max_shard_bytes=max_shard_bytes)
+    assert (tmp_path / "m/model.safetensors.index.json").is_file() == (max_shard_bytes == 8000)
+    tokens = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(4))
+    with torch.inference_mode():
+        theirs = load_transformers(tmp_path / "m", torch.float64)(tokens).logits
+        assert (model(tokens) - theirs).abs().max() < 1e-10 * theirs.abs().max()
+    assert load_model(tmp_path / "m", dtype="float64").config == model.config
+
+
+def test_cached_chunks_equal_one_pass():
+    model, tokens = random_llama(5), torch.randint(0, 61, (1, 30))
+    cache, chunks = model.new_cache(30), []
+    for chunk in tokens.split([7, 1, 1, 12, 9], dim=1):
+        begin, end = cache.length, cache.length + chunk.shape[1]
+        mask = causal_mask(chunk.shape[1], end, model.rope_cos)
+        chunks.append(model(chunk, positions=slice(begin, end), mask=mask, cache=cache))
+    assert (torch.cat(chunks, dim=1) - model(tokens)).abs().max() < 1e-10
+
+
+def test_layer_ranges_compose_to_the_whole():
+    model, tokens = random_llama(6), torch.randint(0, 61, (2, 20))
+    hidden = model.run_layers(model.embed(tokens), 0, 1)
+    hidden = model.run_layers(hidden, 1, 3)
+    assert torch.equal(model.logits(model.run_layers(hidden, 3, 4)), model(tokens))
+
+
+def test_half_precision_is_close_to_float32(tmp_path):
+    save_model(random_llama(7, scale=0.1), tmp_path / "m", dtype=torch.bfloat16)
+    tokens = torch.randint(0, 61, (1, 40))
+    with torch.inference_mode():
+        full, half = (load_model(tmp_path / "m", dtype=dtype)(tokens) for dtype in ("float32", "bfloat16"))
+    assert half.dtype == torch.bfloat16
+    assert (half - full).abs().max() < 0.05 * full.abs().max()

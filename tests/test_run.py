@@ -1,0 +1,177 @@
+"""run.py as a user runs it: the output, --json, and one clear line with exit code 2 for each mistake."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import run
+import torch
+from helpers import ROOT, WEIGHTS, random_llama
+
+from s2d import Tokenizer
+from s2d.weights import save_model
+
+EXAMPLE_ANSWER = ""
+RUN = [sys.executable, str(ROOT / "run.py")]
+
+
+def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
+    """From any directory: a correct answer, the short block, and the comparison with the target alone."""
+    done = subprocess.run([*RUN, "--target", "13b"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stderr == f"target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}\n"
+    text, _, block = done.stdout.partition("\n\n")
+    assert text == EXAMPLE_ANSWER
+    patterns = [
+        r"tokens         \d+ in [\d.]+ s, [\d.]+ tokens/s",
+        r"steps          \d+, mean accepted tokens [\d.]+",
+        r"draft tokens   \d+: \d+% after layer 2, .*",
+        r"exact          yes, method s2d",
+        r"target alone   [\d.]+ tokens/s: s2d is [\d.]+ times as fast",
+    ]
+    lines = block.splitlines()
+    assert len(lines) == len(patterns)
+    for line, pattern in zip(lines, patterns):
+        assert re.fullmatch(pattern, line), line
+
+
+def test_stdin_and_json():
+    """--json leaves stdout to one object; the text and the tokens agree; notices go to stderr."""
+    arguments = ["--target", "7b", "--prompt", "-", "--chat", "--json", "--max-new-tokens", "20"]
+    done = subprocess.run([*RUN, *arguments], input="What is 3 + 4?\n".encode(), capture_output=True)
+    assert done.returncode == 0
+    answer = json.loads(done.stdout)
+    tokenizer = Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
+    assert set(answer) == {"text", "tokens", "prompt_tokens", "exact", "stats"}
+    assert answer["text"] == tokenizer.decode(answer["tokens"])
+    assert answer["prompt_tokens"] == len(tokenizer.encode_chat(["What is 3 + 4?"]))
+    assert answer["exact"] is True
+    stats = answer["stats"]
+    assert stats["steps"] == len(stats["accept_lengths"])
+    assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
+    assert stats["seconds"] > 0 and done.stderr.startswith(b"target ")
+
+
+def run_json(capsys, *arguments):
+    assert run.main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_options_reach_the_decoder(capsys):
+    common = ["--target", "7b", "--prompt", run.EXAMPLE, "--chat", "--dtype", "float64"]
+    alone = run_json(capsys, *common, "--method", "ar")
+    assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
+    for more, exits in (
+        (["--method", "sd"], {"4"}),
+        (["--method", "sd", "--exits", "3"], {"3"}),
+        (["--exits", "2,4", "--thresholds", "1,0", "--draft-length", "2"], {"4"}),
+        (["--thresholds", "0,0,0"], {"2"}),
+    ):
+        answer = run_json(capsys, *common, *more)
+        assert answer["tokens"] == alone["tokens"]
+        assert set(answer["stats"]["exit_counts"]) == exits
+        if "--draft-length" in more:
+            assert max(answer["stats"]["accept_lengths"]) == 3
+    few = run_json(capsys, *common, "--stop", "1")
+    assert sum(few["stats"]["exit_counts"].values()) < sum(answer["stats"]["exit_counts"].values())
+    sampled = [run_json(capsys, *common, "--temperature", "1.5", "--seed", seed)["tokens"] for seed in "112"]
+    assert sampled[0] == sampled[1] != sampled[2]
+    nucleus = run_json(capsys, *common, "--temperature", "1.5", "--top-p", "0.000001")
+    assert nucleus["tokens"] == alone["tokens"]
+
+
+def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "WEIGHTS", tmp_path)
+    assert run.find_target("7b") == tmp_path / "mini-7b"
+    (tmp_path / "vicuna-7b").mkdir()
+    assert run.find_target("7b") == tmp_path / "vicuna-7b"
+    (tmp_path / "vicuna-draft").mkdir()
+    assert run.find_draft(tmp_path / "vicuna-7b") == tmp_path / "vicuna-draft"
+
+
+@pytest.fixture(scope="module")
+def other_models(tmp_path_factory):
+    """A folder with a target and drafts that do not fit: another vocabulary, no exits within its layers."""
+    folder = tmp_path_factory.mktemp("models")
+    save_model(random_llama(0), folder / "small-vocabulary", dtype=torch.float32)
+    size = Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model").vocab_size
+    bad_exits = random_llama(0, vocab_size=size, exit_layers=(2, 9), thresholds=(0.5, 0.0))
+    save_model(bad_exits, folder / "bad-exits", dtype=torch.float32)
+    for name in ("truncated", "no-tokenizer", "llama3", "lonely"):
+        shutil.copytree(WEIGHTS / "mini-7b", folder / name)
+    whole = (folder / "truncated/model.safetensors").read_bytes()
+    (folder / "truncated/model.safetensors").write_bytes(whole[: len(whole) // 3])
+    (folder / "no-tokenizer/tokenizer.model").unlink()
+    config = json.loads((folder / "llama3/config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0}
+    (folder / "llama3/config.json").write_text(json.dumps(config))
+    return folder
+
+
+MISTAKES = [
+    ("--target nowhere", "no model folder at nowhere"),
+    ("--target {m}/truncated --draft {w}/mini-draft", "is damaged"),
+    ("--target {m}/no-tokenizer --draft {w}/mini-draft", "no tokenizer at"),
+    ("--target {m}/llama3 --draft {w}/mini-draft", "rope type 'llama3' is not supported"),
+    ("--target {m}/lonely", "no draft model at"),
+    ("--target 7b --draft nowhere", "no model folder at nowhere"),
+    ("--target 7b --draft {m}/small-vocabulary", "the draft has 61 tokens, the target 1024"),
+    ("--target 7b --draft {m}/bad-exits", "lie within the draft's 4 layers"),
+    ("--target 7b --exits 2,9", "lie within the draft's 4 layers"),
+    ("--target 7b --exits 3,2", "exits must increase"),
+    ("--target 7b --exits two", "invalid comma-separated int value: 'two'"),
+    ("--target 7b --thresholds 0.5,0", "need as many thresholds, got 2"),
+    ("--target 7b --thresholds 0.5,1.5,0", "within 0..1"),
+    ("--target 7b --thresholds 0.5,x,0", "invalid comma-separated float value"),
+    ("--target 7b --stop 7", "stop is a confidence"),
+    ("--target 7b --draft-length -1", "lengths must be at least 1"),
+    ("--target 7b --max-new-tokens -5", "lengths must be at least 1"),
+    ("--target 7b --max-new-tokens many", "invalid int value"),
+    ("--target 7b --temperature -1", "temperature must be 0 or more"),
+    ("--target 7b --top-p 0", "top_p must be above 0"),
+    ("--target 7b --prompt=", "the prompt is empty"),
+    ("--target 7b --dtype float8", "invalid choice: 'float8'"),
+    ("--target 7b --device tpu9", "unknown device 'tpu9'"),
+    ("--target 7b --method magic", "invalid choice: 'magic'"),
+    ("--target 7b --seed -99999999999999999999", "seed must be a whole number"),
+    ("--method ar", "the following arguments are required: --target"),
+    ("--target 7b --fast", "unrecognized arguments: --fast"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gives_one_line_and_exit_code_2(line, message, other_models, capsys):
+    arguments = [word.format(m=other_models, w=WEIGHTS) for word in line.split(" ")]
+    try:
+        code = run.main(arguments)
+    except SystemExit as stopped:  # argparse
+        code = stopped.code
+    output = capsys.readouterr()
+    errors = [line for line in output.err.splitlines() if not line.startswith("target ")]
+    assert code == 2
+    assert output.out == ""
+    assert len(errors) == 1 and errors[0].startswith("run.py: ") and message in errors[0], errors
+
+
+def test_no_gpu_is_said_in_one_line(capsys):
+    if torch.cuda.is_available():
+        assert run.main(["--target", "7b", "--device", "cuda"]) == 0
+        return
+    assert run.main(["--target", "7b", "--device", "cuda"]) == 2
+    assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+def test_over_long_prompt_and_bytes_that_are_not_text(capsys, monkeypatch):
+    assert run.main(["--target", "7b", "--prompt", "word " * 600]) == 2
+    assert "the target's context of 512 has no room left" in capsys.readouterr().err
+
+    class Stdin:
+        buffer = io.BytesIO(b"caf\xe9 \xff")
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    assert run.main(["--target", "7b", "--prompt", "-"]) == 2
+    assert "is not UTF-8 (byte 3)" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""Folders that will not load say why, and nothing is ever half-written."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from helpers import ROOT, random_llama
+from safetensors.torch import load_file, save_file
+
+from s2d import load_model, weights
+from s2d.weights import save_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_model(random_llama(0), tmp_path / "m", dtype=torch.float32)
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    save_model(random_llama(0), tmp_path / "s", dtype=torch.float32, max_shard_bytes=20000)
+    assert len(list((tmp_path / "s").glob("model-*.safetensors"))) > 2
+    return tmp_path / "s"
+
+
+def edit_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+
+def refused(folder, error, message, **arguments):
+    with pytest.raises(error, match=message) as caught:
+        load_model(folder, **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files(tmp_path, folder, sharded):
+    refused(tmp_path / "nowhere", FileNotFoundError, "no model folder at")
+    (folder / "model.safetensors").rename(folder / "elsewhere")
+    refused(folder, FileNotFoundError, "neither model.safetensors nor")
+    (folder / "config.json").unlink()
+    refused(folder, FileNotFoundError, "config.json is missing")
+    second = sorted(sharded.glob("model-*.safetensors"))[1]
+    second.unlink()
+    refused(sharded, FileNotFoundError, f"shard {second.name} is missing")
+
+
+def test_damaged_files(folder, sharded):
+    whole = (folder / "model.safetensors").read_bytes()
+    for damaged in (whole[: len(whole) // 2], whole[:5], b"", b"\xff" * 2000):
+        (folder / "model.safetensors").write_bytes(damaged)
+        refused(folder, ValueError, "is damaged")
+    (folder / "config.json").write_text("{broken")
+    refused(folder, ValueError, "not valid JSON")
+    (folder / "config.json").write_bytes(b"\xff\xfe\x00")
+    refused(folder, ValueError, "not valid JSON")
+    (folder / "config.json").write_text("[]")
+    refused(folder, ValueError, "expected a JSON object")
+    (sharded / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    refused(sharded, ValueError, "is in no shard")
+
+
+def test_wrong_tensors(folder):
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.2.mlp.up_proj.weight"
+    save_file(tensors | {name: torch.zeros(3, 4)}, folder / "model.safetensors")
+    refused(folder, ValueError, r"up_proj.weight has shape \(3, 4\), config.json asks for \(48, 32\)")
+    save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors")
+    refused(folder, ValueError, f"has no tensor {name}")
+
+
+def test_architectures_that_are_not_ours(folder):
+    for changes, message in (
+        (dict(model_type="mistral"), "model_type is 'mistral'"),
+        (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope type 'llama3' is not supported"),
+        (dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope type 'dynamic' is not supported"),
+        (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
+        (dict(attention_bias=True), "attention_bias is True"),
+        (dict(num_key_value_heads=3), "cannot share 3 key/value heads"),
+        (dict(rope_scaling={"type": "linear"}), "has no 'factor'"),
+        (dict(hidden_size=...), "has no 'hidden_size'"),
+        (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a positive"),
+    ):
+        before = (folder / "config.json").read_text()
+        edit_config(folder, **changes)
+        refused(folder, ValueError, message)
+        (folder / "config.json").write_text(before)
+
+
+def test_devices_and_dtypes(folder):
+    refused(folder, ValueError, "unknown dtype 'float8'", dtype="float8")
+    refused(folder, ValueError, "unknown device 'tpu9'", device="tpu9")
+    if not torch.cuda.is_available():
+        refused(folder, ValueError, "torch sees no GPU here", device="cuda")
+    assert load_model(folder).dtype == torch.float32
+    assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16
+
+
+def test_first_layers_only(folder):
+    full, cut = load_model(folder), load_model(folder, num_layers=2)
+    tokens = torch.arange(20)[None]
+    assert torch.equal(cut(tokens), full.logits(full.run_layers(full.embed(tokens), 0, 2)))
+    refused(folder, ValueError, "cannot keep the first 5 of 4 layers", num_layers=5)
+
+
+def test_exits_survive_saving(tmp_path):
+    model = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.7, 0.6, 0.0))
+    save_model(model, tmp_path / "d")
+    assert load_model(tmp_path / "d").config == model.config
+
+
+def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
+    before = load_model(folder).state_dict()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(weights, "_config_to_dict", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(random_llama(2), folder)
+    monkeypatch.undo()
+    after = load_model(folder).state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    save_model(random_llama(2), folder, dtype=torch.float32)
+    assert not torch.equal(load_model(folder).state_dict()["lm_head.weight"], before["lm_head.weight"])
+    assert os.listdir(folder.parent) == [folder.name]
+
+
+def test_loading_holds_one_shard_beside_the_model(tmp_path):
+    """Peak memory of a load from bf16 to float32: the model itself and little more, not a second copy."""
+    model = random_llama(3, hidden_size=512, intermediate_size=1536, num_hidden_layers=24, head_dim=128).float()
+    megabytes = sum(p.nbytes for p in model.parameters()) / 2**20
+    save_model(model, tmp_path / "m", max_shard_bytes=16 * 2**20)
+    del model
+    script = (
+        "import resource, sys; from s2d import load_model; import torch; torch.zeros(1)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "m = load_model(sys.argv[1], dtype='float32')\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+    )
+    grown = float(subprocess.check_output([sys.executable, "-c", script, tmp_path / "m"], cwd=ROOT, text=True))
+    assert megabytes > 200
+    assert grown < 1.4 * megabytes
