@@ -84,7 +84,7 @@ class SortedDraft:
             else:
                 context[0, end] = logits.argmax()
             exits.append(exit_layer)
-        return Chain(context[0, n : n + len(exits)].clone(), torch.stack(probs) if probs else None, exits)
+        return Chain(context[0, n : n + len(exits)], torch.stack(probs) if probs else None, exits)
 
     def truncate(self, length):
         """Roll back to the first ``length`` positions, in every segment that has gone further."""

@@ -46,7 +46,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x):
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
 
 

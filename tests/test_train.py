@@ -103,7 +103,7 @@ def test_user_errors(tiny, tmp_path, capsys):
         (["--data", str(tmp_path / "few.json")], "gives 0 rows"),
         (["--data", str(tmp_path / "none.json")], "No such file"),
         (["--exits", "0,3"], "lie within the draft's 3 layers"),
-        (["--layers", "7"], "cannot keep the first 7 of 4 layers"),
+        (["--layers", "7", "--exits", "2,7"], "cannot keep the first 7 of 4 layers"),
         (["--init", str(tmp_path / "nowhere")], "no model folder"),
         (["--exits", "1,2"], "the last exit must be the last of the 3 layers"),
     ):
