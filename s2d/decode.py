@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 
 from .draft import Chain, SortedDraft
-from .model import causal_mask
 from .sampling import Sampler, warp
 from .verify import verify_greedy, verify_sampled
 
@@ -102,10 +101,7 @@ def generate(
 def _score(target, context, n, end, cache):
     """One target pass over what its cache lacks of context[:end]; logits (end-n+1, V) after each position from n-1 on."""
     seen = cache.length
-    hidden = target.embed(context[:, seen:end])
-    hidden = target.run_layers(
-        hidden, positions=slice(seen, end), mask=causal_mask(end - seen, end, hidden), cache=cache
-    )
+    hidden = target.run_layers(target.embed(context[:, seen:end]), cache=cache)
     return target.logits(hidden[0, n - 1 - seen :])
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .model import causal_mask
 from .sampling import warp
 
 
@@ -57,11 +56,9 @@ class SortedDraft:
         for segment in self.segments:
             seen = segment.cache.length
             hidden = self.model.embed(tokens[:, seen:]) if segment.start == 0 else below.hidden[:, seen:n]
-            segment.hidden[:, seen:n] = self.model.run_layers(
-                hidden, segment.start, segment.stop,
-                positions=slice(seen, n), mask=causal_mask(n - seen, n, hidden), cache=segment.cache,
-            )  # fmt: skip
-            logits = self.model.logits(segment.hidden[0, n - 1])  # (V,)
+            hidden = self.model.run_layers(hidden, segment.start, segment.stop, cache=segment.cache)
+            segment.hidden[:, seen:n] = hidden  # for the next segment, whenever it catches up
+            logits = self.model.logits(hidden[0, -1])  # (V,)
             confidence = warp(logits, temperature=1.0).max().item()
             if confidence > segment.threshold:
                 break

@@ -165,13 +165,15 @@ class Llama(nn.Module):
     def run_layers(self, hidden, start=0, stop=None, positions=None, mask=None, cache=None):
         """Run layers start..stop-1 on hidden states (B, T, hidden); returns (B, T, hidden).
 
-        ``positions`` (T,) are 0..T-1 if absent. ``mask`` is added to the attention scores, broadcast to (B, H, T, S+T):
-        0 where a token may look, -inf where not. With no mask and no cache attention is causal; with a cache of S
-        positions and no mask every new token sees everything, which is right for T = 1 only.
+        By default the T positions follow the S that ``cache`` holds (none without a cache) and attention is causal.
+        ``positions`` (T,) and ``mask`` say otherwise: the mask is added to the attention scores, broadcast to
+        (B, H, T, S+T), 0 where a token may look and -inf where not.
         """
-        T = hidden.shape[1]
-        where = slice(0, T) if positions is None else positions
+        T, S = hidden.shape[1], 0 if cache is None else cache.length
+        where = slice(S, S + T) if positions is None else positions
         rope = self.rope_cos[where], self.rope_sin[where]  # (T, D) each
+        if mask is None and cache is not None:
+            mask = causal_mask(T, S + T, hidden)
         for index, block in enumerate(islice(self.model["layers"], start, stop)):
             hidden = block(hidden, rope, mask, cache, index)
         if cache is not None:

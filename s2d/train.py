@@ -174,8 +174,8 @@ def shape(layers, width, heads, kv_heads):
 # Shape, millions of training tokens and peak learning rate of each target; the draft is the first four layers of mini-7b.
 TARGETS = {
     "mini-7b": (shape(10, 160, 5, 5), 2.8, 2.5e-3),
-    "mini-13b": (shape(13, 192, 6, 6), 4.0, 2e-3),
-    "mini-70b": (shape(20, 256, 8, 2), 3.8, 1.5e-3),
+    "mini-13b": (shape(13, 192, 6, 6), 3.0, 2e-3),
+    "mini-70b": (shape(20, 256, 8, 2), 3.2, 1.5e-3),
 }
 DRAFT_LAYERS, DRAFT_EXITS, DRAFT_THRESHOLDS, DRAFT_TOKENS = 4, (2, 3, 4), (0.5, 0.5, 0.0), 2.5
 

@@ -8,7 +8,6 @@ import transformers
 from helpers import load_transformers, random_llama, transformers_greedy
 
 from s2d import generate, load_model
-from s2d.model import causal_mask
 from s2d.weights import save_model
 
 VARIANTS = {
@@ -89,9 +88,7 @@ def test_cached_chunks_equal_one_pass():
     model, tokens = random_llama(5), torch.randint(0, 61, (1, 30))
     cache, chunks = model.new_cache(30), []
     for chunk in tokens.split([7, 1, 1, 12, 9], dim=1):
-        begin, end = cache.length, cache.length + chunk.shape[1]
-        mask = causal_mask(chunk.shape[1], end, model.rope_cos)
-        chunks.append(model(chunk, positions=slice(begin, end), mask=mask, cache=cache))
+        chunks.append(model(chunk, cache=cache))
     assert (torch.cat(chunks, dim=1) - model(tokens)).abs().max() < 1e-10
 
 
