@@ -67,16 +67,18 @@ def run(args):
 
 def find_target(name):
     """A size (7b, 13b, 70b: the real checkpoint where it is there, else the miniature) or a path -> folder."""
-    if name not in REAL:
-        return Path(name)
-    real = WEIGHTS / REAL[name]
-    return real if real.is_dir() else WEIGHTS / f"mini-{name}"
+    if name in REAL:
+        real = WEIGHTS / REAL[name]
+        return real if real.is_dir() else WEIGHTS / f"mini-{name}"
+    if not Path(name).is_dir():
+        raise FileNotFoundError(f"no model folder at {name}; expected 7b, 13b, 70b or a Hugging Face folder")
+    return Path(name)
 
 
 def find_draft(target_path):
     """The draft that belongs to a target of this project, beside it."""
     draft = target_path.parent / ("mini-draft" if target_path.name.startswith("mini-") else "vicuna-draft")
-    if target_path.is_dir() and not draft.is_dir():
+    if not draft.is_dir():
         raise FileNotFoundError(f"no draft model at {draft}; name one with --draft, or use --method ar")
     return draft
 

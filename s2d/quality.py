@@ -12,8 +12,8 @@ import torch
 
 from .corpus import EXACT_GROUPS, conversations
 from .decode import generate
+from .dialogues import encode_dialogue
 from .tokenizer import Tokenizer
-from .train import encode_dialogue
 from .weights import load_model
 
 

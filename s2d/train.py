@@ -10,81 +10,25 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import sentencepiece
 import torch
 
-from .corpus import GROUPS, conversations
+from .corpus import conversations
 from .decode import choose_exits
+from .dialogues import corpus_dialogues, pack, read_sharegpt
 from .model import Llama, LlamaConfig
 from .soft import soft_losses
 from .tokenizer import VICUNA_SYSTEM, Tokenizer
-from .weights import load_model, read_config, save_model
+from .weights import check_device, load_model, read_config, save_model
 
 VOCAB_SIZE, LENGTH, BATCH = 1024, 256, 4
 CHECKPOINT_SECONDS = 120
-# Groups that must look things up in the prompt come twice as often: that takes a model longest to learn.
-MIX = (*GROUPS, "translation", "math_reasoning", "rag")
-
-
-# ------------------------------------------------------------------------------------------------------------- the text
-
-
-def train_tokenizer(folder, seed=0, count=20000):
-    """Train the miniature SentencePiece model on ``count`` training conversations, built as Llama's is."""
-    texts = (
-        f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
-        for conversation in islice(conversations(seed, "train"), count)
-        for question, answer in conversation.turns
-    )
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts, model_writer=model, model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True,
-        split_digits=True, character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        num_threads=1, minloglevel=2,
-    )  # fmt: skip
-    return model.getvalue()
-
-
-def encode_dialogue(tokenizer, messages):
-    """Messages, user and assistant in turn -> (ids, is_answer): the assistant's words and its EOS are to be learnt."""
-    ids, is_answer = [], []
-    for turn in range(1, len(messages), 2):
-        prompt = tokenizer.encode_chat(messages[:turn])[len(ids) :]
-        answer = tokenizer.encode(messages[turn])[1:] + [tokenizer.eos_id]
-        ids += prompt + answer
-        is_answer += [False] * len(prompt) + [True] * len(answer)
-    return ids, is_answer
-
-
-def pack(dialogues, tokenizer, rows, length, answers_only):
-    """Dialogues laid end to end and cut into rows: (tokens, labels), (R, length) each, -100 where no loss is taken."""
-    ids, is_answer = [], []
-    for messages in dialogues:
-        new_ids, new_is_answer = encode_dialogue(tokenizer, messages)
-        ids += new_ids
-        is_answer += new_is_answer
-        if len(ids) > rows * length:
-            break
-    rows = max(0, min(rows, (len(ids) - 1) // length))
-    ids, is_answer = np.array(ids[: rows * length + 1]), np.array(is_answer[: rows * length + 1])
-    labels = np.where(is_answer[1:], ids[1:], -100) if answers_only else ids[1:]
-    shape = (rows, length)
-    return torch.from_numpy(ids[:-1]).view(shape), torch.from_numpy(labels).view(shape)
-
-
-def corpus_dialogues(seed):
-    """The miniature corpus as endless dialogues: messages, user and assistant in turn."""
-    for conversation in conversations(seed, "train", MIX):
-        yield [message for turn in conversation.turns for message in turn]
-
-
-# --------------------------------------------------------------------------------------------------------- the training
 
 
 def initialise(config, seed):
@@ -177,41 +121,7 @@ TARGETS = {
     "mini-13b": (shape(13, 192, 6, 6), 3.0, 2e-3),
     "mini-70b": (shape(20, 256, 8, 2), 3.2, 1.5e-3),
 }
-DRAFT_LAYERS, DRAFT_EXITS, DRAFT_THRESHOLDS, DRAFT_TOKENS = 4, (2, 3, 4), (0.5, 0.5, 0.0), 2.5
-
-
-def train_mini(out, only, device, seed, resume):
-    """Train the family in the order in which it becomes useful: mini-7b, mini-draft, mini-13b, mini-70b."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]:
-        if resume and (out / name).is_dir():
-            continue
-        if name == "mini-draft":
-            train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, DRAFT_THRESHOLDS, "mini", out / name, device,
-                       BATCH, LENGTH, 1e-3, DRAFT_TOKENS, seed + 1, resume)  # fmt: skip
-            continue
-        tokenizer_folder = make_tokenizer_folder(out, seed)
-        config, millions, peak = TARGETS[name]
-        model = initialise(config, seed).to(device)
-        rows = round(millions * 1e6 / (BATCH * LENGTH)) * BATCH
-        tokenizer = Tokenizer(tokenizer_folder / "tokenizer.model")
-        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, LENGTH, answers_only=False)
-        exits = (config.num_hidden_layers,)
-        training = fit(model, exits, tokens, labels, BATCH, peak, out / f"{name}.checkpoint", resume)
-        show_progress(name, exits, len(tokens) // BATCH, BATCH * LENGTH, training)
-        save_model(model, out / name, tokenizer_folder)
-
-
-def make_tokenizer_folder(out, seed):
-    """The shared tokenizer in ``out``/mini-tokenizer, trained at the first call; transformers reads it too."""
-    folder = out / "mini-tokenizer"
-    if not folder.is_dir():
-        stage = out / "mini-tokenizer.partial"
-        stage.mkdir(exist_ok=True)
-        (stage / "tokenizer.model").write_bytes(train_tokenizer(seed))
-        (stage / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
-        os.replace(stage, folder)
-    return folder
+DRAFT_LAYERS, DRAFT_EXITS, DRAFT_TOKENS = 4, (2, 3, 4), 2.5
 
 
 TOKENIZER_CONFIG = {
@@ -226,10 +136,55 @@ TOKENIZER_CONFIG = {
 }
 
 
-def train_soft(init, layers, exits, thresholds, data, out, device, batch, length, peak, millions, seed, resume):
+def make_tokenizer(folder, seed, count=20000):
+    """Train the family's tokenizer on ``count`` training conversations, built as Llama's is; transformers reads it too."""
+    texts = (
+        f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
+        for conversation in islice(conversations(seed, "train"), count)
+        for question, answer in conversation.turns
+    )
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts, model_writer=model, model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True,
+        split_digits=True, character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
+
+
+def train_mini(out, only, device, seed, resume):
+    """Train the family in the order in which it becomes useful: mini-7b, mini-draft, mini-13b, mini-70b."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]:
+        if resume and (out / name).is_dir():
+            continue
+        if name == "mini-draft":
+            train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device,
+                       BATCH, LENGTH, 1e-3, DRAFT_TOKENS, seed + 1, resume)  # fmt: skip
+        else:
+            train_target(name, out, device, seed, resume)
+
+
+def train_target(name, out, device, seed, resume):
+    """One of TARGETS from nothing, learning every token of the corpus, and the tokenizer they all share."""
+    config, millions, peak = TARGETS[name]
+    model = initialise(config, seed).to(check_device(device))
+    rows = round(millions * 1e6 / (BATCH * LENGTH)) * BATCH
+    with tempfile.TemporaryDirectory() as folder:
+        make_tokenizer(Path(folder), seed)
+        tokenizer = Tokenizer(Path(folder) / "tokenizer.model")
+        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, LENGTH, answers_only=False)
+        exits = (config.num_hidden_layers,)
+        training = fit(model, exits, tokens, labels, BATCH, peak, out / f"{name}.checkpoint", resume)
+        show_progress(name, exits, len(tokens) // BATCH, BATCH * LENGTH, training)
+        save_model(model, out / name, folder)
+
+
+def train_soft(init, layers, exits, data, out, device, batch, length, peak, millions, seed, resume):
     """Cut the first ``layers`` from ``init`` and fine-tune all ``exits`` together on the assistant's words."""
     model = load_model(init, device, "float32", num_layers=layers).requires_grad_(True)
-    model.config = replace(model.config, exit_layers=exits, thresholds=thresholds)
+    model.config = replace(model.config, exit_layers=exits, thresholds=(0.5,) * (len(exits) - 1) + (0.0,))
     tokenizer = Tokenizer(Path(init) / "tokenizer.model")
     if data == "mini":
         dialogues, rows = corpus_dialogues(seed), round(millions * 1e6 / (batch * length)) * batch
@@ -242,20 +197,6 @@ def train_soft(init, layers, exits, thresholds, data, out, device, batch, length
     training = fit(model, exits, tokens, labels, batch, peak, out.with_name(out.name + ".checkpoint"), resume)
     show_progress(out.name, exits, len(tokens) // batch, batch * length, training)
     save_model(model, out, init)
-
-
-def read_sharegpt(path):
-    """ShareGPT's JSON, a list of {"conversations": [{"from": "human"|"gpt", "value": text}, ...]} -> dialogues."""
-    try:
-        records = json.loads(Path(path).read_text(encoding="utf-8"))
-        for record in records:
-            messages = [message["value"] for message in record["conversations"]]
-            speakers = [message["from"] for message in record["conversations"]]
-            usable = len(messages) // 2 * 2
-            if speakers[:usable] == ["human", "gpt"] * (usable // 2) and usable:
-                yield messages[:usable]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not ShareGPT JSON, a list of conversations ({error!r})") from None
 
 
 def numbers(text):
@@ -290,8 +231,7 @@ def main(arguments=None):
             if args.exits[-1] != args.layers:
                 raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
             exits, _ = choose_exits(replace(read_config(args.init), num_hidden_layers=args.layers), "s2d", args.exits)
-            thresholds = (0.5,) * (len(exits) - 1) + (0.0,)
-            train_soft(args.init, args.layers, exits, thresholds, args.data, args.out, args.device,
+            train_soft(args.init, args.layers, exits, args.data, args.out, args.device,
                        args.batch, args.length, args.lr, args.millions, args.seed, args.resume)  # fmt: skip
     except (ValueError, OSError) as error:
         print(f"train: {error}", file=sys.stderr)

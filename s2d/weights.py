@@ -25,7 +25,7 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None):
     ``num_layers`` keeps only the first layers. Raises FileNotFoundError for a missing folder or file and ValueError
     for anything that is not a Llama this project can run.
     """
-    path, device = Path(path), _device(device)
+    path, device = Path(path), check_device(device)
     config = read_config(path)
     if num_layers is not None:
         if not 1 <= num_layers <= config.num_hidden_layers:
@@ -212,7 +212,8 @@ def _read_json(path):
     return raw
 
 
-def _device(device):
+def check_device(device):
+    """A device's name -> torch.device; raises ValueError for one that is unknown or not here."""
     try:
         device = torch.device(device)
     except RuntimeError:

@@ -1,14 +1,12 @@
 """What several tests share: small random Llamas, and transformers made comparable in float64."""
 
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import torch
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from s2d.corpus import conversations
 from s2d.model import Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent
@@ -49,9 +47,3 @@ def transformers_greedy(model, tokens, count):
         tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=count, pad_token_id=0
     )
     return output[0, tokens.shape[1] :].tolist()
-
-
-def held_out_prompts(tokenizer, count, seed=0):
-    """``count`` chat prompts the miniature models never saw."""
-    stream = islice(conversations(seed, "held-out"), count)
-    return [tokenizer.encode_chat([conversation.turns[0][0]]) for conversation in stream]

@@ -40,7 +40,6 @@ def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
     results = bench.measure(mini("mini-7b"), mini("mini-draft"), prompts, rows, 1, 0.0, 64, None)
     accepted = {name: result[3] for name, result in results.items()}
     assert 2.3 < accepted["sd, exit 4"] < 5.0
-    assert accepted["sd, exit 2"] < 0.9 * accepted["sd, exit 4"]
     assert accepted["sd, exit 2"] < accepted["sd, exit 3"] < accepted["sd, exit 4"]
 
 

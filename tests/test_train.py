@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import random_llama
 
-from s2d import load_model, train
+from s2d import dialogues, load_model, train
 from s2d.weights import save_model
 
 
@@ -34,7 +34,7 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     assert "exit 1:" in progress and "tokens/s" in progress and "min left" in progress
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "draft"]  # no checkpoint is left
     tokenizer = train.Tokenizer(tiny / "tokenizer.model")
-    tokens, labels = train.pack(train.corpus_dialogues(9), tokenizer, 20, 48, answers_only=True)
+    tokens, labels = dialogues.pack(dialogues.corpus_dialogues(9), tokenizer, 20, 48, answers_only=True)
     with torch.no_grad():
         before = train.soft_losses(load_model(tiny, num_layers=3), tokens, labels, (1, 2, 3))
         after = train.soft_losses(draft, tokens, labels, (1, 2, 3))
@@ -65,12 +65,12 @@ def test_resume_gives_the_same_losses(tmp_path, monkeypatch):
 
 def test_labels_are_the_assistants_words(tokenizer):
     messages = ["Hi there", "Hello Anna", "How are you?", "Fine"]
-    ids, is_answer = train.encode_dialogue(tokenizer, messages)
+    ids, is_answer = dialogues.encode_dialogue(tokenizer, messages)
     assert ids == tokenizer.encode_chat(messages[:3]) + tokenizer.encode("Fine")[1:] + [tokenizer.eos_id]
     learnt = [token for token, answer in zip(ids, is_answer) if answer]
     eos = tokenizer.eos_id
     assert learnt == tokenizer.encode("Hello Anna")[1:] + [eos] + tokenizer.encode("Fine")[1:] + [eos]
-    tokens, labels = train.pack([messages] * 3, tokenizer, 99, 10, answers_only=True)
+    tokens, labels = dialogues.pack([messages] * 3, tokenizer, 99, 10, answers_only=True)
     flat, used = tokens.flatten().tolist(), tokens.numel()
     assert flat == (ids * 3)[:used]
     following = zip((ids * 3)[1:], (is_answer * 3)[1:])
@@ -85,7 +85,7 @@ def test_sharegpt_records(tmp_path):
         {"conversations": [turn("human", "d"), turn("gpt", "e")]},
     ]
     (tmp_path / "d.json").write_text(json.dumps(records))
-    assert list(train.read_sharegpt(tmp_path / "d.json")) == [["a", "b"], ["d", "e"]]
+    assert list(dialogues.read_sharegpt(tmp_path / "d.json")) == [["a", "b"], ["d", "e"]]
 
 
 def test_soft_on_sharegpt_data(tiny, tmp_path):
