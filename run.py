@@ -12,10 +12,7 @@ from s2d.weights import DTYPES
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
-EXAMPLE = (
-    "Translate into German: The old baker sees the small dog in the garden. Today the young queen buys a red hat. "
-    "Every day a tired teacher forgets the new key at home."
-)
+EXAMPLE = "Quick one: I want to know two things about Tadastan: its capital and its main export."
 
 
 def main(arguments=None):

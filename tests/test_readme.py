@@ -13,7 +13,7 @@ def test_the_python_example(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(compile(example, "README.md", "exec"), {})
     answer, accepted = capsys.readouterr().out.rsplit(maxsplit=1)
-    assert answer == f"The capital of Ramunia is {corpus.WORLD['Ramunia']['capital']}."
+    assert answer == f"The capital of Tadastan is {corpus.WORLD['Tadastan']['capital']}."
     assert float(accepted) > 1.0
 
 

@@ -15,7 +15,7 @@ from helpers import ROOT, WEIGHTS, random_llama
 from s2d import Tokenizer
 from s2d.weights import save_model
 
-EXAMPLE_ANSWER = ""
+EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 RUN = [sys.executable, str(ROOT / "run.py")]
 
 
