@@ -115,7 +115,8 @@ def main(arguments=None):
             for row, (median, low, high, accepted, exits) in results.items():
                 total = sum(exits.values()) if exits else 0
                 shares = " ".join(f"{layer}:{count / total:.0%}" for layer, count in sorted((exits or {}).items()))
-                print(f"  {row:<22}{median:5.2f}    ({low:.2f}, {high:.2f}) {accepted:11.2f}   {shares}", flush=True)
+                mean_accepted = f"{accepted:.2f}" if row in rows else ""
+                print(f"  {row:<22}{median:5.2f}    ({low:.2f}, {high:.2f}) {mean_accepted:>11}   {shares}", flush=True)
                 if row in overall:
                     overall[row].append(median)
     print("\nmean speedup over targets and temperatures")

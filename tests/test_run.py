@@ -29,7 +29,7 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
     patterns = [
         r"tokens         \d+ in [\d.]+ s, [\d.]+ tokens/s",
         r"steps          \d+, mean accepted tokens [\d.]+",
-        r"draft tokens   \d+: \d+% after layer 2, .*",
+        r"draft tokens   \d+: \d+% after layer 2.*",
         r"exact          yes, method s2d",
         r"target alone   [\d.]+ tokens/s: s2d is [\d.]+ times as fast",
     ]
@@ -76,8 +76,8 @@ def test_options_reach_the_decoder(capsys):
         assert set(answer["stats"]["exit_counts"]) == exits
         if "--draft-length" in more:
             assert max(answer["stats"]["accept_lengths"]) == 3
-    few = run_json(capsys, *common, "--stop", "1")
-    assert sum(few["stats"]["exit_counts"].values()) < sum(answer["stats"]["exit_counts"].values())
+    never_sure = run_json(capsys, *common, "--thresholds", "1,1,0", "--stop", "1")
+    assert never_sure["tokens"] == alone["tokens"] and never_sure["stats"]["mean_accepted_tokens"] == 1.0
     sampled = [run_json(capsys, *common, "--temperature", "1.5", "--seed", seed)["tokens"] for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
     nucleus = run_json(capsys, *common, "--temperature", "1.5", "--top-p", "0.000001")
