@@ -88,17 +88,8 @@ def measure(target, draft, prompts, rows, rounds, temperature, max_new_tokens, p
     }
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m s2d.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent / "weights")
-    parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
-    parser.add_argument("--limit", type=int, default=4, help="held-out prompts of each of the six groups")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--draft-length", type=int, help="draft tokens a step; default: the draft's own")
-    parser.add_argument("--hf", action="store_true", help="transformers' greedy generate beside ours")
-    args = parser.parse_args(arguments)
-
+def report(args):
+    """Measure and print one block for each target and temperature."""
     draft = load_model(args.weights / "mini-draft")
     common = {"draft_length": args.draft_length} if args.draft_length else {}
     rows = {name: options | common for name, options in ROWS.items()}
@@ -122,6 +113,24 @@ def main(arguments=None):
     print("\nmean speedup over targets and temperatures")
     for row, values in overall.items():
         print(f"  {row:<22}{statistics.mean(values):5.2f}")
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m s2d.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent / "weights")
+    parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
+    parser.add_argument("--limit", type=int, default=4, help="held-out prompts of each of the six groups")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--draft-length", type=int, help="draft tokens a step; default: the draft's own")
+    parser.add_argument("--hf", action="store_true", help="transformers' greedy generate beside ours")
+    args = parser.parse_args(arguments)
+    try:
+        report(args)
+    except (ValueError, OSError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

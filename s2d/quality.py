@@ -44,13 +44,8 @@ def exit_accuracy(model, tokenizer, exits, count):
     return right / total
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m s2d.quality", description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent / "weights")
-    parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
-    parser.add_argument("--count", type=int, default=100, help="held-out prompts per group")
-    args = parser.parse_args(arguments)
-
+def report(args):
+    """Print both tables."""
     print(f"exact match at T=0, {args.count} held-out prompts per group")
     print("".join(f"{title:>16}" for title in ("target", *EXACT_GROUPS, "mean")))
     for name in args.targets:
@@ -68,6 +63,20 @@ def main(arguments=None):
     for title, model in (("before SoFT", untrained), ("mini-draft", draft)):
         accuracy = exit_accuracy(model, tokenizer, exits, args.count).tolist()
         print(f"{title:>16}" + "".join(f"{value:>16.1%}" for value in accuracy), flush=True)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="python -m s2d.quality", description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent / "weights")
+    parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
+    parser.add_argument("--count", type=int, default=100, help="held-out prompts per group")
+    args = parser.parse_args(arguments)
+    try:
+        report(args)
+    except (ValueError, OSError) as error:
+        print(f"quality: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

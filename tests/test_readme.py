@@ -48,3 +48,10 @@ def test_shipped_folders_are_small_and_complete(name):
     files = {path.name for path in (ROOT / "weights" / name).iterdir()}
     assert files == {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"}
     assert sum(path.stat().st_size for path in (ROOT / "weights").rglob("*") if path.is_file()) < 56 * 2**20
+
+
+@pytest.mark.parametrize("program", [bench, quality])
+def test_reports_refuse_a_missing_target_in_one_line(program, capsys):
+    assert program.main(["--targets", "nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert "no model folder at" in error and error.count("\n") == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import random_llama
+from helpers import WEIGHTS, random_llama
 
 from s2d import dialogues, load_model, train
 from s2d.weights import save_model
@@ -123,3 +123,21 @@ def test_miniature_shapes_have_the_stated_proportions():
         counts["mini-draft"] = sum(p.numel() for p in train.Llama(draft_config).parameters())
     rounded = {name: round(count / 1e6, 1) for name, count in counts.items()}
     assert rounded == {"mini-7b": 3.4, "mini-13b": 6.1, "mini-70b": 14.4, "mini-draft": 1.6}
+
+
+def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
+    """The command that made weights/, on smaller shapes: every member loads, a second run with --resume keeps all."""
+    small = train.shape(5, 64, 2, 1)
+    monkeypatch.setattr(train, "TARGETS", {name: (small, 0.01, 1e-3) for name in train.TARGETS})
+    monkeypatch.setattr(train, "DRAFT_TOKENS", 0.01)
+    assert train.main(["mini", "--out", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mini-13b", "mini-70b", "mini-7b", "mini-draft"]
+    for name in train.TARGETS:
+        assert load_model(tmp_path / name).config == small
+    draft = load_model(tmp_path / "mini-draft")
+    assert draft.config.exit_layers == (2, 3, 4) and draft.config.num_hidden_layers == 4
+    shipped = (WEIGHTS / "mini-7b/tokenizer.model").read_bytes()
+    assert (tmp_path / "mini-draft/tokenizer.model").read_bytes() == shipped
+    capsys.readouterr()
+    assert train.main(["mini", "--out", str(tmp_path), "--resume"]) == 0
+    assert capsys.readouterr().err == ""
