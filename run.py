@@ -35,29 +35,27 @@ def run(args):
     prompt = encode_prompt(args, tokenizer, target_path)
     target = load_model(target_path, args.device, args.dtype)
     draft = load_model(draft_path, args.device, args.dtype) if draft_path else None
-    options = dict(temperature=args.temperature, top_p=args.top_p, seed=args.seed, draft=draft)
-    sorted_options = dict(
-        method=args.method, exits=args.exits, thresholds=args.thresholds, draft_length=args.draft_length, stop=args.stop
-    )
+    options = dict(
+        draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
+        top_p=args.top_p, seed=args.seed, exits=args.exits, thresholds=args.thresholds,
+        draft_length=args.draft_length, stop=args.stop,
+    )  # fmt: skip
     demonstration = args.prompt is None and args.method != "ar" and not args.json
     if demonstration:  # the first passes of a process are slow; keep them out of the comparison
         for method in (args.method, "ar"):
-            generate(target, prompt, max_new_tokens=8, **options | sorted_options | {"method": method})
+            generate(target, prompt, **options | {"method": method, "max_new_tokens": 8})
 
     if args.json:
-        output = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options, **sorted_options)
+        output = generate(target, prompt, **options)
         print(json.dumps(as_json(output, prompt, tokenizer), ensure_ascii=False))
         return
     stream = TextStream(tokenizer)
-    output = generate(
-        target, prompt, max_new_tokens=args.max_new_tokens, **options, **sorted_options,
-        on_tokens=lambda ids: print(stream.push(ids), end="", flush=True),
-    )  # fmt: skip
+    output = generate(target, prompt, **options, on_tokens=lambda ids: print(stream.push(ids), end="", flush=True))
     print(stream.finish())
     print()
     print(report(output, args.method))
     if demonstration:
-        alone = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options, method="ar")
+        alone = generate(target, prompt, **options | {"method": "ar"})
         ratio = speed(output) / speed(alone)
         print(f"target alone   {speed(alone):.1f} tokens/s: {args.method} is {ratio:.2f} times as fast")
 

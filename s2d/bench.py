@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from .corpus import GROUPS, conversations
-from .decode import generate
+from .decode import DRAFT_LENGTH, generate
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -91,8 +91,7 @@ def measure(target, draft, prompts, rows, rounds, temperature, max_new_tokens, p
 def report(args):
     """Measure and print one block for each target and temperature."""
     draft = load_model(args.weights / "mini-draft")
-    common = {"draft_length": args.draft_length} if args.draft_length else {}
-    rows = {name: options | common for name, options in ROWS.items()}
+    rows = {name: options | {"draft_length": args.draft_length} for name, options in ROWS.items()}
     overall = {name: [] for name in rows}
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, {6 * args.limit} held-out prompts, "
           f"{args.max_new_tokens} new tokens at most, median of {args.rounds} rounds")  # fmt: skip
@@ -122,7 +121,7 @@ def main(arguments=None):
     parser.add_argument("--limit", type=int, default=4, help="held-out prompts of each of the six groups")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--draft-length", type=int, help="draft tokens a step; default: the draft's own")
+    parser.add_argument("--draft-length", type=int, help=f"draft tokens a step; default {DRAFT_LENGTH}")
     parser.add_argument("--hf", action="store_true", help="transformers' greedy generate beside ours")
     args = parser.parse_args(arguments)
     try:

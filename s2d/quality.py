@@ -13,6 +13,7 @@ import torch
 from .corpus import EXACT_GROUPS, conversations
 from .decode import generate
 from .dialogues import encode_dialogue
+from .soft import exit_logits
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -34,12 +35,8 @@ def exit_accuracy(model, tokenizer, exits, count):
     for conversation in islice(conversations(1, "held-out"), count):
         ids, is_answer = encode_dialogue(tokenizer, [message for turn in conversation.turns for message in turn])
         tokens, wanted = torch.tensor([ids]), torch.tensor(is_answer[1:])
-        hidden, start = model.embed(tokens), 0
-        for number, exit_layer in enumerate(exits):
-            hidden = model.run_layers(hidden, start, exit_layer)
-            guess = model.logits(hidden[0, :-1]).argmax(dim=-1)
-            right[number] += (guess == tokens[0, 1:])[wanted].sum()
-            start = exit_layer
+        for number, logits in enumerate(exit_logits(model, tokens, exits)):
+            right[number] += (logits[0, :-1].argmax(dim=-1) == tokens[0, 1:])[wanted].sum()
         total += wanted.sum()
     return right / total
 

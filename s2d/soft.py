@@ -4,6 +4,15 @@ import torch
 import torch.nn.functional as F
 
 
+def exit_logits(model, tokens, exits):
+    """Tokens (B, T) -> next-token logits (B, T, V) at each of the increasing ``exits`` in turn, in one forward pass."""
+    hidden, start = model.embed(tokens), 0
+    for exit_layer in exits:
+        hidden = model.run_layers(hidden, start, exit_layer)
+        yield model.logits(hidden)
+        start = exit_layer
+
+
 def soft_losses(model, tokens, labels, exits):
     """Next-token cross entropy at every exit, from one forward pass through all layers.
 
@@ -12,10 +21,9 @@ def soft_losses(model, tokens, labels, exits):
     loss of Sorted LLaMA (Kavehzadeh et al. 2023, arXiv 2309.08968, section 3), with one final norm and one LM head for
     all exits.
     """
-    hidden, start, losses = model.embed(tokens), 0, []
-    for exit_layer in exits:
-        hidden = model.run_layers(hidden, start, exit_layer)
-        logits = model.logits(hidden)  # (B, T, V)
-        losses.append(F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()))
-        start = exit_layer
-    return torch.stack(losses)
+    return torch.stack(
+        [
+            F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+            for logits in exit_logits(model, tokens, exits)
+        ]
+    )

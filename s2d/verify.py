@@ -24,8 +24,9 @@ def verify_greedy(logits, tokens):
 def verify_sampled(p, q, tokens, sampler):
     """Rejection sampling: the output is distributed exactly as p. Leviathan et al. 2023 (2211.17192), theorem 1.
 
-    ``p`` (N+1, V) and ``q`` (N, V), None if N = 0, are the warped distributions of target and draft; ``tokens`` (N,) must have been
-    drawn from ``q``, row by row: any other token, such as q's argmax, or one picked after looking at it, breaks it.
+    ``p`` (N+1, V) and ``q`` (N, V), None if N = 0, are the warped distributions of target and draft; ``tokens`` (N,)
+    must have been drawn from ``q``, row by row: any other token, such as q's argmax, or one picked after looking at it,
+    breaks it.
     """
     if len(tokens) == 0:
         return 0, sampler.draw(p[0])
