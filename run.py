@@ -3,10 +3,11 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from s2d import Tokenizer, generate, load_model
-from s2d.decode import DRAFT_LENGTH, METHODS
+from s2d.decode import DRAFT_LENGTH, METHODS, TREES
 from s2d.tokenizer import TextStream, chat_template
 from s2d.weights import DTYPES
 
@@ -38,12 +39,13 @@ def run(args):
     options = dict(
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
         top_p=args.top_p, seed=args.seed, exits=args.exits, thresholds=args.thresholds,
-        draft_length=args.draft_length, stop=args.stop,
+        draft_length=args.draft_length, tree=tree_shape(args), stop=args.stop, replacement=args.with_replacement,
     )  # fmt: skip
+    only_target = options | {"method": "ar", "draft_length": None, "tree": None}
     demonstration = args.prompt is None and args.method != "ar" and not args.json
     if demonstration:  # the first passes of a process are slow; keep them out of the comparison
-        for method in (args.method, "ar"):
-            generate(target, prompt, **options | {"method": method, "max_new_tokens": 8})
+        for each in (options, only_target):
+            generate(target, prompt, **each | {"max_new_tokens": 8})
 
     if args.json:
         output = generate(target, prompt, **options)
@@ -55,7 +57,7 @@ def run(args):
     print()
     print(report(output, args.method))
     if demonstration:
-        alone = generate(target, prompt, **options | {"method": "ar"})
+        alone = generate(target, prompt, **only_target)
         ratio = speed(output) / speed(alone)
         print(f"target alone   {speed(alone):.1f} tokens/s: {args.method} is {ratio:.2f} times as fast")
 
@@ -90,6 +92,15 @@ def encode_prompt(args, tokenizer, target_path):
     if args.chat or args.prompt is None:
         return tokenizer.encode_chat([text.strip()], chat_template(target_path))
     return tokenizer.encode(text)
+
+
+def tree_shape(args):
+    """What --tree or the --tree-... options ask for; None leaves it to the method."""
+    grown = {"top_k": args.tree_top_k, "depth": args.tree_depth, "size": args.tree_size}
+    grown = {name: value for name, value in grown.items() if value is not None}
+    if args.tree is not None and grown:
+        raise ValueError("--tree gives a fixed shape; it does not go with --tree-top-k, --tree-depth or --tree-size")
+    return replace(TREES["s2d-tree"], **grown) if grown else args.tree
 
 
 def speed(output):
@@ -133,7 +144,8 @@ def parse(arguments):
     parser = argparse.ArgumentParser(prog="run.py", description=__doc__.split(":")[0] + ".", usage=argparse.SUPPRESS)
     parser.add_argument("--target", required=True, metavar="7b|13b|70b|PATH", help="the large model")
     parser.add_argument("--draft", type=Path, metavar="PATH", help="the sorted draft; default: the one beside the target")
-    parser.add_argument("--method", choices=METHODS, default="s2d", help="ar: target alone; sd: one exit; s2d: sorted exits")
+    parser.add_argument("--method", choices=METHODS, default="s2d",
+                        help="ar: target alone; sd, mcsd: chain, tree from one exit; s2d, s2d-tree: from sorted exits")
     parser.add_argument("--prompt", metavar="TEXT|-", help="the text to continue, - reads stdin; default: an example")
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
@@ -144,8 +156,13 @@ def parse(arguments):
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: bfloat16 on a GPU, else float32")
     parser.add_argument("--exits", type=numbers(int), metavar="E,E,...", help="draft layers to predict after, e.g. 2,3,4")
     parser.add_argument("--thresholds", type=numbers(float), metavar="C,C,...", help="confidence that is enough, each exit")
-    parser.add_argument("--draft-length", type=int, metavar="N", help=f"draft tokens a step; default {DRAFT_LENGTH}")
-    parser.add_argument("--stop", type=float, metavar="C", help="end a chain where the last exit's confidence is below C")
+    parser.add_argument("--draft-length", type=int, metavar="N", help=f"length of a chain; default {DRAFT_LENGTH}")
+    parser.add_argument("--tree", type=numbers(int), metavar="N,N,...", help="children of a node, level by level: 4,2,2,1")
+    parser.add_argument("--tree-top-k", type=int, metavar="N", help="instead: the tree grows where the draft is confident,")
+    parser.add_argument("--tree-depth", type=int, metavar="N", help="N nodes wide and N children each, so many levels deep,")
+    parser.add_argument("--tree-size", type=int, metavar="N", help="and the best N nodes of it go to the target")
+    parser.add_argument("--with-replacement", action="store_true", help="sample a node's children with replacement")
+    parser.add_argument("--stop", type=float, metavar="C", help="end a draft where the last exit's confidence is below C")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(arguments)
 

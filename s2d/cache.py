@@ -6,8 +6,8 @@ import torch
 class KVCache:
     """Keys and values of a run of layers, filled from position 0 up to ``length``.
 
-    The storage is allocated once for ``capacity`` positions; accepting, rejecting and continuing only move
-    ``length``. Shapes follow scaled_dot_product_attention: (1, G, S, D) per layer, for batch size 1.
+    The storage is allocated once for ``capacity`` positions; what is rejected is forgotten by moving ``length``, what
+    is accepted of a tree moves together inside it. Shapes follow scaled_dot_product_attention: (1, G, S, D) per layer, for batch size 1.
     """
 
     def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype):
@@ -32,6 +32,11 @@ class KVCache:
         """Count ``count`` more positions as filled, once all layers have written them."""
         self.length += count
 
-    def truncate(self, length):
-        """Forget every position from ``length`` on; a shorter cache stays as it is."""
+    def keep(self, length, places):
+        """Forget everything from ``length`` on but the given places after it (a list), which move up in that order."""
         self.length = min(self.length, length)
+        if places:
+            kept, end = [length + place for place in places], length + len(places)
+            self.keys[..., length:end, :] = self.keys[..., kept, :]
+            self.values[..., length:end, :] = self.values[..., kept, :]
+            self.length = end

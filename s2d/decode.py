@@ -1,7 +1,8 @@
 """The draft-verify loop, once, for every method. Knows nothing about files or text.
 
-A step is: draft a few tokens, run the target over all of them in one pass, keep what the verifier accepts and the one
-token it adds. ``ar`` is the loop without a draft, ``sd`` has a draft with one exit, ``s2d`` one with several.
+A step is: draft a tree of tokens, run the target over all of them in one pass, keep the path the verifier accepts and
+the one token it adds. A method is a choice of options: ``ar`` drafts nothing, ``sd`` and ``s2d`` a chain from one exit
+or from sorted exits, ``mcsd`` and ``s2d-tree`` the same with several candidates for a place.
 """
 
 import time
@@ -10,12 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .draft import Chain, SortedDraft
+from .draft import Draft, SortedDraft
 from .sampling import Sampler, warp
-from .verify import verify_greedy, verify_sampled
+from .tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
+from .verify import follow, verify_sampled
 
-METHODS = ("ar", "sd", "s2d")
+METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 DRAFT_LENGTH = 6
+TREES = {"mcsd": KConfig((4, 2, 2, 1)), "s2d-tree": Dynamic(top_k=10, depth=4, size=60)}  # as published
 
 
 @dataclass
@@ -48,71 +51,113 @@ class Output:
 @torch.inference_mode()
 def generate(
     target, tokens, draft=None, method="s2d", max_new_tokens=128, temperature=0.0, top_p=1.0, seed=0,
-    exits=None, thresholds=None, draft_length=None, stop=None, on_tokens=None,
+    exits=None, thresholds=None, draft_length=None, tree=None, stop=None, replacement=False, on_tokens=None,
 ):  # fmt: skip
     """Continue ``tokens``, a list of ids, exactly as ``target`` alone would. Returns an Output.
 
     ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts) default to the draft's
-    config; "sd" uses the last exit only. A step drafts ``draft_length`` tokens (default DRAFT_LENGTH), fewer where the
-    last exit's confidence falls below ``stop``. ``on_tokens`` is called with each step's new tokens. Ends at EOS, after
-    ``max_new_tokens`` or where the target's context is full. Raises ValueError for anything that cannot be run.
+    config; "sd" and "mcsd" use the last exit only. "sd" and "s2d" draft chains of ``draft_length`` tokens (default
+    DRAFT_LENGTH); "mcsd" and "s2d-tree" draft ``tree``: the numbers of children, level by level, such as (4, 2, 2, 1),
+    or a ``Dynamic``; default TREES. Drafting ends early where the last exit's confidence falls below ``stop``. Above
+    T = 0 the children of a node are sampled, with or without ``replacement``, but those of a Dynamic are the likeliest.
+    ``on_tokens`` is called with each step's new tokens. Ends at EOS, after ``max_new_tokens`` or where the target's
+    context is full. Raises ValueError for anything that cannot be run.
     """
     start = time.perf_counter()
-    draft_length = DRAFT_LENGTH if draft_length is None else draft_length
-    limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, draft_length, stop)
+    limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, stop)
+    shape = choose_shape(target.config, method, draft_length, tree)
     n, stats, eos = len(tokens), Stats(), set(target.config.eos_token_ids)
     context = torch.zeros(1, limit, dtype=torch.long, device=target.device)
     context[0, :n] = torch.tensor(tokens)
-    cache, sampler = target.new_cache(limit), Sampler(seed, target.device)
-    drafter = None
+    cache, sampler = target.new_cache(limit + shape.size), Sampler(seed, target.device)
+    attention = TreeAttention(limit, shape.size, target.device, target.dtype)
+    drafter, static = None, isinstance(shape, KConfig)
+    if static:
+        attention.set_tree(ancestor_mask(shape.parents().to(target.device)))
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
-        drafter, draft_limit = SortedDraft(draft, exits, thresholds, limit), draft.config.max_position_embeddings
+        drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit), draft.config.max_position_embeddings
 
     finished = False
     while not finished:
-        chain = Chain(context[0, :0], None, [])
+        proposal = Draft(TokenTree(context[0, :0], context[0, :0]), None, context[0, :0], [], [])
         if drafter:
-            length = min(draft_length, limit - n - 1, draft_limit - n + 1)
-            chain = drafter.grow_chain(context, n, length, temperature, top_p, sampler, stop)
-        logits = _score(target, context, n, n + len(chain.tokens), cache)  # (N+1, V)
+            levels = max(0, min(shape.depth, limit - n - 1, draft_limit - n + 1))
+            proposal = drafter.grow(context, n, levels, temperature, top_p, replacement, stop, sampler)
+        drafted = proposal.tree
+        if not static:
+            attention.set_tree(drafted.ancestors)
+        logits = _score(target, context[:, :n], drafted, attention, cache)  # (N+1, V)
         if temperature == 0:
-            accepted, extra = verify_greedy(logits, chain.tokens)
+            path, extra = follow(drafted, logits.argmax(dim=-1))
+        elif static:
+            path, extra = verify_sampled(drafted, warp(logits, temperature, top_p), proposal.probs, replacement, sampler)
         else:
-            accepted, extra = verify_sampled(warp(logits, temperature, top_p), chain.probs, chain.tokens, sampler)
-        context[0, n + accepted] = extra
-        cache.truncate(n + accepted)
+            path, extra = follow(drafted, sampler.draw(warp(logits, temperature, top_p)))
+        context[0, n : n + len(path)] = drafted.tokens[path]
+        context[0, n + len(path)] = extra
+        cache.keep(n, path)
         if drafter:
-            drafter.truncate(n + accepted)
+            drafter.keep(n, proposal.slots[path].tolist())
 
-        new = context[0, n : n + accepted + 1].tolist()
+        new = context[0, n : n + len(path) + 1].tolist()
         end = next((i for i, token in enumerate(new, 1) if token in eos), None)
         new = new[:end]
         n += len(new)
         finished = end is not None or n == limit
         stats.accept_lengths.append(len(new))
-        stats.exit_counts.update(chain.exits)
+        for exit_layer, count in zip(proposal.exits, proposal.level_sizes):
+            stats.exit_counts[exit_layer] += count
         if on_tokens:
             on_tokens(new)
     stats.seconds = time.perf_counter() - start
     return Output(context[0, len(tokens) : n].tolist(), True, stats)
 
 
-def _score(target, context, n, end, cache):
-    """One target pass over what its cache lacks of context[:end]; logits (end-n+1, V) after each position from n-1 on."""
-    seen = cache.length
-    hidden = target.run_layers(target.embed(context[:, seen:end]), cache=cache)
+def _score(target, context, tree, attention, cache):
+    """One target pass over what its cache lacks of ``context`` (1, n) and ``tree``: logits (N+1, V), see verify.py."""
+    n, seen = context.shape[1], cache.length
+    positions, mask = attention.rows(n, seen, n + len(tree))
+    new = torch.cat((context[:, seen:], tree.tokens[None]), dim=1)
+    hidden = target.run_layers(target.embed(new), positions=positions, mask=mask, cache=cache)
     return target.logits(hidden[0, n - 1 - seen :])
+
+
+def choose_shape(config, method, draft_length=None, tree=None):
+    """The shape of tree a method drafts; raises ValueError where the options do not fit it or the target's config."""
+    if method in TREES:
+        if draft_length is not None:
+            raise ValueError(f"method {method!r} drafts a tree; give its shape, not a draft length")
+        shape = TREES[method] if tree is None else tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
+    elif tree is not None:
+        raise ValueError(f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREES))} for one")
+    else:
+        draft_length = DRAFT_LENGTH if draft_length is None else draft_length
+        if draft_length < 1:
+            raise ValueError(f"lengths must be at least 1, got draft_length={draft_length}")
+        shape = KConfig((1,) * draft_length * (method != "ar"))
+    numbers = shape.widths if isinstance(shape, KConfig) else (shape.top_k, shape.depth, shape.size)
+    if method in TREES and (not numbers or min(numbers) < 1):
+        raise ValueError(f"a tree needs whole numbers of at least 1, got {shape}")
+    widest = max(shape.widths, default=0) if isinstance(shape, KConfig) else shape.top_k
+    if widest > config.vocab_size:
+        raise ValueError(f"a node cannot have {widest} different children: there are {config.vocab_size} tokens")
+    if max(shape.size, shape.depth) > config.max_position_embeddings:
+        raise ValueError(
+            f"a tree of {shape.size} nodes, {shape.depth} deep, is more than the target's context of "
+            f"{config.max_position_embeddings}"
+        )
+    return shape
 
 
 def choose_exits(config, method, exits=None, thresholds=None):
     """The exits and thresholds a method uses with a draft; raises ValueError where they do not fit it."""
     depth = config.num_hidden_layers
     chosen = tuple(exits) if exits is not None else config.exit_layers or (depth,)
-    if method == "sd" and exits is None:
+    if method in ("sd", "mcsd") and exits is None:
         chosen = chosen[-1:]
-    if method == "sd" and len(chosen) != 1:
-        raise ValueError(f"method 'sd' drafts from one exit, got {list(chosen)}; use 's2d' for several")
+    if method in ("sd", "mcsd") and len(chosen) != 1:
+        raise ValueError(f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several")
     if not chosen or list(chosen) != sorted(set(chosen)) or chosen[0] < 1 or chosen[-1] > depth:
         raise ValueError(f"exits must increase and lie within the draft's {depth} layers, got {list(chosen)}")
     if thresholds is None:
@@ -125,7 +170,7 @@ def choose_exits(config, method, exits=None, thresholds=None):
     return chosen, tuple(thresholds)
 
 
-def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, draft_length, stop):
+def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, stop):
     """Refuse what cannot be run, in one clear line; returns the length at which generation must end."""
     context_size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
     if method not in METHODS:
@@ -136,8 +181,8 @@ def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, se
         raise ValueError(f"the prompt has token ids outside the target's vocabulary of {vocab_size}")
     if len(tokens) >= context_size:
         raise ValueError(f"the prompt has {len(tokens)} tokens; the target's context of {context_size} has no room left")
-    if max_new_tokens < 1 or draft_length < 1:
-        raise ValueError(f"lengths must be at least 1, got max_new_tokens={max_new_tokens}, draft_length={draft_length}")
+    if max_new_tokens < 1:
+        raise ValueError(f"lengths must be at least 1, got max_new_tokens={max_new_tokens}")
     if not 0.0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be 0 or more, got {temperature}")
     if not 0.0 < top_p <= 1.0:

@@ -2,9 +2,9 @@
 
 S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3). The draft's layers fall into **segments**, each ending at an
 exit. A token that left at an early exit has no keys and values in the deeper segments; when a later token needs those,
-the earlier ones must go through first. Here that takes no special case: every segment simply runs on whatever positions
-it has not seen, up to the newest, from the hidden states that the segment before it left in its store. Knows nothing
-about the target.
+the earlier ones must go through first. Here that takes no special case: every segment simply runs on whatever places
+it has not seen, context or tree, up to the newest, from the hidden states that the segment before it left in its store.
+Knows nothing about the target.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .sampling import warp
+from .tree import KConfig, TokenTree, TreeAttention, ancestor_mask
 
 
 @dataclass
@@ -26,64 +27,132 @@ class Segment:
 
 
 @dataclass
-class Chain:
-    """N drafted tokens (N,), the distributions they were drawn from (N, V) (None at T = 0), and their exit layers."""
+class Draft:
+    """What one step proposes.
 
-    tokens: torch.Tensor
+    ``probs`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of node i's; None
+    where nothing was drawn. ``slots`` (N,): behind the context, the place of each node in the draft's caches, if it got
+    there. ``exits`` and ``level_sizes``: for each level, the exit layer that proposed it and its number of nodes.
+    """
+
+    tree: TokenTree
     probs: torch.Tensor | None
+    slots: torch.Tensor
     exits: list[int]
+    level_sizes: list[int]
 
 
 class SortedDraft:
-    """A draft model with its exits, able to continue a context of at most ``capacity`` tokens."""
+    """A draft model with its exits that continues contexts of at most ``capacity`` tokens by trees of one ``shape``."""
 
-    def __init__(self, model, exits, thresholds, capacity):
-        self.model = model
-        shape = (1, capacity, model.config.hidden_size)
+    def __init__(self, model, exits, thresholds, shape, capacity):
+        self.model, self.shape = model, shape
+        self.static = isinstance(shape, KConfig)
+        places = capacity + (shape.size if self.static else shape.top_k * shape.depth)
         self.segments = [
-            Segment(start, stop, threshold, model.new_cache(capacity, start, stop),
-                    torch.zeros(shape, device=model.device, dtype=model.dtype))
+            Segment(start, stop, threshold, model.new_cache(places, start, stop),
+                    torch.zeros(1, places, model.config.hidden_size, device=model.device, dtype=model.dtype))
             for start, stop, threshold in zip((0, *exits), exits, thresholds)
         ]  # fmt: skip
+        self.tokens = torch.zeros(1, places, dtype=torch.long, device=model.device)
+        self.attention = TreeAttention(capacity, places - capacity, model.device, model.dtype)
+        if self.static:
+            self.parents = shape.parents().to(model.device)
+            self.attention.set_tree(ancestor_mask(self.parents))
 
-    def predict(self, tokens):
-        """All tokens so far (1, n) -> (logits (V,), confidence, exit layer) for the token after them.
+    def predict(self, n, end, rows):
+        """Logits (rows, V) after each of the last ``rows`` of ``end`` places, n of which are context; confidence; exit.
 
-        Confidence is the largest probability at the exit, before temperature and top-p, so that thresholds mean the
-        same at any temperature. It decides alone: the choice of exit never looks at a sampled token.
+        Confidence is the largest probability at the exit, of any of these rows, before temperature and top-p, so that
+        thresholds mean the same at any temperature. It decides alone: no sampled token ever has a say in its own exit.
         """
-        n = tokens.shape[1]
         for segment in self.segments:
             seen = segment.cache.length
-            hidden = self.model.embed(tokens[:, seen:]) if segment.start == 0 else below.hidden[:, seen:n]
-            hidden = self.model.run_layers(hidden, segment.start, segment.stop, cache=segment.cache)
-            segment.hidden[:, seen:n] = hidden  # for the next segment, whenever it catches up
-            logits = self.model.logits(hidden[0, -1])  # (V,)
+            positions, mask = self.attention.rows(n, seen, end)
+            hidden = self.model.embed(self.tokens[:, seen:end]) if segment.start == 0 else below.hidden[:, seen:end]
+            hidden = self.model.run_layers(hidden, segment.start, segment.stop, positions, mask, segment.cache)
+            segment.hidden[:, seen:end] = hidden  # for the next segment, whenever it catches up
+            logits = self.model.logits(hidden[0, -rows:])  # (rows, V)
             confidence = warp(logits, temperature=1.0).max().item()
             if confidence > segment.threshold:
                 break
             below = segment
         return logits, confidence, segment.stop
 
-    def grow_chain(self, context, n, length, temperature, top_p, sampler, stop=None):
-        """Draft up to ``length`` tokens after the first n of ``context`` (1, capacity), writing them into it.
+    def grow(self, context, n, levels, temperature, top_p, replacement, stop, sampler):
+        """A Draft of at most ``levels`` levels after the first n tokens of ``context`` (1, n or more).
 
-        The chain ends early where even the last exit's confidence is under ``stop``.
+        Growing ends early after a level whose confidence at the last exit was under ``stop``.
         """
-        probs, exits = [], []
-        for end in range(n, n + length):
-            logits, confidence, exit_layer = self.predict(context[:, :end])
-            if stop is not None and exit_layer == self.segments[-1].stop and confidence < stop:
+        self.tokens[:, :n] = context[:, :n]
+        if self.static:
+            return self._grow_static(n, levels, temperature, top_p, replacement, stop, sampler)
+        return self._grow_dynamic(n, levels, stop)
+
+    def _gives_up(self, confidence, exit_layer, stop):
+        return stop is not None and exit_layer == self.segments[-1].stop and confidence < stop
+
+    def _grow_static(self, n, levels, temperature, top_p, replacement, stop, sampler):
+        """A KConfig tree: the likeliest children at T = 0, sampled ones above."""
+        count, rows, probs, exits = 0, 1, [], []
+        for width in self.shape.widths[:levels]:
+            logits, confidence, exit_layer = self.predict(n, n + count, rows)
+            if self._gives_up(confidence, exit_layer, stop):
                 break
             if temperature > 0:
                 probs.append(warp(logits, temperature, top_p))
-                context[0, end] = sampler.draw(probs[-1])
+                children = sampler.candidates(probs[-1], width, replacement)  # (rows, width)
             else:
-                context[0, end] = logits.argmax()
+                children = logits.topk(width).indices  # (rows, width)
+            rows = children.numel()
+            self.tokens[0, n + count : n + count + rows] = children.flatten()
+            count += rows
             exits.append(exit_layer)
-        return Chain(context[0, n : n + len(exits)], torch.stack(probs) if probs else None, exits)
+        tree = TokenTree(self.tokens[0, n : n + count].clone(), self.parents[:count])
+        slots = torch.arange(count, device=self.tokens.device)
+        return Draft(tree, torch.cat(probs) if probs else None, slots, exits, self.shape.level_sizes[: len(exits)])
 
-    def truncate(self, length):
-        """Roll back to the first ``length`` positions, in every segment that has gone further."""
+    def _grow_dynamic(self, n, levels, stop):
+        """A Dynamic tree: candidates are numbered level by level; only those that are expanded get a slot."""
+        top_k, size = self.shape.top_k, self.shape.size
+        none = torch.zeros(0, dtype=torch.long, device=self.tokens.device)
+        tokens, parents, slots, depths, exits = [none], [none], [none], [none], []
+        scores = [torch.zeros(0, device=self.tokens.device, dtype=torch.float64)]  # cumulative log-probabilities
+        frontier, frontier_slots, frontier_scores = none.new_tensor([-1]), none.new_tensor([-1]), 0.0
+        slot_parents, count = none, 0
+        for depth in range(min(levels, self.shape.depth)):
+            used = len(slot_parents)
+            logits, confidence, exit_layer = self.predict(n, n + used, len(frontier))
+            if self._gives_up(confidence, exit_layer, stop):
+                break
+            gains, children = logits.double().log_softmax(dim=-1).topk(top_k)  # (F, K)
+            score = (frontier_scores + gains).flatten()  # (F * K,)
+            best = score.topk(min(top_k, len(score))).indices  # they are expanded on the next level
+            slot = torch.full_like(score, self.tokens.shape[1], dtype=torch.long)
+            slot[best] = used + torch.arange(len(best), device=best.device)
+            tokens.append(children.flatten())
+            parents.append(frontier.repeat_interleave(top_k))
+            slots.append(slot)
+            depths.append(torch.full_like(slot, depth))
+            scores.append(score)
+            exits.append(exit_layer)
+            slot_parents = torch.cat((slot_parents, frontier_slots.repeat_interleave(top_k)[best]))
+            self.attention.set_tree(ancestor_mask(slot_parents))
+            self.tokens[0, n + used : n + len(slot_parents)] = tokens[-1][best]
+            frontier, frontier_slots, frontier_scores = count + best, slot[best], score[best, None]
+            count += len(score)
+        # A parent scores at least as much as its children and comes first, so it is kept where they are.
+        kept = torch.cat(scores).sort(descending=True, stable=True).indices[:size].sort().values
+        number = none.new_full((count + 1,), -1)  # old number -> new; the last entry is the context's
+        number[kept] = torch.arange(len(kept), device=kept.device)
+        tree = TokenTree(torch.cat(tokens)[kept], number[torch.cat(parents)[kept]])
+        level_sizes = torch.cat(depths)[kept].bincount(minlength=len(exits)).tolist()
+        return Draft(tree, None, torch.cat(slots)[kept], exits, level_sizes)
+
+    def keep(self, n, slots):
+        """After verification: n places of context stay, and behind them what the caches hold in ``slots``, a list."""
         for segment in self.segments:
-            segment.cache.truncate(length)
+            held = [slot for slot in slots if n + slot < segment.cache.length]
+            segment.cache.keep(n, held)
+            if held:
+                segment.hidden[:, n : n + len(held)] = segment.hidden[:, [n + slot for slot in held]]

@@ -21,7 +21,7 @@ def warp(logits, temperature, top_p=1.0):
 
 
 class Sampler:
-    """The only source of randomness of a generation: two kinds of choice, drawn from one seeded generator.
+    """The only source of randomness of a generation: three kinds of choice, drawn from one seeded generator.
 
     Whoever needs chance is handed this object, so a test can hand in one that walks through every outcome instead.
     """
@@ -29,10 +29,22 @@ class Sampler:
     def __init__(self, seed, device):
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def flip(self, chances):
-        """Independent coins: chances (N,) of heads -> outcomes (N,) bool."""
-        return torch.rand(chances.shape, device=chances.device, dtype=chances.dtype, generator=self.generator) < chances
+    def flip(self, chance):
+        """A coin: chance () of heads -> bool."""
+        return bool(torch.rand((), device=chance.device, dtype=chance.dtype, generator=self.generator) < chance)
 
     def draw(self, probs):
-        """Distribution (V,) -> one token, a tensor of shape ()."""
-        return torch.multinomial(probs, 1, generator=self.generator)[0]
+        """Distributions (R, V) -> one token of each (R,)."""
+        return torch.multinomial(probs, 1, generator=self.generator)[:, 0]
+
+    def candidates(self, probs, count, replacement):
+        """Distributions (R, V) -> ``count`` tokens of each (R, count), in the order in which they are drawn.
+
+        Without replacement the k smallest of V exponential clocks running at the rates ``probs`` are k draws in turn
+        (Kool et al. 2019, arXiv 1903.06059, section 2.3, says it with Gumbel noise). Where fewer than ``count`` tokens
+        have a chance at all, tokens without one fill the end.
+        """
+        if replacement:
+            return torch.multinomial(probs, count, replacement=True, generator=self.generator)
+        clocks = torch.empty_like(probs).exponential_(generator=self.generator)
+        return (probs / clocks).topk(count, dim=-1).indices

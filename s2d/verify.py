@@ -1,41 +1,59 @@
-"""Verifiers: which draft tokens stay, and the one more that the target gives. Pure functions of tensors.
+"""Verifiers: which path of a drafted tree stays, and the token the target adds to it. Pure functions of tensors.
 
-Each takes the target's rows for the N draft tokens and for the position after the last of them, N+1 in all, and
-returns ``(accepted, extra)``: how many leading draft tokens stay, and the token that follows them. With N = 0 they are
+Each takes a TokenTree of N nodes and the target's rows for the context and for every node, N+1 in all: row 0 is about
+what follows the context, row i + 1 about what follows node i. It returns ``(path, extra)``: the accepted nodes from the
+root down, a list, and the token after them. A chain is a tree with one child a node; with N = 0 all of this is
 autoregressive decoding.
 """
 
-
-def leading_true(passed):
-    """Bools (N,) -> how many are true before the first false."""
-    return int(passed.long().cumprod(dim=0).sum())
+import torch
 
 
-def verify_greedy(logits, tokens):
-    """Keep draft tokens (N,) while each is the argmax of the target's logits (N+1, V); the next argmax follows.
+def follow(tree, choices):
+    """Walk from the context to the child that carries the target's choice, as far as there is one.
 
-    The output is the target's own greedy decoding, token by token.
+    ``choices`` (N+1,) are the tokens the target would take after the context and after each node. Its argmax there
+    gives greedy decoding, token by token. One token sampled there from p gives p, whatever deterministic candidates the
+    tree is made of: it is rejection sampling with a one-hot q (Leviathan et al. 2023, arXiv 2211.17192, theorem 1). That
+    breaks if the tree was built with a look at the choices, or if the walk prefers one of several equal siblings for
+    what comes after it; here it always takes the first.
     """
-    best = logits.argmax(dim=-1)  # (N+1,)
-    accepted = leading_true(best[:-1] == tokens)
-    return accepted, best[accepted]
+    chosen = (tree.tokens == choices[tree.parents + 1]).nonzero().flatten()
+    path, node = [], -1
+    for child, parent in zip(chosen.tolist(), tree.parents[chosen].tolist()):  # level by level
+        if parent == node:
+            path.append(child)
+            node = child
+    return path, choices[node + 1]
 
 
-def verify_sampled(p, q, tokens, sampler):
-    """Rejection sampling: the output is distributed exactly as p. Leviathan et al. 2023 (2211.17192), theorem 1.
+def verify_sampled(tree, p, q, replacement, sampler):
+    """Recursive rejection sampling: the output is distributed exactly as p.
 
-    ``p`` (N+1, V) and ``q`` (N, V), None if N = 0, are the warped distributions of target and draft; ``tokens`` (N,)
-    must have been drawn from ``q``, row by row: any other token, such as q's argmax, or one picked after looking at it,
-    breaks it.
+    ``p`` (N+1, V) are the target's warped distributions. Row 0 of ``q`` is the distribution from which the context's
+    children were drawn, row i + 1 that of node i's; a leaf needs none. The children of a node face, in the order in
+    which they were drawn, Leviathan's test one after the other: x stays with probability min(1, p(x) / q(x)), else the
+    next one faces norm(relu(p - q)) and, when drawn without ``replacement``, q without x. Each test leaves p behind
+    (Leviathan et al. 2023, arXiv 2211.17192, theorem 1), so all of them do (Jeon et al. 2024, arXiv 2402.14160, section
+    3; with replacement: Miao et al. 2023, arXiv 2305.09781, section 4). That breaks if candidates are sorted or dropped
+    after they were drawn, or if q is not what they were drawn from, such as a softmax beside its argmax.
     """
-    if len(tokens) == 0:
-        return 0, sampler.draw(p[0])
-    chosen = tokens.unsqueeze(-1)  # (N, 1)
-    chances = (p[:-1].gather(-1, chosen) / q.gather(-1, chosen)).squeeze(-1).clamp(max=1.0)  # (N,)
-    accepted = leading_true(sampler.flip(chances))
-    if accepted == len(tokens):
-        return accepted, sampler.draw(p[accepted])
-    return accepted, sampler.draw(residual(p[accepted], q[accepted]))
+    path, node = [], -1
+    while True:
+        children = (tree.parents == node).nonzero().flatten().tolist()
+        rest_p, rest_q = p[node + 1], q[node + 1] if children else None
+        for child in children:
+            token = tree.tokens[child]
+            if rest_q[token] == 0:
+                continue  # never drawn: q had fewer tokens to give than the node has children
+            if sampler.flip(rest_p[token] / rest_q[token]):
+                break
+            rest_p = residual(rest_p, rest_q)
+            rest_q = rest_q if replacement else without(rest_q, token)
+        else:
+            return path, sampler.draw(rest_p[None])[0]
+        path.append(child)
+        node = child
 
 
 def residual(p, q):
@@ -44,3 +62,9 @@ def residual(p, q):
     total = left.sum()
     # p <= q everywhere means p = q, where nothing is ever rejected; only rounding leads here.
     return left / total if total > 0 else p
+
+
+def without(q, token):
+    """q (V,) given that ``token`` is not drawn; all zero when there is no other."""
+    rest = q.index_fill(0, token, 0.0)
+    return rest / rest.sum().clamp(min=torch.finfo(q.dtype).tiny)

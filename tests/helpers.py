@@ -27,6 +27,17 @@ def random_llama(seed, scale=0.3, **changes):
     return model
 
 
+def random_parents(rng, size):
+    """Parents of a random tree of ``size`` nodes numbered level by level."""
+    parents, level, below = [], [-1], []
+    while len(parents) < size:
+        wanted = min(size - len(parents), rng.randrange(1, 7))
+        below = list(range(len(parents), len(parents) + wanted))
+        parents += sorted(rng.choice(level) for _ in below)
+        level = below
+    return parents
+
+
 def load_transformers(folder, dtype):
     """LlamaForCausalLM in ``dtype``. Its RMSNorm rounds to float32 even in a float64 model; torch's own does not."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()

@@ -6,12 +6,15 @@ import math
 
 import pytest
 import torch
-from helpers import WEIGHTS, load_transformers, random_llama, transformers_greedy
+from helpers import TINY, WEIGHTS, load_transformers, random_llama, transformers_greedy
 
 from s2d import generate
 from s2d.bench import held_out_prompts
+from s2d.decode import METHODS, choose_shape
+from s2d.tree import Dynamic
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
+SMALL = {"sd": dict(draft_length=8), "s2d": dict(draft_length=8), "s2d-tree": dict(tree=Dynamic(3, 7, 12))}
 PER_GROUP, NEW = 9, 40  # 54 prompts in all
 
 
@@ -23,7 +26,7 @@ def transformers_model(name):
 @pytest.mark.parametrize("batch", range(3))
 @pytest.mark.parametrize("name", TARGETS)
 def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, batch):
-    """Every prompt goes through six settings of thresholds, draft lengths and stop values; EOS ends many of them."""
+    """Every prompt goes through chains and trees, thresholds, draft lengths and stop values; EOS ends many of them."""
     settings = [
         dict(method="sd", draft_length=6),
         dict(method="sd", draft_length=3, exits=[2]),
@@ -31,6 +34,11 @@ def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, 
         dict(method="s2d", draft_length=1, thresholds=[0.0, 0.0, 0.0]),
         dict(method="s2d", draft_length=9, thresholds=[0.9, 0.7, 0.0]),
         dict(method="s2d", draft_length=12, thresholds=[0.3, 1.0, 0.0], stop=0.4),
+        dict(method="mcsd"),
+        dict(method="mcsd", tree=(3, 1, 1, 1), exits=[2]),
+        dict(method="s2d-tree", tree=(2, 2, 1, 1, 1), thresholds=[0.9, 0.7, 0.0]),
+        dict(method="s2d-tree"),
+        dict(method="s2d-tree", tree=Dynamic(top_k=3, depth=7, size=12), stop=0.2),
     ]
     target, draft, inside = mini(name), mini("mini-draft"), 0
     for prompt in held_out_prompts(tokenizer, PER_GROUP)[batch::3]:
@@ -42,12 +50,16 @@ def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, 
             assert output.exact
             stats = output.stats
             assert sum(stats.accept_lengths) == len(alone)
-            assert max(stats.accept_lengths) <= setting["draft_length"] + 1
+            assert max(stats.accept_lengths) <= depth(setting) + 1
             inside += alone[-1] == tokenizer.eos_id and stats.accept_lengths[-1] > 1
     assert inside > 5  # EOS did arrive among accepted draft tokens
 
 
-@pytest.mark.parametrize("method", ["ar", "sd", "s2d"])
+def depth(setting):
+    return choose_shape(TINY, setting["method"], setting.get("draft_length"), setting.get("tree")).depth
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_eos_ends_the_output_wherever_it_stands_in_a_run(method):
     """A draft that equals the target proposes tokens far beyond EOS; none of them may appear."""
     target = random_llama(0)
@@ -58,7 +70,7 @@ def test_eos_ends_the_output_wherever_it_stands_in_a_run(method):
         model = random_llama(0, eos_token_ids=(eos,))
         output = generate(
             model, [3, 1, 4], draft=model, method=method, exits=None if method == "ar" else [4],
-            draft_length=8, max_new_tokens=30,
+            max_new_tokens=30, **SMALL.get(method, {}),
         )  # fmt: skip
         assert output.tokens == free[: position + 1]
         assert sum(output.stats.accept_lengths) == position + 1
@@ -73,9 +85,13 @@ def test_context_limit_stops_cleanly(draft_positions):
         prompt = torch.randint(0, 61, (prompt_length,), generator=torch.Generator().manual_seed(5)).tolist()
         alone = generate(target, prompt, method="ar", max_new_tokens=1000).tokens
         assert len(alone) == 64 - prompt_length
-        for length in (1, 5, 30):
-            output = generate(target, prompt, draft=draft, method="s2d", draft_length=length, max_new_tokens=1000)
-            assert output.tokens == alone
+        for setting in (
+            dict(method="s2d", draft_length=1),
+            dict(method="s2d", draft_length=30),
+            dict(method="mcsd", tree=(2, 2, 1, 1, 1), exits=[4]),
+            dict(method="s2d-tree", tree=Dynamic(3, 8, 20)),
+        ):
+            assert generate(target, prompt, draft=draft, max_new_tokens=1000, **setting).tokens == alone
     with pytest.raises(ValueError, match="has 64 tokens; the target's context of 64 has no room left"):
         generate(target, [1] * 64, method="ar")
 
@@ -116,12 +132,24 @@ def test_the_same_seed_gives_the_same_text():
     assert first == again != other
 
 
+SAMPLING = {
+    "ar": dict(method="ar"),
+    "sd": dict(method="sd", draft_length=3),
+    "s2d": dict(method="s2d", draft_length=3),
+    "mcsd": dict(method="mcsd", tree=(3, 2, 1)),
+    "mcsd, with replacement": dict(method="mcsd", tree=(3, 2, 1), replacement=True),
+    "s2d-tree, sampled": dict(method="s2d-tree", tree=(2, 2, 2)),
+    "s2d-tree": dict(method="s2d-tree", tree=Dynamic(3, 3, 8)),
+    "mcsd, dynamic": dict(method="mcsd", tree=Dynamic(2, 4, 6)),
+}
+
+
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-@pytest.mark.parametrize("method", ["ar", "sd", "s2d"])
-def test_sampled_tokens_have_the_targets_joint_distribution(method, top_p):
+@pytest.mark.parametrize("row", SAMPLING)
+def test_sampled_tokens_have_the_targets_joint_distribution(row, top_p):
     """The first two tokens of 2,000 generations against the target's exact distribution, by Pearson's chi-square.
 
-    The threshold is the Wilson-Hilferty quantile at z = 5.2, a false-alarm rate of 1e-7 for each of the six cases.
+    The threshold is the Wilson-Hilferty quantile at z = 5.2, a false-alarm rate of 1e-7 for each case.
     """
     vocab, runs, temperature = 7, 2000, 1.0
     small = dict(scale=0.15, vocab_size=vocab, eos_token_ids=())
@@ -133,13 +161,13 @@ def test_sampled_tokens_have_the_targets_joint_distribution(method, top_p):
     counts, exits = torch.zeros(vocab * vocab), set()
     for seed in range(runs):
         output = generate(
-            target, prompt, draft=draft, method=method, max_new_tokens=3, draft_length=3,
-            temperature=temperature, top_p=top_p, seed=seed,
+            target, prompt, draft=draft, max_new_tokens=3, temperature=temperature, top_p=top_p, seed=seed,
+            **SAMPLING[row],
         )  # fmt: skip
         exits |= set(output.stats.exit_counts)
         counts[output.tokens[0] * vocab + output.tokens[1]] += 1
     assert counts[joint == 0].sum() == 0
-    assert len(exits) == {"ar": 0, "sd": 1, "s2d": 2}[method]
+    assert len(exits) == {"ar": 0, "sd": 1, "mcsd": 1}.get(SAMPLING[row]["method"], 2)
     common = joint * runs >= 5  # rare cells are pooled, so that the chi-square approximation holds
     expected = torch.cat([joint[common] * runs, joint[~common].sum()[None] * runs])
     observed = torch.cat([counts[common], counts[~common].sum()[None]])
@@ -173,6 +201,17 @@ BAD = [
     (dict(max_new_tokens=0), "at least 1, got max_new_tokens=0"),
     (dict(max_new_tokens=-3), "at least 1"),
     (dict(draft_length=-1), "draft_length=-1"),
+    (dict(tree=(2, 2)), "method 's2d' drafts no tree; use 'mcsd' or 's2d-tree'"),
+    (dict(method="mcsd", draft_length=3), "drafts a tree; give its shape"),
+    (dict(method="mcsd", tree=()), "whole numbers of at least 1"),
+    (dict(method="mcsd", tree=(4, 0)), "whole numbers of at least 1"),
+    (dict(method="s2d-tree", tree=Dynamic(0, 4, 60)), "whole numbers of at least 1"),
+    (dict(method="s2d-tree", tree=Dynamic(62, 4, 60)), "cannot have 62 different children: there are 61 tokens"),
+    (dict(method="mcsd", tree=(62,)), "cannot have 62 different children"),
+    (dict(method="mcsd", tree=(9, 9, 9)), "a tree of 819 nodes, 3 deep, is more than the target's context of 128"),
+    (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), "400 deep, is more than the target's context"),
+    (dict(draft_length=400), "400 deep, is more than the target's context"),
+    (dict(method="mcsd", exits=[2, 4]), "drafts from one exit"),
     (dict(temperature=-0.1), "temperature must be 0 or more"),
     (dict(temperature=float("nan")), "temperature must be 0 or more"),
     (dict(top_p=0.0), "top_p must be above 0"),

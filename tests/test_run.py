@@ -70,14 +70,23 @@ def test_options_reach_the_decoder(capsys):
         (["--method", "sd", "--exits", "3"], {"3"}),
         (["--exits", "2,4", "--thresholds", "1,0", "--draft-length", "2"], {"4"}),
         (["--thresholds", "0,0,0"], {"2"}),
+        (["--method", "mcsd"], {"4"}),
+        (["--method", "mcsd", "--tree", "3,1", "--exits", "2"], {"2"}),
+        (["--method", "s2d-tree", "--tree", "2,1,1", "--thresholds", "0,0,0"], {"2"}),
+        (["--method", "s2d-tree", "--tree-top-k", "3", "--tree-depth", "2", "--tree-size", "5", "--exits", "3"], {"3"}),
     ):
         answer = run_json(capsys, *common, *more)
         assert answer["tokens"] == alone["tokens"]
         assert set(answer["stats"]["exit_counts"]) == exits
-        if "--draft-length" in more:
-            assert max(answer["stats"]["accept_lengths"]) == 3
+        for option, longest in (("--draft-length", 3), ("3,1", 3), ("2,1,1", 4), ("--tree-depth", 3)):
+            if option in more:
+                assert max(answer["stats"]["accept_lengths"]) == longest
+                assert sum(answer["stats"]["exit_counts"].values()) > 0
     never_sure = run_json(capsys, *common, "--thresholds", "1,1,0", "--stop", "1")
     assert never_sure["tokens"] == alone["tokens"] and never_sure["stats"]["mean_accepted_tokens"] == 1.0
+    sampled = {flag: run_json(capsys, *common, "--method", "mcsd", "--temperature", "1.5", *flag)["tokens"]
+               for flag in ((), ("--with-replacement",))}  # fmt: skip
+    assert sampled[()] != sampled["--with-replacement",]
     sampled = [run_json(capsys, *common, "--temperature", "1.5", "--seed", seed)["tokens"] for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
     nucleus = run_json(capsys, *common, "--temperature", "1.5", "--top-p", "0.000001")
@@ -129,6 +138,14 @@ MISTAKES = [
     ("--target 7b --thresholds 0.5,x,0", "invalid comma-separated float value"),
     ("--target 7b --stop 7", "stop is a confidence"),
     ("--target 7b --draft-length -1", "lengths must be at least 1"),
+    ("--target 7b --tree 2,2", "method 's2d' drafts no tree; use 'mcsd' or 's2d-tree'"),
+    ("--target 7b --tree-depth 3", "method 's2d' drafts no tree"),
+    ("--target 7b --method mcsd --tree 4,x", "invalid comma-separated int value"),
+    ("--target 7b --method mcsd --tree 4,0", "whole numbers of at least 1"),
+    ("--target 7b --method mcsd --draft-length 4", "drafts a tree; give its shape"),
+    ("--target 7b --method s2d-tree --tree-size 0", "whole numbers of at least 1"),
+    ("--target 7b --method s2d-tree --tree 2,2 --tree-size 9", "--tree gives a fixed shape"),
+    ("--target 7b --method mcsd --tree 30,30", "a tree of 930 nodes, 2 deep, is more than the target's context of 512"),
     ("--target 7b --max-new-tokens -5", "lengths must be at least 1"),
     ("--target 7b --max-new-tokens many", "invalid int value"),
     ("--target 7b --temperature -1", "temperature must be 0 or more"),

@@ -1,150 +1,140 @@
 """The verifiers are exact: their output distribution, by enumeration of every outcome, is the target's."""
 
-import itertools
-
 import pytest
 import torch
+from enumeration import emitted_distribution, enumerate_outcomes, joint_distribution, random_distribution, random_model
 
 from s2d.sampling import Sampler, warp
-from s2d.verify import verify_greedy, verify_sampled
-
-V = 4
+from s2d.tree import TokenTree
+from s2d.verify import follow, verify_sampled
 
 
 def double(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-class EveryOutcome:
-    """Stands in for Sampler: replays one sequence of choices, and tells how likely it is and what comes next."""
-
-    def __init__(self, choices):
-        self.choices, self.taken, self.chance = list(choices), [], 1.0
-        self.untried = []
-
-    def _choose(self, chances):
-        """Take the next choice among outcomes with these chances; at a fork not met before, the first possible one."""
-        possible = [i for i, chance in enumerate(chances) if chance > 0]
-        at = len(self.taken)
-        if at == len(self.choices):
-            self.choices.append(possible[0])
-            self.untried += [[*self.choices[:at], other] for other in possible[1:]]
-        self.taken.append(self.choices[at])
-        self.chance *= chances[self.choices[at]]
-        return self.choices[at]
-
-    def flip(self, chances):
-        return torch.tensor([self._choose([1 - c, c]) == 1 for c in chances.tolist()], dtype=torch.bool)
-
-    def draw(self, probs):
-        return torch.tensor(self._choose(probs.tolist()))
+def sampled(replacement):
+    return lambda tree, p, q, sampler: verify_sampled(tree, p, q, replacement, sampler)
 
 
-def enumerate_outcomes(function):
-    """Yield (result, chance) of function(sampler) for every way chance can fall."""
-    waiting = [[]]
-    while waiting:
-        sampler = EveryOutcome(waiting.pop())
-        result = function(sampler)
-        waiting += sampler.untried
-        yield result, sampler.chance
-
-
-def random_distribution(generator, shape, zeros=0.0):
-    weights = torch.rand(shape, dtype=torch.float64, generator=generator) ** 3
-    weights[torch.rand(shape, generator=generator) < zeros] = 0
-    weights[..., 0] += 1e-3 * (weights.sum(-1) == 0)
-    return weights / weights.sum(-1, keepdim=True)
-
-
-def cases():
-    generator = torch.Generator().manual_seed(0)
+def distributions(vocab, thorough):
+    """Named pairs (p, q) over ``vocab`` tokens, random and adversarial."""
+    generator, one_hot = torch.Generator().manual_seed(vocab), torch.eye(vocab, dtype=torch.float64)
     for zeros in (0.0, 0.5):
-        for number in range(5):
-            yield f"random-{zeros}-{number}", random_distribution(generator, V, zeros), random_distribution(generator, V, zeros)
-    p = random_distribution(generator, V)
-    one_hot = torch.eye(V, dtype=torch.float64)
-    yield "equal", p, p.clone()
-    yield "disjoint", double(0.3, 0.7, 0, 0), double(0, 0, 0.5, 0.5)
-    yield "one-hot p", one_hot[2], p
+        for number in range(3 if thorough else 1):
+            yield f"random-{zeros}-{number}", *(random_distribution(generator, vocab, zeros) for _ in "pq")
+    p, half = random_distribution(generator, vocab), vocab // 2
+    first = torch.cat((random_distribution(generator, half), torch.zeros(vocab - half, dtype=torch.float64)))
+    last = torch.cat((torch.zeros(half, dtype=torch.float64), random_distribution(generator, vocab - half)))
+    yield "disjoint", first, last
+    yield "q hides half of p", p, last
     yield "one-hot q", p, one_hot[1]
-    yield "same one-hot", one_hot[1], one_hot[1]
-    yield "q hides p's favourite", double(0.9, 0.05, 0.05, 0), double(0, 0.5, 0.25, 0.25)
+    if thorough:
+        yield "equal", p, p.clone()
+        yield "one-hot p", one_hot[2], p
+        yield "same one-hot", one_hot[1], one_hot[1]
+        yield "nearly equal", p, (p + 1e-12) / (p + 1e-12).sum()
 
 
-@pytest.mark.parametrize(("p", "q"), [case[1:] for case in cases()], ids=[case[0] for case in cases()])
-def test_one_draft_token_leaves_the_targets_distribution(p, q):
-    output = torch.zeros(V, dtype=torch.float64)
-    rows = torch.stack([p, torch.full_like(p, 1 / V)])  # the row after the draft token cannot matter for the first
-    for x in range(V):
-        for (accepted, extra), chance in enumerate_outcomes(
-            lambda sampler: verify_sampled(rows, q[None], torch.tensor([x]), sampler) if q[x] > 0 else (0, 0)
-        ):
-            output[x if accepted else int(extra)] += q[x] * chance
+CASES = [
+    pytest.param(p, q, k, id=f"V={vocab} k={k} {name}")
+    for vocab in (3, 4, 5, 6)
+    for name, p, q in distributions(vocab, thorough=vocab < 5)
+    for k in range(1, vocab + 1)
+]
+
+
+@pytest.mark.parametrize(("p", "q", "k"), CASES)
+def test_candidates_without_replacement_leave_the_targets_distribution(p, q, k):
+    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(replacement=False))
     assert (output - p).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize("seed", range(4))
+# All 6^6 ordered draws of 6 tokens would take half a minute a case; a q with zeros in it has fewer.
+@pytest.mark.parametrize(("p", "q", "k"), [c for c in CASES if (c.values[1] > 0).sum() ** c.values[2] < 8000])
+def test_candidates_with_replacement_leave_the_targets_distribution(p, q, k):
+    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(replacement=True), replacement=True)
+    assert (output - p).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("vocab", [3, 4, 5, 6])
+def test_deterministic_candidates_leave_the_targets_distribution(vocab):
+    """k roots, the likeliest of q or the unlikeliest, duplicates among them, whatever p is."""
+    for _, p, q in distributions(vocab, thorough=True):
+        for k in range(1, vocab + 1):
+            for tokens in (q.topk(k).indices, q.topk(k, largest=False).indices, torch.zeros(k, dtype=torch.long)):
+                tree, output = TokenTree(tokens, torch.full((k,), -1)), torch.zeros(vocab, dtype=torch.float64)
+                for choice in range(vocab):  # what follows the roots has no say in the first token
+                    path, extra = follow(tree, torch.tensor([choice] + [0] * k))
+                    output[tree.tokens[path[0]] if path else extra] += p[choice]
+                assert (output - p).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
-def test_chain_leaves_the_targets_joint_distribution(seed, zeros):
-    """Two draft tokens whose distributions depend on what came before; three emitted tokens p(x) p(y|x) p(z|xy)."""
-    vocab, generator = 3, torch.Generator().manual_seed(seed)
-    p1, q1 = random_distribution(generator, vocab, zeros), random_distribution(generator, vocab, zeros)
-    p2, q2 = random_distribution(generator, (vocab, vocab), zeros), random_distribution(generator, (vocab, vocab), zeros)
-    p3 = random_distribution(generator, (vocab, vocab, vocab), zeros)
-    joint = torch.zeros(vocab, vocab, vocab, dtype=torch.float64)
-    for x, y in itertools.product(range(vocab), repeat=2):
-        drafted = q1[x] * q2[x, y]
-        if drafted == 0:
-            continue
-        rows = torch.stack([p1, p2[x], p3[x, y]])
-        q = torch.stack([q1, q2[x]])
-        for (accepted, extra), chance in enumerate_outcomes(
-            lambda sampler: verify_sampled(rows, q, torch.tensor([x, y]), sampler)
-        ):
-            emitted = [x, y][:accepted] + [int(extra)]
-            # Tokens the step did not reach come from the target in later steps.
-            later = torch.ones(vocab, vocab, dtype=torch.float64)
-            if len(emitted) == 1:
-                later = p2[emitted[0]][:, None] * p3[emitted[0]]
-                joint[emitted[0]] += drafted * chance * later
-            elif len(emitted) == 2:
-                joint[emitted[0], emitted[1]] += drafted * chance * p3[emitted[0], emitted[1]]
-            else:
-                joint[emitted[0], emitted[1], emitted[2]] += drafted * chance
-    assert (joint - p1[:, None, None] * p2[:, :, None] * p3).abs().max() < 1e-9
+@pytest.mark.parametrize(
+    ("vocab", "widths", "replacement"),
+    [(3, (2, 2), False), (4, (2, 1), False), (3, (3, 1), False), (3, (2, 1), True), (3, (1, 2), True), (5, (1, 1), False)],
+)
+def test_two_levels_leave_the_targets_pairs(vocab, widths, replacement, zeros):
+    """p(x) p(y|x), with distributions that depend on what came before."""
+    p, q = random_model(1, vocab, zeros), random_model(2, vocab, zeros)
+    output = emitted_distribution(p, q, widths, 2, sampled(replacement), replacement)
+    assert (output - joint_distribution(p, 2)).abs().max() < 1e-9
 
 
-def test_the_enumeration_notices_a_wrong_verifier():
-    """The harness has teeth: accepting without the residual, or testing argmax drafts against softmax q, is caught."""
-    p, q = double(0.6, 0.3, 0.1, 0), double(0.1, 0.2, 0.3, 0.4)
-
-    def no_residual(sampler, x):
-        kept = sampler.flip((p[x] / q[x]).clamp(max=1)[None])[0]
-        return x if kept else int(sampler.draw(p))
-
-    output = torch.zeros(V, dtype=torch.float64)
-    for x in range(V):
-        for token, chance in enumerate_outcomes(lambda sampler: no_residual(sampler, x)):
-            output[token] += q[x] * chance
-    assert (output - p).abs().max() > 0.01
-
-    best = q.argmax()
-    output = torch.zeros(V, dtype=torch.float64)
-    rows = torch.stack([p, p])
-    for (accepted, extra), chance in enumerate_outcomes(lambda s: verify_sampled(rows, q[None], best[None], s)):
-        output[best if accepted else int(extra)] += chance
-    assert (output - p).abs().max() > 0.01
+@pytest.mark.parametrize("seed", range(4))
+def test_a_chain_leaves_the_targets_triples(seed):
+    """Two draft tokens, up to three emitted ones: p(x) p(y|x) p(z|xy)."""
+    p, q = random_model(seed, 3, zeros=0.3), random_model(seed + 10, 3, zeros=0.3)
+    output = emitted_distribution(p, q, (1, 1), 3, sampled(replacement=False))
+    assert (output - joint_distribution(p, 3)).abs().max() < 1e-9
 
 
-def test_greedy_keeps_the_matching_prefix_and_adds_the_next_argmax():
-    best = torch.tensor([3, 1, 2, 0])
-    logits = torch.nn.functional.one_hot(best, V).double()
-    for drafted, accepted in (([3, 1, 2], 3), ([3, 1, 0], 2), ([3, 0, 2], 1), ([0, 1, 2], 0)):
-        kept, extra = verify_greedy(logits, torch.tensor(drafted))
-        assert (kept, int(extra)) == (accepted, best[accepted])
-    kept, extra = verify_greedy(logits[:1], torch.tensor([], dtype=torch.long))
-    assert (kept, int(extra)) == (0, 3)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_deterministic_tree_leaves_the_targets_triples(seed):
+    """Uneven, with twins: only one of two equal siblings may be entered, or the one with more below it is preferred."""
+    vocab, p = 3, random_model(seed, 3, zeros=0.3)
+    tree = TokenTree(torch.tensor([0, 2, 0, 1, 2, 0]), torch.tensor([-1, -1, -1, 2, 2, 1]))
+    prefixes = [(), (0,), (2,), (0,), (0, 1), (0, 2), (2, 0)]
+    output = torch.zeros((vocab,) * 3, dtype=torch.float64)
+    rows = torch.stack([p(prefix) for prefix in prefixes])
+    for (path, extra), chance in enumerate_outcomes(lambda sampler: follow(tree, sampler.draw(rows))):
+        emitted = (*tree.tokens[path].tolist(), int(extra))
+        output[emitted] += chance * joint_distribution(p, 3 - len(emitted), emitted)
+    assert (output - joint_distribution(p, 3)).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_where_a_path_ends_may_depend_on_the_path(replacement):
+    """Children below some tokens only: a decision made from drawn tokens, but before anything of theirs was drawn."""
+    p, q = random_model(5, 3), random_model(6, 3)
+
+    def pruned(tree, p_rows, q_rows, sampler):
+        grows = tree.tokens[:2] != 1  # below token 1 the draft gave up
+        keep = torch.cat((torch.tensor([True, True]), grows[tree.parents[2:]]))
+        number = torch.cat((keep.cumsum(0) - 1, torch.tensor([-1])))
+        small = TokenTree(tree.tokens[keep], number[tree.parents[keep]])
+        rows = torch.cat((torch.tensor([True]), keep))
+        path, extra = verify_sampled(small, p_rows[rows], q_rows[rows], replacement, sampler)
+        return keep.nonzero().flatten()[path], extra
+
+    output = emitted_distribution(p, q, (2, 2), 2, pruned, replacement)
+    assert (output - joint_distribution(p, 2)).abs().max() < 1e-9
+
+
+def test_greedy_follows_the_argmax_and_adds_the_next_one():
+    tree = TokenTree(torch.tensor([3, 1, 1, 0, 2, 2]), torch.tensor([-1, -1, 0, 0, 1, 2]))
+    for best, path, extra in (
+        ([3, 1, 0, 2, 0, 0, 1], [0, 2, 5], 1),  # 3 1 2 and then 1
+        ([3, 0, 0, 0, 2, 0, 0], [0, 3], 2),
+        ([3, 2, 0, 0, 0, 0, 0], [0], 2),
+        ([1, 0, 2, 0, 0, 3, 0], [1, 4], 3),
+        ([2, 0, 0, 0, 0, 0, 0], [], 2),
+    ):
+        kept, added = follow(tree, torch.tensor(best))
+        assert (kept, int(added)) == (path, extra)
+    kept, added = follow(tree[:0], torch.tensor([3]))
+    assert (kept, int(added)) == ([], 3)
 
 
 def test_warp_by_hand():
@@ -153,16 +143,37 @@ def test_warp_by_hand():
     assert torch.allclose(warp(logits, 1.0), probs)
     assert torch.allclose(warp(logits, 0.5), probs**2 / (probs**2).sum())
     for top_p, kept in ((0.4, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.94, 3), (0.96, 4), (1.0, 4)):
-        expected = torch.where(torch.arange(V) < kept, probs, 0.0)
+        expected = torch.where(torch.arange(4) < kept, probs, 0.0)
         assert torch.allclose(warp(logits, 1.0, top_p), expected / expected.sum()), top_p
     shuffled = torch.tensor([2, 0, 3, 1])
     assert torch.allclose(warp(logits[shuffled], 1.0, 0.7), warp(logits, 1.0, 0.7)[shuffled])
 
 
 def test_sampler_repeats_with_its_seed():
-    chances, probs = torch.full((50,), 0.5), torch.full((100,), 0.01)
+    probs = torch.full((40, 100), 0.01)
     first, again, other = (Sampler(seed, "cpu") for seed in (1, 1, 2))
-    assert torch.equal(first.flip(chances), again.flip(chances))
-    assert first.draw(probs) == again.draw(probs)
-    assert not torch.equal(Sampler(1, "cpu").flip(chances), other.flip(chances))
-    assert not first.flip(torch.zeros(50)).any() and first.flip(torch.ones(50)).all()
+    assert torch.equal(first.draw(probs), again.draw(probs))
+    assert [first.flip(double(0.5)[0]) for _ in range(50)] == [again.flip(double(0.5)[0]) for _ in range(50)]
+    assert torch.equal(first.candidates(probs, 5, False), again.candidates(probs, 5, False))
+    assert not torch.equal(Sampler(1, "cpu").draw(probs), other.draw(probs))
+    assert not any(first.flip(double(0.0)[0]) for _ in range(50)) and all(first.flip(double(1.0)[0]) for _ in range(50))
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+def test_candidates_come_in_the_order_of_their_drawing(replacement):
+    """20,000 ordered pairs against q(x) q(y) or q(x) q(y) / (1 - q(x)); each count within 6 standard deviations.
+
+    With 16 counts, false alarms are rarer than 1e-7.
+    """
+    q, runs = double(0.5, 0.3, 0.15, 0.05), 20000
+    pairs = Sampler(3, "cpu").candidates(q.expand(runs, 4), 2, replacement)
+    expected = q[:, None] * q if replacement else (q[:, None] * q / (1 - q[:, None])).fill_diagonal_(0)
+    counts = torch.zeros(4, 4, dtype=torch.float64).index_put_((pairs[:, 0], pairs[:, 1]), double(1.0), accumulate=True)
+    assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
+
+
+def test_where_tokens_run_out_the_end_is_filled_with_others():
+    q = double(0.0, 0.7, 0.0, 0.3).expand(50, 4)
+    drawn = Sampler(0, "cpu").candidates(q, 4, replacement=False)
+    assert (drawn.sort(dim=-1).values == torch.arange(4)).all()
+    assert ((drawn[:, :2] == 1) | (drawn[:, :2] == 3)).all()
