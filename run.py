@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from s2d import Tokenizer, generate, load_model
-from s2d.decode import DRAFT_LENGTH, METHODS, TREES
+from s2d.decode import METHODS
 from s2d.tokenizer import TextStream, chat_template
+from s2d.tree import Dynamic
 from s2d.weights import DTYPES
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -39,7 +40,7 @@ def run(args):
     options = dict(
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
         top_p=args.top_p, seed=args.seed, exits=args.exits, thresholds=args.thresholds,
-        draft_length=args.draft_length, tree=tree_shape(args), stop=args.stop, replacement=args.with_replacement,
+        draft_length=args.draft_length, tree=tree_shape(args, draft), stop=args.stop, replacement=args.with_replacement,
     )  # fmt: skip
     only_target = options | {"method": "ar", "draft_length": None, "tree": None}
     demonstration = args.prompt is None and args.method != "ar" and not args.json
@@ -94,13 +95,13 @@ def encode_prompt(args, tokenizer, target_path):
     return tokenizer.encode(text)
 
 
-def tree_shape(args):
-    """What --tree or the --tree-... options ask for; None leaves it to the method."""
+def tree_shape(args, draft):
+    """What --tree or the --tree-... options ask for, the draft's own tree for the rest; None leaves it to the method."""
     grown = {"top_k": args.tree_top_k, "depth": args.tree_depth, "size": args.tree_size}
     grown = {name: value for name, value in grown.items() if value is not None}
     if args.tree is not None and grown:
         raise ValueError("--tree gives a fixed shape; it does not go with --tree-top-k, --tree-depth or --tree-size")
-    return replace(TREES["s2d-tree"], **grown) if grown else args.tree
+    return replace(Dynamic(*draft.config.draft_tree), **grown) if grown and draft else args.tree
 
 
 def speed(output):
@@ -156,7 +157,7 @@ def parse(arguments):
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: bfloat16 on a GPU, else float32")
     parser.add_argument("--exits", type=numbers(int), metavar="E,E,...", help="draft layers to predict after, e.g. 2,3,4")
     parser.add_argument("--thresholds", type=numbers(float), metavar="C,C,...", help="confidence that is enough, each exit")
-    parser.add_argument("--draft-length", type=int, metavar="N", help=f"length of a chain; default {DRAFT_LENGTH}")
+    parser.add_argument("--draft-length", type=int, metavar="N", help="length of a chain; default: the draft's own")
     parser.add_argument("--tree", type=numbers(int), metavar="N,N,...", help="children of a node, level by level: 4,2,2,1")
     parser.add_argument("--tree-top-k", type=int, metavar="N", help="instead: the tree grows where the draft is confident,")
     parser.add_argument("--tree-depth", type=int, metavar="N", help="N nodes wide and N children each, so many levels deep,")

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from .corpus import GROUPS, conversations
-from .decode import DRAFT_LENGTH, generate
+from .decode import generate
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -121,7 +121,7 @@ def main(arguments=None):
     parser.add_argument("--limit", type=int, default=4, help="held-out prompts of each of the six groups")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--draft-length", type=int, help=f"draft tokens a step; default {DRAFT_LENGTH}")
+    parser.add_argument("--draft-length", type=int, help="draft tokens a step; default: the draft's own")
     parser.add_argument("--hf", action="store_true", help="transformers' greedy generate beside ours")
     args = parser.parse_args(arguments)
     try:

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .draft import Draft, SortedDraft
+from .draft import SortedDraft, no_draft
 from .sampling import Sampler, warp
-from .tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
+from .tree import Dynamic, KConfig, TreeAttention, ancestor_mask
 from .verify import follow, verify_sampled
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
-DRAFT_LENGTH = 6
-TREES = {"mcsd": KConfig((4, 2, 2, 1)), "s2d-tree": Dynamic(top_k=10, depth=4, size=60)}  # as published
+TREE_METHODS = ("mcsd", "s2d-tree")
+K_CONFIG = (4, 2, 2, 1)
 
 
 @dataclass
@@ -56,16 +56,17 @@ def generate(
     """Continue ``tokens``, a list of ids, exactly as ``target`` alone would. Returns an Output.
 
     ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts) default to the draft's
-    config; "sd" and "mcsd" use the last exit only. "sd" and "s2d" draft chains of ``draft_length`` tokens (default
-    DRAFT_LENGTH); "mcsd" and "s2d-tree" draft ``tree``: the numbers of children, level by level, such as (4, 2, 2, 1),
-    or a ``Dynamic``; default TREES. Drafting ends early where the last exit's confidence falls below ``stop``. Above
-    T = 0 the children of a node are sampled, with or without ``replacement``, but those of a Dynamic are the likeliest.
+    config; "sd" and "mcsd" use the last exit only. "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and
+    "s2d-tree" draft ``tree``: the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults
+    come from the draft's config, for "mcsd" it is K_CONFIG. Drafting ends early where the last exit's confidence falls
+    below ``stop``. Above T = 0 the children of a node are sampled, with or without ``replacement``; those of a Dynamic
+    are always the likeliest.
     ``on_tokens`` is called with each step's new tokens. Ends at EOS, after ``max_new_tokens`` or where the target's
     context is full. Raises ValueError for anything that cannot be run.
     """
     start = time.perf_counter()
     limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, stop)
-    shape = choose_shape(target.config, method, draft_length, tree)
+    shape = choose_shape(target.config, draft and draft.config, method, draft_length, tree)
     n, stats, eos = len(tokens), Stats(), set(target.config.eos_token_ids)
     context = torch.zeros(1, limit, dtype=torch.long, device=target.device)
     context[0, :n] = torch.tensor(tokens)
@@ -80,9 +81,9 @@ def generate(
 
     finished = False
     while not finished:
-        proposal = Draft(TokenTree(context[0, :0], context[0, :0]), None, context[0, :0], [], [])
+        proposal = no_draft(target.device)
         if drafter:
-            levels = max(0, min(shape.depth, limit - n - 1, draft_limit - n + 1))
+            levels = max(0, min(limit - n - 1, draft_limit - n + 1))
             proposal = drafter.grow(context, n, levels, temperature, top_p, replacement, stop, sampler)
         drafted = proposal.tree
         if not static:
@@ -123,29 +124,29 @@ def _score(target, context, tree, attention, cache):
     return target.logits(hidden[0, n - 1 - seen :])
 
 
-def choose_shape(config, method, draft_length=None, tree=None):
-    """The shape of tree a method drafts; raises ValueError where the options do not fit it or the target's config."""
-    if method in TREES:
+def choose_shape(target_config, draft_config, method, draft_length=None, tree=None):
+    """The shape of tree a method drafts; raises ValueError where the options do not fit the method or the target."""
+    if tree is not None and method not in TREE_METHODS:
+        raise ValueError(f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREE_METHODS))} for one")
+    if method == "ar":
+        return KConfig(())
+    if method in TREE_METHODS:
         if draft_length is not None:
             raise ValueError(f"method {method!r} drafts a tree; give its shape, not a draft length")
-        shape = TREES[method] if tree is None else tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
-    elif tree is not None:
-        raise ValueError(f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREES))} for one")
+        if tree is None:
+            tree = K_CONFIG if method == "mcsd" else Dynamic(*draft_config.draft_tree)
+        shape = tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
     else:
-        draft_length = DRAFT_LENGTH if draft_length is None else draft_length
-        if draft_length < 1:
-            raise ValueError(f"lengths must be at least 1, got draft_length={draft_length}")
-        shape = KConfig((1,) * draft_length * (method != "ar"))
-    numbers = shape.widths if isinstance(shape, KConfig) else (shape.top_k, shape.depth, shape.size)
-    if method in TREES and (not numbers or min(numbers) < 1):
-        raise ValueError(f"a tree needs whole numbers of at least 1, got {shape}")
-    widest = max(shape.widths, default=0) if isinstance(shape, KConfig) else shape.top_k
-    if widest > config.vocab_size:
-        raise ValueError(f"a node cannot have {widest} different children: there are {config.vocab_size} tokens")
-    if max(shape.size, shape.depth) > config.max_position_embeddings:
+        shape = KConfig((1,) * (draft_config.draft_length if draft_length is None else draft_length))
+    static = isinstance(shape, KConfig)
+    if min(shape.widths if static else (shape.top_k, shape.depth, shape.size), default=0) < 1:
+        raise ValueError(f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
+    widest, context_size = max(shape.widths) if static else shape.top_k, target_config.max_position_embeddings
+    if widest > target_config.vocab_size:
+        raise ValueError(f"a node cannot have {widest} different children: there are {target_config.vocab_size} tokens")
+    if max(shape.size, shape.depth) > context_size:
         raise ValueError(
-            f"a tree of {shape.size} nodes, {shape.depth} deep, is more than the target's context of "
-            f"{config.max_position_embeddings}"
+            f"a tree of {shape.size} nodes, {shape.depth} deep, is more than the target's context of {context_size}"
         )
     return shape
 

@@ -42,6 +42,12 @@ class Draft:
     level_sizes: list[int]
 
 
+def no_draft(device):
+    """Nothing proposed: the target decodes on its own."""
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    return Draft(TokenTree(none, none), None, none, [], [])
+
+
 class SortedDraft:
     """A draft model with its exits that continues contexts of at most ``capacity`` tokens by trees of one ``shape``."""
 
@@ -87,7 +93,7 @@ class SortedDraft:
         self.tokens[:, :n] = context[:, :n]
         if self.static:
             return self._grow_static(n, levels, temperature, top_p, replacement, stop, sampler)
-        return self._grow_dynamic(n, levels, stop)
+        return self._grow_dynamic(n, min(levels, self.shape.depth), stop)
 
     def _gives_up(self, confidence, exit_layer, stop):
         return stop is not None and exit_layer == self.segments[-1].stop and confidence < stop
@@ -114,40 +120,37 @@ class SortedDraft:
 
     def _grow_dynamic(self, n, levels, stop):
         """A Dynamic tree: candidates are numbered level by level; only those that are expanded get a slot."""
-        top_k, size = self.shape.top_k, self.shape.size
-        none = torch.zeros(0, dtype=torch.long, device=self.tokens.device)
-        tokens, parents, slots, depths, exits = [none], [none], [none], [none], []
-        scores = [torch.zeros(0, device=self.tokens.device, dtype=torch.float64)]  # cumulative log-probabilities
-        frontier, frontier_slots, frontier_scores = none.new_tensor([-1]), none.new_tensor([-1]), 0.0
-        slot_parents, count = none, 0
-        for depth in range(min(levels, self.shape.depth)):
+        top_k, places, device = self.shape.top_k, self.tokens.shape[1], self.tokens.device
+        frontier = frontier_slots = torch.tensor([-1], device=device)  # what to expand: numbers, slots, and below:
+        frontier_scores = torch.zeros(1, device=device)  # cumulative log-probabilities
+        slot_parents, count, columns, exits = frontier[:0], 0, [], []
+        for _ in range(levels):
             used = len(slot_parents)
             logits, confidence, exit_layer = self.predict(n, n + used, len(frontier))
             if self._gives_up(confidence, exit_layer, stop):
                 break
-            gains, children = logits.double().log_softmax(dim=-1).topk(top_k)  # (F, K)
-            score = (frontier_scores + gains).flatten()  # (F * K,)
-            best = score.topk(min(top_k, len(score))).indices  # they are expanded on the next level
-            slot = torch.full_like(score, self.tokens.shape[1], dtype=torch.long)
-            slot[best] = used + torch.arange(len(best), device=best.device)
-            tokens.append(children.flatten())
-            parents.append(frontier.repeat_interleave(top_k))
-            slots.append(slot)
-            depths.append(torch.full_like(slot, depth))
-            scores.append(score)
-            exits.append(exit_layer)
+            gains, children = warp(logits, temperature=1.0).log().topk(top_k)  # (F, K)
+            scores = (frontier_scores[:, None] + gains).flatten()  # (F * K,)
+            children, parents = children.flatten(), frontier.repeat_interleave(top_k)
+            best = scores.topk(min(top_k, len(scores))).indices  # the next frontier
+            slots = torch.full_like(parents, places)  # for all others a place that no cache has
+            slots[best] = torch.arange(used, used + len(best), device=device)
             slot_parents = torch.cat((slot_parents, frontier_slots.repeat_interleave(top_k)[best]))
             self.attention.set_tree(ancestor_mask(slot_parents))
-            self.tokens[0, n + used : n + len(slot_parents)] = tokens[-1][best]
-            frontier, frontier_slots, frontier_scores = count + best, slot[best], score[best, None]
-            count += len(score)
-        # A parent scores at least as much as its children and comes first, so it is kept where they are.
-        kept = torch.cat(scores).sort(descending=True, stable=True).indices[:size].sort().values
-        number = none.new_full((count + 1,), -1)  # old number -> new; the last entry is the context's
-        number[kept] = torch.arange(len(kept), device=kept.device)
-        tree = TokenTree(torch.cat(tokens)[kept], number[torch.cat(parents)[kept]])
-        level_sizes = torch.cat(depths)[kept].bincount(minlength=len(exits)).tolist()
-        return Draft(tree, None, torch.cat(slots)[kept], exits, level_sizes)
+            self.tokens[0, n + used : n + len(slot_parents)] = children[best]
+            columns.append((children, parents, slots, scores, torch.full_like(parents, len(exits))))
+            exits.append(exit_layer)
+            frontier, frontier_slots, frontier_scores = count + best, slots[best], scores[best]
+            count += len(scores)
+        if not columns:
+            return no_draft(device)
+        tokens, parents, slots, scores, depths = (torch.cat(column) for column in zip(*columns))
+        # A parent scores no less than its children and comes before them, so it is kept where they are.
+        kept = scores.sort(descending=True, stable=True).indices[: self.shape.size].sort().values
+        number = torch.full((count + 1,), -1, device=device)  # old number -> new one; the last entry is the context's
+        number[kept] = torch.arange(len(kept), device=device)
+        tree = TokenTree(tokens[kept], number[parents[kept]])
+        return Draft(tree, None, slots[kept], exits, depths[kept].bincount(minlength=len(exits)).tolist())
 
     def keep(self, n, slots):
         """After verification: n places of context stay, and behind them what the caches hold in ``slots``, a list."""

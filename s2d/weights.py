@@ -121,15 +121,26 @@ def _config_from_dict(raw):
         eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
         exit_layers=tuple(raw.get("exit_layers", ())),
         thresholds=tuple(float(t) for t in raw.get("thresholds", ())),
+        draft_length=raw.get("draft_length", 6),
+        draft_tree=tuple(raw.get("draft_tree", (10, 4, 60))),
     )
     if heads % config.num_key_value_heads:
         raise ValueError(f"{heads} attention heads cannot share {config.num_key_value_heads} key/value heads evenly")
+    if config.thresholds and len(config.thresholds) != len(config.exit_layers):
+        raise ValueError(f"{len(config.exit_layers)} exit_layers cannot have {len(config.thresholds)} thresholds")
+    if len(config.draft_tree) != 3:
+        raise ValueError(f"draft_tree is {list(config.draft_tree)}; expected three numbers: top_k, depth, size")
     return config
 
 
 def _config_to_dict(config, dtype):
     linear = {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": config.rope_factor}}
-    exits = {"exit_layers": list(config.exit_layers), "thresholds": list(config.thresholds)}
+    drafting = {
+        "exit_layers": list(config.exit_layers),
+        "thresholds": list(config.thresholds),
+        "draft_length": config.draft_length,
+        "draft_tree": list(config.draft_tree),
+    }
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -149,7 +160,7 @@ def _config_to_dict(config, dtype):
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids) if len(config.eos_token_ids) > 1 else config.eos_token_ids[0],
         "torch_dtype": str(dtype).removeprefix("torch."),
-        **(exits if config.exit_layers else {}),
+        **(drafting if config.exit_layers else {}),
     }
 
 

@@ -56,7 +56,7 @@ def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, 
 
 
 def depth(setting):
-    return choose_shape(TINY, setting["method"], setting.get("draft_length"), setting.get("tree")).depth
+    return choose_shape(TINY, TINY, setting["method"], setting.get("draft_length"), setting.get("tree")).depth
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -201,6 +201,7 @@ BAD = [
     (dict(max_new_tokens=0), "at least 1, got max_new_tokens=0"),
     (dict(max_new_tokens=-3), "at least 1"),
     (dict(draft_length=-1), "draft_length=-1"),
+    (dict(method="ar", tree=(2, 2)), "method 'ar' drafts no tree"),
     (dict(tree=(2, 2)), "method 's2d' drafts no tree; use 'mcsd' or 's2d-tree'"),
     (dict(method="mcsd", draft_length=3), "drafts a tree; give its shape"),
     (dict(method="mcsd", tree=()), "whole numbers of at least 1"),
@@ -210,7 +211,7 @@ BAD = [
     (dict(method="mcsd", tree=(62,)), "cannot have 62 different children"),
     (dict(method="mcsd", tree=(9, 9, 9)), "a tree of 819 nodes, 3 deep, is more than the target's context of 128"),
     (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), "400 deep, is more than the target's context"),
-    (dict(draft_length=400), "400 deep, is more than the target's context"),
+    (dict(draft_length=400), "400 nodes, 400 deep, is more than the target's context"),
     (dict(method="mcsd", exits=[2, 4]), "drafts from one exit"),
     (dict(temperature=-0.1), "temperature must be 0 or more"),
     (dict(temperature=float("nan")), "temperature must be 0 or more"),
@@ -246,3 +247,14 @@ def test_exits_come_from_the_draft_unless_given():
     assert set(run(method="s2d", exits=[2, 4], thresholds=[1.0, 0.0]).stats.exit_counts) == {4}
     assert set(run(method="sd").stats.exit_counts) == {3}
     assert set(run(method="sd", exits=[2]).stats.exit_counts) == {2}
+
+
+def test_shapes_come_from_the_draft_unless_given():
+    target = random_llama(10)
+    draft = random_llama(10, draft_length=3, draft_tree=(2, 5, 7))
+    run = functools.partial(generate, target, [1, 2], draft=draft, max_new_tokens=24, exits=[4])
+    assert max(run(method="s2d").stats.accept_lengths) == 4
+    assert max(run(method="s2d", draft_length=5).stats.accept_lengths) == 6
+    tree = run(method="s2d-tree").stats
+    assert 7 * (tree.steps - 1) < tree.exit_counts[4] <= 7 * tree.steps
+    assert max(run(method="mcsd", tree=(2, 2)).stats.accept_lengths) == 3

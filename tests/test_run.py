@@ -137,7 +137,7 @@ MISTAKES = [
     ("--target 7b --thresholds 0.5,1.5,0", "within 0..1"),
     ("--target 7b --thresholds 0.5,x,0", "invalid comma-separated float value"),
     ("--target 7b --stop 7", "stop is a confidence"),
-    ("--target 7b --draft-length -1", "lengths must be at least 1"),
+    ("--target 7b --draft-length -1", "whole numbers of at least 1, got draft_length=-1"),
     ("--target 7b --tree 2,2", "method 's2d' drafts no tree; use 'mcsd' or 's2d-tree'"),
     ("--target 7b --tree-depth 3", "method 's2d' drafts no tree"),
     ("--target 7b --method mcsd --tree 4,x", "invalid comma-separated int value"),
