@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from s2d import Tokenizer, generate, load_model
+from s2d.decision import load_decision
 from s2d.decode import METHODS
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
@@ -40,7 +41,8 @@ def run(args):
     options = dict(
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
         top_p=args.top_p, seed=args.seed, exits=args.exits, thresholds=args.thresholds,
-        draft_length=args.draft_length, tree=tree_shape(args, draft), stop=args.stop, replacement=args.with_replacement,
+        draft_length=args.draft_length, tree=tree_shape(args, draft), init=args.init, stop=find_stop(args.stop, draft),
+        replacement=args.with_replacement,
     )  # fmt: skip
     only_target = options | {"method": "ar", "draft_length": None, "tree": None}
     demonstration = args.prompt is None and args.method != "ar" and not args.json
@@ -104,6 +106,16 @@ def tree_shape(args, draft):
     return replace(Dynamic(*draft.config.draft_tree), **grown) if grown and draft else args.tree
 
 
+def find_stop(text, draft):
+    """--stop: a number is a confidence, anything else the file of a decision model."""
+    if text is None or draft is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return load_decision(text, draft)
+
+
 def speed(output):
     return len(output.tokens) / output.stats.seconds
 
@@ -118,7 +130,8 @@ def report(output, method):
     if drafted := sum(stats.exit_counts.values()):
         shares = [f"{count / drafted:.0%} after layer {layer}" for layer, count in sorted(stats.exit_counts.items())]
         lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
-    lines.append(f"exact          {'yes' if output.exact else 'no'}, method {method}")
+    lossy = "no: with several roots from the target the text is not the target's own"
+    lines.append(f"exact          {'yes' if output.exact else lossy}, method {method}")
     return "\n".join(lines)
 
 
@@ -133,7 +146,9 @@ def as_json(output, prompt, tokenizer):
             "steps": stats.steps,
             "mean_accepted_tokens": stats.mean_accepted_tokens,
             "accept_lengths": stats.accept_lengths,
+            "acceptance_rate": stats.acceptance_rate,
             "exit_counts": dict(sorted(stats.exit_counts.items())),
+            "draft_forwards": stats.draft_forwards,
             "seconds": stats.seconds,
             "tokens_per_second": speed(output),
         },
@@ -163,7 +178,9 @@ def parse(arguments):
     parser.add_argument("--tree-depth", type=int, metavar="N", help="N nodes wide and N children each, so many levels deep,")
     parser.add_argument("--tree-size", type=int, metavar="N", help="and the best N nodes of it go to the target")
     parser.add_argument("--with-replacement", action="store_true", help="sample a node's children with replacement")
-    parser.add_argument("--stop", type=float, metavar="C", help="end a draft where the last exit's confidence is below C")
+    parser.add_argument("--init", choices=("draft", "target"), default="draft", help="who gives a tree its first level")
+    parser.add_argument("--stop", metavar="C|FILE", help="end a draft where the last exit's confidence is below C, or "
+                        "where this decision model says so")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(arguments)
 

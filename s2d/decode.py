@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from .draft import SortedDraft, no_draft
-from .sampling import Sampler, warp
+from .sampling import Sampler, Sampling, warp
 from .tree import Dynamic, KConfig, TreeAttention, ancestor_mask
-from .verify import follow, verify_sampled
+from .verify import follow, verify_sampled, without
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 TREE_METHODS = ("mcsd", "s2d-tree")
@@ -23,11 +23,29 @@ K_CONFIG = (4, 2, 2, 1)
 
 @dataclass
 class Stats:
-    """What a generation did. ``seconds`` is wall time without loading; the first step's target pass reads the prompt."""
+    """What a generation did. The first step's target pass reads the prompt; ``seconds`` is wall time without loading."""
 
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted in each step, the target's own included
     exit_counts: Counter = field(default_factory=Counter)  # exit layer -> draft tokens that left there
+    draft_forwards: int = 0  # how often the draft ran: once for each level it drafted
+    draft_levels: int = 0  # depths of all drafts
+    accepted: int = 0  # draft tokens that were accepted
+    draft_seconds: float = 0.0  # of these: growing drafts,
+    target_seconds: float = 0.0  # and the target's forward passes
     seconds: float = 0.0
+
+    def count(self, emitted, proposal, accepted, draft_seconds, target_seconds):
+        """Add one step that emitted so many tokens, and accepted so many of its Draft."""
+        if emitted:
+            self.accept_lengths.append(emitted)
+        for exit_layer, size in zip(proposal.exits, proposal.level_sizes):
+            if exit_layer:
+                self.exit_counts[exit_layer] += size
+        self.draft_forwards += proposal.forwards
+        self.draft_levels += len(proposal.exits)
+        self.accepted += accepted
+        self.draft_seconds += draft_seconds
+        self.target_seconds += target_seconds
 
     @property
     def steps(self):
@@ -37,6 +55,11 @@ class Stats:
     def mean_accepted_tokens(self):
         """Tokens emitted per step; 1.0 for autoregressive decoding."""
         return sum(self.accept_lengths) / self.steps
+
+    @property
+    def acceptance_rate(self):
+        """Accepted draft tokens by depth of the draft (arXiv 2409.10644); 0.0 where nothing was drafted."""
+        return self.accepted / self.draft_levels if self.draft_levels else 0.0
 
 
 @dataclass
@@ -51,77 +74,130 @@ class Output:
 @torch.inference_mode()
 def generate(
     target, tokens, draft=None, method="s2d", max_new_tokens=128, temperature=0.0, top_p=1.0, seed=0,
-    exits=None, thresholds=None, draft_length=None, tree=None, stop=None, replacement=False, on_tokens=None,
+    exits=None, thresholds=None, draft_length=None, tree=None, init="draft", stop=None, replacement=False,
+    on_tokens=None, on_step=None,
 ):  # fmt: skip
-    """Continue ``tokens``, a list of ids, exactly as ``target`` alone would. Returns an Output.
+    """Continue ``tokens``, a list of ids, as ``target`` alone would. Returns an Output.
 
     ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts) default to the draft's
     config; "sd" and "mcsd" use the last exit only. "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and
     "s2d-tree" draft ``tree``: the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults
-    come from the draft's config, for "mcsd" it is K_CONFIG. Drafting ends early where the last exit's confidence falls
-    below ``stop``. Above T = 0 the children of a node are sampled, with or without ``replacement``; those of a Dynamic
-    are always the likeliest.
-    ``on_tokens`` is called with each step's new tokens. Ends at EOS, after ``max_new_tokens`` or where the target's
-    context is full. Raises ValueError for anything that cannot be run.
+    come from the draft's config, for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are sampled, with or
+    without ``replacement``; those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where
+    the last exit's confidence falls below it, or a decision model (decision.py).
+
+    ``init`` "target" takes the first level of each tree from the target's last distribution (arXiv 2409.10644, section
+    3.1): every root counts as accepted and the longest path below one wins. This alone is not lossless, unless the
+    first level has one node.
+
+    ``on_tokens`` is called with each step's new tokens, ``on_step`` with each step's Draft and the target's logits
+    (N+1, V). Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError for
+    anything that cannot be run.
     """
-    start = time.perf_counter()
-    limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, stop)
+    started = _now(target.device)
+    limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
     shape = choose_shape(target.config, draft and draft.config, method, draft_length, tree)
+    sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
     n, stats, eos = len(tokens), Stats(), set(target.config.eos_token_ids)
     context = torch.zeros(1, limit, dtype=torch.long, device=target.device)
     context[0, :n] = torch.tensor(tokens)
-    cache, sampler = target.new_cache(limit + shape.size), Sampler(seed, target.device)
+    cache = target.new_cache(limit + shape.size)
     attention = TreeAttention(limit, shape.size, target.device, target.dtype)
-    drafter, static = None, isinstance(shape, KConfig)
-    if static:
+    if isinstance(shape, KConfig):
         attention.set_tree(ancestor_mask(shape.parents().to(target.device)))
+    drafter = roots = after_context = None
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
         drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit), draft.config.max_position_embeddings
 
     finished = False
     while not finished:
+        began = _now(target.device)
         proposal = no_draft(target.device)
-        if drafter:
-            levels = max(0, min(limit - n - 1, draft_limit - n + 1))
-            proposal = drafter.grow(context, n, levels, temperature, top_p, replacement, stop, sampler)
-        drafted = proposal.tree
-        if not static:
-            attention.set_tree(drafted.ancestors)
-        logits = _score(target, context[:, :n], drafted, attention, cache)  # (N+1, V)
-        if temperature == 0:
-            path, extra = follow(drafted, logits.argmax(dim=-1))
-        elif static:
-            path, extra = verify_sampled(drafted, warp(logits, temperature, top_p), proposal.probs, replacement, sampler)
-        else:
-            path, extra = follow(drafted, sampler.draw(warp(logits, temperature, top_p)))
-        context[0, n : n + len(path)] = drafted.tokens[path]
-        context[0, n + len(path)] = extra
+        if drafter and (init == "draft" or roots):
+            room = limit - n if roots else limit - n - 1  # the token the target adds needs room too
+            levels = max(1 if roots else 0, min(room, draft_limit - n + 1))
+            proposal = drafter.grow(context, n, levels, sampling, stop, roots)
+        if isinstance(shape, Dynamic):
+            attention.set_tree(proposal.tree.ancestors)
+        drafted = _now(target.device)
+        logits = _score(target, context[:, :n], proposal.tree, attention, cache, after_context)  # (N+1, V)
+        scored = _now(target.device)
+        path, extra = _verify(proposal, logits, sampling, len(roots[0]) if roots else 0)
+        after_context = logits[path[-1] + 1 if path else 0]  # (V,)
         cache.keep(n, path)
         if drafter:
             drafter.keep(n, proposal.slots[path].tolist())
+        new = proposal.tree.tokens[path]
+        if drafter and init == "target":
+            roots = _target_roots(extra, after_context, shape, sampling)
+        else:
+            new = torch.cat((new, extra[None]))
+        context[0, n : n + len(new)] = new
 
-        new = context[0, n : n + len(path) + 1].tolist()
+        if on_step:
+            on_step(proposal, logits)
+        new = new.tolist()
         end = next((i for i, token in enumerate(new, 1) if token in eos), None)
         new = new[:end]
         n += len(new)
         finished = end is not None or n == limit
-        stats.accept_lengths.append(len(new))
-        for exit_layer, count in zip(proposal.exits, proposal.level_sizes):
-            stats.exit_counts[exit_layer] += count
+        stats.count(len(new), proposal, len(path), drafted - began, scored - drafted)
         if on_tokens:
             on_tokens(new)
-    stats.seconds = time.perf_counter() - start
-    return Output(context[0, len(tokens) : n].tolist(), True, stats)
+    stats.seconds = _now(target.device) - started
+    exact = method == "ar" or init == "draft" or shape.width == 1
+    return Output(context[0, len(tokens) : n].tolist(), exact, stats)
 
 
-def _score(target, context, tree, attention, cache):
-    """One target pass over what its cache lacks of ``context`` (1, n) and ``tree``: logits (N+1, V), see verify.py."""
+def _now(device):
+    """Seconds on a clock, once the device has done all it was given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _score(target, context, tree, attention, cache, after_context):
+    """One target pass over what its cache lacks of ``context`` (1, n) and ``tree``: logits (N+1, V), see verify.py.
+
+    ``after_context`` (V,) is row 0 where the cache already has the whole context.
+    """
     n, seen = context.shape[1], cache.length
     positions, mask = attention.rows(n, seen, n + len(tree))
     new = torch.cat((context[:, seen:], tree.tokens[None]), dim=1)
     hidden = target.run_layers(target.embed(new), positions=positions, mask=mask, cache=cache)
+    if seen == n:
+        return torch.cat((after_context[None], target.logits(hidden[0])))
     return target.logits(hidden[0, n - 1 - seen :])
+
+
+def _verify(proposal, logits, sampling, roots):
+    """(path, extra) of the verifier that fits; with ``roots`` given by the target, the longest path below one of them."""
+    tree, starts = proposal.tree, range(roots) if roots else (-1,)
+    if sampling.temperature > 0:
+        p = warp(logits, sampling.temperature, sampling.top_p)
+    if sampling.temperature > 0 and proposal.probs is not None:
+        walks = [verify_sampled(tree, p, proposal.probs, sampling.replacement, sampling.sampler, start) for start in starts]
+    else:
+        choices = logits.argmax(dim=-1) if sampling.temperature == 0 else sampling.sampler.draw(p)
+        walks = [follow(tree, choices, start) for start in starts]
+    return max(walks, key=lambda walk: len(walk[0]))
+
+
+def _target_roots(extra, logits, shape, sampling):
+    """The first level of the next tree: ``extra`` and the target's next best, or next drawn, tokens after the context.
+
+    Returns tokens (K,) and their log-probabilities (K,) by the target's ``logits`` (V,).
+    """
+    tokens, probs = extra[None], warp(logits, sampling.temperature or 1.0, sampling.top_p)
+    if shape.width > 1:
+        rest = without(probs, extra)
+        if sampling.temperature > 0:
+            others = sampling.sampler.candidates(rest[None], shape.width - 1, replacement=False)[0]
+        else:
+            others = rest.topk(shape.width - 1).indices
+        tokens = torch.cat((tokens, others.where(rest[others] > 0, extra)))  # a token without a chance is no root
+    return tokens, probs[tokens].log()
 
 
 def choose_shape(target_config, draft_config, method, draft_length=None, tree=None):
@@ -171,7 +247,7 @@ def choose_exits(config, method, exits=None, thresholds=None):
     return chosen, tuple(thresholds)
 
 
-def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, stop):
+def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop):
     """Refuse what cannot be run, in one clear line; returns the length at which generation must end."""
     context_size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
     if method not in METHODS:
@@ -190,7 +266,9 @@ def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, se
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed}")
-    if stop is not None and not 0.0 <= stop <= 1.0:
+    if init not in ("draft", "target"):
+        raise ValueError(f"init is 'draft' or 'target', got {init!r}")
+    if stop is not None and not callable(stop) and not 0.0 <= stop <= 1.0:
         raise ValueError(f"stop is a confidence within 0..1, got {stop}")
     if method != "ar":
         if draft is None:

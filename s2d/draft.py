@@ -27,12 +27,28 @@ class Segment:
 
 
 @dataclass
+class Prediction:
+    """What the draft says about the token after each of R places, at one exit.
+
+    ``hidden`` (R, hidden) are the exit's hidden states, ``logits`` and ``probs`` (R, V) its distributions, ``probs``
+    before temperature and top-p. ``confidence`` is the largest of them, over all rows.
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    probs: torch.Tensor
+    confidence: float
+    exit_layer: int
+
+
+@dataclass
 class Draft:
     """What one step proposes.
 
     ``probs`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of node i's; None
     where nothing was drawn. ``slots`` (N,): behind the context, the place of each node in the draft's caches, if it got
-    there. ``exits`` and ``level_sizes``: for each level, the exit layer that proposed it and its number of nodes.
+    there. ``exits`` and ``level_sizes``: for each level, the exit layer that proposed it (0 where the target gave it)
+    and its number of nodes. ``forwards``: how often the draft ran.
     """
 
     tree: TokenTree
@@ -40,12 +56,25 @@ class Draft:
     slots: torch.Tensor
     exits: list[int]
     level_sizes: list[int]
+    forwards: int
 
 
 def no_draft(device):
     """Nothing proposed: the target decodes on its own."""
     none = torch.zeros(0, dtype=torch.long, device=device)
-    return Draft(TokenTree(none, none), None, none, [], [])
+    return Draft(TokenTree(none, none), None, none, [], [], 0)
+
+
+def child_chances(first, probs, children):
+    """Chances (R, K) that the target takes each of K ``children`` (R, K), given those (R,) for the first of each row.
+
+    What the first leaves is shared among the others in proportion to the draft's ``probs`` (R, V).
+    """
+    share = probs.gather(1, children).float()  # (R, K)
+    share[:, 0] = 0.0
+    chances = (1.0 - first)[:, None] * share / share.sum(dim=-1, keepdim=True).clamp(min=1e-9)
+    chances[:, 0] = first
+    return chances
 
 
 class SortedDraft:
@@ -67,10 +96,10 @@ class SortedDraft:
             self.attention.set_tree(ancestor_mask(self.parents))
 
     def predict(self, n, end, rows):
-        """Logits (rows, V) after each of the last ``rows`` of ``end`` places, n of which are context; confidence; exit.
+        """A Prediction for each of the last ``rows`` of ``end`` places, n of which are context.
 
-        Confidence is the largest probability at the exit, of any of these rows, before temperature and top-p, so that
-        thresholds mean the same at any temperature. It decides alone: no sampled token ever has a say in its own exit.
+        The exit is the first whose confidence is above its threshold. As confidence comes before temperature and top-p,
+        thresholds mean the same at any temperature; and it decides alone: no token has a say in its own exit.
         """
         for segment in self.segments:
             seen = segment.cache.length
@@ -79,57 +108,84 @@ class SortedDraft:
             hidden = self.model.run_layers(hidden, segment.start, segment.stop, positions, mask, segment.cache)
             segment.hidden[:, seen:end] = hidden  # for the next segment, whenever it catches up
             logits = self.model.logits(hidden[0, -rows:])  # (rows, V)
-            confidence = warp(logits, temperature=1.0).max().item()
+            probs = warp(logits, temperature=1.0)
+            confidence = probs.max().item()
             if confidence > segment.threshold:
                 break
             below = segment
-        return logits, confidence, segment.stop
+        return Prediction(hidden[0, -rows:], logits, probs, confidence, segment.stop)
 
-    def grow(self, context, n, levels, temperature, top_p, replacement, stop, sampler):
+    def grow(self, context, n, levels, sampling, stop=None, roots=None):
         """A Draft of at most ``levels`` levels after the first n tokens of ``context`` (1, n or more).
 
-        Growing ends early after a level whose confidence at the last exit was under ``stop``.
+        ``sampling`` is how tokens are drawn where the shape is a KConfig and the temperature is above 0. ``stop`` ends
+        the draft early: a number, where the last exit's confidence is below it; a decision model (decision.py), after a
+        level of which no node is likely enough to be accepted. ``roots``: tokens (K,) and their log-probabilities (K,)
+        that are to be the first level.
         """
         self.tokens[:, :n] = context[:, :n]
-        if self.static:
-            return self._grow_static(n, levels, temperature, top_p, replacement, stop, sampler)
-        return self._grow_dynamic(n, min(levels, self.shape.depth), stop)
+        grow = self._grow_static if self.static else self._grow_dynamic
+        return grow(n, min(levels, self.shape.depth), sampling, stop, roots)
 
-    def _gives_up(self, confidence, exit_layer, stop):
-        return stop is not None and exit_layer == self.segments[-1].stop and confidence < stop
+    def _gives_up(self, prediction, stop):
+        unsure = stop is not None and not callable(stop) and prediction.confidence < stop
+        return unsure and prediction.exit_layer == self.segments[-1].stop
 
-    def _grow_static(self, n, levels, temperature, top_p, replacement, stop, sampler):
+    def _grow_static(self, n, levels, sampling, stop, roots):
         """A KConfig tree: the likeliest children at T = 0, sampled ones above."""
-        count, rows, probs, exits = 0, 1, [], []
-        for width in self.shape.widths[:levels]:
-            logits, confidence, exit_layer = self.predict(n, n + count, rows)
-            if self._gives_up(confidence, exit_layer, stop):
-                break
-            if temperature > 0:
-                probs.append(warp(logits, temperature, top_p))
-                children = sampler.candidates(probs[-1], width, replacement)  # (rows, width)
+        count, rows, forwards, probs, exits = 0, 1, 0, [], []
+        chances = torch.ones(1, device=self.tokens.device)  # a decision model's: that the target comes to each node
+        for level, width in enumerate(self.shape.widths[:levels]):
+            if level == 0 and roots is not None:
+                children, exit_layer = roots[0], 0
+                probs.append(torch.zeros(1, self.model.config.vocab_size, device=children.device))  # of no use: none drawn
+                chances = chances.expand(width)
             else:
-                children = logits.topk(width).indices  # (rows, width)
+                prediction = self.predict(n, n + count, rows)
+                forwards += 1
+                if self._gives_up(prediction, stop):
+                    break
+                exit_layer = prediction.exit_layer
+                if sampling.temperature > 0:
+                    probs.append(warp(prediction.logits, sampling.temperature, sampling.top_p))
+                    children = sampling.sampler.candidates(probs[-1], width, sampling.replacement)  # (rows, width)
+                else:
+                    children = prediction.logits.topk(width).indices  # (rows, width)
+                if callable(stop):
+                    chances = (chances[:, None] * child_chances(stop(prediction), prediction.probs, children)).flatten()
             rows = children.numel()
             self.tokens[0, n + count : n + count + rows] = children.flatten()
             count += rows
             exits.append(exit_layer)
+            if callable(stop) and chances.max().item() < stop.threshold:
+                break
         tree = TokenTree(self.tokens[0, n : n + count].clone(), self.parents[:count])
         slots = torch.arange(count, device=self.tokens.device)
-        return Draft(tree, torch.cat(probs) if probs else None, slots, exits, self.shape.level_sizes[: len(exits)])
+        probs = torch.cat(probs) if probs else None
+        return Draft(tree, probs, slots, exits, self.shape.level_sizes[: len(exits)], forwards)
 
-    def _grow_dynamic(self, n, levels, stop):
+    def _grow_dynamic(self, n, levels, sampling, stop, roots):
         """A Dynamic tree: candidates are numbered level by level; only those that are expanded get a slot."""
         top_k, places, device = self.shape.top_k, self.tokens.shape[1], self.tokens.device
         frontier = frontier_slots = torch.tensor([-1], device=device)  # what to expand: numbers, slots, and below:
         frontier_scores = torch.zeros(1, device=device)  # cumulative log-probabilities
-        slot_parents, count, columns, exits = frontier[:0], 0, [], []
-        for _ in range(levels):
+        frontier_chances = torch.ones(1, device=device)  # a decision model's: that the target comes to the node
+        slot_parents, count, forwards, columns, exits = frontier[:0], 0, 0, [], []
+        for level in range(levels):
             used = len(slot_parents)
-            logits, confidence, exit_layer = self.predict(n, n + used, len(frontier))
-            if self._gives_up(confidence, exit_layer, stop):
-                break
-            gains, children = warp(logits, temperature=1.0).log().topk(top_k)  # (F, K)
+            if level == 0 and roots is not None:
+                (children, gains), exit_layer = roots, 0
+                chances = frontier_chances.expand(top_k)
+            else:
+                prediction = self.predict(n, n + used, len(frontier))
+                forwards += 1
+                if self._gives_up(prediction, stop):
+                    break
+                exit_layer = prediction.exit_layer
+                gains, children = prediction.probs.log().topk(top_k)  # (F, K)
+                if callable(stop):
+                    chances = child_chances(stop(prediction), prediction.probs, children)
+                    chances = (frontier_chances[:, None] * chances).flatten()
             scores = (frontier_scores[:, None] + gains).flatten()  # (F * K,)
             children, parents = children.flatten(), frontier.repeat_interleave(top_k)
             best = scores.topk(min(top_k, len(scores))).indices  # the next frontier
@@ -138,10 +194,14 @@ class SortedDraft:
             slot_parents = torch.cat((slot_parents, frontier_slots.repeat_interleave(top_k)[best]))
             self.attention.set_tree(ancestor_mask(slot_parents))
             self.tokens[0, n + used : n + len(slot_parents)] = children[best]
-            columns.append((children, parents, slots, scores, torch.full_like(parents, len(exits))))
+            columns.append((children, parents, slots, scores, torch.full_like(parents, level)))
             exits.append(exit_layer)
             frontier, frontier_slots, frontier_scores = count + best, slots[best], scores[best]
             count += len(scores)
+            if callable(stop):
+                frontier_chances = chances[best]
+                if frontier_chances.max().item() < stop.threshold:
+                    break
         if not columns:
             return no_draft(device)
         tokens, parents, slots, scores, depths = (torch.cat(column) for column in zip(*columns))
@@ -150,7 +210,8 @@ class SortedDraft:
         number = torch.full((count + 1,), -1, device=device)  # old number -> new one; the last entry is the context's
         number[kept] = torch.arange(len(kept), device=device)
         tree = TokenTree(tokens[kept], number[parents[kept]])
-        return Draft(tree, None, slots[kept], exits, depths[kept].bincount(minlength=len(exits)).tolist())
+        level_sizes = depths[kept].bincount(minlength=len(exits)).tolist()
+        return Draft(tree, None, slots[kept], exits, level_sizes, forwards)
 
     def keep(self, n, slots):
         """After verification: n places of context stay, and behind them what the caches hold in ``slots``, a list."""

@@ -1,5 +1,7 @@
 """From logits to a token: temperature, top-p and the random choices. Knows nothing about drafts or targets."""
 
+from dataclasses import dataclass
+
 import torch
 
 
@@ -48,3 +50,13 @@ class Sampler:
             return torch.multinomial(probs, count, replacement=True, generator=self.generator)
         clocks = torch.empty_like(probs).exponential_(generator=self.generator)
         return (probs / clocks).topk(count, dim=-1).indices
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a generation draws its tokens: temperature 0 is greedy; ``replacement`` is about a node's children."""
+
+    temperature: float
+    top_p: float
+    replacement: bool
+    sampler: Sampler

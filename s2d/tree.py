@@ -120,6 +120,11 @@ class KConfig:
     widths: tuple[int, ...]
 
     @property
+    def width(self):
+        """Nodes of the first level."""
+        return self.widths[0]
+
+    @property
     def depth(self):
         return len(self.widths)
 
@@ -156,3 +161,8 @@ class Dynamic:
     top_k: int
     depth: int
     size: int
+
+    @property
+    def width(self):
+        """Nodes of the first level."""
+        return self.top_k

@@ -2,15 +2,15 @@
 
 Each takes a TokenTree of N nodes and the target's rows for the context and for every node, N+1 in all: row 0 is about
 what follows the context, row i + 1 about what follows node i. It returns ``(path, extra)``: the accepted nodes from the
-root down, a list, and the token after them. A chain is a tree with one child a node; with N = 0 all of this is
+root (or ``start``) down, a list, and the token after them. A chain is a tree with one child a node; with N = 0 all of this is
 autoregressive decoding.
 """
 
 import torch
 
 
-def follow(tree, choices):
-    """Walk from the context to the child that carries the target's choice, as far as there is one.
+def follow(tree, choices, start=-1):
+    """Walk from ``start``, the context or a node, to the child that carries the target's choice, as far as there is one.
 
     ``choices`` (N+1,) are the tokens the target would take after the context and after each node. Its argmax there
     gives greedy decoding, token by token. One token sampled there from p gives p, whatever deterministic candidates the
@@ -19,7 +19,7 @@ def follow(tree, choices):
     what comes after it; here it always takes the first.
     """
     chosen = (tree.tokens == choices[tree.parents + 1]).nonzero().flatten()
-    path, node = [], -1
+    path, node = [start][start < 0 :], start
     for child, parent in zip(chosen.tolist(), tree.parents[chosen].tolist()):  # level by level
         if parent == node:
             path.append(child)
@@ -27,8 +27,8 @@ def follow(tree, choices):
     return path, choices[node + 1]
 
 
-def verify_sampled(tree, p, q, replacement, sampler):
-    """Recursive rejection sampling: the output is distributed exactly as p.
+def verify_sampled(tree, p, q, replacement, sampler, start=-1):
+    """Recursive rejection sampling from ``start``, the context or a node, on: the output is distributed exactly as p.
 
     ``p`` (N+1, V) are the target's warped distributions. Row 0 of ``q`` is the distribution from which the context's
     children were drawn, row i + 1 that of node i's; a leaf needs none. The children of a node face, in the order in
@@ -38,7 +38,7 @@ def verify_sampled(tree, p, q, replacement, sampler):
     3; with replacement: Miao et al. 2023, arXiv 2305.09781, section 4). That breaks if candidates are sorted or dropped
     after they were drawn, or if q is not what they were drawn from, such as a softmax beside its argmax.
     """
-    path, node = [], -1
+    path, node = [start][start < 0 :], start
     while True:
         children = (tree.parents == node).nonzero().flatten().tolist()
         rest_p, rest_q = p[node + 1], q[node + 1] if children else None

@@ -11,7 +11,7 @@ from helpers import TINY, WEIGHTS, load_transformers, random_llama, transformers
 from s2d import generate
 from s2d.bench import held_out_prompts
 from s2d.decode import METHODS, choose_shape
-from s2d.tree import Dynamic
+from s2d.tree import Dynamic, TokenTree, TreeAttention
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
 SMALL = {"sd": dict(draft_length=8), "s2d": dict(draft_length=8), "s2d-tree": dict(tree=Dynamic(3, 7, 12))}
@@ -39,6 +39,8 @@ def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, 
         dict(method="s2d-tree", tree=(2, 2, 1, 1, 1), thresholds=[0.9, 0.7, 0.0]),
         dict(method="s2d-tree"),
         dict(method="s2d-tree", tree=Dynamic(top_k=3, depth=7, size=12), stop=0.2),
+        dict(method="mcsd", tree=(6,) + (1,) * 9, stop=ByLastToken()),
+        dict(method="s2d-tree", tree=(1, 2, 1, 1), init="target"),
     ]
     target, draft, inside = mini(name), mini("mini-draft"), 0
     for prompt in held_out_prompts(tokenizer, PER_GROUP)[batch::3]:
@@ -55,6 +57,15 @@ def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, 
     assert inside > 5  # EOS did arrive among accepted draft tokens
 
 
+class ByLastToken:
+    """A decision model as whimsical as can be: its chances depend on the tokens drafted so far, through the states."""
+
+    threshold = 0.5
+
+    def __call__(self, prediction):
+        return (prediction.hidden.sum(dim=-1) % 1.0).float()
+
+
 def depth(setting):
     return choose_shape(TINY, TINY, setting["method"], setting.get("draft_length"), setting.get("tree")).depth
 
@@ -68,12 +79,13 @@ def test_eos_ends_the_output_wherever_it_stands_in_a_run(method):
         if eos in free[:position]:
             continue
         model = random_llama(0, eos_token_ids=(eos,))
-        output = generate(
-            model, [3, 1, 4], draft=model, method=method, exits=None if method == "ar" else [4],
-            max_new_tokens=30, **SMALL.get(method, {}),
-        )  # fmt: skip
-        assert output.tokens == free[: position + 1]
-        assert sum(output.stats.accept_lengths) == position + 1
+        for init in ("draft", "target") if method in ("sd", "s2d") else ("draft",):
+            output = generate(
+                model, [3, 1, 4], draft=model, method=method, exits=None if method == "ar" else [4],
+                max_new_tokens=30, init=init, **SMALL.get(method, {}),
+            )  # fmt: skip
+            assert output.tokens == free[: position + 1]
+            assert sum(output.stats.accept_lengths) == position + 1
 
 
 @pytest.mark.parametrize("draft_positions", [64, 20])
@@ -96,11 +108,74 @@ def test_context_limit_stops_cleanly(draft_positions):
         generate(target, [1] * 64, method="ar")
 
 
+@pytest.mark.parametrize("setting", [dict(method="s2d"), dict(method="mcsd", tree=(6, 1, 1, 1)), dict(method="s2d-tree", tree=(3, 2, 1))])
+def test_no_mask_is_built_in_the_loop_for_static_shapes(setting, monkeypatch):
+    """One for the target and one for the draft, however many steps there are and wherever drafts end."""
+    built = []
+    monkeypatch.setattr(TreeAttention, "set_tree", lambda self, ancestors: built.append(len(ancestors)))
+    monkeypatch.setattr(TokenTree, "ancestors", property(lambda self: pytest.fail("a mask built in the loop")))
+    draft = random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
+    output = generate(random_llama(3), [5], draft=draft, max_new_tokens=40, stop=ByLastToken(), **setting)
+    assert output.stats.steps > 5 and len(built) == 2
+
+
+def slow_target_initialised(target, draft, prompt, widths, count):
+    """Greedy decoding with target-initialised roots and one exit, written out without caches or trees."""
+    best = lambda model, tokens, k: model(torch.tensor([tokens]))[0, -1].topk(k).indices.tolist()  # noqa: E731
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < count:
+        survivors = []
+        for root in best(target, tokens, widths[0]):
+            chain, alive = [root], True
+            while alive and len(chain) < len(widths):
+                [drafted] = best(draft, tokens + chain, 1)
+                alive = [drafted] == best(target, tokens + chain, 1)
+                chain += [drafted] * alive
+            survivors.append(chain)
+        tokens += max(survivors, key=len)
+    return tokens[len(prompt) :][:count]
+
+
+@pytest.mark.parametrize("widths", [(3, 1, 1, 1), (2, 1, 1), (5, 1), (4,)])
+def test_target_initialised_roots_as_published(widths):
+    """Each root counts as accepted and the longest surviving chain wins; that is not what the target alone writes."""
+    options, different = dict(eos_token_ids=(), scale=0.1), 0
+    for seed in range(4):
+        target, draft = random_llama(seed, **options), random_llama(seed, **options)
+        for parameter in draft.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+        expected = slow_target_initialised(target, draft, [3, 1, 4], widths, 30)
+        run = functools.partial(generate, target, [3, 1, 4], draft=draft, max_new_tokens=30, init="target")
+        output = run(method="mcsd", tree=widths)
+        assert output.tokens[:25] == expected[:25]  # the last step of either is cut off in its own way
+        assert output.exact is False
+        assert 0 < output.stats.acceptance_rate <= 1
+        assert run(method="s2d-tree", tree=Dynamic(widths[0], 4, 12)).exact is False
+        assert run(method="mcsd", tree=(1, *widths)).exact is run(method="s2d").exact is True
+        different += output.tokens != generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
+    assert different or widths == (4,)
+
+
+@pytest.mark.parametrize("tree", [(4, 1, 1), Dynamic(4, 3, 9)])
+def test_target_initialised_roots_keep_to_top_p(tree):
+    """Where top-p leaves fewer tokens than there are roots, none from outside may be emitted."""
+    target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
+    options = dict(draft=draft, method="mcsd", tree=tree, init="target", max_new_tokens=20, temperature=1.0, top_p=0.3)
+    for seed in range(10):
+        tokens = [3, 1, 4] + generate(target, [3, 1, 4], seed=seed, **options).tokens
+        probs = torch.softmax(target(torch.tensor([tokens]))[0], dim=-1)
+        for i in range(3, len(tokens)):
+            assert probs[i - 1][probs[i - 1] > probs[i - 1, tokens[i]]].sum() < 0.3
+
+
 def test_max_new_tokens_is_never_exceeded():
     target = random_llama(2, eos_token_ids=())
     for count in range(1, 15):
-        output = generate(target, [1, 2], draft=target, method="sd", exits=[4], draft_length=6, max_new_tokens=count)
-        assert len(output.tokens) == count
+        for init in ("draft", "target"):
+            output = generate(
+                target, [1, 2], draft=target, method="sd", exits=[4], draft_length=6, max_new_tokens=count, init=init
+            )
+            assert len(output.tokens) == count
 
 
 def test_statistics_add_up():
@@ -116,6 +191,22 @@ def test_statistics_add_up():
     assert 0 < sum(output.stats.exit_counts.values()) <= 3 * len(calls)
     assert set(output.stats.exit_counts) <= {1, 2, 4}
     assert output.stats.seconds > 0
+    assert sum(output.stats.exit_counts.values()) == output.stats.draft_levels == output.stats.draft_forwards  # a chain
+    assert output.stats.accepted == len(output.tokens) - output.stats.steps
+    assert output.stats.acceptance_rate == output.stats.accepted / output.stats.draft_levels
+    assert alone.stats.acceptance_rate == alone.stats.draft_forwards == 0
+
+
+def test_on_step_sees_every_draft_with_the_targets_rows():
+    target, seen = random_llama(3, eos_token_ids=()), []
+    options = dict(draft=random_llama(4), method="mcsd", tree=(3, 2), max_new_tokens=20)
+    output = generate(target, [5], on_step=lambda proposal, logits: seen.append((proposal, logits)), **options)
+    assert len(seen) == output.stats.steps
+    tokens = [5]
+    for (proposal, logits), emitted in zip(seen, output.stats.accept_lengths):
+        assert len(logits) == len(proposal.tree) + 1
+        assert (logits[0] - target(torch.tensor([tokens]))[0, -1]).abs().max() < 1e-10
+        tokens += output.tokens[len(tokens) - 1 :][:emitted]
 
 
 def test_on_tokens_sees_every_token_once():
@@ -141,17 +232,22 @@ SAMPLING = {
     "s2d-tree, sampled": dict(method="s2d-tree", tree=(2, 2, 2)),
     "s2d-tree": dict(method="s2d-tree", tree=Dynamic(3, 3, 8)),
     "mcsd, dynamic": dict(method="mcsd", tree=Dynamic(2, 4, 6)),
+    "mcsd, stopped by the path": dict(method="mcsd", tree=(2, 2, 2), stop=ByLastToken()),
+    "s2d-tree, stopped by the path": dict(method="s2d-tree", tree=Dynamic(3, 3, 8), stop=ByLastToken()),
+    "s2d, root from the target": dict(method="s2d", draft_length=3, init="target"),
+    "mcsd, root from the target": dict(method="mcsd", tree=(1, 3, 2), init="target"),
+    "s2d-tree, root from the target": dict(method="s2d-tree", tree=Dynamic(1, 3, 3), init="target"),
 }
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("row", SAMPLING)
 def test_sampled_tokens_have_the_targets_joint_distribution(row, top_p):
-    """The first two tokens of 2,000 generations against the target's exact distribution, by Pearson's chi-square.
+    """The first two tokens of 1,500 generations against the target's exact distribution, by Pearson's chi-square.
 
     The threshold is the Wilson-Hilferty quantile at z = 5.2, a false-alarm rate of 1e-7 for each case.
     """
-    vocab, runs, temperature = 7, 2000, 1.0
+    vocab, runs, temperature = 7, 1500, 1.0
     small = dict(scale=0.15, vocab_size=vocab, eos_token_ids=())
     target = random_llama(7, **small)
     draft = random_llama(8, **small, exit_layers=(1, 3), thresholds=(0.3, 0.0))
@@ -218,6 +314,7 @@ BAD = [
     (dict(top_p=0.0), "top_p must be above 0"),
     (dict(top_p=1.5), "top_p must be above 0"),
     (dict(stop=2.0), "stop is a confidence"),
+    (dict(init="both"), "init is 'draft' or 'target', got 'both'"),
     (dict(exits=[1, 5]), "lie within the draft's 4 layers"),
     (dict(exits=[0, 4]), "lie within the draft's 4 layers"),
     (dict(exits=[3, 2]), "must increase"),

@@ -8,7 +8,7 @@ from helpers import random_llama, random_parents
 from test_tree import path_of
 
 from s2d.draft import SortedDraft
-from s2d.sampling import Sampler
+from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, KConfig, TokenTree, ancestor_mask
 
 CAPACITY = 100
@@ -26,7 +26,7 @@ def force_exit(drafter, index):
 
 
 def grow(drafter, context, n, levels, temperature=0.0, top_p=1.0, replacement=False, stop=None):
-    return drafter.grow(context, n, levels, temperature, top_p, replacement, stop, Sampler(0, "cpu"))
+    return drafter.grow(context, n, levels, Sampling(temperature, top_p, replacement, Sampler(0, "cpu")), stop)
 
 
 @pytest.mark.parametrize("exits", [(4,), (2, 4), (1, 2, 3), (1, 2, 3, 4)])
@@ -49,12 +49,12 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed):
             wanted = rng.randrange(len(exits))
             force_exit(drafter, wanted)
             behind = n + nodes[-1] + 1 - drafter.segments[wanted].cache.length
-            logits, confidence, exit_layer = drafter.predict(n, n + nodes[-1] + 1, len(nodes))
+            prediction = drafter.predict(n, n + nodes[-1] + 1, len(nodes))
             paths = [tree.tokens[path_of(parents, node)] for node in nodes]
             expected = [cache_free_logits(model, torch.cat((context, p[None]), 1), exits[wanted]) for p in paths]
-            assert exit_layer == exits[wanted]
-            assert (logits - torch.stack(expected)).abs().max() < 1e-10
-            assert abs(confidence - torch.stack(expected).softmax(-1).max()) < 1e-10
+            assert prediction.exit_layer == exits[wanted]
+            assert (prediction.logits - torch.stack(expected)).abs().max() < 1e-10
+            assert abs(prediction.confidence - torch.stack(expected).softmax(-1).max()) < 1e-10
             caught_up += behind > len(nodes)
         path = path_of(parents, rng.randrange(-1, size))
         drafter.keep(n, path)

@@ -82,6 +82,11 @@ def test_options_reach_the_decoder(capsys):
             if option in more:
                 assert max(answer["stats"]["accept_lengths"]) == longest
                 assert sum(answer["stats"]["exit_counts"].values()) > 0
+    for init, exact in (("4,1", False), ("1,4", True)):
+        answer = run_json(capsys, *common, "--method", "mcsd", "--tree", init, "--init", "target")
+        assert answer["exact"] is exact and (answer["tokens"] == alone["tokens"] or not exact)
+    assert run.main([*common, "--method", "mcsd", "--init", "target"]) == 0
+    assert "exact          no: with several roots from the target" in capsys.readouterr().out
     never_sure = run_json(capsys, *common, "--thresholds", "1,1,0", "--stop", "1")
     assert never_sure["tokens"] == alone["tokens"] and never_sure["stats"]["mean_accepted_tokens"] == 1.0
     sampled = {flag: run_json(capsys, *common, "--method", "mcsd", "--temperature", "1.5", *flag)["tokens"]
@@ -137,6 +142,9 @@ MISTAKES = [
     ("--target 7b --thresholds 0.5,1.5,0", "within 0..1"),
     ("--target 7b --thresholds 0.5,x,0", "invalid comma-separated float value"),
     ("--target 7b --stop 7", "stop is a confidence"),
+    ("--target 7b --stop nowhere", "no decision model at nowhere"),
+    ("--target 7b --stop {w}/mini-draft/model.safetensors", "is not a decision model"),
+    ("--target 7b --init both", "invalid choice: 'both'"),
     ("--target 7b --draft-length -1", "whole numbers of at least 1, got draft_length=-1"),
     ("--target 7b --tree 2,2", "method 's2d' drafts no tree; use 'mcsd' or 's2d-tree'"),
     ("--target 7b --tree-depth 3", "method 's2d' drafts no tree"),

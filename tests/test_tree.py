@@ -86,6 +86,22 @@ def test_attention_rows_are_slices_of_one_table(seed):
             assert mask.untyped_storage().data_ptr() == storage  # a view, not a copy
 
 
+@pytest.mark.parametrize("widths", [(1,) * 8, (4, 2, 2, 1), (2, 4, 3, 1, 1), (6, 1, 1, 1, 1, 1), (3, 3, 3)])
+def test_a_draft_that_stops_early_is_a_leading_slice(widths):
+    """The dynamic sliced mask: the table of the whole shape, cut, is the table built for the small tree directly."""
+    whole = TreeAttention(20, KConfig(widths).size, "cpu", torch.float32)
+    whole.set_tree(ancestor_mask(KConfig(widths).parents()))
+    for levels in range(1, len(widths) + 1):
+        shape = KConfig(widths[:levels])
+        small = TreeAttention(20, shape.size, "cpu", torch.float32)
+        small.set_tree(ancestor_mask(shape.parents()))
+        assert torch.equal(shape.parents(), KConfig(widths).parents()[: shape.size])
+        for n in (1, 7, 20):
+            for start in {0, n - 1, n, n + shape.size - 1}:
+                for sliced, direct in zip(whole.rows(n, start, n + shape.size), small.rows(n, start, n + shape.size)):
+                    assert (sliced is direct is None) or torch.equal(sliced, direct)
+
+
 def chain_logits(model, context, tree, node):
     """Cache-free causal logits after the context and the path to ``node``."""
     path = path_of(tree.parents.tolist(), node)
@@ -101,7 +117,7 @@ def test_target_sees_every_node_as_the_end_of_a_chain(seed):
     for _ in range(8):
         tree = random_tree(rng, rng.randrange(1, 20))
         attention.set_tree(tree.ancestors)
-        logits = _score(model, context, tree, attention, cache)
+        logits = _score(model, context, tree, attention, cache, None)
         assert len(logits) == len(tree) + 1
         assert (logits[0] - model(context)[0, -1]).abs().max() < 1e-10
         for node in range(len(tree)):

@@ -1,0 +1,158 @@
+"""The decision model: what it sees, how it learns, what it refuses, and that it changes where a draft ends and no more."""
+
+import re
+
+import pytest
+import torch
+from helpers import WEIGHTS, random_llama
+
+from s2d import decision, generate
+from s2d.decision import Decision, auc, calibration, fingerprint, fit_decision, load_decision, save_decision
+from s2d.draft import Prediction, child_chances
+
+
+def prediction(logits, hidden=None):
+    logits = torch.as_tensor(logits, dtype=torch.float64)
+    probs = logits.softmax(-1)
+    return Prediction(torch.ones(len(logits), 8) if hidden is None else hidden, logits, probs, probs.max().item(), 2)
+
+
+def test_the_two_feature_sets():
+    generator = torch.Generator().manual_seed(0)
+    logits, hidden = torch.randn(3, 20, generator=generator), torch.randn(3, 8, generator=generator)
+    stats = Decision("stats", 8, 0.4, "").inputs(prediction(logits))
+    for row, probs in zip(stats, logits.double().softmax(-1)):
+        assert row[0].item() == pytest.approx(-sum(p * p.log() for p in probs).item(), abs=1e-6)
+        assert row[1:].tolist() == pytest.approx(sorted(probs.tolist(), reverse=True)[:10], abs=1e-6)
+    scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
+    assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
+    for features, shapes in (("hidden", [(512, 8), (256, 512), (1, 256)]), ("stats", [(44, 11), (1, 44)])):
+        model = Decision(features, 8, 0.4, "")
+        assert [tuple(p.shape) for p in model.parameters() if p.dim() == 2] == shapes
+        chances = model(prediction(logits, hidden))
+        assert chances.shape == (3,) and (chances > 0).all() and (chances < 1).all()
+
+
+def test_child_chances_share_what_the_first_leaves():
+    probs = torch.tensor([[0.5, 0.3, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])
+    chances = child_chances(torch.tensor([0.8, 0.2]), probs, torch.tensor([[0, 1, 2], [3, 1, 2]]))
+    assert torch.allclose(chances, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
+    assert child_chances(torch.tensor([0.7]), probs[:1], torch.tensor([[2]])).tolist() == [[pytest.approx(0.7)]]
+
+
+class Fixed:
+    """Says the same chance of everything."""
+
+    def __init__(self, chance, threshold):
+        self.chance, self.threshold = chance, threshold
+
+    def __call__(self, prediction):
+        return torch.full((len(prediction.hidden),), self.chance)
+
+
+@pytest.mark.parametrize("setting", [dict(method="sd", exits=[4]), dict(method="s2d-tree", tree=(1,) * 6, exits=[4])])
+def test_drafting_stops_when_the_product_of_chances_is_below_the_threshold(setting):
+    """With 0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
+    target = random_llama(0, eos_token_ids=())
+    options = dict(draft=target, max_new_tokens=40, **setting)
+    stopped = generate(target, [3, 1], stop=Fixed(0.8, 0.5), **options)
+    assert stopped.tokens == generate(target, [3, 1], **options).tokens
+    assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the target's own
+    assert stopped.stats.draft_forwards == pytest.approx(4 * stopped.stats.steps, abs=3)
+    never = generate(target, [3, 1], stop=Fixed(1.0, 0.5), **options)
+    assert set(never.stats.accept_lengths[:-1]) == {7}
+
+
+def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
+    """A node's chance multiplies along its own path: one hopeless root does not stop the other."""
+
+    def by_token(prediction):
+        return torch.where(prediction.hidden[:, 0] > 0, 0.95, 0.05)
+
+    by_token.threshold = 0.5
+    target = random_llama(0, eos_token_ids=())
+    seen = []
+    generate(target, [3, 1], draft=target, method="mcsd", tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, stop=by_token,
+             on_step=lambda proposal, _: seen.append(len(proposal.level_sizes)))  # fmt: skip
+    assert len(set(seen)) > 2
+
+
+def test_training_finds_what_decides():
+    """Chances that depend on one feature are learnt, and soft labels lead to calibrated predictions."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(4000, 11, generator=generator)
+    labels = torch.sigmoid(6 * features[:, 3] - 3)
+    torch.manual_seed(0)
+    model = Decision("stats", 8, 0.4, "")
+    losses = list(fit_decision(model, features, labels, epochs=12, seed=0))
+    entropy = torch.nn.functional.binary_cross_entropy(labels, labels).item()  # no prediction can do better
+    assert losses[0] - entropy > 10 * (losses[-1] - entropy)
+    with torch.inference_mode():
+        scores = model.layers(features)[:, 0].sigmoid()
+    assert (scores - labels).abs().mean() < 0.03
+    assert auc(scores, labels) > 0.98
+
+
+def test_auc_against_counting_pairs():
+    generator = torch.Generator().manual_seed(1)
+    scores = (torch.rand(60, generator=generator) * 10).round() / 10  # many ties
+    labels = torch.rand(60, generator=generator)
+    pairs = [(a > b) + 0.5 * (a == b) for a, x in zip(scores, labels) if x > 0.5 for b, y in zip(scores, labels) if y <= 0.5]
+    assert auc(scores, labels) == pytest.approx(float(sum(pairs)) / len(pairs))
+    assert auc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])) == 1.0
+
+
+def test_calibration_table():
+    lines = list(calibration(torch.tensor([0.05, 0.07, 0.55, 1.0]), torch.tensor([0.0, 1.0, 0.5, 1.0])))
+    assert [line.split() for line in lines[1:]] == [
+        ["0.0", "to", "0.1", "2", "0.06", "0.50"],
+        ["0.5", "to", "0.6", "1", "0.55", "0.50"],
+        ["0.9", "to", "1.0", "1", "1.00", "1.00"],
+    ]
+
+
+def test_files_keep_their_configuration_and_their_draft(tmp_path):
+    draft, file = random_llama(1), tmp_path / "d.safetensors"
+    made = Decision("hidden", draft.config.hidden_size, 0.35, fingerprint(draft))
+    save_decision(made, file)
+    loaded = load_decision(file, draft)
+    assert (loaded.features, loaded.threshold, loaded.draft) == ("hidden", 0.35, fingerprint(draft))
+    some = prediction(torch.randn(3, 61), torch.randn(3, 32))
+    assert torch.equal(loaded(some), made(some))
+    assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
+    assert fingerprint(draft) == fingerprint(random_llama(1).float()) != fingerprint(random_llama(2))
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    draft, file = random_llama(1), tmp_path / "d.safetensors"
+    save_decision(Decision("stats", 32, 0.4, fingerprint(draft)), file)
+    with pytest.raises(ValueError, match=f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32"):
+        load_decision(file, random_llama(2))
+    with pytest.raises(ValueError, match="of width 64"):
+        load_decision(file, random_llama(1, hidden_size=64))
+    with pytest.raises(FileNotFoundError, match="no decision model at"):
+        load_decision(tmp_path / "nowhere", draft)
+    for path in (WEIGHTS / "mini-draft" / "model.safetensors", WEIGHTS / "mini-draft" / "config.json"):
+        with pytest.raises(ValueError, match="is not a decision model") as caught:
+            load_decision(path, draft)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_training_command(tmp_path, capsys):
+    arguments = ["train", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--prompts", "10",
+                 "--epochs", "2", "--features", "stats", "--out", str(tmp_path / "new" / "d.safetensors")]  # fmt: skip
+    assert decision.main(arguments) == 0
+    report = capsys.readouterr().out
+    assert re.search(r"kept out: loss [\d.]+ \(always [\d.]+: [\d.]+\), AUC [\d.]+", report)
+    assert "predicted" in report and "observed" in report
+    assert (tmp_path / "new" / "d.safetensors").is_file()
+    for change, message in ((["--prompts", "2"], "too few to train on"), (["--target", "nowhere"], "no model folder")):
+        assert decision.main([*arguments, *change]) == 2
+        error = capsys.readouterr().err.splitlines()
+        assert len(error) == 1 and message in error[0]
+
+
+@pytest.mark.parametrize("target", ["7b", "13b", "70b"])
+def test_shipped_models_belong_to_the_shipped_draft(mini, target):
+    shipped = load_decision(WEIGHTS / "mini-draft" / f"decision-{target}.safetensors", mini("mini-draft"))
+    assert 0.0 < shipped.threshold < 1.0
