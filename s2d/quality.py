@@ -1,5 +1,7 @@
 """What the miniature models know: exact answers of the targets, next-token accuracy of the draft's exits.
 
+A third table shows what the one method that is not lossless, target-initialised roots, does to the targets' answers.
+
     python -m s2d.quality            # held-out prompts only; a few minutes on two cores
 """
 
@@ -7,6 +9,7 @@ import argparse
 import sys
 from itertools import islice
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -18,14 +21,21 @@ from .tokenizer import Tokenizer
 from .weights import load_model
 
 
-def exact_match(model, tokenizer, group, count):
-    """Share of ``count`` held-out prompts of ``group`` whose greedy answer is the right one, letter by letter."""
-    right = 0
+@torch.inference_mode()
+def answers(model, tokenizer, group, count, **options):
+    """Greedy answers to ``count`` held-out prompts of ``group``: (share that is right letter by letter, log-probability).
+
+    The latter is the model's own, the mean over all tokens of these answers. ``options`` are those of ``generate``.
+    """
+    right, likelihoods = 0, []
     for conversation in islice(conversations(0, "held-out", [group]), count):
         question, answer = conversation.turns[0]
-        output = generate(model, tokenizer.encode_chat([question]), method="ar", max_new_tokens=128)
-        right += tokenizer.decode(output.tokens) == answer
-    return right / count
+        prompt = tokenizer.encode_chat([question])
+        tokens = generate(model, prompt, max_new_tokens=128, **options).tokens
+        right += tokenizer.decode(tokens) == answer
+        log_probs = model(torch.tensor([prompt + tokens[:-1]]))[0, len(prompt) - 1 :].log_softmax(dim=-1)
+        likelihoods.append(log_probs.gather(1, torch.tensor(tokens)[:, None]))
+    return right / count, torch.cat(likelihoods).mean().item()
 
 
 @torch.inference_mode()
@@ -41,25 +51,45 @@ def exit_accuracy(model, tokenizer, exits, count):
     return right / total
 
 
-def report(args):
-    """Print both tables."""
-    print(f"exact match at T=0, {args.count} held-out prompts per group")
-    print("".join(f"{title:>16}" for title in ("target", *EXACT_GROUPS, "mean")))
-    for name in args.targets:
-        model = load_model(args.weights / name)
-        tokenizer = Tokenizer(args.weights / name / "tokenizer.model")
-        scores = [exact_match(model, tokenizer, group, args.count) for group in EXACT_GROUPS]
-        print(f"{name:>16}" + "".join(f"{score:>16.1%}" for score in (*scores, sum(scores) / len(scores))), flush=True)
+def load_models(folder):
+    return load_model(folder), Tokenizer(folder / "tokenizer.model")
 
-    draft = load_model(args.weights / "mini-draft")
-    exits, depth = draft.config.exit_layers, draft.config.num_hidden_layers
-    untrained = load_model(args.weights / "mini-7b", num_layers=depth)
-    tokenizer = Tokenizer(args.weights / "mini-draft" / "tokenizer.model")
-    print(f"\nnext-token accuracy on held-out answers, {args.count} conversations")
-    print("".join(f"{title:>16}" for title in ("", *(f"exit {e}" for e in exits))))
-    for title, model in (("before SoFT", untrained), ("mini-draft", draft)):
-        accuracy = exit_accuracy(model, tokenizer, exits, args.count).tolist()
-        print(f"{title:>16}" + "".join(f"{value:>16.1%}" for value in accuracy), flush=True)
+
+def row(*cells):
+    print("".join(f"{cell:>16}" for cell in cells), flush=True)
+
+
+def report_targets(folders, count):
+    """Exact match of each target alone; returns {folder: (exact match, log-probability), means over the groups}."""
+    print(f"exact match at T=0, {count} held-out prompts per group")
+    row("target", *EXACT_GROUPS, "mean")
+    means = {}
+    for folder in folders:
+        results = [answers(*load_models(folder), group, count, method="ar") for group in EXACT_GROUPS]
+        means[folder] = [mean(values) for values in zip(*results)]
+        row(folder.name, *(f"{score:.1%}" for score, _ in results), f"{means[folder][0]:.1%}")
+    return means
+
+
+def report_exits(target, draft, count):
+    """Next-token accuracy of the exits, beside the same layers before SoFT."""
+    model, tokenizer = load_models(draft)
+    exits, depth = model.config.exit_layers, model.config.num_hidden_layers
+    print(f"\nnext-token accuracy on held-out answers, {count} conversations")
+    row("", *(f"exit {e}" for e in exits))
+    for title, each in (("before SoFT", load_model(target, num_layers=depth)), (draft.name, model)):
+        row(title, *(f"{value:.1%}" for value in exit_accuracy(each, tokenizer, exits, count).tolist()))
+
+
+def report_lossy(alone, draft, count):
+    """What the target's answers lose with several roots from the target; ``alone`` is report_targets' result."""
+    print("\nroots from the target (mcsd, tree 6,1,1,1,1,1): exact match, mean log-probability of a token")
+    row("target", "ar", "lossy", "ar", "lossy")
+    options = dict(draft=load_model(draft), method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
+    for folder, (score, likelihood) in alone.items():
+        results = [answers(*load_models(folder), group, count, **options) for group in EXACT_GROUPS]
+        lossy_score, lossy_likelihood = (mean(values) for values in zip(*results))
+        row(folder.name, f"{score:.1%}", f"{lossy_score:.1%}", f"{likelihood:.3f}", f"{lossy_likelihood:.3f}")
 
 
 def main(arguments=None):
@@ -69,7 +99,9 @@ def main(arguments=None):
     parser.add_argument("--count", type=int, default=100, help="held-out prompts per group")
     args = parser.parse_args(arguments)
     try:
-        report(args)
+        alone = report_targets([args.weights / name for name in args.targets], args.count)
+        report_exits(args.weights / "mini-7b", args.weights / "mini-draft", args.count)
+        report_lossy(alone, args.weights / "mini-draft", args.count)
     except (ValueError, OSError) as error:
         print(f"quality: {error}", file=sys.stderr)
         return 2
