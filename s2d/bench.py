@@ -3,6 +3,7 @@
     python -m s2d.bench                       # three miniature targets, T = 0 and 1
     python -m s2d.bench --hf --markdown       # with transformers' own decoders beside it, as README shows it
     python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
+    python -m s2d.bench sweep --targets 13b   # thresholds, lengths and tree sizes, on training prompts
 
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a dynamic tree as 4x8x24 (top_k, depth,
 size), ``stop`` as a number, the file of a decision model, or "decision" for the one beside the draft.
@@ -10,64 +11,26 @@ size), ``stop`` as a number, the file of a decision model, or "decision" for the
 
 import argparse
 import json
-import statistics
+import re
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from functools import partial
-from itertools import islice
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from .corpus import GROUPS, conversations
+from .check import first_difference, verdict
 from .decision import load_decision
 from .decode import METHODS, generate
+from .specbench import corpus_questions, group_of, read_questions, write_answers
+from .tables import final_table, render, summarise, target_table
 from .tokenizer import Tokenizer, chat_template
 from .tree import Dynamic
 from .weights import load_model
 
 WEIGHTS = Path(__file__).parent.parent / "weights"
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-
-
-# ----------------------------------------------------------------------------------------------------------- questions
-
-
-def held_out_prompts(tokenizer, per_group):
-    """Chat prompts of the six groups, ``per_group`` of each, that no training run has seen."""
-    return [tokenizer.encode_chat(question["turns"][:1]) for question in held_out_questions(per_group)]
-
-
-def held_out_questions(per_group):
-    """Held-out conversations in the form of Spec-Bench's question.jsonl: question_id, category, turns."""
-    return [
-        {"question_id": number, "category": "writing" if group == "mt_bench" else group, "turns": questions}
-        for number, (group, questions) in enumerate(
-            (group, [question for question, _ in conversation.turns])
-            for group in GROUPS
-            for conversation in islice(conversations(2, "held-out", [group]), per_group)
-        )
-    ]
-
-
-def read_questions(path, limit):
-    """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
-    taken, questions = Counter(), []
-    try:
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
-            question = json.loads(line)
-            group = group_of(question)
-            taken[group] += 1
-            if question["turns"] and taken[group] <= limit:
-                questions.append({key: question[key] for key in ("question_id", "category", "turns")})
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
-    return questions
-
-
-def group_of(question):
-    return "mt_bench" if question["category"] in MT_BENCH else question["category"]
 
 
 # ------------------------------------------------------------------------------------------------------------- methods
@@ -77,6 +40,16 @@ def default_methods(draft):
     """Every method, and ``sd`` from each exit of the draft alone."""
     exits = draft.config.exit_layers or (draft.config.num_hidden_layers,)
     return ["ar", *(f"sd:exits={e}" for e in exits), "mcsd", "s2d", "s2d-tree"]
+
+
+def sweep_methods(draft):
+    """Settings of s2d and s2d-tree to choose defaults from."""
+    exits = len(draft.config.exit_layers)
+    thresholds = [",".join([str(t)] * (exits - 1) + ["0"]) for t in (0.4, 0.6, 0.8, 0.9, 0.95)]
+    chains = [f"s2d:thresholds={t}:draft_length={n}" for t, n in product(thresholds, (4, 6, 8))]
+    trees = [f"s2d-tree:thresholds={t}:tree={tree}" for t, tree in
+             product(thresholds[1::2], ("2x6x8", "2x8x12", "3x6x12", "3x8x16", "4x8x24"))]  # fmt: skip
+    return ["ar", *chains, *trees]
 
 
 def parse_method(text, draft, draft_path, target_path):
@@ -155,6 +128,7 @@ def answer(run, question, tokenizer, template, max_new_tokens, context_size):
         tokens, seconds, stats = run(prompt, max_new_tokens)
         messages += [turn, tokenizer.decode(tokens)]
         record["turns"].append(messages[-1])
+        record["prompts"].append(prompt)
         record["tokens"].append(tokens)
         record["new_tokens"].append(len(tokens))
         record["wall_time"].append(seconds)
@@ -172,7 +146,7 @@ def runners(methods, target, draft, peers, temperature, seed):
         stats = output.stats
         return output.tokens, stats.seconds, {
             "decoding_steps": stats.steps, "accept_lengths": stats.accept_lengths, "exact": output.exact,
-            "exit_counts": stats.exit_counts, "accepted": stats.accepted, "draft_levels": stats.draft_levels,
+            "exit_counts": {str(layer): count for layer, count in stats.exit_counts.items()}, "accepted": stats.accepted, "draft_levels": stats.draft_levels,
             "draft_forwards": stats.draft_forwards, "draft_seconds": stats.draft_seconds,
             "target_seconds": stats.target_seconds,
         }  # fmt: skip
@@ -186,97 +160,23 @@ def runners(methods, target, draft, peers, temperature, seed):
 
 
 def measure(target, draft, questions, tokenizer, template, methods, peers, temperature, rounds, max_new_tokens, progress):
-    """Yield one record for every round, question and method; the methods take turns at each question.
+    """Yield for each of ``rounds`` (numbers) the list of its records, one for every question and method.
 
-    Whatever slows the machine for a while thus slows all methods alike. Before the first round each method warms up on
-    the first question.
+    The methods take turns at each question, so that whatever slows the machine for a while slows all alike. Before the
+    first round each of them warms up on the first question.
     """
-    for round_number in range(rounds + 1):
-        for number, question in enumerate(questions if round_number else questions[:1]):
-            every = runners(methods, target, draft, peers, temperature, 1000 * round_number + number)
+    for number in (0, *rounds):
+        records = []
+        for place, question in enumerate(questions if number else questions[:1]):
+            every = runners(methods, target, draft, peers, temperature, 1000 * number + place)
             for name, run in every.items():
                 record = answer(run, question, tokenizer, template, max_new_tokens, target.config.max_position_embeddings)
-                if round_number and record:
-                    yield {"round": round_number, "question_id": question["question_id"], "group": group_of(question),
-                           "category": question["category"], "method": name, **record}  # fmt: skip
-            progress(len(questions) * (rounds + 1))
-
-
-# -------------------------------------------------------------------------------------------------------------- tables
-
-
-def summarise(records):
-    """Records of one target and temperature -> {method: {"speedup": median over rounds, "mat": ..., ...}}.
-
-    Speedups are ratios of tokens per second to "ar" in the same round: overall, and by group.
-    """
-    tokens, seconds = Counter(), Counter()
-    for record in records:
-        for group in (record["group"], "overall"):
-            key = record["method"], group, record["round"]
-            tokens[key] += sum(record["new_tokens"])
-            seconds[key] += sum(record["wall_time"])
-    rounds = sorted({record["round"] for record in records})
-    groups = [group for group in (*GROUPS, "overall") if any(record["group"] == group for record in records)] + ["overall"]
-
-    def ratios(method, group):
-        keys = [((method, group, number), ("ar", group, number)) for number in rounds]
-        return [tokens[a] / seconds[a] * seconds[b] / tokens[b] for a, b in keys if tokens[a] and tokens[b]]
-
-    summary = {}
-    for method in dict.fromkeys(record["method"] for record in records):
-        own = [record for record in records if record["method"] == method]
-        total = lambda key: sum(sum(record.get(key, ())) for record in own)  # noqa: E731, B023
-        spread = ratios(method, "overall")
-        row = {"speedup": statistics.median(spread), "low": min(spread), "high": max(spread)}
-        row["groups"] = {group: statistics.median(ratios(method, group)) for group in groups}
-        if "decoding_steps" in own[0]:
-            exits = sum((Counter(counts) for record in own for counts in record["exit_counts"]), Counter())
-            row["mat"] = total("new_tokens") / total("decoding_steps")
-            row["rate"] = total("accepted") / max(1, total("draft_levels"))
-            row["forwards"] = total("draft_forwards") / total("decoding_steps")
-            row["exits"] = {layer: count / exits.total() for layer, count in sorted(exits.items())}
-            row["draft"], row["target"] = (total(f"{part}_seconds") / total("wall_time") for part in ("draft", "target"))
-            row["exact"] = all(all(record["exact"]) for record in own)
-        summary[method] = row
-    return summary
-
-
-def target_table(summary):
-    """One target at one temperature, in full: a list of rows of text."""
-    groups = list(next(iter(summary.values()))["groups"])
-    lines = [["method", *groups, "spread", "MAT", "accepted", "exits", "draft/target/rest", "exact"]]
-    for method, row in summary.items():
-        line = [method, *(f"{row['groups'][group]:.2f}" for group in groups), f"{row['low']:.2f}-{row['high']:.2f}"]
-        if "mat" in row:
-            shares = " ".join(f"{layer}:{share:.0%}" for layer, share in row["exits"].items())
-            rest = 1 - row["draft"] - row["target"]
-            line += [f"{row['mat']:.2f}", f"{row['rate']:.0%}" if shares else "", shares,
-                     f"{row['draft']:.0%}/{row['target']:.0%}/{rest:.0%}", "yes" if row["exact"] else "NO"]  # fmt: skip
-        lines.append(line + [""] * (len(lines[0]) - len(line)))
-    return lines
-
-
-def final_table(summaries):
-    """{(target, temperature): summary} -> methods x (target, temperature), speedup / MAT, and the mean speedup."""
-    lines = [["method", *(f"{target} T={temperature:g}" for target, temperature in summaries), "mean"]]
-    for method in dict.fromkeys(method for summary in summaries.values() for method in summary):
-        cells, speedups = [], []
-        for summary in summaries.values():
-            row = summary.get(method)
-            cells.append("" if row is None else f"{row['speedup']:.2f}" + (f" / {row['mat']:.2f}" if "mat" in row else ""))
-            speedups += [] if row is None else [row["speedup"]]
-        lines.append([method, *cells, f"{statistics.mean(speedups):.2f}"])
-    return lines
-
-
-def render(lines, markdown):
-    """A table as aligned text, or as markdown."""
-    if markdown:
-        lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
+                if record:
+                    records.append({"round": number, "question_id": question["question_id"], "group": group_of(question),
+                                    "category": question["category"], "method": name, **record})  # fmt: skip
+            progress(1 + len(rounds) * len(questions))
+        if number:
+            yield records
 
 
 # ------------------------------------------------------------------------------------------------------------- program
@@ -302,30 +202,104 @@ def progress_line(label):
     return progress
 
 
-def report(args):
-    """Measure and print a table for each target and temperature, and one of them all."""
+class Store:
+    """All records so far, in memory and, with a folder, in its records.jsonl, to which whole rounds are added."""
+
+    def __init__(self, folder, settings, resume):
+        self.records, self.file = [], folder and folder / "records.jsonl"
+        if resume and self.file.is_file():
+            first, *lines = self.file.read_text(encoding="utf-8").splitlines()
+            if json.loads(first) != settings:
+                raise ValueError(f"{self.file} was made with other settings: {first}")
+            self.records = [record for line in lines for record in json.loads(line)]
+        elif folder:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+
+    def add(self, records):
+        self.records += records
+        if self.file:
+            with self.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(records, ensure_ascii=False) + "\n")
+
+    def of(self, target, temperature):
+        return [r for r in self.records if (r["target"], r["temperature"]) == (target, temperature)]
+
+
+def run(args):
+    """Measure, then print a table for each target and temperature and one of them all. Returns the exit code."""
     draft = load_model(args.draft, args.device, args.dtype)
-    questions = read_questions(args.questions, args.limit) if args.questions else held_out_questions(args.limit)
+    sweep = args.program == "sweep"
+    names = args.methods or (sweep_methods(draft) if sweep else default_methods(draft))
+    questions = (read_questions(args.questions, args.limit) if args.questions
+                 else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
+    settings = {"methods": names, "questions": questions, "max_new_tokens": args.max_new_tokens, "hf": args.hf,
+                "dtype": str(draft.dtype), "threads": torch.get_num_threads(), "torch": torch.__version__}  # fmt: skip
+    store, code, paths = Store(args.out, settings, args.resume), 0, [find_target(name) for name in args.targets]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {draft.dtype}, {len(questions)} questions, at "
           f"most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds\n")  # fmt: skip
+    try:
+        for path in paths:
+            target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path / "tokenizer.model")
+            methods = {name: parse_method(name, draft, args.draft, path) for name in names}
+            peers = transformers_methods(path, args.draft, args.dtype, args.device) if args.hf else {}
+            for temperature in args.temperature:
+                done = {record["round"] for record in store.of(path.name, temperature)}
+                rounds = [number for number in range(1, args.rounds + 1) if number not in done]
+                progress = progress_line(f"{path.name} T={temperature:g}")
+                for records in measure(target, draft, questions, tokenizer, chat_template(path), methods, peers,
+                                       temperature, rounds, args.max_new_tokens, progress):  # fmt: skip
+                    store.add([{"target": path.name, "temperature": temperature, **record} for record in records])
+                if args.check and temperature == 0:
+                    code = max(code, check(target, path, args.device, store.of(path.name, 0.0), methods))
+    except KeyboardInterrupt:
+        print("interrupted: what follows is of the rounds that were finished", file=sys.stderr)
+        code = 130
+    show(store, [path.name for path in paths], args)
+    return code
+
+
+def check(target, path, device, records, methods):
+    """Compare greedy answers with "ar"'s, method by method; 1 where one differs by more than rounding explains."""
+    precise, code = load_model(path, device, "float64"), 0
+    alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
+    for method in methods:
+        differences, lossy = [], False
+        for record in (record for record in records if record["method"] == method):
+            lossy |= not all(record["exact"])
+            expected = alone[record["question_id"]]
+            # From the first different answer on, later turns have another context.
+            pairs = zip(expected["prompts"], expected["tokens"], record["tokens"])
+            found = (first_difference(target, precise, *pair) for pair in pairs)
+            differences += [next(filter(None, found), None)]
+        text, good = verdict([difference for difference in differences if difference])
+        print(f"{path.name} {method}: " + (f"not a lossless method; {text}" if lossy else text), flush=True)
+        code = max(code, int(not good and not lossy))
+    print()
+    return code
+
+
+def show(store, targets, args):
+    """All tables, and Spec-Bench's answer files."""
     summaries = {}
-    for path in map(find_target, args.targets):
-        target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path / "tokenizer.model")
-        methods = {text: parse_method(text, draft, args.draft, path) for text in args.methods or default_methods(draft)}
-        peers = transformers_methods(path, args.draft, args.dtype, args.device) if args.hf else {}
-        for temperature in args.temperature:
-            progress = progress_line(f"{path.name} T={temperature:g}")
-            records = list(measure(target, draft, questions, tokenizer, chat_template(path), methods, peers, temperature,
-                                   args.rounds, args.max_new_tokens, progress))  # fmt: skip
-            summaries[path.name, temperature] = summary = summarise(records)
-            print(f"{path.name}, T = {temperature:g}: speedup over ar\n")
-            print(render(target_table(summary), args.markdown) + "\n", flush=True)
-    print("speedup over ar / mean accepted tokens\n")
-    print(render(final_table(summaries), args.markdown))
+    for target, temperature in product(targets, args.temperature):
+        if records := store.of(target, temperature):
+            summaries[target, temperature] = summary = summarise(records)
+            if args.program == "sweep":
+                summary = dict(sorted(summary.items(), key=lambda item: -item[1]["speedup"]))
+            print(f"{target}, T = {temperature:g}: speedup over ar\n\n{render(target_table(summary), args.markdown)}\n")
+            for method in summary if args.out else ():
+                last = max(record["round"] for record in records)
+                own = [record for record in records if record["method"] == method and record["round"] == last]
+                name = re.sub(r"[^\w.,]+", "-", f"{target}-T{temperature:g}-{method}")
+                write_answers(args.out / f"{name}.jsonl", name, own)
+    if summaries:
+        print(f"speedup over ar / mean accepted tokens\n\n{render(final_table(summaries), args.markdown)}")
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m s2d.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("program", nargs="?", choices=["sweep"], help="try many settings on training prompts instead")
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"], metavar="7b,13b,70b|PATH,...")
     parser.add_argument("--draft", type=Path, default=WEIGHTS / "mini-draft")
     parser.add_argument("--methods", nargs="+", help="see above; default: all")
@@ -337,16 +311,20 @@ def main(arguments=None):
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--hf", action="store_true", help="transformers beside ours")
+    parser.add_argument("--check", action="store_true", help="compare greedy answers with ar's; exit code 1 for a bug")
     parser.add_argument("--markdown", action="store_true", help="tables as markdown")
+    parser.add_argument("--out", type=Path, help="folder for all records and for Spec-Bench's answer files")
+    parser.add_argument("--resume", action="store_true", help="go on from the rounds that are in --out")
     args = parser.parse_args(arguments)
     try:
+        if args.resume and not args.out:
+            raise ValueError("--resume needs the --out folder to go on from")
         if args.methods and args.methods[0] != "ar":
             args.methods = ["ar", *(method for method in args.methods if method != "ar")]  # what all others are compared to
-        report(args)
+        return run(args)
     except (ValueError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

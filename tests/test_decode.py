@@ -9,7 +9,7 @@ import torch
 from helpers import TINY, WEIGHTS, load_transformers, random_llama, transformers_greedy
 
 from s2d import generate
-from s2d.bench import held_out_prompts
+from s2d.specbench import held_out_prompts
 from s2d.decode import METHODS, choose_shape
 from s2d.tree import Dynamic, TokenTree, TreeAttention
 
