@@ -231,17 +231,18 @@ def _sentence_pair(rng):
 
 
 def _pairs(rng):
-    """What one request asks for: two noun phrases, a sentence or two sentences."""
+    """What one request asks for: one noun phrase, two of them, or a sentence."""
     kind = rng.randrange(3)
-    if kind == 0:
-        return [tuple(f"{side}," for side in _noun_phrase(rng, NOUNS, "nom")), _noun_phrase(rng, NOUNS, "nom")]
-    return [_sentence_pair(rng) for _ in range(kind)]
+    if kind == 2:
+        return [_sentence_pair(rng)]
+    first, last = _noun_phrase(rng, NOUNS, "nom"), _noun_phrase(rng, NOUNS, "nom")
+    return [tuple(f"{side}," for side in first), last] if kind == 1 else [last]
 
 
 def _translation(rng):
     to_german = rng.random() < 0.5
     language = "German" if to_german else "English"
-    for turn in range(rng.choice([1, 2])):
+    for turn in range(rng.choice([1, 2, 3])):
         pairs = _pairs(rng)
         source, translated = (" ".join(pair[side] for pair in pairs) for side in ((0, 1) if to_german else (1, 0)))
         ask = rng.choice([f"Translate into {language}:", f"What is this in {language}?", f"Say it in {language}:",

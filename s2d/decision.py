@@ -1,7 +1,7 @@
 """The decision model: how likely is it that the target accepts what the draft just said?
 
 A small network looks at each node the draft has predicted from; when no path is likely enough to survive, drafting
-stops (Improved MCSD, arXiv 2409.10644, section 3.3). It sees what the draft computed and nothing of the target, and a
+stops (Improved MCSD, arXiv 2409.10644, "decision model"). It sees what the draft computed and nothing of the target, and a
 draft that stops keeps every token it has drawn: only tokens that nobody has drawn yet are left out, so the verifier's
 output stays exact, although where the draft ends depends on the tokens in it.
 

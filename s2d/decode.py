@@ -86,9 +86,9 @@ def generate(
     without ``replacement``; those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where
     the last exit's confidence falls below it, or a decision model (decision.py).
 
-    ``init`` "target" takes the first level of each tree from the target's last distribution (arXiv 2409.10644, section
-    3.1): every root counts as accepted and the longest path below one wins. This alone is not lossless, unless the
-    first level has one node.
+    ``init`` "target" takes the first level of each tree from the target's last distribution (arXiv 2409.10644, "target
+    initialized"): every root counts as accepted and the longest path below one wins. This alone is not lossless, unless
+    the first level has one node.
 
     ``on_tokens`` is called with each step's new tokens, ``on_step`` with each step's Draft and the target's logits
     (N+1, V). Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError for

@@ -8,8 +8,8 @@ import torch
 
 from .corpus import GROUPS, conversations
 
-# Groups that must look things up in the prompt come twice as often: that takes a model longest to learn.
-MIX = (*GROUPS, "translation", "math_reasoning", "rag")
+# Groups that must look things up in the prompt come more often: that takes a model longest to learn.
+MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 
 
 def corpus_dialogues(seed):

@@ -82,7 +82,7 @@ class TreeAttention:
     A context is a chain, so context and tree together are one tree of ``capacity`` + N nodes. Its table is made once
     for the largest N. A context of n tokens takes the last n rows and columns of the chain's part, and whoever has
     seen some nodes already, or stops at fewer, takes fewer rows: all slices, nothing is built in the decoding loop
-    ("dynamic sliced topology-aware mask", arXiv 2409.10644, section 3.2). Only a tree that chooses its parents while it
+    ("dynamic sliced topology-aware mask", arXiv 2409.10644). Only a tree that chooses its parents while it
     grows writes its own corner anew, by ``set_tree``.
     """
 
