@@ -45,10 +45,9 @@ def default_methods(draft):
 def sweep_methods(draft):
     """Settings of s2d and s2d-tree to choose defaults from."""
     exits = len(draft.config.exit_layers)
-    thresholds = [",".join([str(t)] * (exits - 1) + ["0"]) for t in (0.4, 0.6, 0.8, 0.9, 0.95)]
+    thresholds = [",".join([str(t)] * (exits - 1) + ["0"]) for t in (0.5, 0.8, 0.95)]
     chains = [f"s2d:thresholds={t}:draft_length={n}" for t, n in product(thresholds, (4, 6, 8))]
-    trees = [f"s2d-tree:thresholds={t}:tree={tree}" for t, tree in
-             product(thresholds[1::2], ("2x6x8", "2x8x12", "3x6x12", "3x8x16", "4x8x24"))]  # fmt: skip
+    trees = [f"s2d-tree:thresholds={thresholds[1]}:tree={tree}" for tree in ("2x6x8", "2x8x12", "3x6x12", "3x8x16", "4x8x24")]
     return ["ar", *chains, *trees]
 
 

@@ -136,6 +136,7 @@ TARGETS = {
     "mini-70b": (shape(20, 256, 8, 2), 9.0, 1.5e-3),
 }
 DRAFT_LAYERS, DRAFT_EXITS, DRAFT_TOKENS = 4, (2, 3, 4), 1.5
+DRAFTING = {"thresholds": (0.8, 0.8, 0.0), "draft_length": 6, "draft_tree": (4, 8, 24)}  # best in s2d.bench's sweep
 
 
 TOKENIZER_CONFIG = {
@@ -175,7 +176,7 @@ def train_mini(out, only, device, seed, resume):
             continue
         if name == "mini-draft":
             train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device,
-                       BATCH, LENGTH, 1e-3, DRAFT_TOKENS, seed + 1, resume)  # fmt: skip
+                       BATCH, LENGTH, 1e-3, DRAFT_TOKENS, seed + 1, resume, DRAFTING)  # fmt: skip
         else:
             train_target(name, out, device, seed, resume)
 
@@ -195,10 +196,14 @@ def train_target(name, out, device, seed, resume):
         save_model(model, out / name, folder)
 
 
-def train_soft(init, layers, exits, data, out, device, batch, length, peak, millions, seed, resume):
-    """Cut the first ``layers`` from ``init`` and fine-tune all ``exits`` together on the assistant's words."""
+def train_soft(init, layers, exits, data, out, device, batch, length, peak, millions, seed, resume, drafting=None):
+    """Cut the first ``layers`` from ``init`` and fine-tune all ``exits`` together on the assistant's words.
+
+    ``drafting`` are the draft's defaults that its config is to carry; the paper's thresholds unless given.
+    """
     model = load_model(init, device, "float32", num_layers=layers).requires_grad_(True)
-    model.config = replace(model.config, exit_layers=exits, thresholds=(0.5,) * (len(exits) - 1) + (0.0,))
+    drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
+    model.config = replace(model.config, exit_layers=exits, **drafting)
     tokenizer = Tokenizer(Path(init) / "tokenizer.model")
     if data == "mini":
         dialogues, rows = corpus_dialogues(seed), round(millions * 1e6 / (batch * length)) * batch
