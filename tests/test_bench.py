@@ -107,7 +107,7 @@ def test_tables():
                 "forwards": 6.0, "exits": {"2": 0.75, "4": 0.25}, "draft": 0.3, "target": 0.6, "exact": True},
     }  # fmt: skip
     lines = tables.render(tables.target_table(summary), markdown=False).splitlines()
-    assert lines[2].split() == "s2d 1.50 1.50 1.40-1.60 4.00 50% 2:75% 4:25% 30%/60%/10% yes".split()
+    assert lines[2].split() == "s2d 1.50 1.50 1.40-1.60 4.00 6.0 50% 2:75% 4:25% 30%/60%/10% yes".split()
     final = tables.final_table({("a", 0.0): summary, ("a", 1.0): {"ar": summary["ar"]}})
     assert final == [["method", "a T=0", "a T=1", "mean"], ["ar", "1.00", "1.00", "1.00"], ["s2d", "1.50 / 4.00", "", "1.50"]]
     assert tables.render(final, markdown=True).splitlines()[1:] == [
@@ -122,7 +122,7 @@ def test_the_command_beside_transformers(capsys):
     for temperature in "01":
         assert f"mini-7b, T = {temperature}: speedup over ar" in output.out
     for row in ("ar", "sd:exits=2", "sd:exits=4", "mcsd", "s2d", "s2d-tree"):
-        assert len(re.findall(rf"^\| {row} \|( [\d.]+ \|){{7}} [\d.]+-[\d.]+ \| [\d.]+ \|.* yes \|$", output.out, re.M)) == 2
+        assert len(re.findall(rf"^\| {row} \|( [\d.]+ \|){{7}} [\d.]+-[\d.]+ \| [\d.]+ \| [\d.]+ \|.* yes \|$", output.out, re.M)) == 2
         assert re.search(rf"^\| {row} \|( [\d.]+ / [\d.]+ \|){{2}} [\d.]+ \|$", output.out, re.M)
     for row in ("transformers", "transformers assisted", "transformers look-up"):
         assert re.search(rf"^\| {row} \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", output.out, re.M)
