@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from helpers import TINY, WEIGHTS, load_transformers, random_llama, transformers_greedy
+from helpers import WEIGHTS, load_transformers, random_llama, transformers_greedy
 
 from s2d import generate
 from s2d.specbench import held_out_prompts
@@ -37,7 +37,7 @@ def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, 
         dict(method="mcsd"),
         dict(method="mcsd", tree=(3, 1, 1, 1), exits=[2]),
         dict(method="s2d-tree", tree=(2, 2, 1, 1, 1), thresholds=[0.9, 0.7, 0.0]),
-        dict(method="s2d-tree"),
+        dict(method="s2d-tree", tree=Dynamic(top_k=10, depth=4, size=60)),
         dict(method="s2d-tree", tree=Dynamic(top_k=3, depth=7, size=12), stop=0.2),
         dict(method="mcsd", tree=(6,) + (1,) * 9, stop=ByLastToken()),
         dict(method="s2d-tree", tree=(1, 2, 1, 1), init="target"),
@@ -52,7 +52,7 @@ def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, name, 
             assert output.exact
             stats = output.stats
             assert sum(stats.accept_lengths) == len(alone)
-            assert max(stats.accept_lengths) <= depth(setting) + 1
+            assert max(stats.accept_lengths) <= depth(setting, target.config, draft.config) + 1
             inside += alone[-1] == tokenizer.eos_id and stats.accept_lengths[-1] > 1
     assert inside > 5  # EOS did arrive among accepted draft tokens
 
@@ -66,8 +66,8 @@ class ByLastToken:
         return (prediction.hidden.sum(dim=-1) % 1.0).float()
 
 
-def depth(setting):
-    return choose_shape(TINY, TINY, setting["method"], setting.get("draft_length"), setting.get("tree")).depth
+def depth(setting, *configs):
+    return choose_shape(*configs, setting["method"], setting.get("draft_length"), setting.get("tree")).depth
 
 
 @pytest.mark.parametrize("method", METHODS)
