@@ -18,7 +18,7 @@ def summarise(records):
             tokens[key] += sum(record["new_tokens"])
             seconds[key] += sum(record["wall_time"])
     rounds = sorted({record["round"] for record in records})
-    groups = [group for group in (*GROUPS, "overall") if any(record["group"] == group for record in records)] + ["overall"]
+    groups = [group for group in GROUPS if any(record["group"] == group for record in records)] + ["overall"]
 
     def ratios(method, group):
         keys = [((method, group, number), ("ar", group, number)) for number in rounds]
@@ -36,7 +36,7 @@ def summarise(records):
             row["mat"] = total("new_tokens") / total("decoding_steps")
             row["rate"] = total("accepted") / max(1, total("draft_levels"))
             row["forwards"] = total("draft_forwards") / total("decoding_steps")
-            row["exits"] = {layer: count / exits.total() for layer, count in sorted(exits.items())}
+            row["exits"] = {layer: exits[layer] / exits.total() for layer in sorted(exits, key=int)}
             row["draft"], row["target"] = (total(f"{part}_seconds") / total("wall_time") for part in ("draft", "target"))
             row["exact"] = all(all(record["exact"]) for record in own)
         summary[method] = row

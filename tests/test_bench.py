@@ -100,6 +100,12 @@ def test_speedups_are_medians_of_ratios_within_a_round():
     assert all(value == 1.0 for value in summary["ar"]["groups"].values())
 
 
+def test_exits_are_listed_by_depth():
+    ours = {"decoding_steps": [1], "exit_counts": [{"12": 3, "6": 1}], "exact": [True], "accepted": [3], "draft_levels": [4]}
+    records = [record("ar", "qa", 1, 10, 1.0), record("s2d", "qa", 1, 10, 1.0) | ours]
+    assert list(tables.summarise(records)["s2d"]["exits"].items()) == [("6", 0.25), ("12", 0.75)]
+
+
 def test_tables():
     summary = {
         "ar": {"speedup": 1.0, "low": 1.0, "high": 1.0, "groups": {"qa": 1.0, "overall": 1.0}},
