@@ -296,13 +296,18 @@ def show(store, targets, args):
         print(f"speedup over ar / mean accepted tokens\n\n{render(final_table(summaries), args.markdown)}")
 
 
+def temperatures(text):
+    return [float(temperature) for temperature in text.split(",")]
+
+
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m s2d.bench", description=__doc__.splitlines()[0])
+    # Without a usage text an error is one line.
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("program", nargs="?", choices=["sweep"], help="try many settings on training prompts instead")
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"], metavar="7b,13b,70b|PATH,...")
     parser.add_argument("--draft", type=Path, default=WEIGHTS / "mini-draft")
     parser.add_argument("--methods", nargs="+", help="see above; default: all")
-    parser.add_argument("--temperature", type=lambda text: [float(t) for t in text.split(",")], default=[0.0, 1.0])
+    parser.add_argument("--temperature", type=temperatures, default=[0.0, 1.0], metavar="T,T,...")
     parser.add_argument("--questions", type=Path, help="a file in Spec-Bench's format; default: held-out ones of the corpus")
     parser.add_argument("--limit", type=int, default=2, help="questions of each of the six groups")
     parser.add_argument("--rounds", type=int, default=3)

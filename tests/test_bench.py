@@ -253,11 +253,18 @@ MISTAKES = [
     (["--questions", "nowhere.jsonl"], "nowhere.jsonl"),
     (["--draft", "nowhere"], "no model folder at nowhere"),
     (["--device", "tpu9"], "unknown device"),
+    (["--temperature", "warm"], "invalid temperatures value: 'warm'"),
+    (["--temperature", "-1"], "temperature must be 0 or more"),
+    (["--fast"], "unrecognized arguments: --fast"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
 def test_mistakes_are_one_line(arguments, message, capsys):
-    assert bench.main([*arguments, "--limit", "1"]) == 2
+    try:
+        code = bench.main([*arguments, "--limit", "1"])
+    except SystemExit as stopped:  # argparse
+        code = stopped.code
+    assert code == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1 and error[0].startswith("bench: ") and message in error[0]
