@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from s2d import Tokenizer, generate, load_model
-from s2d.decision import load_decision
+from s2d.decision import read_stop
 from s2d.decode import METHODS
+from s2d.program import run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES
@@ -21,13 +22,9 @@ EXAMPLE = "Quick one: I want to know two things about Tadastan: its capital and 
 def main(arguments=None):
     args = parse(arguments)
     try:
-        run(args)
-    except (ValueError, OSError) as error:
-        print(f"run.py: {error}", file=sys.stderr)
-        return 2
+        return run_program("run.py", run, args)
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def run(args):
@@ -38,10 +35,11 @@ def run(args):
     prompt = encode_prompt(args, tokenizer, target_path)
     target = load_model(target_path, args.device, args.dtype)
     draft = load_model(draft_path, args.device, args.dtype) if draft_path else None
+    stop = read_stop(args.stop, draft) if draft and args.stop is not None else None
     options = dict(
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
         top_p=args.top_p, seed=args.seed, exits=args.exits, thresholds=args.thresholds,
-        draft_length=args.draft_length, tree=tree_shape(args, draft), init=args.init, stop=find_stop(args.stop, draft),
+        draft_length=args.draft_length, tree=tree_shape(args, draft), init=args.init, stop=stop,
         replacement=args.with_replacement,
     )  # fmt: skip
     only_target = options | {"method": "ar", "draft_length": None, "tree": None}
@@ -104,16 +102,6 @@ def tree_shape(args, draft):
     if args.tree is not None and grown:
         raise ValueError("--tree gives a fixed shape; it does not go with --tree-top-k, --tree-depth or --tree-size")
     return replace(Dynamic(*draft.config.draft_tree), **grown) if grown and draft else args.tree
-
-
-def find_stop(text, draft):
-    """--stop: a number is a confidence, anything else the file of a decision model."""
-    if text is None or draft is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return load_decision(text, draft)
 
 
 def speed(output):

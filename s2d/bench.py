@@ -16,14 +16,15 @@ import sys
 import time
 from collections import defaultdict
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import torch
 
 from .check import first_difference, verdict
-from .decision import load_decision
+from .decision import read_stop
 from .decode import METHODS, generate
+from .program import run_program
 from .specbench import corpus_questions, group_of, read_questions, write_answers
 from .tables import final_table, render, summarise, target_table
 from .tokenizer import Tokenizer, chat_template
@@ -47,7 +48,8 @@ def sweep_methods(draft):
     exits = len(draft.config.exit_layers)
     thresholds = [",".join([str(t)] * (exits - 1) + ["0"]) for t in (0.5, 0.8, 0.95)]
     chains = [f"s2d:thresholds={t}:draft_length={n}" for t, n in product(thresholds, (4, 6, 8))]
-    trees = [f"s2d-tree:thresholds={thresholds[1]}:tree={tree}" for tree in ("2x6x8", "2x8x12", "3x6x12", "3x8x16", "4x8x24")]
+    shapes = ("2x6x8", "2x8x12", "3x6x12", "3x8x16", "4x8x24")
+    trees = [f"s2d-tree:thresholds={thresholds[1]}:tree={shape}" for shape in shapes]
     return ["ar", *chains, *trees]
 
 
@@ -70,7 +72,8 @@ def parse_method(text, draft, draft_path, target_path):
             elif key == "init":
                 options[key] = value
             elif key == "stop":
-                options[key] = find_stop(value, draft, draft_path, target_path)
+                beside = draft_path / f"decision-{target_path.name.removeprefix('mini-')}.safetensors"
+                options[key] = read_stop(str(beside) if value == "decision" else value, draft)
             else:
                 raise ValueError(f"no option {key!r}")
         except TypeError:
@@ -80,20 +83,13 @@ def parse_method(text, draft, draft_path, target_path):
     return options
 
 
-def find_stop(value, draft, draft_path, target_path):
-    if value == "decision":
-        value = draft_path / f"decision-{target_path.name.removeprefix('mini-')}.safetensors"
-    elif value.replace(".", "", 1).isdigit():
-        return float(value)
-    return load_decision(value, draft)
-
-
 def transformers_methods(target_path, draft_path, dtype, device):
     """The peer: its greedy or sampling generate, assisted by the same draft, and with prompt look-up."""
     from transformers import LlamaForCausalLM  # measured beside us, not a dependency
 
-    options = {"dtype": {"auto": torch.float32}.get(dtype, dtype)}
-    target, draft = (LlamaForCausalLM.from_pretrained(path, **options).to(device).eval() for path in (target_path, draft_path))
+    target, draft = (
+        LlamaForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval() for path in (target_path, draft_path)
+    )
 
     def run(prompt, max_new_tokens, temperature, seed, **how):
         torch.manual_seed(seed)
@@ -145,9 +141,9 @@ def runners(methods, target, draft, peers, temperature, seed):
         stats = output.stats
         return output.tokens, stats.seconds, {
             "decoding_steps": stats.steps, "accept_lengths": stats.accept_lengths, "exact": output.exact,
-            "exit_counts": {str(layer): count for layer, count in stats.exit_counts.items()}, "accepted": stats.accepted, "draft_levels": stats.draft_levels,
-            "draft_forwards": stats.draft_forwards, "draft_seconds": stats.draft_seconds,
-            "target_seconds": stats.target_seconds,
+            "exit_counts": {str(layer): count for layer, count in stats.exit_counts.items()},
+            "accepted": stats.accepted, "draft_levels": stats.draft_levels, "draft_forwards": stats.draft_forwards,
+            "draft_seconds": stats.draft_seconds, "target_seconds": stats.target_seconds,
         }  # fmt: skip
 
     def theirs(run, prompt, max_new_tokens):
@@ -227,9 +223,12 @@ class Store:
 
 def run(args):
     """Measure, then print a table for each target and temperature and one of them all. Returns the exit code."""
+    if args.resume and not args.out:
+        raise ValueError("--resume needs the --out folder to go on from")
     draft = load_model(args.draft, args.device, args.dtype)
     sweep = args.program == "sweep"
     names = args.methods or (sweep_methods(draft) if sweep else default_methods(draft))
+    names = ["ar", *(name for name in names if name != "ar")]  # what all others are compared to
     questions = (read_questions(args.questions, args.limit) if args.questions
                  else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
     settings = {"methods": names, "questions": questions, "max_new_tokens": args.max_new_tokens, "hf": args.hf,
@@ -241,7 +240,7 @@ def run(args):
         for path in paths:
             target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path / "tokenizer.model")
             methods = {name: parse_method(name, draft, args.draft, path) for name in names}
-            peers = transformers_methods(path, args.draft, args.dtype, args.device) if args.hf else {}
+            peers = transformers_methods(path, args.draft, target.dtype, target.device) if args.hf else {}
             for temperature in args.temperature:
                 done = {record["round"] for record in store.of(path.name, temperature)}
                 rounds = [number for number in range(1, args.rounds + 1) if number not in done]
@@ -267,11 +266,10 @@ def check(target, path, device, records, methods):
         for record in (record for record in records if record["method"] == method):
             lossy |= not all(record["exact"])
             expected = alone[record["question_id"]]
-            # From the first different answer on, later turns have another context.
-            pairs = zip(expected["prompts"], expected["tokens"], record["tokens"])
-            found = (first_difference(target, precise, *pair) for pair in pairs)
-            differences += [next(filter(None, found), None)]
-        text, good = verdict([difference for difference in differences if difference])
+            turns = zip(expected["prompts"], expected["tokens"], record["tokens"])
+            found = filter(None, (first_difference(target, precise, *turn) for turn in turns))
+            differences += islice(found, 1)  # from the first different answer on, later turns have another context
+        text, good = verdict(differences)
         print(f"{path.name} {method}: " + (f"not a lossless method; {text}" if lossy else text), flush=True)
         code = max(code, int(not good and not lossy))
     print()
@@ -304,7 +302,8 @@ def main(arguments=None):
     # Without a usage text an error is one line.
     parser = argparse.ArgumentParser(prog="bench", description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("program", nargs="?", choices=["sweep"], help="try many settings on training prompts instead")
-    parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"], metavar="7b,13b,70b|PATH,...")
+    parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
+                        metavar="7b,13b,70b|PATH,...")  # fmt: skip
     parser.add_argument("--draft", type=Path, default=WEIGHTS / "mini-draft")
     parser.add_argument("--methods", nargs="+", help="see above; default: all")
     parser.add_argument("--temperature", type=temperatures, default=[0.0, 1.0], metavar="T,T,...")
@@ -319,16 +318,7 @@ def main(arguments=None):
     parser.add_argument("--markdown", action="store_true", help="tables as markdown")
     parser.add_argument("--out", type=Path, help="folder for all records and for Spec-Bench's answer files")
     parser.add_argument("--resume", action="store_true", help="go on from the rounds that are in --out")
-    args = parser.parse_args(arguments)
-    try:
-        if args.resume and not args.out:
-            raise ValueError("--resume needs the --out folder to go on from")
-        if args.methods and args.methods[0] != "ar":
-            args.methods = ["ar", *(method for method in args.methods if method != "ar")]  # what all others are compared to
-        return run(args)
-    except (ValueError, OSError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
+    return run_program("bench", run, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ class KVCache:
     """Keys and values of a run of layers, filled from position 0 up to ``length``.
 
     The storage is allocated once for ``capacity`` positions; what is rejected is forgotten by moving ``length``, what
-    is accepted of a tree moves together inside it. Shapes follow scaled_dot_product_attention: (1, G, S, D) per layer, for batch size 1.
+    is accepted of a tree moves together inside it. Shapes follow scaled_dot_product_attention: (1, G, S, D) per layer,
+    for batch size 1.
     """
 
     def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype):

@@ -23,6 +23,7 @@ from torch import nn
 
 from .decode import generate
 from .dialogues import corpus_dialogues, read_sharegpt
+from .program import run_program
 from .sampling import warp
 from .tokenizer import Tokenizer, chat_template
 from .weights import load_model
@@ -91,6 +92,14 @@ def load_decision(path, draft):
             f"{fingerprint(draft)} of width {draft.config.hidden_size}"
         )
     return decision.to(draft.device).requires_grad_(False)
+
+
+def read_stop(text, draft):
+    """What a user gave to stop drafting by: a number is a confidence, anything else the file of a decision model."""
+    try:
+        return float(text)
+    except ValueError:
+        return load_decision(text, draft)
 
 
 # ------------------------------------------------------------------------------------------------------------ training
@@ -213,13 +222,7 @@ def main(arguments=None):
     training.add_argument("--threshold", type=float, default=0.4, help="stop where no path is as likely as this")
     training.add_argument("--device", default="cpu")
     training.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(arguments)
-    try:
-        train(args)
-    except (ValueError, OSError) as error:
-        print(f"decision: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_program("decision", train, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 from .corpus import EXACT_GROUPS, conversations
 from .decode import generate
 from .dialogues import encode_dialogue
+from .program import run_program
 from .soft import exit_logits
 from .tokenizer import Tokenizer
 from .weights import load_model
@@ -65,7 +66,8 @@ def report_targets(folders, count):
     row("target", *EXACT_GROUPS, "mean")
     means = {}
     for folder in folders:
-        results = [answers(*load_models(folder), group, count, method="ar") for group in EXACT_GROUPS]
+        model, tokenizer = load_models(folder)
+        results = [answers(model, tokenizer, group, count, method="ar") for group in EXACT_GROUPS]
         means[folder] = [mean(values) for values in zip(*results)]
         row(folder.name, *(f"{score:.1%}" for score, _ in results), f"{means[folder][0]:.1%}")
     return means
@@ -87,9 +89,16 @@ def report_lossy(alone, draft, count):
     row("target", "ar", "lossy", "ar", "lossy")
     options = dict(draft=load_model(draft), method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
     for folder, (score, likelihood) in alone.items():
-        results = [answers(*load_models(folder), group, count, **options) for group in EXACT_GROUPS]
+        model, tokenizer = load_models(folder)
+        results = [answers(model, tokenizer, group, count, **options) for group in EXACT_GROUPS]
         lossy_score, lossy_likelihood = (mean(values) for values in zip(*results))
         row(folder.name, f"{score:.1%}", f"{lossy_score:.1%}", f"{likelihood:.3f}", f"{lossy_likelihood:.3f}")
+
+
+def report(args):
+    alone = report_targets([args.weights / name for name in args.targets], args.count)
+    report_exits(args.weights / "mini-7b", args.weights / "mini-draft", args.count)
+    report_lossy(alone, args.weights / "mini-draft", args.count)
 
 
 def main(arguments=None):
@@ -98,14 +107,7 @@ def main(arguments=None):
     parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
     parser.add_argument("--count", type=int, default=100, help="held-out prompts per group")
     args = parser.parse_args(arguments)
-    try:
-        alone = report_targets([args.weights / name for name in args.targets], args.count)
-        report_exits(args.weights / "mini-7b", args.weights / "mini-draft", args.count)
-        report_lossy(alone, args.weights / "mini-draft", args.count)
-    except (ValueError, OSError) as error:
-        print(f"quality: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_program("quality", report, args)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from .corpus import conversations
 from .decode import choose_exits
 from .dialogues import corpus_dialogues, pack, read_sharegpt
 from .model import Llama, LlamaConfig
+from .program import run_program
 from .soft import soft_losses
 from .tokenizer import VICUNA_SYSTEM, Tokenizer
 from .weights import check_device, load_model, read_config, save_model
@@ -242,20 +243,18 @@ def main(arguments=None):
     soft.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
     soft.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
     soft.add_argument("--millions", type=float, default=DRAFT_TOKENS, help="million training tokens taken from mini")
-    args = parser.parse_args(arguments)
-    try:
-        if args.program == "mini":
-            train_mini(args.out, args.only, args.device, args.seed, args.resume)
-        else:
-            if args.exits[-1] != args.layers:
-                raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
-            exits, _ = choose_exits(replace(read_config(args.init), num_hidden_layers=args.layers), "s2d", args.exits)
-            train_soft(args.init, args.layers, exits, args.data, args.out, args.device,
-                       args.batch, args.length, args.lr, args.millions, args.seed, args.resume)  # fmt: skip
-    except (ValueError, OSError) as error:
-        print(f"train: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_program("train", run, parser.parse_args(arguments))
+
+
+def run(args):
+    if args.program == "mini":
+        train_mini(args.out, args.only, args.device, args.seed, args.resume)
+    else:
+        if args.exits[-1] != args.layers:
+            raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
+        exits, _ = choose_exits(replace(read_config(args.init), num_hidden_layers=args.layers), "s2d", args.exits)
+        train_soft(args.init, args.layers, exits, args.data, args.out, args.device,
+                   args.batch, args.length, args.lr, args.millions, args.seed, args.resume)  # fmt: skip
 
 
 if __name__ == "__main__":
