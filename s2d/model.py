@@ -77,23 +77,22 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        heads, kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(heads * self.head_dim, config.hidden_size, bias=False)
 
     def forward(self, x, rope, mask, cache, layer):
         B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, self.heads, self.head_dim).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)  # (B, G, T, D)
-        v = self.v_proj(x).view(B, T, self.kv_heads, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (B, G, S+T, D)
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=cache is None and mask is None, enable_gqa=self.heads != self.kv_heads
+            q, k, v, attn_mask=mask, is_causal=cache is None and mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 

@@ -26,7 +26,8 @@ from .model import Llama, LlamaConfig
 from .program import run_program
 from .soft import soft_losses
 from .tokenizer import VICUNA_SYSTEM, Tokenizer
-from .weights import check_device, load_model, read_config, save_model
+from .weights import check_device, load_model, save_model
+from .weights.config import read_config
 
 VOCAB_SIZE, LENGTH, BATCH = 1024, 256, 4
 CHECKPOINT_SECONDS = 120

@@ -1,5 +1,7 @@
 """What several tests share: small random Llamas, and transformers made comparable in float64."""
 
+import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,22 @@ def random_llama(seed, scale=0.3, **changes):
     for parameter in model.parameters():
         parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
     return model
+
+
+def run_and_kill(seconds, function, *arguments):
+    """Run ``function`` in a process of its own, SIGKILLed if it lasts longer than ``seconds``; returns how long it ran."""
+    process = multiprocessing.get_context("fork").Process(target=_alone, args=(function, *arguments))
+    process.start()
+    began = time.monotonic()
+    process.join(seconds)
+    process.kill()
+    process.join()
+    return time.monotonic() - began
+
+
+def _alone(function, *arguments):
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads
+    function(*arguments)
 
 
 def random_parents(rng, size):

@@ -122,7 +122,7 @@ def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(weights, "_config_to_dict", fail)
+    monkeypatch.setattr(weights, "config_to_dict", fail)
     with pytest.raises(OSError, match="disk full"):
         save_model(random_llama(2), folder)
     monkeypatch.undo()

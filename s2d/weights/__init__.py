@@ -1,0 +1,177 @@
+"""A Hugging Face folder (config.json, one or many safetensors files) <-> a Llama. Knows nothing about decoding."""
+
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from ..model import Llama
+from .config import config_to_dict, read_config, read_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.model", "tokenizer_config.json")
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
+    """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
+
+    ``dtype`` is "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64, float32, float16, bfloat16.
+    ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape, returns the slices
+    of it to read, one for each dimension (parallel.py). Raises FileNotFoundError for a missing folder or file and
+    ValueError for anything that is not a Llama this project can run.
+    """
+    path, device = Path(path), check_device(device)
+    config = read_config(path)
+    if num_layers is not None:
+        if not 1 <= num_layers <= config.num_hidden_layers:
+            raise ValueError(f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers")
+        config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
+    model, dtype = empty_model(config), _dtype(dtype, device)
+    shapes = parameter_shapes(model)
+    for name, tensor in read_tensors(path, shapes, device, share):
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, nn.Parameter(tensor.to(dtype), requires_grad=False))
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model["embed_tokens"].weight
+    return model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+
+
+def empty_model(config):
+    """A Llama whose parameters have names and shapes but no memory yet."""
+    with torch.device("meta"):
+        return Llama(config)
+
+
+def parameter_shapes(model):
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30):
+    """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
+
+    ``tokenizer_from`` is a folder whose tokenizer files are copied along. Everything is written under a temporary name
+    first, so ``path`` is either complete or as it was.
+    """
+    with staged(path) as stage:
+        for name in TOKENIZER_FILES if tokenizer_from else ():
+            if (Path(tokenizer_from) / name).is_file():
+                shutil.copyfile(Path(tokenizer_from) / name, stage / name)
+        tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.named_parameters()}
+        write_shards(split(tensors, max_shard_bytes), stage)
+        (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
+
+
+@contextmanager
+def staged(path):
+    """A new folder to fill, which then takes the place of ``path`` in one piece. After an error ``path`` is as it was."""
+    path = Path(path)
+    stage, old = path.with_name(path.name + ".partial"), path.with_name(path.name + ".old")
+    for leftover in (stage, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    stage.mkdir(parents=True)
+    yield stage
+    if path.exists():
+        os.replace(path, old)
+    os.replace(stage, path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_tensors(path, shapes, device="cpu", share=None):
+    """Yield (name, tensor) for every name in ``shapes``, one shard open at a time; ``share`` as in ``load_model``.
+
+    Raises FileNotFoundError or ValueError where a tensor is missing, damaged or of another shape.
+    """
+    if (path / INDEX).is_file():
+        located = read_json(path / INDEX).get("weight_map", {})
+    elif (path / SINGLE).is_file():
+        located = dict.fromkeys(shapes, SINGLE)
+    else:
+        pickled = "; turn its pytorch_model*.bin into them with python -m s2d.weights convert"
+        raise FileNotFoundError(f"{path} has neither {SINGLE} nor {INDEX}{pickled if torch_files(path) else ''}")
+    for name in shapes:
+        if name not in located:
+            raise ValueError(f"{path}: tensor {name} is in no shard of {INDEX}")
+    for file in sorted({located[name] for name in shapes}):
+        if not (path / file).is_file():
+            raise FileNotFoundError(f"{path}: shard {file} is missing; download it again")
+        try:
+            with safe_open(path / file, framework="pt", device=str(device)) as shard:
+                present = set(shard.keys())
+                for name in (name for name in shapes if located[name] == file):
+                    if name not in present:
+                        raise ValueError(f"{path / file} has no tensor {name}, which config.json asks for")
+                    check_shape(path, name, shard.get_slice(name).get_shape(), shapes[name])
+                    yield name, shard.get_slice(name)[share(name, shapes[name])] if share else shard.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{path / file} is damaged ({error}); download it again") from None
+
+
+def torch_files(path):
+    """A checkpoint's pickled shards, in order."""
+    return sorted(path.glob("pytorch_model*.bin"))
+
+
+def check_shape(path, name, shape, wanted):
+    if tuple(shape) != wanted:
+        raise ValueError(
+            f"{path}: tensor {name} has shape {tuple(shape)}, config.json asks for {wanted}; "
+            "the two do not belong together"
+        )
+
+
+def split(tensors, max_shard_bytes):
+    """{name: tensor} -> the same in groups of at most so many bytes, or of one tensor."""
+    shards, room = [{}], max_shard_bytes
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and shards[-1]:
+            shards.append({})
+            room = max_shard_bytes
+        shards[-1][name] = tensor
+        room -= tensor.nbytes
+    return shards
+
+
+def write_shards(shards, folder):
+    """Write a sequence of {name: tensor}: one file if it is one, else numbered shards and their index.
+
+    The sequence may read each shard when it is asked for: one is held at a time. Returns {name: file}.
+    """
+    weight_map, total = {}, 0
+    for number in range(len(shards)):
+        shard = shards[number]
+        file = SINGLE if len(shards) == 1 else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+        total += sum(tensor.nbytes for tensor in shard.values())
+        del shard  # before the next is read
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    return weight_map
+
+
+def check_device(device):
+    """A device's name -> torch.device; raises ValueError for one that is unknown or not here."""
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"unknown device {device!r}; expected cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device 'cuda' was asked for, but torch sees no GPU here; use --device cpu")
+    return device
+
+
+def _dtype(dtype, device):
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]

@@ -1,0 +1,175 @@
+"""Pickled checkpoints become folders that load, or nothing at all; ``check`` says why a folder will not."""
+
+import json
+import random
+import resource
+import time
+
+import pytest
+import torch
+from helpers import load_transformers, random_llama, run_and_kill, transformers_greedy
+from safetensors.torch import load_file, save_file
+
+from s2d import generate, load_model
+from s2d.weights import save_model, split
+from s2d.weights.__main__ import convert, main
+
+# What transformers 4 wrote beside Vicuna v1.5, whose position table old checkpoints also carry as a tensor.
+VICUNA_CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "initializer_range": 0.02, "max_position_embeddings": 4096, "model_type": "llama", "pad_token_id": 0,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
+    "torch_dtype": "float16", "transformers_version": "4.31.0", "use_cache": True,
+}  # fmt: skip
+SHAPE = {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 4}  # fmt: skip
+
+
+def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
+    """A sharded checkpoint in Vicuna's layout with random weights; returns its shards' names."""
+    folder.mkdir()
+    model = random_llama(5, scale=0.15, head_dim=(SHAPE | changes)["hidden_size"] // 4, **SHAPE | changes)
+    tensors = {name: parameter.data.half() for name, parameter in model.named_parameters()}
+    shards, weight_map = split(tensors, max_shard_bytes), {}
+    for number, shard in enumerate(shards, 1):
+        file = f"pytorch_model-{number:05d}-of-{len(shards):05d}.bin"
+        tables = {f"model.layers.{number - 1}.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+        torch.save(shard | tables, folder / file)
+        weight_map |= dict.fromkeys(shard, file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE | changes))
+    (folder / "tokenizer.model").write_bytes(tokenizer.pieces.serialized_model_proto())
+    return sorted(set(weight_map.values()))
+
+
+def program(*arguments):
+    return main([str(argument) for argument in arguments])
+
+
+def test_a_converted_checkpoint_generates_what_transformers_does(tmp_path, tokenizer, capsys):
+    assert len(write_vicuna(tmp_path / "hub", tokenizer)) > 3
+    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
+    assert program("check", tmp_path / "v") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and said[0] == said[1]
+    assert "will load: 3 layers of width 64" in said[0] and "of float16, vocabulary 1024, context 4096" in said[0]
+    prompt = tokenizer.encode_chat(["What is the capital of Tadastan?"])
+    expected = transformers_greedy(load_transformers(tmp_path / "hub", torch.float64), prompt, 40)
+    target, draft = load_model(tmp_path / "v", dtype="float64"), load_model(tmp_path / "v", dtype="float64", num_layers=2)
+    assert generate(target, prompt, method="ar", max_new_tokens=40).tokens == expected
+    assert generate(target, prompt, draft=draft, max_new_tokens=40, exits=(1, 2)).tokens == expected
+
+
+def test_dtype_and_a_single_file(tmp_path, tokenizer):
+    assert write_vicuna(tmp_path / "hub", tokenizer, 10**9) == ["pytorch_model-00001-of-00001.bin"]
+    assert program("convert", tmp_path / "hub", tmp_path / "v", "--dtype", "bfloat16") == 0
+    half = torch.load(tmp_path / "hub/pytorch_model-00001-of-00001.bin")
+    written = load_file(tmp_path / "v/model.safetensors")
+    assert all(torch.equal(tensor, half[name].bfloat16()) for name, tensor in written.items())
+    assert json.loads((tmp_path / "v/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
+    hub = tmp_path / "hub"
+    shards = write_vicuna(hub, tokenizer)
+
+    def refused(message, destination="v"):
+        assert program("convert", hub, tmp_path / destination) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+        assert not (tmp_path / "v").exists()
+
+    class Anything:
+        def __reduce__(self):
+            return print, ("this must not run",)
+
+    whole = (hub / shards[1]).read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", b"\xff" * 2000):
+        (hub / shards[1]).write_bytes(damaged)
+        refused("is damaged or holds more than tensors")
+    torch.save({"lm_head.weight": Anything()}, hub / shards[1])
+    refused("is damaged or holds more than tensors")
+    (hub / shards[1]).unlink()
+    refused("are in no shard")
+    (hub / shards[1]).write_bytes(whole)
+    (hub / "config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE | {"intermediate_size": 160}))
+    refused("config.json asks for")
+    refused("is there already", destination="hub")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE))
+    hub = tmp_path / "empty"
+    refused("has no pytorch_model*.bin")
+
+
+def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
+    write_vicuna(tmp_path / "hub", tokenizer)
+    folder = tmp_path / "v"
+    save_model(random_llama(1, vocab_size=1024), folder, tokenizer_from=tmp_path / "hub", max_shard_bytes=50_000)
+    config, shards = (folder / "config.json").read_text(), sorted(folder.glob("model-*"))
+
+    def refused(path, message):
+        assert program("check", path) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+
+    refused(tmp_path / "hub", "with python -m s2d.weights convert")
+    refused(tmp_path / "nowhere", "no model folder")
+    for changes, message in (
+        ({"vocab_size": 500}, "embed_tokens.weight has shape (1024, 32), config.json asks for (500, 32)"),
+        ({"num_hidden_layers": 7}, "is in no shard"),
+        ({"exit_layers": [2, 9]}, "exits must increase and lie within the draft's 4 layers"),
+        ({"exit_layers": [2, 4], "thresholds": [0.5]}, "2 exit_layers cannot have 1 thresholds"),
+    ):
+        (folder / "config.json").write_text(json.dumps(json.loads(config) | changes))
+        refused(folder, message)
+    (folder / "config.json").write_text(config)
+    whole = shards[1].read_bytes()
+    shards[1].write_bytes(whole[:-10])
+    refused(folder, "is damaged")
+    shards[1].unlink()
+    refused(folder, f"shard {shards[1].name} is missing")
+    shards[1].write_bytes(whole)
+    assert program("check", folder) == 0
+    save_model(random_llama(1), tmp_path / "few", tokenizer_from=tmp_path / "hub")
+    refused(tmp_path / "few", "the tokenizer knows 1024 tokens, config.json has vocab_size 61")
+    (folder / "tokenizer.model").unlink()
+    refused(folder, "no tokenizer at")
+
+
+def test_conversion_holds_few_shards_at_a_time(tmp_path, tokenizer):
+    """One shard, and the bytes it is written from, whatever the size of the checkpoint."""
+    shards = write_vicuna(tmp_path / "hub", tokenizer, 10 * 2**20, hidden_size=1024, intermediate_size=2048)
+    megabytes = sum((tmp_path / "hub" / shard).stat().st_size for shard in shards) / 2**20
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    convert(tmp_path / "hub", tmp_path / "v", None)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert megabytes > 60
+    assert grown < 45
+
+
+def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
+    write_vicuna(tmp_path / "hub", tokenizer, 200_000, hidden_size=256, intermediate_size=700)
+    rng, target = random.Random(0), tmp_path / "v"
+
+    def run(seconds):
+        return run_and_kill(seconds, convert, tmp_path / "hub", target, None)
+
+    run(60)
+    assert target.is_dir()
+    target.rename(tmp_path / "whole")
+    needed = run(60)
+    killed = 0
+    for _ in range(15):
+        if target.is_dir():
+            assert program("check", target) == 0
+            target.rename(tmp_path / f"done-{time.monotonic_ns()}")
+        run(rng.uniform(0, needed))
+        if not target.is_dir():
+            killed += 1
+            with pytest.raises((FileNotFoundError, ValueError)):
+                load_model(tmp_path / "v.partial")
+    assert killed >= 5
+    if not target.is_dir():
+        convert(tmp_path / "hub", target, None)
+    for file in (tmp_path / "whole").iterdir():
+        assert (target / file.name).read_bytes() == file.read_bytes()
