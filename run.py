@@ -4,7 +4,10 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
@@ -22,18 +25,28 @@ EXAMPLE = "Quick one: I want to know two things about Tadastan: its capital and 
 def main(arguments=None):
     args = parse(arguments)
     try:
-        return run_program("run.py", run, args)
+        return run_program("run.py", run_on_every_rank if is_torchelastic_launched() else run, args)
     except KeyboardInterrupt:
         return 130
 
 
-def run(args):
+def run_on_every_rank(args):
+    """``run`` in each of the processes that torchrun started, with the target divided among them."""
+    from s2d import parallel  # takes a second to import, which a single process need not wait for
+
+    with parallel.joined(args.device) as (mesh, args.device):
+        if args.prompt == "-":
+            args.prompt = parallel.from_rank_0(read_stdin)
+        return run(args, partial(parallel.load_target, mesh=mesh))
+
+
+def run(args, load_target=load_model):
     target_path = find_target(args.target)
     draft_path = None if args.method == "ar" else args.draft or find_draft(target_path)
     print(f"target {target_path}, draft {draft_path or 'none'}", file=sys.stderr)
     tokenizer = Tokenizer(target_path / "tokenizer.model")
     prompt = encode_prompt(args, tokenizer, target_path)
-    target = load_model(target_path, args.device, args.dtype)
+    target = load_target(target_path, args.device, args.dtype)
     draft = load_model(draft_path, args.device, args.dtype) if draft_path else None
     stop = read_stop(args.stop, draft) if draft and args.stop is not None else None
     options = dict(
@@ -81,13 +94,15 @@ def find_draft(target_path):
     return draft
 
 
+def read_stdin():
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first") from None
+
+
 def encode_prompt(args, tokenizer, target_path):
-    text = EXAMPLE if args.prompt is None else args.prompt
-    if text == "-":
-        try:
-            text = sys.stdin.buffer.read().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first") from None
+    text = EXAMPLE if args.prompt is None else read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
     if args.chat or args.prompt is None:

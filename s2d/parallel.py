@@ -1,0 +1,98 @@
+"""Several processes as one, as torchrun starts them: a target split over them.
+
+Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053, section 3): attention heads and the MLP's inner width are
+divided among the ranks, so a block needs two sums over them, after ``o_proj`` and after ``down_proj``; embedding and LM
+head are divided by vocabulary. Every rank therefore ends each forward pass with the same logits, and as all draw from
+generators of the same seed, all take the same decisions: decoding itself does not know that it is not alone.
+"""
+
+import io
+import os
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from .weights import check_device, empty_model, load_model, parameter_shapes
+from .weights.config import read_config
+
+# Which dimension of a weight is divided; everything else, the norms, is whole on every rank.
+DIVIDED = {"embed_tokens": 0, "q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "lm_head": 0,
+           "o_proj": 1, "down_proj": 1}  # fmt: skip
+
+
+@contextmanager
+def joined(device):
+    """Join the processes that torchrun started, each with a GPU of its own if ``device`` is cuda; only rank 0 prints.
+
+    Yields a DeviceMesh over them and the name of this rank's device.
+    """
+    kind = check_device(device).type
+    if kind == "cuda":
+        device = f"cuda:{os.environ['LOCAL_RANK']}"
+        torch.cuda.set_device(check_device(device))
+    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    with ExitStack() as silence:
+        if dist.get_rank() > 0:
+            silence.enter_context(redirect_stdout(io.StringIO()))
+            silence.enter_context(redirect_stderr(io.StringIO()))
+        yield init_device_mesh(kind, (dist.get_world_size(),)), device
+    dist.destroy_process_group()
+
+
+def from_rank_0(function):
+    """What ``function()`` returns on rank 0, which alone calls it."""
+    box = [function() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def load_target(path, device, dtype, mesh):
+    """As ``load_model``, but each rank of ``mesh`` reads and keeps only its share of every divided weight.
+
+    Raises ValueError where heads cannot be divided evenly.
+    """
+    config, rank, ranks = read_config(path), mesh.get_local_rank(), mesh.size()
+    if config.num_key_value_heads % ranks or config.num_attention_heads % ranks:
+        raise ValueError(
+            f"{path}: {config.num_attention_heads} heads with {config.num_key_value_heads} key/value heads cannot be "
+            f"divided among {ranks} processes"
+        )
+
+    def share(name, shape):
+        slices = [slice(None)] * len(shape)
+        if (dim := DIVIDED.get(name.split(".")[-2])) is not None:
+            size = -(-shape[dim] // ranks)  # the last rank may have less
+            slices[dim] = slice(min(rank * size, shape[dim]), min((rank + 1) * size, shape[dim]))
+        return tuple(slices)
+
+    model = load_model(path, device, dtype, share=share)
+    for name, shape in parameter_shapes(empty_model(config)).items():
+        *parents, module, leaf = name.split(".")
+        if module in DIVIDED:
+            owner = model.get_submodule(".".join([*parents, module]))
+            part = DTensor.from_local(
+                getattr(owner, leaf), mesh, [Shard(DIVIDED[module])], shape=torch.Size(shape), stride=(shape[1], 1)
+            )
+            setattr(owner, leaf, nn.Parameter(part, requires_grad=False))
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model["embed_tokens"].weight
+    heads = {"num_attention_heads": config.num_attention_heads // ranks,
+             "num_key_value_heads": config.num_key_value_heads // ranks}  # fmt: skip
+    model.config = replace(model.config, **heads)  # this rank's: its caches hold no others
+    return parallelize_module(model, mesh, tensor_plan())
+
+
+def tensor_plan():
+    """Where weights are divided, and that the embedding takes, and the LM head gives, whole tensors."""
+    plan = {f"model.layers.*.{room}_proj": ColwiseParallel() for room in ("self_attn.q", "self_attn.k", "self_attn.v")}
+    plan |= {f"model.layers.*.{room}_proj": ColwiseParallel() for room in ("mlp.gate", "mlp.up")}
+    plan |= {f"model.layers.*.{room}_proj": RowwiseParallel() for room in ("self_attn.o", "mlp.down")}
+    plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
+    plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
+    return plan
