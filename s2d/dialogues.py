@@ -1,7 +1,8 @@
 """From dialogues to rows of tokens and labels. Knows nothing about models."""
 
 import json
-from pathlib import Path
+import re
+from array import array
 
 import numpy as np
 import torch
@@ -18,21 +19,53 @@ def corpus_dialogues(seed):
         yield [message for turn in conversation.turns for message in turn]
 
 
-def read_sharegpt(path):
+def read_sharegpt(path, skipped):
     """ShareGPT's JSON, a list of {"conversations": [{"from": "human"|"gpt", "value": text}, ...]} -> dialogues.
 
-    A dialogue starts with the user and ends with the assistant; other records are passed over.
+    The file is read bit by bit. What the assistant says before the user's first word, and a question that stays without
+    an answer at the end, are left out; a record that still is no dialogue is passed over, and ``skipped``, a Counter,
+    counts the reason.
     """
-    try:
-        records = json.loads(Path(path).read_text(encoding="utf-8"))
-        for record in records:
-            messages = [message["value"] for message in record["conversations"]]
-            speakers = [message["from"] for message in record["conversations"]]
-            usable = len(messages) // 2 * 2
-            if speakers[:usable] == ["human", "gpt"] * (usable // 2) and usable:
-                yield messages[:usable]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not ShareGPT JSON, a list of conversations ({error!r})") from None
+    for record in _json_list(path):
+        try:
+            messages = [(message["from"], message["value"]) for message in record["conversations"]]
+        except (TypeError, KeyError):
+            skipped["not a list of conversations with from and value"] += 1
+            continue
+        speakers, texts = zip(*messages) if messages else ((), ())
+        first = 1 if speakers[:1] == ("gpt",) else 0
+        end = first + (len(messages) - first) // 2 * 2
+        if end == first:
+            skipped["no question with an answer"] += 1
+        elif speakers[first:end] != ("human", "gpt") * ((end - first) // 2):
+            skipped["human and gpt do not take turns"] += 1
+        elif not all(isinstance(text, str) and text.strip() for text in texts[first:end]):
+            skipped["a message without text"] += 1
+        else:
+            yield list(texts[first:end])
+
+
+def _json_list(path, block=2**20):
+    """The items, objects, of a JSON list in a file too large to hold."""
+    decoder, separator = json.JSONDecoder(), re.compile(r"[\s,]*")
+    wrong = f"{path} is not ShareGPT JSON, a list of conversations"
+    with open(path, encoding="utf-8") as file:
+        try:
+            text = file.read(block).lstrip("\ufeff \t\r\n")
+            if not text.startswith("["):
+                raise ValueError(f"it begins with {text[:10]!r}")
+            at = 1
+            while (at := separator.match(text, at).end()) == len(text) or text[at] != "]":
+                try:
+                    item, at = decoder.raw_decode(text, at)
+                except ValueError:  # a mistake, or the item goes on in the next block
+                    if not (more := file.read(block)):
+                        raise
+                    text, at = text[at:] + more, 0
+                else:
+                    yield item
+        except ValueError as error:
+            raise ValueError(f"{wrong} ({error})") from None
 
 
 def encode_dialogue(tokenizer, messages):
@@ -47,19 +80,22 @@ def encode_dialogue(tokenizer, messages):
 
 
 def pack(dialogues, tokenizer, rows, length, answers_only):
-    """Dialogues laid end to end and cut into rows: (tokens, labels), (R, length) each, -100 where no loss is taken.
+    """Dialogues laid end to end and cut into at most ``rows`` rows (None: all): (tokens, labels), (R, length) int32 each.
 
-    With ``answers_only`` loss is taken on the assistant's words and its EOS, else on every token.
+    Labels are the tokens that follow, -100 where no loss is taken: with ``answers_only`` everywhere but on the
+    assistant's words and its EOS.
     """
-    ids, is_answer = [], []
+    ids, is_answer = array("i"), array("b")  # four bytes and one a token, however long the text
     for messages in dialogues:
         new_ids, new_is_answer = encode_dialogue(tokenizer, messages)
-        ids += new_ids
-        is_answer += new_is_answer
-        if len(ids) > rows * length:
+        ids.extend(new_ids)
+        is_answer.extend(new_is_answer)
+        if rows is not None and len(ids) > rows * length:
             break
-    rows = max(0, min(rows, (len(ids) - 1) // length))
-    ids, is_answer = np.array(ids[: rows * length + 1]), np.array(is_answer[: rows * length + 1])
-    labels = np.where(is_answer[1:], ids[1:], -100) if answers_only else ids[1:]
-    shape = (rows, length)
-    return torch.from_numpy(ids[:-1]).view(shape), torch.from_numpy(labels).view(shape)
+    whole = max(0, (len(ids) - 1) // length)
+    shape = (whole if rows is None else min(rows, whole), length)
+    count = shape[0] * length
+    tokens = np.asarray(ids)[: count + 1]
+    learnt = np.asarray(is_answer)[1 : count + 1] if answers_only else True
+    labels = np.where(learnt, tokens[1:], np.int32(-100))
+    return torch.from_numpy(tokens[:-1].copy()).view(shape), torch.from_numpy(labels).view(shape)

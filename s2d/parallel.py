@@ -1,24 +1,36 @@
-"""Several processes as one, as torchrun starts them: a target split over them.
+"""Several processes as one, as torchrun starts them: a target divided among them, or the training of a draft.
 
 Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053, section 3): attention heads and the MLP's inner width are
 divided among the ranks, so a block needs two sums over them, after ``o_proj`` and after ``down_proj``; embedding and LM
 head are divided by vocabulary. Every rank therefore ends each forward pass with the same logits, and as all draw from
 generators of the same seed, all take the same decisions: decoding itself does not know that it is not alone.
+
+Training divides weights, gradients and AdamW's state instead, and gathers the weights of one layer when it runs (PyTorch's
+FSDP2). Its checkpoints are distributed ones, also for a single process.
 """
 
 import io
 import os
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+import warnings
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .weights import check_device, empty_model, load_model, parameter_shapes
+from .weights import check_device, empty_model, load_model, parameter_shapes, staged
 from .weights.config import read_config
 
 # Which dimension of a weight is divided; everything else, the norms, is whole on every rank.
@@ -96,3 +108,75 @@ def tensor_plan():
     plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     return plan
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+class Objective(nn.Module):
+    """A model and a loss of it in one forward pass: FSDP gathers weights where a module's forward pass begins."""
+
+    def __init__(self, model, loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *args, **options):
+        return self.loss(self.model, *args, **options)
+
+
+def shard(objective, mesh, bf16):
+    """Divide weights, gradients and optimizer state among the ranks, layer by layer; gradients are added in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
+    for block in objective.model.model["layers"]:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(objective, mesh=mesh, mp_policy=policy)
+
+
+def add_up(tensor):
+    """Sum ``tensor`` over the ranks, in place."""
+    dist.all_reduce(tensor)
+
+
+def gathered(model, mesh):
+    """The whole model, on the CPU, for rank 0; None for the others. A model that was not sharded is returned as it is."""
+    if mesh is None:
+        return model
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if mesh.get_local_rank() > 0:
+        return None
+    whole = empty_model(model.config)
+    whole.load_state_dict(state, assign=True)
+    return whole
+
+
+@contextmanager
+def _quiet():
+    """Without the warning that a checkpoint of a single process is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
+        yield
+
+
+def save_checkpoint(path, model, optimizer, step):
+    """Write the state of a training, each rank its own part, to a folder that appears in one piece."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
+    alone = not dist.is_initialized()
+    stage = staged(path) if alone or dist.get_rank() == 0 else nullcontext(path.with_name(path.name + ".partial"))
+    with stage as folder, _quiet():
+        dcp.save(state, checkpoint_id=folder, no_dist=alone)
+    if not alone:
+        dist.barrier()
+
+
+def load_checkpoint(path, model, optimizer):
+    """Take up the training that ``save_checkpoint`` wrote; returns the steps it has done, 0 where there is none."""
+    path = next((p for p in (path, path.with_name(path.name + ".old")) if (p / ".metadata").is_file()), None)
+    if path is None:
+        return 0
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
+    with _quiet():
+        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return state["step"]

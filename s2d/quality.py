@@ -17,7 +17,7 @@ from .corpus import EXACT_GROUPS, conversations
 from .decode import generate
 from .dialogues import encode_dialogue
 from .program import run_program
-from .soft import exit_logits
+from .soft import exit_hidden
 from .tokenizer import Tokenizer
 from .weights import load_model
 
@@ -46,8 +46,8 @@ def exit_accuracy(model, tokenizer, exits, count):
     for conversation in islice(conversations(1, "held-out"), count):
         ids, is_answer = encode_dialogue(tokenizer, [message for turn in conversation.turns for message in turn])
         tokens, wanted = torch.tensor([ids]), torch.tensor(is_answer[1:])
-        for number, logits in enumerate(exit_logits(model, tokens, exits)):
-            right[number] += (logits[0, :-1].argmax(dim=-1) == tokens[0, 1:])[wanted].sum()
+        for number, hidden in enumerate(exit_hidden(model, tokens, exits)):
+            right[number] += (model.logits(hidden[0, :-1]).argmax(dim=-1) == tokens[0, 1:])[wanted].sum()
         total += wanted.sum()
     return right / total
 

@@ -8,28 +8,31 @@ import argparse
 import io
 import json
 import math
-import os
+import shutil
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import sentencepiece
 import torch
 
+from . import parallel
 from .corpus import conversations
 from .decode import choose_exits
 from .dialogues import corpus_dialogues, pack, read_sharegpt
 from .model import Llama, LlamaConfig
 from .program import run_program
-from .soft import soft_losses
+from .soft import Distillation, soft_losses
 from .tokenizer import VICUNA_SYSTEM, Tokenizer
 from .weights import check_device, load_model, save_model
 from .weights.config import read_config
 
-VOCAB_SIZE, LENGTH, BATCH = 1024, 256, 4
+VOCAB_SIZE = 1024
 CHECKPOINT_SECONDS = 120
 
 
@@ -62,44 +65,76 @@ def initialise(config, seed):
     return model
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. ``batch`` rows make a step, over all processes; ``micro_batch`` of them go through the model at once."""
+
+    batch: int
+    micro_batch: int
+    length: int  # tokens of a row
+    lr: float  # at its peak
+    epochs: int = 1
+    weight_decay: float = 0.1
+    recompute: bool = False  # activation checkpointing
+    bf16: bool = True  # matrix products under autocast; weights, gradients and AdamW stay in float32
+
+
 def learning_rate(step, steps, peak, warmup=0.04):
     """Linear warm-up over the first 4 % of the steps, then a cosine down to a twentieth of the peak."""
     rising = min(1.0, (step + 1) / max(1, round(warmup * steps)))
     return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def fit(model, exits, tokens, labels, batch, peak, checkpoint, resume):
-    """Train ``model`` in place on every row once, all ``exits`` together; yields (step, losses (E,)) after each step.
+def row_order(rows, epochs, seed):
+    """Which row comes when: in their own order first, then shuffled anew for every further epoch."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.cat([torch.arange(rows), *(torch.randperm(rows, generator=generator) for _ in range(epochs - 1))])
 
-    AdamW under bf16 autocast. A checkpoint is kept while training lasts, from which ``resume`` goes on to the same
-    losses as an uninterrupted run.
+
+def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, distillation=None, mesh=None):
+    """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
+
+    AdamW. On a ``mesh`` every process takes its rows of each step, and weights, gradients and AdamW's state are divided
+    among them (parallel.py). The loss is the mean over all labelled tokens of a step, however they are divided. A
+    checkpoint is kept while training lasts, from which ``resume`` goes on to the same losses as an uninterrupted run.
     """
+    rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
+    if recipe.batch % (ranks * recipe.micro_batch):
+        raise ValueError(
+            f"a batch of {recipe.batch} rows cannot be divided among {ranks} processes by {recipe.micro_batch} rows"
+        )
+    objective = parallel.Objective(
+        model, partial(soft_losses, exits=exits, distillation=distillation, recompute=recipe.recompute)
+    )
+    if mesh:
+        parallel.shard(objective, mesh, recipe.bf16)
     decayed = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95), fused=True)
-    steps, step, saved, device = len(tokens) // batch, 0, time.monotonic(), model.device
-    if resume and checkpoint.is_file():
-        state = torch.load(checkpoint, map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
+    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=True)
+    order, device = row_order(len(tokens), recipe.epochs, seed), model.device
+    steps, saved = len(order) // recipe.batch, time.monotonic()
+    step = parallel.load_checkpoint(checkpoint, model, optimizer) if resume else 0
     while step < steps:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, peak)
-        rows = slice(step * batch, (step + 1) * batch)
-        with torch.autocast(device.type, torch.bfloat16):
-            losses = soft_losses(model, tokens[rows].to(device), labels[rows].to(device), exits)
-        losses.mean().backward()
+            group["lr"] = learning_rate(step, steps, recipe.lr)
+        rows = order[step * recipe.batch : (step + 1) * recipe.batch]
+        count, losses = (labels[rows] != -100).sum().item(), torch.zeros(len(exits), device=device)
+        for part in rows[rank::ranks].split(recipe.micro_batch):
+            with torch.autocast(device.type, torch.bfloat16, enabled=recipe.bf16):
+                share = objective(tokens[part].to(device), labels[part].to(device), count=count)
+            (share.mean() * ranks).backward()  # gradients are averaged over processes
+            losses += share.detach()
+        if mesh:
+            parallel.add_up(losses)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
         if time.monotonic() - saved > CHECKPOINT_SECONDS:
-            write_checkpoint({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, checkpoint)
+            parallel.save_checkpoint(checkpoint, model, optimizer, step)
             saved = time.monotonic()
-        yield step, losses.detach()
-    checkpoint.unlink(missing_ok=True)
+        yield step, losses
 
 
 def show_progress(name, exits, steps, tokens_a_step, training):
@@ -112,12 +147,6 @@ def show_progress(name, exits, steps, tokens_a_step, training):
             per_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
             print(f"{name} step {step}/{steps}  loss {per_exit}  {speed * tokens_a_step:.0f} tokens/s  "
                   f"{(steps - step) / speed / 60:.1f} min left", file=sys.stderr, flush=True)  # fmt: skip
-
-
-def write_checkpoint(state, path):
-    partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
 
 
 # -------------------------------------------------------------------------------------------------------- the programs
@@ -139,6 +168,9 @@ TARGETS = {
 }
 DRAFT_LAYERS, DRAFT_EXITS, DRAFT_TOKENS = 4, (2, 3, 4), 1.5
 DRAFTING = {"thresholds": (0.8, 0.8, 0.0), "draft_length": 6, "draft_tree": (4, 8, 24)}  # best in s2d.bench's sweep
+MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
+# The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a model already trained.
+PAPER = Recipe(batch=128, micro_batch=4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0, recompute=True)
 
 
 TOKENIZER_CONFIG = {
@@ -177,8 +209,8 @@ def train_mini(out, only, device, seed, resume):
         if resume and (out / name).is_dir():
             continue
         if name == "mini-draft":
-            train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device,
-                       BATCH, LENGTH, 1e-3, DRAFT_TOKENS, seed + 1, resume, DRAFTING)  # fmt: skip
+            train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device, MINI, DRAFT_TOKENS,
+                       seed + 1, resume, DRAFTING)  # fmt: skip
         else:
             train_target(name, out, device, seed, resume)
 
@@ -186,19 +218,21 @@ def train_mini(out, only, device, seed, resume):
 def train_target(name, out, device, seed, resume):
     """One of TARGETS from nothing, learning every token of the corpus, and the tokenizer they all share."""
     config, millions, peak = TARGETS[name]
-    model = initialise(config, seed).to(check_device(device))
-    rows = round(millions * 1e6 / (BATCH * LENGTH)) * BATCH
+    model, recipe = initialise(config, seed).to(check_device(device)), replace(MINI, lr=peak)
     with tempfile.TemporaryDirectory() as folder:
         make_tokenizer(Path(folder), seed)
-        tokenizer = Tokenizer(Path(folder) / "tokenizer.model")
-        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, LENGTH, answers_only=False)
-        exits = (config.num_hidden_layers,)
-        training = fit(model, exits, tokens, labels, BATCH, peak, out / f"{name}.checkpoint", resume)
-        show_progress(name, exits, len(tokens) // BATCH, BATCH * LENGTH, training)
-        save_model(model, out / name, folder)
+        tokenizer, rows = Tokenizer(Path(folder) / "tokenizer.model"), corpus_rows(millions, recipe)
+        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, recipe.length, answers_only=False)
+        train_and_save(model, (config.num_hidden_layers,), tokens, labels, recipe, out / name, folder, resume, seed)
 
 
-def train_soft(init, layers, exits, data, out, device, batch, length, peak, millions, seed, resume, drafting=None):
+def corpus_rows(millions, recipe):
+    return round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
+
+
+def train_soft(
+    init, layers, exits, data, out, device, recipe, millions, seed, resume, drafting=None, distillation=None, mesh=None
+):
     """Cut the first ``layers`` from ``init`` and fine-tune all ``exits`` together on the assistant's words.
 
     ``drafting`` are the draft's defaults that its config is to carry; the paper's thresholds unless given.
@@ -206,18 +240,28 @@ def train_soft(init, layers, exits, data, out, device, batch, length, peak, mill
     model = load_model(init, device, "float32", num_layers=layers).requires_grad_(True)
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
-    tokenizer = Tokenizer(Path(init) / "tokenizer.model")
-    if data == "mini":
-        dialogues, rows = corpus_dialogues(seed), round(millions * 1e6 / (batch * length)) * batch
-    else:
-        dialogues, rows = read_sharegpt(data), sys.maxsize // length
-    tokens, labels = pack(dialogues, tokenizer, rows, length, answers_only=True)
-    if len(tokens) < batch:
-        raise ValueError(f"{data} gives {len(tokens)} rows of {length} tokens; one batch needs {batch}")
+    tokenizer, skipped = Tokenizer(Path(init) / "tokenizer.model"), Counter()
+    dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
+    rows = corpus_rows(millions, recipe) if data == "mini" else None
+    tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, answers_only=True)
+    if skipped:
+        reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
+        print(f"records passed over: {reasons}", file=sys.stderr)
+    if len(tokens) < recipe.batch:
+        raise ValueError(f"{data} gives {len(tokens)} rows of {recipe.length} tokens; one batch needs {recipe.batch}")
+    train_and_save(model, exits, tokens, labels, recipe, out, init, resume, seed, distillation, mesh)
+
+
+def train_and_save(model, exits, tokens, labels, recipe, out, tokenizer_from, resume, seed, distillation=None, mesh=None):
+    """``fit``, shown as it goes on; then the model is written to ``out`` and its checkpoint is no longer needed."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    training = fit(model, exits, tokens, labels, batch, peak, out.with_name(out.name + ".checkpoint"), resume)
-    show_progress(out.name, exits, len(tokens) // batch, batch * length, training)
-    save_model(model, out, init)
+    checkpoint = out.with_name(out.name + ".checkpoint")
+    training = fit(model, exits, tokens, labels, recipe, checkpoint, resume, seed, distillation, mesh)
+    steps = len(tokens) * recipe.epochs // recipe.batch
+    show_progress(out.name, exits, steps, recipe.batch * recipe.length, training)
+    if whole := parallel.gathered(model, mesh):
+        save_model(whole, out, tokenizer_from)
+        shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def numbers(text):
@@ -225,6 +269,13 @@ def numbers(text):
 
 
 def main(arguments=None):
+    args = parse(arguments)
+    if args.program == "soft" and torch.distributed.is_torchelastic_launched():
+        return run_program("train", run_on_every_rank, args)
+    return run_program("train", run, args)
+
+
+def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m s2d.train", description=__doc__.splitlines()[0])
     programs = parser.add_subparsers(dest="program", required=True)
     common = argparse.ArgumentParser(add_help=False)
@@ -234,28 +285,54 @@ def main(arguments=None):
     mini = programs.add_parser("mini", parents=[common], help="the miniature family, from nothing")
     mini.add_argument("--out", type=Path, default=Path("weights"))
     mini.add_argument("--only", nargs="+", choices=[*TARGETS, "mini-draft"], help="train just these members")
-    soft = programs.add_parser("soft", parents=[common], help="a nested draft from the first layers of a Llama")
+    soft = programs.add_parser("soft", parents=[common], help="a nested draft from the first layers of a Llama",
+                               description="Defaults are the paper's, or with --data mini those of mini-draft.")  # fmt: skip
     soft.add_argument("--init", type=Path, required=True, help="folder of the Llama to cut from")
     soft.add_argument("--layers", type=int, required=True, help="how many of its layers the draft keeps")
     soft.add_argument("--exits", type=numbers, required=True, help="layers after which it predicts, e.g. 6,9,12")
     soft.add_argument("--data", default="mini", help="ShareGPT JSON file, or mini for the built-in corpus")
     soft.add_argument("--out", type=Path, required=True)
-    soft.add_argument("--batch", type=int, default=BATCH, help="rows of a step")
-    soft.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
-    soft.add_argument("--lr", type=float, default=1e-3, help="peak learning rate")
+    soft.add_argument("--batch", type=int, help="rows of a step, over all processes")
+    soft.add_argument("--micro-batch", type=int, help="rows that go through the model at once; gradients add up")
+    soft.add_argument("--length", type=int, help="tokens of a row")
+    soft.add_argument("--lr", type=float, help="peak learning rate")
+    soft.add_argument("--epochs", type=int)
+    soft.add_argument("--recompute", action=argparse.BooleanOptionalAction, help="activation checkpointing")
+    soft.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="mixed precision (default) or all float32")
     soft.add_argument("--millions", type=float, default=DRAFT_TOKENS, help="million training tokens taken from mini")
-    return run_program("train", run, parser.parse_args(arguments))
+    soft.add_argument("--teacher", type=Path, help="folder of a model whose distributions are to be learnt as well")
+    soft.add_argument("--kd", choices=("forward", "reverse", "tv"), default="forward", help="how far from the teacher's")
+    soft.add_argument("--kd-weight", type=float, default=1.0, help="weight of that, where the cross entropy's is 1")
+    return parser.parse_args(arguments)
 
 
-def run(args):
+def run_on_every_rank(args):
+    """``run`` in each of the processes that torchrun started."""
+    with parallel.joined(args.device) as (mesh, args.device):
+        return run(args, mesh)
+
+
+def run(args, mesh=None):
     if args.program == "mini":
         train_mini(args.out, args.only, args.device, args.seed, args.resume)
-    else:
-        if args.exits[-1] != args.layers:
-            raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
-        exits, _ = choose_exits(replace(read_config(args.init), num_hidden_layers=args.layers), "s2d", args.exits)
-        train_soft(args.init, args.layers, exits, args.data, args.out, args.device,
-                   args.batch, args.length, args.lr, args.millions, args.seed, args.resume)  # fmt: skip
+        return
+    if args.exits[-1] != args.layers:
+        raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
+    config = read_config(args.init)
+    exits, _ = choose_exits(replace(config, num_hidden_layers=args.layers), "s2d", args.exits)
+    recipe = MINI if args.data == "mini" else PAPER
+    given = {field.name: getattr(args, field.name, None) for field in fields(Recipe)}
+    recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
+    if min(recipe.batch, recipe.micro_batch, recipe.length, recipe.epochs) < 1 or not recipe.lr > 0:
+        raise ValueError(f"batch, micro-batch, length, epochs and lr must be positive, got {recipe}")
+    distillation = None
+    if args.teacher:
+        teacher = load_model(args.teacher, args.device)
+        if teacher.config.vocab_size != config.vocab_size:
+            raise ValueError(f"{args.teacher} has {teacher.config.vocab_size} tokens, {args.init} {config.vocab_size}")
+        distillation = Distillation(teacher, args.kd, args.kd_weight)
+    train_soft(args.init, args.layers, exits, args.data, args.out, args.device, recipe, args.millions, args.seed,
+               args.resume, None, distillation, mesh)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import generate, load_model
+from s2d import generate, load_model, parallel, train
 from s2d.tokenizer import Tokenizer
 from s2d.weights import save_model
 
@@ -48,7 +51,7 @@ def answers(target, draft):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_divided_target_writes_the_same_tokens(family, ranks):
     """In float64, token by token; and every rank holds its share of the divided weights, whole norms and its own heads."""
-    done = torchrun(ranks, __file__, family)
+    done = torchrun(ranks, __file__, "decode", family)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     target, draft = load_model(family / "target", dtype="float64"), load_model(family / "draft", dtype="float64")
@@ -61,11 +64,7 @@ def test_a_divided_target_writes_the_same_tokens(family, ranks):
     assert result["cache_heads"] == 4 // ranks
 
 
-def on_every_rank(family):
-    import torch.distributed as dist
-
-    from s2d import parallel
-
+def decode_on_every_rank(family):
     with parallel.joined("cpu") as (mesh, device):
         target = parallel.load_target(family / "target", device, "float64", mesh)
         whole, draft = load_model(family / "target", dtype="float64"), load_model(family / "draft", dtype="float64")
@@ -100,5 +99,78 @@ def test_heads_that_cannot_be_divided():
     assert "Traceback" not in done.stderr.split("torch/distributed")[0]
 
 
+ROWS = torch.randint(0, 61, (84, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+LABELS = torch.where(torch.rand(84, 16, generator=torch.Generator().manual_seed(2)) < 0.4, -100, ROWS.roll(-1, dims=1))
+RECIPE = train.Recipe(batch=8, micro_batch=2, length=16, lr=3e-3, epochs=2, recompute=True, bf16=False)
+
+
+def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
+    """Losses (2,) of each of the 21 steps of a small training of exits 2 and 4."""
+    losses = []
+    for step, loss in train.fit(model, (2, 4), ROWS, LABELS, RECIPE, checkpoint, resume, mesh=mesh):
+        losses.append(loss.tolist())
+        if step == kill_after:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return losses
+
+
+def student():
+    return random_llama(2, scale=0.1).float().requires_grad_(True)
+
+
+def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
+    """To 1e-5 over 21 steps of two epochs, also when both ranks are killed on the way and training resumes."""
+    model = student()
+    alone = torch.tensor(losses_of(model, tmp_path / "alone.checkpoint"))
+    assert len(alone) == 21 and alone[-1].mean() < alone[0].mean() - 0.1
+    done = torchrun(2, __file__, "train", tmp_path / "two.checkpoint")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
+    weights = {name: torch.tensor(values) for name, values in result["weights"].items()}
+    assert all((weights[name] - parameter).abs().max() < 1e-4 for name, parameter in model.named_parameters())
+    assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
+
+    killed = torchrun(2, __file__, "train", tmp_path / "killed.checkpoint", 9)
+    assert killed.returncode != 0 and not killed.stdout
+    shutil.copytree(tmp_path / "killed.checkpoint", tmp_path / "copy.checkpoint")
+    resumed = torchrun(2, __file__, "train", tmp_path / "killed.checkpoint")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["losses"] == result["losses"][9:]
+    alone_again = losses_of(student(), tmp_path / "copy.checkpoint", resume=True)
+    assert (torch.tensor(alone_again) - alone[9:]).abs().max() < 1e-5  # one process takes up what two began
+
+
+def train_on_every_rank(checkpoint, kill_after=None):
+    train.CHECKPOINT_SECONDS = -1  # after every step
+    with parallel.joined("cpu") as (mesh, _):
+        model = student()
+        losses = losses_of(model, checkpoint, True, mesh, kill_after and int(kill_after))
+        held = sum(parameter.to_local().numel() for parameter in model.parameters())
+        whole = parallel.gathered(model, mesh)
+        if whole:
+            weights = {name: parameter.tolist() for name, parameter in whole.named_parameters()}
+            print(json.dumps({"losses": losses, "weights": weights, "held": held}))
+
+
+def test_soft_under_torchrun_saves_one_whole_draft(tmp_path):
+    """The command line, in bf16, with a teacher: two processes save what one does, up to rounding, and only once."""
+    record = {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning " * 60}]}
+    (tmp_path / "d.json").write_text(json.dumps([record] * 20))
+    arguments = ["soft", "--init", WEIGHTS / "mini-7b", "--layers", 4, "--exits", "2,4", "--data", tmp_path / "d.json",
+                 "--length", 64, "--batch", 8, "--micro-batch", 2, "--epochs", 2, "--teacher", WEIGHTS / "mini-13b",
+                 "--lr", 1e-3]  # fmt: skip
+    done = torchrun(2, "-m", "s2d.train", *arguments, "--out", tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    assert train.main([*map(str, arguments), "--out", str(tmp_path / "one")]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.json", "one", "two"]
+    one, two = load_model(tmp_path / "one"), load_model(tmp_path / "two")
+    before = load_model(WEIGHTS / "mini-7b", num_layers=4)
+    assert one.config == two.config and one.config.exit_layers == (2, 4)
+    for a, b, c in zip(one.parameters(), two.parameters(), before.parameters()):
+        assert (a - b).norm() < 0.3 * (a - c).norm()
+
+
 if __name__ == "__main__":
-    on_every_rank(Path(sys.argv[1]))
+    job, path, *more = sys.argv[1:]
+    {"decode": decode_on_every_rank, "train": train_on_every_rank}[job](Path(path), *more)

@@ -1,10 +1,16 @@
 """The SoFT loss."""
 
+import subprocess
+import sys
+
+import pytest
 import torch
 import torch.nn.functional as F
-from helpers import random_llama
+from helpers import ROOT, random_llama
+from torch.distributions import Categorical, kl_divergence
 
-from s2d.soft import soft_losses
+from s2d import soft
+from s2d.soft import Distillation, exit_hidden, soft_losses
 
 
 def example():
@@ -38,3 +44,56 @@ def test_gradients_reach_every_layer_through_every_exit_above_it():
             for parameter in block.parameters():
                 reached = parameter.grad is not None and parameter.grad.abs().max() > 0
                 assert reached == (number not in silent)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    tokens, labels = example()
+    whole = soft_losses(random_llama(2), tokens, labels, (1, 3, 4))
+    monkeypatch.setattr(soft, "CHUNK", 7)
+    assert torch.allclose(soft_losses(random_llama(2), tokens, labels, (1, 3, 4)), whole, atol=1e-6)
+
+
+def test_rows_without_labels_give_no_loss_and_no_gradient():
+    tokens, labels = example()
+    model = random_llama(1).requires_grad_(True)
+    losses = soft_losses(model, tokens, torch.full_like(labels, -100), (2, 4), count=5)
+    losses.mean().backward()
+    assert losses.tolist() == [0.0, 0.0]
+    assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["forward", "reverse", "tv"])
+def test_the_teachers_term(kind):
+    """Against torch.distributions, at every exit; nothing from a teacher equal to the last exit, nothing to learn for it."""
+    tokens, labels = example()
+    model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
+    plain = soft_losses(model, tokens, labels, (2, 4))
+    with_teacher = soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7))
+    wanted = labels != -100
+    p = Categorical(logits=teacher(tokens)[wanted])
+    for number, hidden in enumerate(exit_hidden(model, tokens, (2, 4))):
+        q = Categorical(logits=model.logits(hidden)[wanted])
+        term = {"forward": kl_divergence(p, q), "reverse": kl_divergence(q, p),
+                "tv": (p.probs - q.probs).clamp(min=0).sum(dim=-1)}[kind]  # fmt: skip
+        assert abs(with_teacher[number] - plain[number] - 0.7 * term.mean()) < 1e-5
+    itself = soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(model, kind, 0.7))
+    assert abs(itself[1] - plain[1]) < 1e-6 < itself[0] - plain[0]
+    teacher.requires_grad_(True)
+    model.requires_grad_(True)
+    soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7)).mean().backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
+    """Peak memory of loss and gradients, with a vocabulary whose logits at once would be 3 x 500 MiB in float32."""
+    script = (
+        "import resource, torch; from s2d.model import Llama, LlamaConfig; from s2d.soft import soft_losses\n"
+        "c = LlamaConfig(32000, 16, 32, 3, 2, 2, 8, max_position_embeddings=4096)\n"
+        "m, tokens = Llama(c), torch.randint(0, 32000, (1, 4096))\n"
+        "def run(t): soft_losses(m, t, t, (1, 2, 3), recompute=True).mean().backward()\n"
+        "run(tokens[:, :64])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; run(tokens)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+    )
+    grown = float(subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True))
+    assert 100 < grown < 700  # one chunk of logits is 125 MiB; its softmax and gradient are as large

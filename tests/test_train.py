@@ -1,11 +1,14 @@
 """Training: it learns, it resumes, and a nested draft comes out as an ordinary folder with exits."""
 
 import json
+import random
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from helpers import WEIGHTS, random_llama
+from helpers import WEIGHTS, random_llama, run_and_kill
 
 from s2d import dialogues, load_model, train
 from s2d.weights import save_model
@@ -41,26 +44,54 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     assert (after < before - 0.5).all()
 
 
+ROWS = torch.randint(0, 61, (40, 16), generator=torch.Generator().manual_seed(1))
+LABELS = torch.where(torch.rand(40, 16, generator=torch.Generator().manual_seed(2)) < 0.4, -100, ROWS.roll(-1, dims=1))
+RECIPE = train.Recipe(batch=4, micro_batch=4, length=16, lr=1e-3, epochs=2)
+
+
+def losses_of(checkpoint, resume=False, stop_after=None, **changes):
+    """Losses of a small training, one (2,) for each step."""
+    model = random_llama(2, scale=0.1).float().requires_grad_(True)
+    losses = []
+    for step, loss in train.fit(model, (2, 4), ROWS, LABELS, replace(RECIPE, **changes), checkpoint, resume):
+        losses.append(loss.tolist())
+        if step == stop_after:
+            break
+    return losses
+
+
 def test_resume_gives_the_same_losses(tmp_path, monkeypatch):
-    """Stop in the middle, go on from the checkpoint: every later loss equals the uninterrupted run's."""
-    tokens = torch.randint(0, 61, (40, 16), generator=torch.Generator().manual_seed(1))
-    labels = tokens.roll(-1, dims=1)
-
-    def run(checkpoint, resume=False, stop_after=None):
-        model = random_llama(2, scale=0.1).float().requires_grad_(True)
-        losses = []
-        for step, loss in train.fit(model, (2, 4), tokens, labels, 4, 1e-3, checkpoint, resume):
-            losses.append(loss.tolist())
-            if step == stop_after:
-                break
-        return losses
-
-    whole = run(tmp_path / "a.checkpoint")
+    """Stop in the middle of each epoch, go on from the checkpoint: every later loss equals the uninterrupted run's."""
+    whole = losses_of(tmp_path / "a.checkpoint")
+    assert len(whole) == 20 and whole[-1][1] < whole[0][1]
     monkeypatch.setattr(train, "CHECKPOINT_SECONDS", -1)  # after every step
-    assert run(tmp_path / "b.checkpoint", stop_after=6) == whole[:6]
-    assert (tmp_path / "b.checkpoint").is_file()
-    assert run(tmp_path / "b.checkpoint", resume=True) == whole[6:]
-    assert whole[-1][1] < whole[0][1]
+    for stop_after in (6, 13):
+        checkpoint = tmp_path / f"{stop_after}.checkpoint"
+        assert losses_of(checkpoint, stop_after=stop_after) == whole[:stop_after]
+        assert losses_of(checkpoint, resume=True) == whole[stop_after:]
+
+
+def test_a_kill_between_the_two_renames_of_a_checkpoint_loses_nothing(tmp_path, monkeypatch):
+    whole = losses_of(tmp_path / "a.checkpoint")
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", -1)
+    losses_of(tmp_path / "b.checkpoint", stop_after=6)
+    (tmp_path / "b.checkpoint").rename(tmp_path / "b.checkpoint.old")
+    assert losses_of(tmp_path / "b.checkpoint", resume=True) == whole[6:]
+
+
+def test_micro_batches_and_recomputation_change_nothing_but_memory(tmp_path):
+    """Rows have different numbers of labels: a loss that is averaged for each micro-batch would differ."""
+    exact = {"bf16": False}
+    whole = torch.tensor(losses_of(tmp_path / "a", **exact))
+    assert (torch.tensor(losses_of(tmp_path / "b", micro_batch=1, **exact)) - whole).abs().max() < 1e-5
+    assert (torch.tensor(losses_of(tmp_path / "c", recompute=True, **exact)) - whole).abs().max() < 1e-6
+
+
+def test_every_epoch_sees_every_row_in_an_order_of_its_own():
+    order = train.row_order(10, 3, seed=0).view(3, 10)
+    assert order[0].tolist() == list(range(10))
+    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in order)
+    assert order[1].tolist() != order[2].tolist()
 
 
 def test_labels_are_the_assistants_words(tokenizer):
@@ -77,22 +108,89 @@ def test_labels_are_the_assistants_words(tokenizer):
     assert labels.flatten().tolist() == [token if answer else -100 for token, answer in following][:used]
 
 
+def turn(speaker, text):
+    return {"from": speaker, "value": text}
+
+
 def test_sharegpt_records(tmp_path):
-    turn = lambda speaker, text: {"from": speaker, "value": text}  # noqa: E731
+    """Dialogues come out; what is none is counted with its reason."""
     records = [
-        {"conversations": [turn("human", "a"), turn("gpt", "b"), turn("human", "c")]},
+        {"id": "x", "conversations": [turn("human", "a"), turn("gpt", "b"), turn("human", "c")]},
+        {"conversations": [turn("gpt", "x"), turn("human", "d"), turn("gpt", "é\n]}")]},
         {"conversations": [turn("gpt", "x"), turn("human", "y")]},
-        {"conversations": [turn("human", "d"), turn("gpt", "e")]},
+        {"conversations": []},
+        {"conversations": [turn("human", "x"), turn("human", "y")]},
+        {"conversations": [turn("system", "x"), turn("human", "y"), turn("gpt", "z")]},
+        {"conversations": [turn("human", "x"), turn("gpt", " ")]},
+        {"conversations": [turn("human", "x"), turn("gpt", None)]},
+        {"conversations": [{"from": "human"}, turn("gpt", "y")]},
+        {"conversations": None},
+        {"text": "x"},
+        "not a record",
     ]
-    (tmp_path / "d.json").write_text(json.dumps(records))
-    assert list(dialogues.read_sharegpt(tmp_path / "d.json")) == [["a", "b"], ["d", "e"]]
+    skipped = Counter()
+    for indent in (None, 2):
+        (tmp_path / "d.json").write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
+        for block in (1, 7, 2**20):
+            skipped.clear()
+            read = [item for item in dialogues._json_list(tmp_path / "d.json", block)]
+            assert read == records
+        assert list(dialogues.read_sharegpt(tmp_path / "d.json", skipped)) == [["a", "b"], ["d", "é\n]}"]]
+        assert skipped == {
+            "no question with an answer": 2,
+            "human and gpt do not take turns": 2,
+            "a message without text": 2,
+            "not a list of conversations with from and value": 4,
+        }
 
 
-def test_soft_on_sharegpt_data(tiny, tmp_path):
-    record = {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning " * 40}]}
-    (tmp_path / "d.json").write_text(json.dumps([record] * 5))
+def test_sharegpt_is_not_read_all_at_once(tmp_path):
+    """The first dialogues come while most of the file is unread: what follows them is not even JSON."""
+    record = {"conversations": [turn("human", "x" * 1000), turn("gpt", "y" * 1000)]}
+    text = "[" + ", ".join([json.dumps(record)] * 2000)
+    (tmp_path / "d.json").write_text(text + ", {broken")
+    reader = dialogues.read_sharegpt(tmp_path / "d.json", Counter())
+    assert len([next(reader) for _ in range(2000)]) == 2000
+    with pytest.raises(ValueError, match="is not ShareGPT JSON"):
+        next(reader)
+
+
+def test_soft_on_sharegpt_data(tiny, tmp_path, capsys):
+    record = {"conversations": [turn("human", "Hello"), turn("gpt", "Good morning " * 40)]}
+    (tmp_path / "d.json").write_text(json.dumps([record, {}] * 5))
     assert soft(tiny, tmp_path / "draft", "--data", str(tmp_path / "d.json")) == 0
+    said = capsys.readouterr().err
+    assert "records passed over: 5 (not a list of conversations" in said
+    tokenizer = train.Tokenizer(tiny / "tokenizer.model")
+    rows, _ = dialogues.pack([["Hello", "Good morning " * 40]] * 5, tokenizer, None, 48, answers_only=True)
+    assert int(re.search(r"step (\d+)/\1 ", said)[1]) == len(rows) * 3 // 4  # three epochs by default
     assert load_model(tmp_path / "draft").config.exit_layers == (1, 2, 3)
+
+
+def test_killed_training_never_leaves_a_folder_that_loads(tiny, tmp_path, monkeypatch):
+    """SIGKILL at random, resume, and again: nothing loads until it is done, and then it is what one run gives."""
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", -1)  # after every step, so that most kills hit one
+
+    def arguments(name):
+        return ["soft", "--init", str(tiny), "--layers", "2", "--exits", "1,2", "--out", str(tmp_path / name),
+                "--length", "32", "--millions", "0.004", "--resume"]  # fmt: skip
+
+    def run(seconds, name):
+        return run_and_kill(seconds, train.main, arguments(name))
+
+    rng, needed, killed = random.Random(0), run(60, "whole"), 0
+    for _ in range(60):
+        run(rng.uniform(0, needed / 2), "draft")
+        if (tmp_path / "draft").is_dir():
+            break
+        killed += 1
+        for name in ("draft", "draft.partial"):
+            with pytest.raises((FileNotFoundError, ValueError)):
+                load_model(tmp_path / name)
+    run(60, "draft")
+    assert killed > 1
+    for file in (tmp_path / "whole").iterdir():
+        assert (tmp_path / "draft" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_user_errors(tiny, tmp_path, capsys):
@@ -105,6 +203,9 @@ def test_user_errors(tiny, tmp_path, capsys):
         (["--exits", "0,3"], "lie within the draft's 3 layers"),
         (["--layers", "7", "--exits", "2,7"], "cannot keep the first 7 of 4 layers"),
         (["--init", str(tmp_path / "nowhere")], "no model folder"),
+        (["--micro-batch", "3"], "a batch of 4 rows cannot be divided among 1 processes by 3 rows"),
+        (["--epochs", "0"], "must be positive"),
+        (["--teacher", str(tmp_path / "nowhere")], "no model folder"),
         (["--exits", "1,2"], "the last exit must be the last of the 3 layers"),
     ):
         assert soft(tiny, tmp_path / "draft", *arguments) == 2, arguments
