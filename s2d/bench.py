@@ -4,6 +4,7 @@
     python -m s2d.bench --hf --markdown       # with transformers' own decoders beside it, as README shows it
     python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
     python -m s2d.bench sweep --targets 13b   # thresholds, lengths and tree sizes, on training prompts
+    python -m s2d.bench gpu                   # full-size shapes with random weights: see gpu.py
 
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a dynamic tree as 4x8x24 (top_k, depth,
 size), ``stop`` as a number, the file of a decision model, or "decision" for the one beside the draft.
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from . import gpu
 from .check import first_difference, verdict
 from .decision import read_stop
 from .decode import METHODS, generate
@@ -299,6 +301,9 @@ def temperatures(text):
 
 
 def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["gpu"]:
+        return run_program("bench gpu", gpu.report, gpu.parse(arguments[1:]))
     # Without a usage text an error is one line.
     parser = argparse.ArgumentParser(prog="bench", description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
     parser.add_argument("program", nargs="?", choices=["sweep"], help="try many settings on training prompts instead")

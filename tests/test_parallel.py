@@ -171,6 +171,12 @@ def test_soft_under_torchrun_saves_one_whole_draft(tmp_path):
         assert (a - b).norm() < 0.3 * (a - c).norm()
 
 
+def test_the_miniature_family_trains_alone():
+    done = torchrun(2, "-m", "s2d.train", "mini", "--out", "/nonexistent")
+    assert done.returncode != 0
+    assert "trains in a single process; start it without torchrun" in done.stderr
+
+
 if __name__ == "__main__":
     job, path, *more = sys.argv[1:]
     {"decode": decode_on_every_rank, "train": train_on_every_rank}[job](Path(path), *more)

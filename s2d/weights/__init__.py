@@ -34,7 +34,7 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
         if not 1 <= num_layers <= config.num_hidden_layers:
             raise ValueError(f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers")
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
-    model, dtype = empty_model(config), _dtype(dtype, device)
+    model, dtype = empty_model(config), choose_dtype(dtype, device)
     shapes = parameter_shapes(model)
     for name, tensor in read_tensors(path, shapes, device, share):
         parent, _, leaf = name.rpartition(".")
@@ -169,7 +169,8 @@ def check_device(device):
     return device
 
 
-def _dtype(dtype, device):
+def choose_dtype(dtype, device):
+    """A dtype's name -> torch.dtype; "auto" is bfloat16 on a GPU and float32 on the CPU."""
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
