@@ -11,10 +11,8 @@ import math
 import shutil
 import sys
 import tempfile
-import time
 from collections import Counter
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,15 +23,15 @@ from . import parallel
 from .corpus import conversations
 from .decode import choose_exits
 from .dialogues import corpus_dialogues, pack, read_sharegpt
+from .fit import Recipe, fit, show_progress
 from .model import Llama, LlamaConfig
 from .program import run_program
-from .soft import Distillation, soft_losses
+from .soft import Distillation
 from .tokenizer import VICUNA_SYSTEM, Tokenizer
 from .weights import check_device, load_model, save_model
 from .weights.config import read_config
 
 VOCAB_SIZE = 1024
-CHECKPOINT_SECONDS = 120
 
 
 def initialise(config, seed):
@@ -63,90 +61,6 @@ def initialise(config, seed):
             attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * into_residual)
             block.mlp.down_proj.weight.mul_(into_residual)
     return model
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train. ``batch`` rows make a step, over all processes; ``micro_batch`` of them go through the model at once."""
-
-    batch: int
-    micro_batch: int
-    length: int  # tokens of a row
-    lr: float  # at its peak
-    epochs: int = 1
-    weight_decay: float = 0.1
-    recompute: bool = False  # activation checkpointing
-    bf16: bool = True  # matrix products under autocast; weights, gradients and AdamW stay in float32
-
-
-def learning_rate(step, steps, peak, warmup=0.04):
-    """Linear warm-up over the first 4 % of the steps, then a cosine down to a twentieth of the peak."""
-    rising = min(1.0, (step + 1) / max(1, round(warmup * steps)))
-    return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-def row_order(rows, epochs, seed):
-    """Which row comes when: in their own order first, then shuffled anew for every further epoch."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.cat([torch.arange(rows), *(torch.randperm(rows, generator=generator) for _ in range(epochs - 1))])
-
-
-def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, distillation=None, mesh=None):
-    """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
-
-    AdamW. On a ``mesh`` every process takes its rows of each step, and weights, gradients and AdamW's state are divided
-    among them (parallel.py). The loss is the mean over all labelled tokens of a step, however they are divided. A
-    checkpoint is kept while training lasts, from which ``resume`` goes on to the same losses as an uninterrupted run.
-    """
-    rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
-    if recipe.batch % (ranks * recipe.micro_batch):
-        raise ValueError(
-            f"a batch of {recipe.batch} rows cannot be divided among {ranks} processes by {recipe.micro_batch} rows"
-        )
-    objective = parallel.Objective(
-        model, partial(soft_losses, exits=exits, distillation=distillation, recompute=recipe.recompute)
-    )
-    if mesh:
-        parallel.shard(objective, mesh, recipe.bf16)
-    decayed = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() != 2]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=True)
-    order, device = row_order(len(tokens), recipe.epochs, seed), model.device
-    steps, saved = len(order) // recipe.batch, time.monotonic()
-    step = parallel.load_checkpoint(checkpoint, model, optimizer) if resume else 0
-    while step < steps:
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, recipe.lr)
-        rows = order[step * recipe.batch : (step + 1) * recipe.batch]
-        count, losses = (labels[rows] != -100).sum().item(), torch.zeros(len(exits), device=device)
-        for part in rows[rank::ranks].split(recipe.micro_batch):
-            with torch.autocast(device.type, torch.bfloat16, enabled=recipe.bf16):
-                share = objective(tokens[part].to(device), labels[part].to(device), count=count)
-            (share.mean() * ranks).backward()  # gradients are averaged over processes
-            losses += share.detach()
-        if mesh:
-            parallel.add_up(losses)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        if time.monotonic() - saved > CHECKPOINT_SECONDS:
-            parallel.save_checkpoint(checkpoint, model, optimizer, step)
-            saved = time.monotonic()
-        yield step, losses
-
-
-def show_progress(name, exits, steps, tokens_a_step, training):
-    """Run ``training`` (what ``fit`` returns) to its end, with a line on stderr every ten seconds."""
-    began = shown = time.monotonic()
-    for count, (step, losses) in enumerate(training, 1):
-        now = time.monotonic()
-        if now - shown > 10 or step == steps:
-            shown, speed = now, count / (now - began)
-            per_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
-            print(f"{name} step {step}/{steps}  loss {per_exit}  {speed * tokens_a_step:.0f} tokens/s  "
-                  f"{(steps - step) / speed / 60:.1f} min left", file=sys.stderr, flush=True)  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- the programs
@@ -270,9 +184,8 @@ def numbers(text):
 
 def main(arguments=None):
     args = parse(arguments)
-    if args.program == "soft" and torch.distributed.is_torchelastic_launched():
-        return run_program("train", run_on_every_rank, args)
-    return run_program("train", run, args)
+    together = torch.distributed.is_torchelastic_launched()
+    return run_program("train", run_on_every_rank if together else run, args)
 
 
 def parse(arguments):
@@ -313,6 +226,8 @@ def run_on_every_rank(args):
 
 
 def run(args, mesh=None):
+    if args.program == "mini" and mesh:
+        raise ValueError("the miniature family trains in a single process; start it without torchrun")
     if args.program == "mini":
         train_mini(args.out, args.only, args.device, args.seed, args.resume)
         return

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import generate, load_model, parallel, train
+from s2d import fit, generate, load_model, parallel, train
 from s2d.tokenizer import Tokenizer
 from s2d.weights import save_model
 
@@ -101,13 +101,13 @@ def test_heads_that_cannot_be_divided():
 
 ROWS = torch.randint(0, 61, (84, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
 LABELS = torch.where(torch.rand(84, 16, generator=torch.Generator().manual_seed(2)) < 0.4, -100, ROWS.roll(-1, dims=1))
-RECIPE = train.Recipe(batch=8, micro_batch=2, length=16, lr=3e-3, epochs=2, recompute=True, bf16=False)
+RECIPE = fit.Recipe(batch=8, micro_batch=2, length=16, lr=3e-3, epochs=2, recompute=True, bf16=False)
 
 
 def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
     """Losses (2,) of each of the 21 steps of a small training of exits 2 and 4."""
     losses = []
-    for step, loss in train.fit(model, (2, 4), ROWS, LABELS, RECIPE, checkpoint, resume, mesh=mesh):
+    for step, loss in fit.fit(model, (2, 4), ROWS, LABELS, RECIPE, checkpoint, resume, mesh=mesh):
         losses.append(loss.tolist())
         if step == kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -142,7 +142,7 @@ def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
 
 
 def train_on_every_rank(checkpoint, kill_after=None):
-    train.CHECKPOINT_SECONDS = -1  # after every step
+    fit.CHECKPOINT_SECONDS = -1  # after every step
     with parallel.joined("cpu") as (mesh, _):
         model = student()
         losses = losses_of(model, checkpoint, True, mesh, kill_after and int(kill_after))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from helpers import WEIGHTS, random_llama, run_and_kill
 
-from s2d import dialogues, load_model, train
+from s2d import dialogues, fit, load_model, train
+from s2d.soft import soft_losses
 from s2d.weights import save_model
 
 
@@ -39,21 +40,21 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     tokenizer = train.Tokenizer(tiny / "tokenizer.model")
     tokens, labels = dialogues.pack(dialogues.corpus_dialogues(9), tokenizer, 20, 48, answers_only=True)
     with torch.no_grad():
-        before = train.soft_losses(load_model(tiny, num_layers=3), tokens, labels, (1, 2, 3))
-        after = train.soft_losses(draft, tokens, labels, (1, 2, 3))
+        before = soft_losses(load_model(tiny, num_layers=3), tokens, labels, (1, 2, 3))
+        after = soft_losses(draft, tokens, labels, (1, 2, 3))
     assert (after < before - 0.5).all()
 
 
 ROWS = torch.randint(0, 61, (40, 16), generator=torch.Generator().manual_seed(1))
 LABELS = torch.where(torch.rand(40, 16, generator=torch.Generator().manual_seed(2)) < 0.4, -100, ROWS.roll(-1, dims=1))
-RECIPE = train.Recipe(batch=4, micro_batch=4, length=16, lr=1e-3, epochs=2)
+RECIPE = fit.Recipe(batch=4, micro_batch=4, length=16, lr=1e-3, epochs=2)
 
 
 def losses_of(checkpoint, resume=False, stop_after=None, **changes):
     """Losses of a small training, one (2,) for each step."""
     model = random_llama(2, scale=0.1).float().requires_grad_(True)
     losses = []
-    for step, loss in train.fit(model, (2, 4), ROWS, LABELS, replace(RECIPE, **changes), checkpoint, resume):
+    for step, loss in fit.fit(model, (2, 4), ROWS, LABELS, replace(RECIPE, **changes), checkpoint, resume):
         losses.append(loss.tolist())
         if step == stop_after:
             break
@@ -64,7 +65,7 @@ def test_resume_gives_the_same_losses(tmp_path, monkeypatch):
     """Stop in the middle of each epoch, go on from the checkpoint: every later loss equals the uninterrupted run's."""
     whole = losses_of(tmp_path / "a.checkpoint")
     assert len(whole) == 20 and whole[-1][1] < whole[0][1]
-    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", -1)  # after every step
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step
     for stop_after in (6, 13):
         checkpoint = tmp_path / f"{stop_after}.checkpoint"
         assert losses_of(checkpoint, stop_after=stop_after) == whole[:stop_after]
@@ -73,7 +74,7 @@ def test_resume_gives_the_same_losses(tmp_path, monkeypatch):
 
 def test_a_kill_between_the_two_renames_of_a_checkpoint_loses_nothing(tmp_path, monkeypatch):
     whole = losses_of(tmp_path / "a.checkpoint")
-    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", -1)
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
     losses_of(tmp_path / "b.checkpoint", stop_after=6)
     (tmp_path / "b.checkpoint").rename(tmp_path / "b.checkpoint.old")
     assert losses_of(tmp_path / "b.checkpoint", resume=True) == whole[6:]
@@ -88,7 +89,7 @@ def test_micro_batches_and_recomputation_change_nothing_but_memory(tmp_path):
 
 
 def test_every_epoch_sees_every_row_in_an_order_of_its_own():
-    order = train.row_order(10, 3, seed=0).view(3, 10)
+    order = fit.row_order(10, 3, seed=0).view(3, 10)
     assert order[0].tolist() == list(range(10))
     assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in order)
     assert order[1].tolist() != order[2].tolist()
@@ -169,7 +170,7 @@ def test_soft_on_sharegpt_data(tiny, tmp_path, capsys):
 
 def test_killed_training_never_leaves_a_folder_that_loads(tiny, tmp_path, monkeypatch):
     """SIGKILL at random, resume, and again: nothing loads until it is done, and then it is what one run gives."""
-    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", -1)  # after every step, so that most kills hit one
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step, so that most kills hit one
 
     def arguments(name):
         return ["soft", "--init", str(tiny), "--layers", "2", "--exits", "1,2", "--out", str(tmp_path / name),

@@ -148,3 +148,13 @@ def test_loading_holds_one_shard_beside_the_model(tmp_path):
     grown = float(subprocess.check_output([sys.executable, "-c", script, tmp_path / "m"], cwd=ROOT, text=True))
     assert megabytes > 200
     assert grown < 1.4 * megabytes
+
+
+def test_a_share_of_every_tensor(sharded):
+    """What one process of several reads: slices, of which shapes are still checked whole."""
+    whole = load_model(sharded).state_dict()
+    halves = load_model(sharded, share=lambda name, shape: (slice(0, shape[0] // 2), *[slice(None)] * (len(shape) - 1)))
+    for name, parameter in halves.named_parameters():
+        assert torch.equal(parameter, whole[name][: len(whole[name]) // 2])
+    edit_config(sharded, vocab_size=50)
+    refused(sharded, ValueError, "config.json asks for", share=lambda name, shape: (slice(0, 1),) * len(shape))
