@@ -1,4 +1,4 @@
-"""Training a Llama's exits by AdamW, on one process or several, with checkpoints. Knows nothing about text or files of text."""
+"""Training a Llama's exits by AdamW, on one process or several, with checkpoints. Knows nothing about text."""
 
 import math
 import sys
@@ -80,7 +80,7 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if time.monotonic() - saved > CHECKPOINT_SECONDS:
+        if parallel.from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023 - called at once
             parallel.save_checkpoint(checkpoint, model, optimizer, step)
             saved = time.monotonic()
         yield step, losses

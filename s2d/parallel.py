@@ -58,7 +58,9 @@ def joined(device):
 
 
 def from_rank_0(function):
-    """What ``function()`` returns on rank 0, which alone calls it."""
+    """What ``function()`` returns on rank 0, which alone calls it; a process on its own just calls it."""
+    if not dist.is_initialized():
+        return function()
     box = [function() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box)
     return box[0]
