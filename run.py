@@ -1,6 +1,5 @@
 """Generate text with Sorted Speculative Decoding: ``python run.py --target 13b``. ``--help`` lists every option."""
 
-import argparse
 import json
 import sys
 from dataclasses import replace
@@ -12,7 +11,7 @@ from torch.distributed import is_torchelastic_launched
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
 from s2d.decode import METHODS
-from s2d.program import run_program
+from s2d.program import Parser, run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES
@@ -159,8 +158,7 @@ def as_json(output, prompt, tokenizer):
 
 
 def parse(arguments):
-    # Without a usage text an error is one line.
-    parser = argparse.ArgumentParser(prog="run.py", description=__doc__.split(":")[0] + ".", usage=argparse.SUPPRESS)
+    parser = Parser(prog="run.py", description=__doc__.split(":")[0] + ".")
     parser.add_argument("--target", required=True, metavar="7b|13b|70b|PATH", help="the large model")
     parser.add_argument("--draft", type=Path, metavar="PATH", help="the sorted draft; default: the one beside the target")
     parser.add_argument("--method", choices=METHODS, default="s2d",

@@ -10,7 +10,6 @@ A method is a name, or a name with options of ``generate``: lists as 2,3,4, a dy
 size), ``stop`` as a number, the file of a decision model, or "decision" for the one beside the draft.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -26,7 +25,7 @@ from . import gpu
 from .check import first_difference, verdict
 from .decision import read_stop
 from .decode import METHODS, generate
-from .program import run_program
+from .program import Parser, run_program
 from .specbench import corpus_questions, group_of, read_questions, write_answers
 from .tables import final_table, render, summarise, target_table
 from .tokenizer import Tokenizer, chat_template
@@ -304,8 +303,7 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments[:1] == ["gpu"]:
         return run_program("bench gpu", gpu.report, gpu.parse(arguments[1:]))
-    # Without a usage text an error is one line.
-    parser = argparse.ArgumentParser(prog="bench", description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser = Parser(prog="bench", description=__doc__.splitlines()[0])
     parser.add_argument("program", nargs="?", choices=["sweep"], help="try many settings on training prompts instead")
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
                         metavar="7b,13b,70b|PATH,...")  # fmt: skip

@@ -8,7 +8,6 @@ output stays exact, although where the draft ends depends on the tokens in it.
     python -m s2d.decision train --target weights/mini-7b --draft weights/mini-draft --out decision-7b.safetensors
 """
 
-import argparse
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from torch import nn
 
 from .decode import generate
 from .dialogues import corpus_dialogues, read_sharegpt
-from .program import run_program
+from .program import Parser, run_program
 from .sampling import warp
 from .tokenizer import Tokenizer, chat_template
 from .weights import load_model
@@ -209,7 +208,7 @@ def train(args):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m s2d.decision", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m s2d.decision", description=__doc__.splitlines()[0])
     training = parser.add_subparsers(dest="program", required=True).add_parser("train", help="make a decision model")
     training.add_argument("--target", type=Path, required=True)
     training.add_argument("--draft", type=Path, required=True)

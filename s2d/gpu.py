@@ -7,7 +7,6 @@ Speed does not ask what the weights say, acceptance does. Here the draft is the 
 the layers after the draft's first exit add is scaled down until draft and target agree to a degree that is measured.
 """
 
-import argparse
 import statistics
 import time
 from dataclasses import replace
@@ -18,6 +17,7 @@ from torch import nn
 
 from .decode import generate
 from .model import LlamaConfig
+from .program import Parser
 from .tables import render
 from .tree import TreeAttention, ancestor_mask
 from .weights import DTYPES, check_device, choose_dtype, empty_model
@@ -208,7 +208,7 @@ def report(args):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="bench gpu", description=__doc__.splitlines()[0], usage=argparse.SUPPRESS)
+    parser = Parser(prog="bench gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["7b", "13b"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES))

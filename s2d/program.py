@@ -1,6 +1,14 @@
 """What the command lines share."""
 
+import argparse
 import sys
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, without the usage before them."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def run_program(name, function, *arguments):

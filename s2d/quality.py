@@ -5,7 +5,6 @@ A third table shows what the one method that is not lossless, target-initialised
     python -m s2d.quality            # held-out prompts only; a few minutes on two cores
 """
 
-import argparse
 import sys
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from .corpus import EXACT_GROUPS, conversations
 from .decode import generate
 from .dialogues import encode_dialogue
-from .program import run_program
+from .program import Parser, run_program
 from .soft import exit_hidden
 from .tokenizer import Tokenizer
 from .weights import load_model
@@ -102,7 +101,7 @@ def report(args):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m s2d.quality", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m s2d.quality", description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent / "weights")
     parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
     parser.add_argument("--count", type=int, default=100, help="held-out prompts per group")

@@ -25,7 +25,7 @@ from .decode import choose_exits
 from .dialogues import corpus_dialogues, pack, read_sharegpt
 from .fit import Recipe, fit, show_progress
 from .model import Llama, LlamaConfig
-from .program import run_program
+from .program import Parser, run_program
 from .soft import Distillation
 from .tokenizer import VICUNA_SYSTEM, Tokenizer
 from .weights import check_device, load_model, save_model
@@ -189,9 +189,9 @@ def main(arguments=None):
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(prog="python -m s2d.train", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m s2d.train", description=__doc__.splitlines()[0])
     programs = parser.add_subparsers(dest="program", required=True)
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--device", default="cpu")
     common.add_argument("--seed", type=int, default=0)
     common.add_argument("--resume", action="store_true", help="go on from the last checkpoint")

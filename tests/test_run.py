@@ -12,7 +12,8 @@ import run
 import torch
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import Tokenizer
+from s2d import Tokenizer, bench, decision, quality, train
+from s2d.weights import __main__ as weights_program
 from s2d.weights import save_model
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
@@ -200,3 +201,11 @@ def test_over_long_prompt_and_bytes_that_are_not_text(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Stdin)
     assert run.main(["--target", "7b", "--prompt", "-"]) == 2
     assert "is not UTF-8 (byte 3)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [bench, decision, quality, train, weights_program])
+def test_every_program_says_what_is_missing_in_one_line(program, capsys):
+    with pytest.raises(SystemExit) as left:
+        program.main(["--no-such-option"])
+    error = capsys.readouterr().err
+    assert left.value.code == 2 and error.count("\n") == 1, error

@@ -4,7 +4,6 @@
     python -m s2d.weights check weights/vicuna-7b
 """
 
-import argparse
 import json
 import pickle
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ..decode import choose_exits
-from ..program import run_program
+from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
 from . import DTYPES, check_shape, empty_model, parameter_shapes, read_tensors, staged, torch_files, write_shards
 from .config import read_config, read_json
@@ -90,7 +89,7 @@ def check(path):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="python -m s2d.weights", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m s2d.weights", description=__doc__.splitlines()[0])
     programs = parser.add_subparsers(dest="program", required=True)
     converting = programs.add_parser("convert", help="pytorch_model-*.bin -> sharded safetensors")
     converting.add_argument("source", type=Path, metavar="SRC")
