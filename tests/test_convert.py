@@ -7,10 +7,10 @@ import time
 
 import pytest
 import torch
-from helpers import load_transformers, random_llama, run_and_kill, transformers_greedy
+from helpers import ROOT, WEIGHTS, load_transformers, random_llama, run_and_kill, transformers_greedy
 from safetensors.torch import load_file, save_file
 
-from s2d import generate, load_model
+from s2d import Tokenizer, generate, load_model
 from s2d.weights import save_model, split
 from s2d.weights.__main__ import convert, main
 
@@ -173,3 +173,20 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
         convert(tmp_path / "hub", target, None)
     for file in (tmp_path / "whole").iterdir():
         assert (target / file.name).read_bytes() == file.read_bytes()
+
+
+def test_the_real_tokenizer_and_vocabulary(tmp_path, capsys):
+    """A checkpoint of Vicuna's 32,000 tokens with Llama's own tokenizer, from pickled shards to an answer."""
+    path = ROOT.parent / "shared/data/llama_tokenizer/tokenizer.model"
+    if not path.is_file():
+        print(f"{path} is absent; the miniature's tokenizer stands in for it")
+        path = WEIGHTS / "mini-7b/tokenizer.model"
+    tokenizer = Tokenizer(path)
+    write_vicuna(tmp_path / "hub", tokenizer, 10**6, vocab_size=tokenizer.vocab_size)
+    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
+    assert f"vocabulary {tokenizer.vocab_size}" in capsys.readouterr().out
+    prompt = tokenizer.encode_chat(["Where is Königsberg?", "In the east.", "Say it again!"])
+    target, draft = load_model(tmp_path / "v", dtype="float64"), load_model(tmp_path / "v", dtype="float64", num_layers=2)
+    expected = transformers_greedy(load_transformers(tmp_path / "hub", torch.float64), prompt, 30)
+    for method in ("s2d", "s2d-tree"):
+        assert generate(target, prompt, draft=draft, method=method, exits=(1, 2), max_new_tokens=30).tokens == expected
