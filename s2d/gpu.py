@@ -187,6 +187,8 @@ def report(args):
     print(f"{name}, torch {torch.__version__}, {dtype}; a large copy moves {bandwidth / 1e9:.0f} GB/s")
     for shape in args.shapes:
         exits = EXITS[shape]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
         model = random_model(SHAPES[shape], device, dtype, 0, exits[0], args.scale)
         draft = first_layers(model, exits)
         print(f"\n{shape}: {sum(p.numel() for p in model.parameters()):,} parameters, "
