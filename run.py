@@ -181,7 +181,7 @@ def parse(arguments):
     parser.add_argument("--with-replacement", action="store_true", help="sample a node's children with replacement")
     parser.add_argument("--init", choices=("draft", "target"), default="draft", help="who gives a tree its first level")
     parser.add_argument("--stop", metavar="C|FILE", help="end a draft where the last exit's confidence is below C, or "
-                        "where this decision model says so")
+                        "where this decision model says so; default: chains by the draft's own C")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(arguments)
 

@@ -84,7 +84,8 @@ def generate(
     "s2d-tree" draft ``tree``: the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults
     come from the draft's config, for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are sampled, with or
     without ``replacement``; those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where
-    the last exit's confidence falls below it, or a decision model (decision.py).
+    the last exit's confidence falls below it, or a decision model (decision.py); for chains it defaults to the draft's
+    config, and 0 never ends one.
 
     ``init`` "target" takes the first level of each tree from the target's last distribution (arXiv 2409.10644, "target
     initialized"): every root counts as accepted and the longest path below one wins. This alone is not lossless, unless
@@ -108,6 +109,8 @@ def generate(
     drafter = roots = after_context = None
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
+        if stop is None and method not in TREE_METHODS:
+            stop = draft.config.draft_stop
         drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit), draft.config.max_position_embeddings
 
     finished = False

@@ -35,7 +35,8 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...] = (2,)
     exit_layers: tuple[int, ...] = ()  # only a draft has them: the layers after which it may predict
     thresholds: tuple[float, ...] = ()  # one for each exit: the confidence that is enough there
-    draft_length: int = 6  # the chain it drafts unless told otherwise
+    draft_length: int = 6  # the chain it drafts unless told otherwise,
+    draft_stop: float = 0.0  # which ends before where the last exit's confidence is below this
     draft_tree: tuple[int, int, int] = (10, 4, 60)  # the tree it grows unless told otherwise: top_k, depth, size
 
 

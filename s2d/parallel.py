@@ -128,6 +128,8 @@ class Objective(nn.Module):
 
 def shard(objective, mesh, bf16):
     """Divide weights, gradients and optimizer state among the ranks, layer by layer; gradients are added in float32."""
+    for parameter in objective.parameters():
+        parameter.data = parameter.data.contiguous()  # FSDP asks for it
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
     for block in objective.model.model["layers"]:
         fully_shard(block, mesh=mesh, mp_policy=policy)

@@ -53,6 +53,7 @@ def config_from_dict(raw):
         exit_layers=tuple(raw.get("exit_layers", ())),
         thresholds=tuple(float(t) for t in raw.get("thresholds", ())),
         draft_length=raw.get("draft_length", 6),
+        draft_stop=float(raw.get("draft_stop", 0.0)),
         draft_tree=tuple(raw.get("draft_tree", (10, 4, 60))),
     )
     if heads % config.num_key_value_heads:
@@ -71,6 +72,7 @@ def config_to_dict(config, dtype):
         "exit_layers": list(config.exit_layers),
         "thresholds": list(config.thresholds),
         "draft_length": config.draft_length,
+        "draft_stop": config.draft_stop,
         "draft_tree": list(config.draft_tree),
     }
     return {
