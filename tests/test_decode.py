@@ -355,3 +355,14 @@ def test_shapes_come_from_the_draft_unless_given():
     tree = run(method="s2d-tree").stats
     assert 7 * (tree.steps - 1) < tree.exit_counts[4] <= 7 * tree.steps
     assert max(run(method="mcsd", tree=(2, 2)).stats.accept_lengths) == 3
+
+
+def test_chains_end_by_the_drafts_own_stop_unless_given():
+    """A stop of 1 lets no chain begin; trees have none of their own; the tokens are the target's in any case."""
+    target, draft = random_llama(10), random_llama(10, draft_length=3, draft_stop=1.0)
+    run = functools.partial(generate, target, [1, 2], draft=draft, max_new_tokens=24, exits=[4])
+    outputs = {name: run(method=name) for name in ("sd", "s2d", "mcsd", "s2d-tree")}
+    outputs["never"] = run(method="s2d", stop=0)
+    assert len({tuple(output.tokens) for output in outputs.values()}) == 1
+    drafted = {name: sum(output.stats.exit_counts.values()) > 0 for name, output in outputs.items()}
+    assert drafted == {"sd": False, "s2d": False, "mcsd": True, "s2d-tree": True, "never": True}

@@ -33,7 +33,7 @@ def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
         tokens = steps = 0
         for prompt in held_out_prompts(tokenizer, 6):
             output = generate(mini("mini-7b"), prompt, draft=mini("mini-draft"), method="sd", exits=[exit_layer],
-                              draft_length=6, max_new_tokens=64)  # fmt: skip
+                              draft_length=6, stop=0, max_new_tokens=64)  # fmt: skip
             tokens, steps = tokens + len(output.tokens), steps + output.stats.steps
         accepted[exit_layer] = tokens / steps
     assert 2.3 < accepted[4] < 5.0

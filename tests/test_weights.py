@@ -85,6 +85,7 @@ def test_architectures_that_are_not_ours(folder):
         (dict(rope_scaling={"type": "linear"}), "has no 'factor'"),
         (dict(hidden_size=...), "has no 'hidden_size'"),
         (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "3 exit_layers cannot have 2 thresholds"),
+        (dict(exit_layers=[2], draft_stop=1.5), "draft_stop is 1.5; expected a confidence within 0..1"),
         (dict(exit_layers=[2], draft_tree=[4, 2]), "draft_tree is .4, 2.; expected three numbers"),
         (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a positive"),
     ):
@@ -111,7 +112,8 @@ def test_first_layers_only(folder):
 
 
 def test_exits_survive_saving(tmp_path):
-    model = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.7, 0.6, 0.0), draft_length=9, draft_tree=(3, 5, 8))
+    model = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.7, 0.6, 0.0), draft_length=9, draft_stop=0.3,
+                         draft_tree=(3, 5, 8))  # fmt: skip
     save_model(model, tmp_path / "d")
     assert load_model(tmp_path / "d").config == model.config
 

@@ -62,6 +62,8 @@ def config_from_dict(raw):
         raise ValueError(f"{len(config.exit_layers)} exit_layers cannot have {len(config.thresholds)} thresholds")
     if len(config.draft_tree) != 3:
         raise ValueError(f"draft_tree is {list(config.draft_tree)}; expected three numbers: top_k, depth, size")
+    if not 0.0 <= config.draft_stop <= 1.0:
+        raise ValueError(f"draft_stop is {config.draft_stop}; expected a confidence within 0..1")
     return config
 
 
