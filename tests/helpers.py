@@ -1,6 +1,8 @@
 """What several tests share: small random Llamas, and transformers made comparable in float64."""
 
 import multiprocessing
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +45,21 @@ def run_and_kill(seconds, function, *arguments):
 def _alone(function, *arguments):
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
     function(*arguments)
+
+
+def peak_growth(before, measured, *arguments):
+    """MiB by which ``measured``, run after ``before`` in a Python of its own, raises that process's peak memory.
+
+    VmHWM and not ru_maxrss: Linux starts the latter at the peak of the process that starts the new one.
+    """
+    lines = [
+        "import re, sys",
+        "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024",
+        *[before, "start = peak()", measured, "print(peak() - start, file=sys.stderr)"],
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines), *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return float(done.stderr.splitlines()[-1])
 
 
 def random_parents(rng, size):

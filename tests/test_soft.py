@@ -1,12 +1,9 @@
 """The SoFT loss."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT, random_llama
+from helpers import peak_growth, random_llama
 from torch.distributions import Categorical, kl_divergence
 
 from s2d import soft
@@ -86,14 +83,11 @@ def test_the_teachers_term(kind):
 
 def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
     """Peak memory of loss and gradients, with a vocabulary whose logits at once would be 3 x 500 MiB in float32."""
-    script = (
-        "import resource, torch; from s2d.model import Llama, LlamaConfig; from s2d.soft import soft_losses\n"
+    prepare = (
+        "import torch; from s2d.model import Llama, LlamaConfig; from s2d.soft import soft_losses\n"
         "c = LlamaConfig(32000, 16, 32, 3, 2, 2, 8, max_position_embeddings=4096)\n"
         "m, tokens = Llama(c), torch.randint(0, 32000, (1, 4096))\n"
         "def run(t): soft_losses(m, t, t, (1, 2, 3), recompute=True).mean().backward()\n"
-        "run(tokens[:, :64])\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; run(tokens)\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)"
+        "run(tokens[:, :64])"
     )
-    grown = float(subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True))
-    assert 100 < grown < 700  # one chunk of logits is 125 MiB; its softmax and gradient are as large
+    assert 100 < peak_growth(prepare, "run(tokens)") < 700  # one chunk of logits is 125 MiB; its softmax and gradient are as large
