@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import zlib
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from .decode import generate
-from .dialogues import corpus_dialogues, read_sharegpt
+from .dialogues import corpus_dialogues, read_sharegpt, report_skipped
 from .program import Parser, run_program
 from .sampling import warp
 from .tokenizer import Tokenizer, chat_template
@@ -181,8 +182,10 @@ def calibration(scores, labels):
 def train(args):
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
     tokenizer, template = Tokenizer(args.target / "tokenizer.model"), chat_template(args.target)
-    dialogues = corpus_dialogues(args.seed + 2) if args.data == "mini" else read_sharegpt(args.data)
+    skipped = Counter()
+    dialogues = corpus_dialogues(args.seed + 2) if args.data == "mini" else read_sharegpt(args.data, skipped)
     prompts = [tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, args.prompts)]
+    report_skipped(skipped)
     kept_out = len(prompts) // 5
     if not kept_out:
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")

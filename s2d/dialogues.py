@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from array import array
 
 import numpy as np
@@ -43,6 +44,13 @@ def read_sharegpt(path, skipped):
             skipped["a message without text"] += 1
         else:
             yield list(texts[first:end])
+
+
+def report_skipped(skipped):
+    """One line on stderr about the records that ``read_sharegpt`` passed over, if there were any."""
+    if skipped:
+        reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
+        print(f"records passed over: {reasons}", file=sys.stderr)
 
 
 def _json_list(path, block=2**20):

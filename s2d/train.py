@@ -22,7 +22,7 @@ import torch
 from . import parallel
 from .corpus import conversations
 from .decode import choose_exits
-from .dialogues import corpus_dialogues, pack, read_sharegpt
+from .dialogues import corpus_dialogues, pack, read_sharegpt, report_skipped
 from .fit import Recipe, fit, show_progress
 from .model import Llama, LlamaConfig
 from .program import Parser, run_program
@@ -34,12 +34,14 @@ from .weights.config import read_config
 VOCAB_SIZE = 1024
 
 
-def initialise(config, seed):
+def initialise(config, seed, copying):
     """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see there.
 
     Every query weight starts near its key weight, every output weight as its value weight transposed, the LM head as
     the embedding: after the mimetic initialisation of Trockman and Kolter 2023 (arXiv 2305.09828, section 3). From
     independent weights models this small need several times as much text before they look things up in the prompt.
+    With ``copying``, attention starts almost flat and its values orthogonal, and what it hands on outweighs the token
+    itself: a deep model with few KV heads then copies words from the prompt from the first steps on.
     """
     torch.manual_seed(seed)
     model = Llama(config)
@@ -47,18 +49,24 @@ def initialise(config, seed):
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
     into_residual = (2 * config.num_hidden_layers) ** -0.5
+    # Part of the query stays random, or heads that share a key would stay the same for ever.
+    own, like_key, handed_on = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
 
     def for_each_head(weight):  # (G * D, hidden) -> (H * D, hidden)
         by_group = weight.view(config.num_key_value_heads, config.head_dim, -1)
         return by_group.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, dim=0).flatten(0, 1)
 
+    blocks, width, rows = model.model["layers"], config.hidden_size, config.num_key_value_heads * config.head_dim
+    # Where values have fewer dimensions than tokens, neighbouring layers get different ones.
+    orthogonal = torch.cat([torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]).split(rows)
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
-        for block in model.model["layers"]:
+        for block, values in zip(blocks, orthogonal):
             attention = block.self_attn
-            # Part of the query stays random, or heads that share a key would stay the same for ever.
-            attention.q_proj.weight.mul_(0.5).add_(for_each_head(attention.k_proj.weight), alpha=1.4)
-            attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * into_residual)
+            if copying:
+                attention.v_proj.weight.copy_(values)
+            attention.q_proj.weight.mul_(own).add_(for_each_head(attention.k_proj.weight), alpha=like_key)
+            attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
             block.mlp.down_proj.weight.mul_(into_residual)
     return model
 
@@ -74,11 +82,12 @@ def shape(layers, width, heads, kv_heads):
     )  # fmt: skip
 
 
-# Shape, millions of training tokens and peak learning rate of each target; the draft is the first four layers of mini-7b.
+# Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns answers only. The draft
+# is the first four layers of mini-7b.
 TARGETS = {
-    "mini-7b": (shape(10, 160, 5, 5), 6.0, 2.5e-3),
-    "mini-13b": (shape(13, 192, 6, 6), 7.0, 2e-3),
-    "mini-70b": (shape(20, 256, 8, 2), 9.0, 1.5e-3),
+    "mini-7b": (shape(10, 160, 5, 5), 6.0, 2.5e-3, False),
+    "mini-13b": (shape(13, 192, 6, 6), 7.0, 2e-3, False),
+    "mini-70b": (shape(20, 256, 8, 2), 4.0, 1.5e-3, True),
 }
 DRAFT_LAYERS, DRAFT_EXITS, DRAFT_TOKENS = 4, (2, 3, 4), 1.5
 # Best in s2d.bench's sweep.
@@ -131,13 +140,14 @@ def train_mini(out, only, device, seed, resume):
 
 
 def train_target(name, out, device, seed, resume):
-    """One of TARGETS from nothing, learning every token of the corpus, and the tokenizer they all share."""
-    config, millions, peak = TARGETS[name]
-    model, recipe = initialise(config, seed).to(check_device(device)), replace(MINI, lr=peak)
+    """One of TARGETS from nothing, and the tokenizer they all share."""
+    config, millions, peak, copying = TARGETS[name]
+    model, recipe = initialise(config, seed, copying).to(check_device(device)), replace(MINI, lr=peak)
     with tempfile.TemporaryDirectory() as folder:
         make_tokenizer(Path(folder), seed)
         tokenizer, rows = Tokenizer(Path(folder) / "tokenizer.model"), corpus_rows(millions, recipe)
-        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, recipe.length, answers_only=False)
+        # To foresee the questions as well, a model that copies would first have to unlearn it.
+        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, recipe.length, answers_only=copying)
         train_and_save(model, (config.num_hidden_layers,), tokens, labels, recipe, out / name, folder, resume, seed)
 
 
@@ -159,9 +169,7 @@ def train_soft(
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
     rows = corpus_rows(millions, recipe) if data == "mini" else None
     tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, answers_only=True)
-    if skipped:
-        reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
-        print(f"records passed over: {reasons}", file=sys.stderr)
+    report_skipped(skipped)
     if len(tokens) < recipe.batch:
         raise ValueError(f"{data} gives {len(tokens)} rows of {recipe.length} tokens; one batch needs {recipe.batch}")
     train_and_save(model, exits, tokens, labels, recipe, out, init, resume, seed, distillation, mesh)

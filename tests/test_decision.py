@@ -1,5 +1,6 @@
 """The decision model: what it sees, how it learns, what it refuses, and that it changes where a draft ends and no more."""
 
+import json
 import re
 
 import pytest
@@ -150,6 +151,15 @@ def test_the_training_command(tmp_path, capsys):
         assert decision.main([*arguments, *change]) == 2
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 1 and message in error[0]
+
+
+def test_the_training_command_reads_sharegpt(tmp_path, capsys):
+    records = [{"conversations": [{"from": "human", "value": f"What is {n}?"}, {"from": "gpt", "value": "A number."}]}
+               for n in range(6)]  # fmt: skip
+    (tmp_path / "chats.json").write_text(json.dumps([{"conversations": []}, *records]))
+    assert decision.main(["train", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--data",
+                          str(tmp_path / "chats.json"), "--prompts", "5", "--epochs", "1", "--out", str(tmp_path / "d")]) == 0  # fmt: skip
+    assert "records passed over: 1 (no question with an answer)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", ["7b", "13b", "70b"])

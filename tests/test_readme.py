@@ -31,7 +31,7 @@ def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
     accepted = {}
     for exit_layer in (2, 3, 4):
         tokens = steps = 0
-        for prompt in held_out_prompts(tokenizer, 6):
+        for prompt in held_out_prompts(tokenizer, 24):
             output = generate(mini("mini-7b"), prompt, draft=mini("mini-draft"), method="sd", exits=[exit_layer],
                               draft_length=6, stop=0, max_new_tokens=64)  # fmt: skip
             tokens, steps = tokens + len(output.tokens), steps + output.stats.steps

@@ -217,7 +217,7 @@ def test_user_errors(tiny, tmp_path, capsys):
 
 def test_miniature_shapes_have_the_stated_proportions():
     counts = {}
-    for name, (config, _, _) in train.TARGETS.items():
+    for name, (config, *_) in train.TARGETS.items():
         with torch.device("meta"):
             counts[name] = sum(p.numel() for p in train.Llama(config).parameters())
     with torch.device("meta"):
@@ -227,10 +227,21 @@ def test_miniature_shapes_have_the_stated_proportions():
     assert rounded == {"mini-7b": 3.4, "mini-13b": 6.1, "mini-70b": 14.4, "mini-draft": 1.6}
 
 
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_a_copying_start(kv_heads):
+    """Before any training, what stands in the prompt is about one standard deviation likelier than what does not."""
+    order = torch.randperm(train.VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).view(16, 64)
+    with torch.inference_mode():
+        logits = train.initialise(train.shape(8, 128, 4, kv_heads), 1, copying=True)(order)[:, -1]  # (16, V)
+    seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, True)
+    logits, earlier = logits / logits.std(), seen.scatter(1, order[:, -1:], False)  # the last token itself apart
+    assert logits[earlier].mean() > logits[~seen].mean() + 0.5
+
+
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, on smaller shapes: every member loads, a second run with --resume keeps all."""
     small = train.shape(5, 64, 2, 1)
-    monkeypatch.setattr(train, "TARGETS", {name: (small, 0.01, 1e-3) for name in train.TARGETS})
+    monkeypatch.setattr(train, "TARGETS", {name: (small, 0.01, 1e-3, True) for name in train.TARGETS})
     monkeypatch.setattr(train, "DRAFT_TOKENS", 0.01)
     assert train.main(["mini", "--out", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mini-13b", "mini-70b", "mini-7b", "mini-draft"]
