@@ -48,9 +48,9 @@ def sweep_methods(draft):
     """Settings of s2d and s2d-tree to choose defaults from."""
     exits = len(draft.config.exit_layers)
     thresholds = [",".join([str(t)] * (exits - 1) + ["0"]) for t in (0.5, 0.8, 0.95)]
-    lengths = ("6:stop=0", "6:stop=0.6", "10:stop=0.4", "10:stop=0.6", "10:stop=0.8")
+    lengths = ("6:stop=0", "10:stop=0.4", "10:stop=0.6", "12:stop=0.4", "12:stop=0.5")
     chains = [f"s2d:thresholds={t}:draft_length={n}" for t, n in product(thresholds, lengths)]
-    shapes = ("2x6x8", "2x8x12", "3x6x12", "3x8x16", "4x8x24")
+    shapes = ("2x6x8", "2x8x12", "3x8x16", "4x8x24", "3x12x32")
     trees = [f"s2d-tree:thresholds={thresholds[1]}:tree={shape}" for shape in shapes]
     return ["ar", *chains, *trees]
 
