@@ -11,6 +11,7 @@ FSDP2). Its checkpoints are distributed ones, also for a single process.
 
 import io
 import os
+import time
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -54,6 +55,7 @@ def joined(device):
             silence.enter_context(redirect_stdout(io.StringIO()))
             silence.enter_context(redirect_stderr(io.StringIO()))
         yield init_device_mesh(kind, (dist.get_world_size(),)), device
+    time.sleep(0.1)  # gloo's threads drop the last tensors; they would abort if the interpreter were gone by then
     dist.destroy_process_group()
 
 
@@ -130,6 +132,9 @@ def shard(objective, mesh, bf16):
     """Divide weights, gradients and optimizer state among the ranks, layer by layer; gradients are added in float32."""
     for parameter in objective.parameters():
         parameter.data = parameter.data.contiguous()  # FSDP asks for it
+    if bf16:  # FSDP rounds what a block is given; torch 2.11 forgets it where the block runs again for its gradient
+        for table in objective.model.buffers():
+            table.data = table.data.bfloat16()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
     for block in objective.model.model["layers"]:
         fully_shard(block, mesh=mesh, mp_policy=policy)
