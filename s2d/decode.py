@@ -10,8 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn.attention import sdpa_kernel
 
 from .draft import SortedDraft, no_draft
+from .model import DECODING_KERNELS
 from .sampling import Sampler, Sampling, warp
 from .tree import Dynamic, KConfig, TreeAttention, ancestor_mask
 from .verify import follow, verify_sampled, without
@@ -72,6 +74,7 @@ class Output:
 
 
 @torch.inference_mode()
+@sdpa_kernel(DECODING_KERNELS)
 def generate(
     target, tokens, draft=None, method="s2d", max_new_tokens=128, temperature=0.0, top_p=1.0, seed=0,
     exits=None, thresholds=None, draft_length=None, tree=None, init="draft", stop=None, replacement=False,

@@ -14,9 +14,10 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.attention import sdpa_kernel
 
 from .decode import generate
-from .model import LlamaConfig
+from .model import DECODING_KERNELS, LlamaConfig
 from .program import Parser
 from .tables import render
 from .tree import TreeAttention, ancestor_mask
@@ -84,6 +85,7 @@ def copy_bandwidth(device, repetitions):
 
 
 @torch.inference_mode()
+@sdpa_kernel(DECODING_KERNELS)
 def forward_table(model, context, repetitions, bandwidth):
     """Time of one pass over a prompt of ``context`` tokens, then over trees of 1..64 nodes behind it."""
     config, device = model.config, model.device
@@ -110,6 +112,7 @@ def forward_table(model, context, repetitions, bandwidth):
 
 
 @torch.inference_mode()
+@sdpa_kernel(DECODING_KERNELS)
 def segment_table(draft, context, repetitions):
     """Time of each of the draft's segments for one token behind ``context`` others, LM head included."""
     exits, lines = draft.config.exit_layers, [["draft segment", "ms"]]

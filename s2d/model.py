@@ -11,8 +11,13 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend
 
 from .cache import KVCache
+
+# Attention for decoding, where lengths change at every step. cuDNN's, which PyTorch prefers on the newest GPUs, is left
+# out: for each new length it would first spend tens of milliseconds on a plan.
+DECODING_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,8 @@ class Llama(nn.Module):
         rope = self.rope_cos[where], self.rope_sin[where]  # (T, D) each
         if mask is None and cache is not None:
             mask = causal_mask(T, S + T, hidden)
+        if mask is not None:
+            mask = aligned(mask)
         for index, block in enumerate(islice(self.model["layers"], start, stop)):
             hidden = block(hidden, rope, mask, cache, index)
         if cache is not None:
@@ -200,3 +207,12 @@ def causal_mask(T, length, like):
         return None
     mask = torch.full((T, length), -torch.inf, device=like.device, dtype=like.dtype)
     return mask.triu(diagonal=length - T + 1)
+
+
+def aligned(mask):
+    """``mask`` (..., T, length) in memory of its own, every row at a multiple of 16 bytes, as GPU kernels ask for it.
+
+    A slice of a larger table they refuse, or copy again in every layer.
+    """
+    length = mask.shape[-1]
+    return F.pad(mask, (0, 8 - length % 8))[..., :length]
