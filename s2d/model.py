@@ -46,7 +46,7 @@ class LlamaConfig:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight. Half-precision input is normalised in float32, as Llama was trained."""
+    """x / rms(x) * weight. Half-precision input is normalised in float32, then multiplied, as Llama was trained."""
 
     def __init__(self, size, eps):
         super().__init__()
@@ -54,8 +54,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x):
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
+        return F.rms_norm(x, self.weight.shape, eps=self.eps) * self.weight
 
 
 def rope_table(config):

@@ -173,6 +173,8 @@ def save_checkpoint(path, model, optimizer, step):
     alone = not dist.is_initialized()
     stage = staged(path) if alone or dist.get_rank() == 0 else nullcontext(path.with_name(path.name + ".partial"))
     with stage as folder, _quiet():
+        if not alone:
+            dist.barrier()  # nobody writes before the folder is there
         dcp.save(state, checkpoint_id=folder, no_dist=alone)
     if not alone:
         dist.barrier()

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,9 @@ def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
 def train_on_every_rank(checkpoint, kill_after=None):
     # After every step for rank 0 and never for the other: their clocks may disagree, and then rank 0's counts.
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9
+    if os.environ["RANK"] == "0":  # is slow to make folders: the other could overtake it there
+        mkdir = Path.mkdir
+        Path.mkdir = lambda *arguments, **options: (time.sleep(0.02), mkdir(*arguments, **options))
     with parallel.joined("cpu") as (mesh, _):
         model = student()
         losses = losses_of(model, checkpoint, True, mesh, kill_after and int(kill_after))
