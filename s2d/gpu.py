@@ -183,6 +183,9 @@ def beside_transformers(model, length):
 
 
 def report(args):
+    def show(table):
+        print(f"\n{render(table, args.markdown)}", flush=True)
+
     device = check_device(args.device)
     dtype = choose_dtype(args.dtype, device)
     bandwidth = copy_bandwidth(device, args.repetitions)
@@ -200,13 +203,10 @@ def report(args):
             print(beside_transformers(model, 128))
         shares = agreement(model, draft, 256, 1)
         agreeing = ", ".join(f"exit {e} {share:.0%}" for e, share in zip(exits, shares))
-        print(f"layers after {exits[0]} scaled by {args.scale:g}; draft and target agree: {agreeing}")
-        for table in (
-            forward_table(model, args.context, args.repetitions, bandwidth),
-            segment_table(draft, args.context, args.repetitions),
-            decoding_table(model, draft, args.context, args.max_new_tokens, args.rounds),
-        ):
-            print(f"\n{render(table, args.markdown)}")
+        print(f"layers after {exits[0]} scaled by {args.scale:g}; draft and target agree: {agreeing}", flush=True)
+        show(forward_table(model, args.context, args.repetitions, bandwidth))
+        show(segment_table(draft, args.context, args.repetitions))
+        show(decoding_table(model, draft, args.context, args.max_new_tokens, args.rounds))
         if device.type == "cuda":
             print(f"\npeak memory {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB")
         del model, draft

@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+import torch
+
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage before them."""
@@ -17,4 +19,7 @@ def run_program(name, function, *arguments):
         return function(*arguments) or 0
     except (ValueError, OSError) as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return 2
+    except torch.OutOfMemoryError as error:
+        first = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
+        print(f"{name}: {first}; weights/README.md tells what a model needs and how to divide it", file=sys.stderr)
+    return 2

@@ -13,6 +13,7 @@ import torch
 from helpers import ROOT, WEIGHTS, random_llama
 
 from s2d import Tokenizer, bench, decision, quality, train
+from s2d.program import run_program
 from s2d.weights import __main__ as weights_program
 from s2d.weights import save_model
 
@@ -161,7 +162,10 @@ MISTAKES = [
     ("--target 7b --top-p 0", "top_p must be above 0"),
     ("--target 7b --prompt=", "the prompt is empty"),
     ("--target 7b --dtype float8", "invalid choice: 'float8'"),
-    ("--target 7b --device tpu9", "unknown device 'tpu9'"),
+    ("--target 7b --device tpu9", "unknown device 'tpu9'; expected cpu, cuda or cuda:N"),
+    ("--target 7b --device mps", "unknown device 'mps'"),
+    ("--target 7b --device cpu:1", "unknown device 'cpu:1'"),
+    ("--target 7b --device cuda:99", "device 'cuda:99' was asked for, but torch sees "),
     ("--target 7b --method magic", "invalid choice: 'magic'"),
     ("--target 7b --seed -99999999999999999999", "seed must be a whole number"),
     ("--method ar", "the following arguments are required: --target"),
@@ -189,6 +193,18 @@ def test_no_gpu_is_said_in_one_line(capsys):
         return
     assert run.main(["--target", "7b", "--device", "cuda"]) == 2
     assert "torch sees no GPU here" in capsys.readouterr().err
+
+
+def test_too_little_gpu_memory_is_said_in_one_line(capsys):
+    """The text is PyTorch's own, shortened where it goes on about the allocator."""
+
+    def fails():
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of ...")
+
+    assert run_program("run.py", fails) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("run.py: CUDA out of memory. Tried to allocate 86.00 MiB; weights/README.md tells")
+    assert error.count("\n") == 1
 
 
 def test_over_long_prompt_and_bytes_that_are_not_text(capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
@@ -162,12 +163,12 @@ def write_shards(shards, folder):
 
 def check_device(device):
     """A device's name -> torch.device; raises ValueError for one that is unknown or not here."""
-    try:
-        device = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"unknown device {device!r}; expected cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device 'cuda' was asked for, but torch sees no GPU here; use --device cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+        raise ValueError(f"unknown device {str(device)!r}; expected cpu, cuda or cuda:N")
+    device, count = torch.device(device), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        seen = f"{count or 'no'} GPU{'s'[: count > 1]}"
+        raise ValueError(f"device {str(device)!r} was asked for, but torch sees {seen} here; use --device cpu")
     return device
 
 
