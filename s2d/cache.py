@@ -35,9 +35,8 @@ class KVCache:
 
     def keep(self, length, places):
         """Forget everything from ``length`` on but the given places after it (a list), which move up in that order."""
-        self.length = min(self.length, length)
-        if places:
+        self.length = min(self.length, length + len(places))
+        if places != list(range(len(places))):  # what a chain accepts is in its place already
             kept, end = [length + place for place in places], length + len(places)
             self.keys[..., length:end, :] = self.keys[..., kept, :]
             self.values[..., length:end, :] = self.values[..., kept, :]
-            self.length = end

@@ -218,5 +218,5 @@ class SortedDraft:
         for segment in self.segments:
             held = [slot for slot in slots if n + slot < segment.cache.length]
             segment.cache.keep(n, held)
-            if held:
+            if held != list(range(len(held))):
                 segment.hidden[:, n : n + len(held)] = segment.hidden[:, [n + slot for slot in held]]
