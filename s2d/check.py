@@ -30,7 +30,7 @@ def verdict(differences):
     """
     if not differences:
         return "identical", True
-    widest = max(gap for _, gap, _ in differences)
+    count, widest = len(differences), max(gap for _, gap, _ in differences)
     if all(gap <= 4 * noise for _, gap, noise in differences):
-        return f"{len(differences)} ties by rounding, largest gap {widest:.1e}", True
-    return f"BUG: {len(differences)} differences, largest gap {widest:.1e}, more than rounding explains", False
+        return f"{count} tie{'s'[: count > 1]} by rounding, largest gap {widest:.1e}", True
+    return f"BUG: {count} difference{'s'[: count > 1]}, largest gap {widest:.1e}, more than rounding explains", False
