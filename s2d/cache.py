@@ -36,7 +36,11 @@ class KVCache:
     def keep(self, length, places):
         """Forget everything from ``length`` on but the given places after it (a list), which move up in that order."""
         self.length = min(self.length, length + len(places))
-        if places != list(range(len(places))):  # what a chain accepts is in its place already
-            kept, end = [length + place for place in places], length + len(places)
-            self.keys[..., length:end, :] = self.keys[..., kept, :]
-            self.values[..., length:end, :] = self.values[..., kept, :]
+        move_up(self.keys, length, places)
+        move_up(self.values, length, places)
+
+
+def move_up(rows, length, places):
+    """In rows (..., S, D), put the given ``places`` behind ``length`` (a list) directly behind it, in that order."""
+    if places != list(range(len(places))):  # what a chain accepts is in its place already
+        rows[..., length : length + len(places), :] = rows[..., [length + place for place in places], :]

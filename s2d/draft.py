@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .cache import move_up
 from .sampling import warp
 from .tree import KConfig, TokenTree, TreeAttention, ancestor_mask
 
@@ -218,5 +219,4 @@ class SortedDraft:
         for segment in self.segments:
             held = [slot for slot in slots if n + slot < segment.cache.length]
             segment.cache.keep(n, held)
-            if held != list(range(len(held))):
-                segment.hidden[:, n : n + len(held)] = segment.hidden[:, [n + slot for slot in held]]
+            move_up(segment.hidden, n, held)
