@@ -98,7 +98,7 @@ def generate(
     (N+1, V). Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError for
     anything that cannot be run.
     """
-    started = _now(target.device)
+    started = now(target.device)
     limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
     shape = choose_shape(target.config, draft and draft.config, method, draft_length, tree)
     sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
@@ -118,7 +118,7 @@ def generate(
 
     finished = False
     while not finished:
-        began = _now(target.device)
+        began = now(target.device)
         proposal = no_draft(target.device)
         if drafter and (init == "draft" or roots):
             room = limit - n if roots else limit - n - 1  # the token the target adds needs room too
@@ -126,9 +126,9 @@ def generate(
             proposal = drafter.grow(context, n, levels, sampling, stop, roots)
         if isinstance(shape, Dynamic):
             attention.set_tree(proposal.tree.ancestors)
-        drafted = _now(target.device)
+        drafted = now(target.device)
         logits = _score(target, context[:, :n], proposal.tree, attention, cache, after_context)  # (N+1, V)
-        scored = _now(target.device)
+        scored = now(target.device)
         path, extra = _verify(proposal, logits, sampling, len(roots[0]) if roots else 0)
         after_context = logits[path[-1] + 1 if path else 0]  # (V,)
         cache.keep(n, path)
@@ -151,12 +151,12 @@ def generate(
         stats.count(len(new), proposal, len(path), drafted - began, scored - drafted)
         if on_tokens:
             on_tokens(new)
-    stats.seconds = _now(target.device) - started
+    stats.seconds = now(target.device) - started
     exact = method == "ar" or init == "draft" or shape.width == 1
     return Output(context[0, len(tokens) : n].tolist(), exact, stats)
 
 
-def _now(device):
+def now(device):
     """Seconds on a clock, once the device has done all it was given to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -8,7 +8,6 @@ the layers after the draft's first exit add is scaled down until draft and targe
 """
 
 import statistics
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 
-from .decode import generate
+from .decode import generate, now
 from .model import DECODING_KERNELS, LlamaConfig
 from .program import Parser
 from .tables import render
@@ -64,17 +63,10 @@ def seconds(device, function, repetitions):
     """Median wall time of ``function()``, after one call that does not count."""
     times = []
     for _ in range(repetitions + 1):
-        synchronize(device)
-        began = time.perf_counter()
+        began = now(device)
         function()
-        synchronize(device)
-        times.append(time.perf_counter() - began)
+        times.append(now(device) - began)
     return statistics.median(times[1:])
-
-
-def synchronize(device):
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def copy_bandwidth(device, repetitions):
