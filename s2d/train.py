@@ -57,14 +57,14 @@ def initialise(config, seed, copying):
         return by_group.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, dim=0).flatten(0, 1)
 
     blocks, width, rows = model.model["layers"], config.hidden_size, config.num_key_value_heads * config.head_dim
-    # Where values have fewer dimensions than tokens, neighbouring layers get different ones.
-    orthogonal = torch.cat([torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]).split(rows)
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
-        for block, values in zip(blocks, orthogonal):
+        if copying:  # where values have fewer dimensions than tokens, neighbouring layers get different ones
+            orthogonal = torch.cat([torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks])
+            for block, values in zip(blocks, orthogonal.split(rows)):
+                block.self_attn.v_proj.weight.copy_(values)
+        for block in blocks:
             attention = block.self_attn
-            if copying:
-                attention.v_proj.weight.copy_(values)
             attention.q_proj.weight.mul_(own).add_(for_each_head(attention.k_proj.weight), alpha=like_key)
             attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
             block.mlp.down_proj.weight.mul_(into_residual)
