@@ -163,12 +163,13 @@ def write_shards(shards, folder):
 
 def check_device(device):
     """A device's name -> torch.device; raises ValueError for one that is unknown or not here."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
-        raise ValueError(f"unknown device {str(device)!r}; expected cpu, cuda or cuda:N")
-    device, count = torch.device(device), torch.cuda.device_count()
+    name, count = str(device), torch.cuda.device_count()
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise ValueError(f"unknown device {name!r}; expected cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:
         seen = f"{count or 'no'} GPU{'s'[: count > 1]}"
-        raise ValueError(f"device {str(device)!r} was asked for, but torch sees {seen} here; use --device cpu")
+        raise ValueError(f"device {name!r} was asked for, but torch sees {seen} here; use --device cpu")
     return device
 
 
