@@ -102,6 +102,15 @@ def test_devices_and_dtypes(folder):
     assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16
 
 
+def test_a_swap_that_was_cut_short_loses_nothing(folder):
+    """Killed between moving the old folder away and the new one in, then killed again while the next is written."""
+    before = load_model(folder).state_dict()
+    folder.rename(folder.with_name(folder.name + ".old"))
+    with pytest.raises(RuntimeError, match="killed"), weights.staged(folder):
+        raise RuntimeError("killed")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in load_model(folder).state_dict().items())
+
+
 def test_first_layers_only(folder):
     full, cut = load_model(folder), load_model(folder, num_layers=2)
     tokens = torch.arange(20)[None]

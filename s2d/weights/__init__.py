@@ -77,6 +77,8 @@ def staged(path):
     """A new folder to fill, which then takes the place of ``path`` in one piece. After an error ``path`` is as it was."""
     path = Path(path)
     stage, old = path.with_name(path.name + ".partial"), path.with_name(path.name + ".old")
+    if old.exists() and not path.exists():  # a process was killed between the two renames below
+        os.replace(old, path)
     for leftover in (stage, old):
         shutil.rmtree(leftover, ignore_errors=True)
     stage.mkdir(parents=True)
