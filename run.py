@@ -36,10 +36,10 @@ def run_on_every_rank(args):
     with parallel.joined(args.device) as (mesh, args.device):
         if args.prompt == "-":
             args.prompt = parallel.from_rank_0(read_stdin)
-        return run(args, partial(parallel.load_target, mesh=mesh))
+        return run(args, partial(parallel.load_target, mesh=mesh), parallel.from_rank_0)
 
 
-def run(args, load_target=load_model):
+def run(args, load_target=load_model, share=None):
     target_path = find_target(args.target)
     draft_path = None if args.method == "ar" else args.draft or find_draft(target_path)
     print(f"target {target_path}, draft {draft_path or 'none'}", file=sys.stderr)
@@ -52,7 +52,7 @@ def run(args, load_target=load_model):
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
         top_p=args.top_p, seed=args.seed, exits=args.exits, thresholds=args.thresholds,
         draft_length=args.draft_length, tree=tree_shape(args, draft), init=args.init, stop=stop,
-        replacement=args.with_replacement,
+        replacement=args.with_replacement, share=share,
     )  # fmt: skip
     only_target = options | {"method": "ar", "draft_length": None, "tree": None}
     demonstration = args.prompt is None and args.method != "ar" and not args.json

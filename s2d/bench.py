@@ -11,6 +11,7 @@ size), ``stop`` as a number, the file of a decision model, or "decision" for the
 """
 
 import json
+import random
 import re
 import sys
 import time
@@ -22,15 +23,17 @@ from pathlib import Path
 import torch
 
 from . import gpu
-from .check import first_difference, verdict
+from .check import PASSES, first_difference, observe_pass, verdict
 from .decision import read_stop
 from .decode import METHODS, generate
+from .files import staged_file
 from .program import Parser, run_program
 from .specbench import corpus_questions, group_of, read_questions, write_answers
 from .tables import final_table, render, summarise, target_table
 from .tokenizer import Tokenizer, chat_template
 from .tree import Dynamic
-from .weights import load_model
+from .weights import checksum, load_model
+from .weights.config import shown
 
 WEIGHTS = Path(__file__).parent.parent / "weights"
 
@@ -159,14 +162,16 @@ def runners(methods, target, draft, peers, temperature, seed):
 def measure(target, draft, questions, tokenizer, template, methods, peers, temperature, rounds, max_new_tokens, progress):
     """Yield for each of ``rounds`` (numbers) the list of its records, one for every question and method.
 
-    The methods take turns at each question, so that whatever slows the machine for a while slows all alike. Before the
-    first round each of them warms up on the first question.
+    The methods take turns at each question, so that whatever slows the machine for a while slows all alike, and each time
+    in another order, so that none always follows the same one. Before the first round each warms up on the first question.
     """
     for number in (0, *rounds):
         records = []
         for place, question in enumerate(questions if number else questions[:1]):
-            every = runners(methods, target, draft, peers, temperature, 1000 * number + place)
-            for name, run in every.items():
+            seed = 1000 * number + place
+            every = list(runners(methods, target, draft, peers, temperature, seed).items())
+            random.Random(seed).shuffle(every)
+            for name, run in every:
                 record = answer(run, question, tokenizer, template, max_new_tokens, target.config.max_position_embeddings)
                 if record:
                     records.append({"round": number, "question_id": question["question_id"], "group": group_of(question),
@@ -200,27 +205,53 @@ def progress_line(label):
 
 
 class Store:
-    """All records so far, in memory and, with a folder, in its records.jsonl, to which whole rounds are added."""
+    """All records so far, in memory and, with a folder, in its records.jsonl, to which whole rounds are added.
+
+    That file begins with a line of the settings they were made with. A line that a kill cut short is dropped.
+    """
 
     def __init__(self, folder, settings, resume):
-        self.records, self.file = [], folder and folder / "records.jsonl"
+        self.records, self.settings, self.file = [], settings, folder and folder / "records.jsonl"
+        if folder and folder.exists() and not resume and any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty; go on with --resume, or name another folder")
         if resume and self.file.is_file():
-            first, *lines = self.file.read_text(encoding="utf-8").splitlines()
-            if json.loads(first) != settings:
-                raise ValueError(f"{self.file} was made with other settings: {first}")
-            self.records = [record for line in lines for record in json.loads(line)]
-        elif folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.file.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+            self._read()
+
+    def _read(self):
+        text = self.file.read_text(encoding="utf-8")
+        first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
+        try:
+            found, self.records = json.loads(first), [record for line in lines for record in json.loads(line)]
+        except ValueError:
+            raise ValueError(f"{self.file} is damaged; name another folder") from None
+        found = found if isinstance(found, dict) else {}
+        changed = [(key, found.get(key), value) for key, value in self.settings.items() if found.get(key) != value]
+        if different := [f"{key} {shown(before)}, not {shown(now)}" for key, before, now in changed]:
+            raise ValueError(f"{self.file} was made with other settings: {'; '.join(different)}")
+        if not text.endswith("\n"):
+            with staged_file(self.file) as stage:
+                stage.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
 
     def add(self, records):
         self.records += records
         if self.file:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
             with self.file.open("a", encoding="utf-8") as file:
+                if not file.tell():
+                    file.write(json.dumps(self.settings) + "\n")
                 file.write(json.dumps(records, ensure_ascii=False) + "\n")
 
-    def of(self, target, temperature):
-        return [r for r in self.records if (r["target"], r["temperature"]) == (target, temperature)]
+    def of(self, target, temperature, weights=None):
+        """The records of a target, by its name and, if given, the checksum of its weights."""
+        found = [r for r in self.records if (r["target"], r["temperature"]) == (target, temperature)]
+        if weights and any(record["weights"] != weights for record in found):
+            raise ValueError(f"{self.file} has records of another {target}, whose weights were different")
+        return found
+
+
+def names_of(paths):
+    """What the folders are called in tables: their last part, or all of it where two would be called alike."""
+    return [path.name if [p.name for p in paths].count(path.name) == 1 else str(path) for path in paths]
 
 
 def run(args):
@@ -234,46 +265,59 @@ def run(args):
     questions = (read_questions(args.questions, args.limit) if args.questions
                  else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
     settings = {"methods": names, "questions": questions, "max_new_tokens": args.max_new_tokens, "hf": args.hf,
-                "dtype": str(draft.dtype), "threads": torch.get_num_threads(), "torch": torch.__version__}  # fmt: skip
-    store, code, paths = Store(args.out, settings, args.resume), 0, [find_target(name) for name in args.targets]
+                "draft": checksum(draft), "device": args.device, "dtype": str(draft.dtype),
+                "threads": torch.get_num_threads(), "torch": torch.__version__}  # fmt: skip
+    paths = [find_target(name) for name in args.targets]
+    methods = {path: {text: parse_method(text, draft, args.draft, path) for text in names} for path in paths}
+    targets, store, code = dict(zip(names_of(paths), paths)), Store(args.out, settings, args.resume), 0
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {draft.dtype}, {len(questions)} questions, at "
           f"most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds\n")  # fmt: skip
     try:
-        for path in paths:
-            target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path / "tokenizer.model")
-            methods = {name: parse_method(name, draft, args.draft, path) for name in names}
-            peers = transformers_methods(path, args.draft, target.dtype, target.device) if args.hf else {}
-            for temperature in args.temperature:
-                done = {record["round"] for record in store.of(path.name, temperature)}
-                rounds = [number for number in range(1, args.rounds + 1) if number not in done]
-                progress = progress_line(f"{path.name} T={temperature:g}")
-                for records in measure(target, draft, questions, tokenizer, chat_template(path), methods, peers,
-                                       temperature, rounds, args.max_new_tokens, progress):  # fmt: skip
-                    store.add([{"target": path.name, "temperature": temperature, **record} for record in records])
-                if args.check and temperature == 0:
-                    code = max(code, check(target, path, args.device, store.of(path.name, 0.0), methods))
+        for name, path in targets.items():
+            measure_target(args, name, path, draft, methods[path], questions, store)
+            if args.check and 0.0 in args.temperature:
+                code = max(code, check(name, path, draft, store.of(name, 0.0), methods[path], args))
     except KeyboardInterrupt:
         print("interrupted: what follows is of the rounds that were finished", file=sys.stderr)
         code = 130
-    show(store, [path.name for path in paths], args)
+    show(store, list(targets), args)
     return code
 
 
-def check(target, path, device, records, methods):
-    """Compare greedy answers with "ar"'s, method by method; 1 where one differs by more than rounding explains."""
-    precise, code = load_model(path, device, "float64"), 0
+def measure_target(args, name, path, draft, methods, questions, store):
+    """All rounds of one target that ``store`` lacks, at every temperature."""
+    target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path / "tokenizer.model")
+    peers = transformers_methods(path, args.draft, target.dtype, target.device) if args.hf else {}
+    weights = checksum(target)
+    for temperature in args.temperature:
+        done = {record["round"] for record in store.of(name, temperature, weights)}
+        rounds = [number for number in range(1, args.rounds + 1) if number not in done]
+        progress = progress_line(f"{name} T={temperature:g}")
+        for records in measure(target, draft, questions, tokenizer, chat_template(path), methods, peers,
+                               temperature, rounds, args.max_new_tokens, progress):  # fmt: skip
+            store.add([{"target": name, "weights": weights, "temperature": temperature, **r} for r in records])
+
+
+def check(name, path, draft, records, methods, args):
+    """Greedy answers and passes of every method against the target alone, see check.py; 1 where there is a bug."""
     alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
-    for method in methods:
-        differences, lossy = [], False
-        for record in (record for record in records if record["method"] == method):
-            lossy |= not all(record["exact"])
+    target, found, code = load_model(path, args.device, args.dtype), {}, 0
+    for method, options in ((name, options) for name, options in methods.items() if name != "ar"):
+        own, differences = [record for record in records if record["method"] == method], []
+        for record in own:
             expected = alone[record["question_id"]]
             turns = zip(expected["prompts"], expected["tokens"], record["tokens"])
-            found = filter(None, (first_difference(target, precise, *turn) for turn in turns))
-            differences += islice(found, 1)  # from the first different answer on, later turns have another context
-        text, good = verdict(differences)
-        print(f"{path.name} {method}: " + (f"not a lossless method; {text}" if lossy else text), flush=True)
-        code = max(code, int(not good and not lossy))
+            different = filter(None, (first_difference(target, *turn) for turn in turns))
+            differences += islice(different, 1)  # from the first different answer on, later turns have another context
+        prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
+        passes = [observe_pass(target, draft, prompt, options, number) for number, prompt in enumerate(prompts)]
+        found[method] = passes, differences, all(all(record["exact"]) for record in own)
+    del target  # one model at a time
+    precise = load_model(path, args.device, "float64")
+    for method, (passes, differences, exact) in found.items():
+        text, good = verdict(precise, passes, differences)
+        print(f"{name} {method}: " + (text if exact else f"not a lossless method; {text}"), flush=True)
+        code = max(code, int(good is False and exact))
     print()
     return code
 

@@ -9,7 +9,6 @@ output stays exact, although where the draft ends depends on the tokens in it.
 """
 
 import json
-import os
 import sys
 import zlib
 from collections import Counter
@@ -23,10 +22,12 @@ from torch import nn
 
 from .decode import generate
 from .dialogues import corpus_dialogues, read_sharegpt, report_skipped
+from .files import staged_file
 from .program import Parser, run_program
 from .sampling import warp
 from .tokenizer import Tokenizer, chat_template
 from .weights import load_model
+from .weights.config import number, shown, whole
 
 TOP = 10
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}
@@ -68,30 +69,52 @@ def fingerprint(draft):
 def save_decision(decision, path):
     """One safetensors file, configuration included; written under another name first."""
     config = {name: getattr(decision, name) for name in ("features", "hidden_size", "threshold", "draft")}
-    partial = Path(path).with_suffix(".partial")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    save_file(decision.state_dict(), partial, metadata={"decision": json.dumps(config)})
-    os.replace(partial, path)
+    with staged_file(path) as stage:
+        save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 
 
 def load_decision(path, draft):
     """The decision model at ``path``; ValueError where it is none, or was made for another draft."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            config = json.loads((file.metadata() or {})["decision"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-        decision = Decision(**config)
-        decision.load_state_dict(tensors)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no decision model at {path}") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{path} is not a decision model ({error!r})".splitlines()[0]) from None
-    if (decision.hidden_size, decision.draft) != (draft.config.hidden_size, fingerprint(draft)):
+    config, tensors = read_decision(path)
+    if (config["hidden_size"], config["draft"]) != (draft.config.hidden_size, fingerprint(draft)):
         raise ValueError(
-            f"{path} was made for draft {decision.draft} of width {decision.hidden_size}; this draft is "
+            f"{path} was made for draft {config['draft']} of width {config['hidden_size']}; this draft is "
             f"{fingerprint(draft)} of width {draft.config.hidden_size}"
         )
+    decision = Decision(**config)
+    try:
+        decision.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{path} is not a decision model ({error})") from None
     return decision.to(draft.device).requires_grad_(False)
+
+
+def read_decision(path):
+    """(configuration, tensors) of the decision model at ``path``; ValueError where it is none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            raw = json.loads((file.metadata() or {})["decision"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if not isinstance(raw, dict) or raw.get("features") not in list(LEARNING_RATE) or not isinstance(raw.get("draft"), str):
+            raise ValueError(f"its header is {shown(raw)}")
+        config = {"features": raw["features"], "hidden_size": whole(raw, "hidden_size"),
+                  "threshold": number(raw, "threshold", low=0.0, high=1.0), "draft": raw["draft"]}  # fmt: skip
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no decision model at {path}") from None
+    except KeyError:
+        raise ValueError(f"{path} is not a decision model (its header does not say so)") from None
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
+        raise ValueError(f"{path} is not a decision model ({error})") from None
+    return config, tensors
+
+
+def check_replaceable(path):
+    """Raise ValueError where a file at ``path`` is none that this program wrote. Asked before the work, not after."""
+    if Path(path).exists():
+        try:
+            read_decision(path)
+        except ValueError:
+            raise ValueError(f"{path} is there already and is no decision model; name another file") from None
 
 
 def read_stop(text, draft):
@@ -180,6 +203,7 @@ def calibration(scores, labels):
 
 
 def train(args):
+    check_replaceable(args.out)
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
     tokenizer, template = Tokenizer(args.target / "tokenizer.model"), chat_template(args.target)
     skipped = Counter()

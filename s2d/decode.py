@@ -8,38 +8,39 @@ or from sorted exits, ``mcsd`` and ``s2d-tree`` the same with several candidates
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from .draft import SortedDraft, no_draft
+from .draft import Draft, SortedDraft, no_draft
 from .model import DECODING_KERNELS
 from .sampling import Sampler, Sampling, warp
-from .tree import Dynamic, KConfig, TreeAttention, ancestor_mask
+from .tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
 from .verify import follow, verify_sampled, without
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 TREE_METHODS = ("mcsd", "s2d-tree")
 K_CONFIG = (4, 2, 2, 1)
+SMALLEST_TEMPERATURE = 1e-6  # below it logits divided by it might not be finite; 0 is greedy
 
 
 @dataclass
 class Stats:
     """What a generation did. The first step's target pass reads the prompt; ``seconds`` is wall time without loading."""
 
-    accept_lengths: list[int] = field(default_factory=list)  # tokens emitted in each step, the target's own included
+    accept_lengths: list[int] = field(default_factory=list)  # tokens each step emitted, the target's own included
     exit_counts: Counter = field(default_factory=Counter)  # exit layer -> draft tokens that left there
     draft_forwards: int = 0  # how often the draft ran: once for each level it drafted
     draft_levels: int = 0  # depths of all drafts
-    accepted: int = 0  # draft tokens that were accepted
+    accepted: int = 0  # draft tokens that were accepted and emitted; none are after EOS
     draft_seconds: float = 0.0  # of these: growing drafts,
     target_seconds: float = 0.0  # and the target's forward passes
     seconds: float = 0.0
 
     def count(self, emitted, proposal, accepted, draft_seconds, target_seconds):
-        """Add one step that emitted so many tokens, and accepted so many of its Draft."""
-        if emitted:
-            self.accept_lengths.append(emitted)
+        """Add one step, which is one target pass, that emitted so many tokens, so many of them of its Draft."""
+        self.accept_lengths.append(emitted)
         for exit_layer, size in zip(proposal.exits, proposal.level_sizes):
             if exit_layer:
                 self.exit_counts[exit_layer] += size
@@ -78,7 +79,7 @@ class Output:
 def generate(
     target, tokens, draft=None, method="s2d", max_new_tokens=128, temperature=0.0, top_p=1.0, seed=0,
     exits=None, thresholds=None, draft_length=None, tree=None, init="draft", stop=None, replacement=False,
-    on_tokens=None, on_step=None,
+    on_tokens=None, on_step=None, share=None,
 ):  # fmt: skip
     """Continue ``tokens``, a list of ids, as ``target`` alone would. Returns an Output.
 
@@ -92,11 +93,12 @@ def generate(
 
     ``init`` "target" takes the first level of each tree from the target's last distribution (arXiv 2409.10644, "target
     initialized"): every root counts as accepted and the longest path below one wins. This alone is not lossless, unless
-    the first level has one node.
+    the first level has one node. The first step only finds roots and emits nothing.
 
     ``on_tokens`` is called with each step's new tokens, ``on_step`` with each step's Draft and the target's logits
-    (N+1, V). Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError for
-    anything that cannot be run.
+    (N+1, V). ``share``, where several processes run one target, gives all of them what the first one decides
+    (parallel.from_rank_0). Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError
+    for anything that cannot be run.
     """
     started = now(target.device)
     limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
@@ -106,54 +108,70 @@ def generate(
     context = torch.zeros(1, limit, dtype=torch.long, device=target.device)
     context[0, :n] = torch.tensor(tokens)
     cache = target.new_cache(limit + shape.size)
-    attention = TreeAttention(limit, shape.size, target.device, target.dtype)
+    attention = TreeAttention(1, shape.size, target.device, target.dtype)
     if isinstance(shape, KConfig):
-        attention.set_tree(ancestor_mask(shape.parents().to(target.device)))
+        attention.set_tree(ancestor_mask(shape.parents().to(target.device)), shape.chain)
     drafter = roots = after_context = None
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
         if stop is None and method not in TREE_METHODS:
             stop = draft.config.draft_stop
         drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit), draft.config.max_position_embeddings
+    target_gives_roots = drafter is not None and init == "target"
 
     finished = False
     while not finished:
         began = now(target.device)
         proposal = no_draft(target.device)
-        if drafter and (init == "draft" or roots):
+        if drafter and (roots or not target_gives_roots):
             room = limit - n if roots else limit - n - 1  # the token the target adds needs room too
             levels = max(1 if roots else 0, min(room, draft_limit - n + 1))
-            proposal = drafter.grow(context, n, levels, sampling, stop, roots)
+            grow = partial(drafter.grow, context, n, levels, sampling, stop, roots)
+            proposal = _first_ones_draft(grow, share, target.device) if share else grow()
         if isinstance(shape, Dynamic):
             attention.set_tree(proposal.tree.ancestors)
         drafted = now(target.device)
         logits = _score(target, context[:, :n], proposal.tree, attention, cache, after_context)  # (N+1, V)
         scored = now(target.device)
-        path, extra = _verify(proposal, logits, sampling, len(roots[0]) if roots else 0)
+        verify = partial(_verify, proposal, logits, sampling, target_gives_roots)
+        path, extra = share(verify) if share else verify()
         after_context = logits[path[-1] + 1 if path else 0]  # (V,)
         cache.keep(n, path)
-        if drafter:
+        if drafter and proposal.slots is not None:
             drafter.keep(n, proposal.slots[path].tolist())
-        new = proposal.tree.tokens[path]
-        if drafter and init == "target":
+        new = proposal.tree.tokens[path].tolist()
+        if target_gives_roots:
             roots = _target_roots(extra, after_context, shape, sampling)
         else:
-            new = torch.cat((new, extra[None]))
-        context[0, n : n + len(new)] = new
+            new.append(extra)
+        context[0, n : n + len(new)] = torch.tensor(new)
 
         if on_step:
             on_step(proposal, logits)
-        new = new.tolist()
         end = next((i for i, token in enumerate(new, 1) if token in eos), None)
         new = new[:end]
         n += len(new)
         finished = end is not None or n == limit
-        stats.count(len(new), proposal, len(path), drafted - began, scored - drafted)
+        stats.count(len(new), proposal, min(len(path), len(new)), drafted - began, scored - drafted)
         if on_tokens:
             on_tokens(new)
     stats.seconds = now(target.device) - started
     exact = method == "ar" or init == "draft" or shape.width == 1
     return Output(context[0, len(tokens) : n].tolist(), exact, stats)
+
+
+def _first_ones_draft(grow, share, device):
+    """The Draft that the first of several processes grows, on all of them; the others need neither probs nor slots."""
+    own = []
+
+    def lists():
+        own.append(grow())
+        draft = own[0]
+        return draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.exits, draft.level_sizes, draft.forwards
+
+    tokens, parents, *rest = share(lists)
+    tree = TokenTree(*(torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (tokens, parents)))
+    return own[0] if own else Draft(tree, None, None, *rest)
 
 
 def now(device):
@@ -169,7 +187,7 @@ def _score(target, context, tree, attention, cache, after_context):
     ``after_context`` (V,) is row 0 where the cache already has the whole context.
     """
     n, seen = context.shape[1], cache.length
-    positions, mask = attention.rows(n, seen, n + len(tree))
+    positions, mask = attention.span(n, seen, n + len(tree))
     new = torch.cat((context[:, seen:], tree.tokens[None]), dim=1)
     hidden = target.run_layers(target.embed(new), positions=positions, mask=mask, cache=cache)
     if seen == n:
@@ -177,9 +195,11 @@ def _score(target, context, tree, attention, cache, after_context):
     return target.logits(hidden[0, n - 1 - seen :])
 
 
-def _verify(proposal, logits, sampling, roots):
-    """(path, extra) of the verifier that fits; with ``roots`` given by the target, the longest path below one of them."""
-    tree, starts = proposal.tree, range(roots) if roots else (-1,)
+def _verify(proposal, logits, sampling, target_gives_roots):
+    """(path, extra) of the verifier that fits. A tree whose roots the target gave has one walk a root; the longest wins."""
+    tree = proposal.tree
+    roots = (tree.parents == -1).nonzero().flatten().tolist() if target_gives_roots else []
+    starts = roots or [-1]
     if sampling.temperature > 0:
         p = warp(logits, sampling.temperature, sampling.top_p)
     if sampling.temperature > 0 and proposal.probs is not None:
@@ -187,22 +207,23 @@ def _verify(proposal, logits, sampling, roots):
     else:
         choices = logits.argmax(dim=-1) if sampling.temperature == 0 else sampling.sampler.draw(p)
         walks = [follow(tree, choices, start) for start in starts]
-    return max(walks, key=lambda walk: len(walk[0]))
+    path, extra = max(walks, key=lambda walk: len(walk[0]))
+    return path, int(extra)
 
 
-def _target_roots(extra, logits, shape, sampling):
-    """The first level of the next tree: ``extra`` and the target's next best, or next drawn, tokens after the context.
+def _target_roots(first, logits, shape, sampling):
+    """The first level of the next tree: the token ``first`` and the target's next best, or next drawn, after the context.
 
     Returns tokens (K,) and their log-probabilities (K,) by the target's ``logits`` (V,).
     """
-    tokens, probs = extra[None], warp(logits, sampling.temperature or 1.0, sampling.top_p)
+    tokens, probs = torch.tensor([first], device=logits.device), warp(logits, sampling.temperature or 1.0, sampling.top_p)
     if shape.width > 1:
-        rest = without(probs, extra)
+        rest = without(probs, tokens[0])
         if sampling.temperature > 0:
             others = sampling.sampler.candidates(rest[None], shape.width - 1, replacement=False)[0]
         else:
             others = rest.topk(shape.width - 1).indices
-        tokens = torch.cat((tokens, others.where(rest[others] > 0, extra)))  # a token without a chance is no root
+        tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))  # a token without a chance is no root
     return tokens, probs[tokens].log()
 
 
@@ -212,6 +233,7 @@ def choose_shape(target_config, draft_config, method, draft_length=None, tree=No
         raise ValueError(f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREE_METHODS))} for one")
     if method == "ar":
         return KConfig(())
+    context_size = target_config.max_position_embeddings
     if method in TREE_METHODS:
         if draft_length is not None:
             raise ValueError(f"method {method!r} drafts a tree; give its shape, not a draft length")
@@ -219,11 +241,14 @@ def choose_shape(target_config, draft_config, method, draft_length=None, tree=No
             tree = K_CONFIG if method == "mcsd" else Dynamic(*draft_config.draft_tree)
         shape = tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
     else:
-        shape = KConfig((1,) * (draft_config.draft_length if draft_length is None else draft_length))
+        length = draft_config.draft_length if draft_length is None else draft_length
+        if length > context_size:
+            raise ValueError(f"a draft of {length} tokens is more than the target's context of {context_size}")
+        shape = KConfig((1,) * length)
     static = isinstance(shape, KConfig)
     if min(shape.widths if static else (shape.top_k, shape.depth, shape.size), default=0) < 1:
         raise ValueError(f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
-    widest, context_size = max(shape.widths) if static else shape.top_k, target_config.max_position_embeddings
+    widest = max(shape.widths) if static else shape.top_k
     if widest > target_config.vocab_size:
         raise ValueError(f"a node cannot have {widest} different children: there are {target_config.vocab_size} tokens")
     if max(shape.size, shape.depth) > context_size:
@@ -266,8 +291,8 @@ def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, se
         raise ValueError(f"the prompt has {len(tokens)} tokens; the target's context of {context_size} has no room left")
     if max_new_tokens < 1:
         raise ValueError(f"lengths must be at least 1, got max_new_tokens={max_new_tokens}")
-    if not 0.0 <= temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 or more, got {temperature}")
+    if not (temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < float("inf")):
+        raise ValueError(f"temperature must be 0 or more, and no less than {SMALLEST_TEMPERATURE}, got {temperature}")
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
     if not 0 <= seed < 2**63:

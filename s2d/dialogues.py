@@ -13,6 +13,8 @@ from .corpus import GROUPS, conversations
 # Groups that must look things up in the prompt come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 
+LONGEST_TOKEN = 16  # characters that JSON's longest token outside strings may take, with room to spare
+
 
 def corpus_dialogues(seed):
     """The miniature corpus as endless dialogues: messages, user and assistant in turn."""
@@ -62,32 +64,32 @@ def _json_list(path, block=2**20):
             text = file.read(block).lstrip("\ufeff \t\r\n")
             if not text.startswith("["):
                 raise ValueError(f"it begins with {text[:10]!r}")
-            at = 1
+            at, wanted = 1, block
             while (at := separator.match(text, at).end()) == len(text) or text[at] != "]":
                 try:
                     item, at = decoder.raw_decode(text, at)
-                except ValueError:  # a mistake, or the item goes on in the next block
-                    if not (more := file.read(block)):
+                except json.JSONDecodeError as error:  # a mistake, or the item goes on in the next block
+                    goes_on = error.msg.startswith("Unterminated string") or len(text) - error.pos < LONGEST_TOKEN
+                    if not goes_on or not (more := file.read(wanted)):
                         raise
-                    text, at = text[at:] + more, 0
+                    text, at, wanted = text[at:] + more, 0, 2 * wanted  # so that copying a long item stays linear
                 else:
+                    wanted = block
                     yield item
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{wrong} ({error})") from None
 
 
-def encode_dialogue(tokenizer, messages):
+def encode_dialogue(tokenizer, messages, template="vicuna"):
     """Messages, user and assistant in turn -> (ids, is_answer): the assistant's words and its EOS are to be learnt."""
     ids, is_answer = [], []
-    for turn in range(1, len(messages), 2):
-        prompt = tokenizer.encode_chat(messages[:turn])[len(ids) :]
-        answer = tokenizer.encode(messages[turn])[1:] + [tokenizer.eos_id]
+    for prompt, answer in tokenizer.rounds(messages, template):
         ids += prompt + answer
         is_answer += [False] * len(prompt) + [True] * len(answer)
     return ids, is_answer
 
 
-def pack(dialogues, tokenizer, rows, length, answers_only):
+def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
     """Dialogues laid end to end and cut into at most ``rows`` rows (None: all): (tokens, labels), (R, length) int32 each.
 
     Labels are the tokens that follow, -100 where no loss is taken: with ``answers_only`` everywhere but on the
@@ -95,7 +97,7 @@ def pack(dialogues, tokenizer, rows, length, answers_only):
     """
     ids, is_answer = array("i"), array("b")  # four bytes and one a token, however long the text
     for messages in dialogues:
-        new_ids, new_is_answer = encode_dialogue(tokenizer, messages)
+        new_ids, new_is_answer = encode_dialogue(tokenizer, messages, template)
         ids.extend(new_ids)
         is_answer.extend(new_is_answer)
         if rows is not None and len(ids) > rows * length:

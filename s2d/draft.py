@@ -15,6 +15,8 @@ from .cache import move_up
 from .sampling import warp
 from .tree import KConfig, TokenTree, TreeAttention, ancestor_mask
 
+WINDOW = 256  # how much context a segment catches up on in one pass: masks are as wide as the context, but no higher
+
 
 @dataclass
 class Segment:
@@ -91,30 +93,42 @@ class SortedDraft:
             for start, stop, threshold in zip((0, *exits), exits, thresholds)
         ]  # fmt: skip
         self.tokens = torch.zeros(1, places, dtype=torch.long, device=model.device)
-        self.attention = TreeAttention(capacity, places - capacity, model.device, model.dtype)
+        self.attention = TreeAttention(WINDOW, places - capacity, model.device, model.dtype)
         if self.static:
             self.parents = shape.parents().to(model.device)
-            self.attention.set_tree(ancestor_mask(self.parents))
+            self.attention.set_tree(ancestor_mask(self.parents), shape.chain)
 
-    def predict(self, n, end, rows):
-        """A Prediction for each of the last ``rows`` of ``end`` places, n of which are context.
+    def predict(self, n, end, count):
+        """A Prediction for each of the last ``count`` of ``end`` places, n of which are context.
 
         The exit is the first whose confidence is above its threshold. As confidence comes before temperature and top-p,
         thresholds mean the same at any temperature; and it decides alone: no token has a say in its own exit.
         """
-        for segment in self.segments:
-            seen = segment.cache.length
-            positions, mask = self.attention.rows(n, seen, end)
-            hidden = self.model.embed(self.tokens[:, seen:end]) if segment.start == 0 else below.hidden[:, seen:end]
-            hidden = self.model.run_layers(hidden, segment.start, segment.stop, positions, mask, segment.cache)
-            segment.hidden[:, seen:end] = hidden  # for the next segment, whenever it catches up
-            logits = self.model.logits(hidden[0, -rows:])  # (rows, V)
+        for segment, below in zip(self.segments, (None, *self.segments)):
+            hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
+            logits = self.model.logits(hidden)  # (R, V)
             probs = warp(logits, temperature=1.0)
             confidence = probs.max().item()
             if confidence > segment.threshold:
                 break
-            below = segment
-        return Prediction(hidden[0, -rows:], logits, probs, confidence, segment.stop)
+        return Prediction(hidden, logits, probs, confidence, segment.stop)
+
+    def catch_up(self, segment, below, n, end):
+        """Run ``segment`` on all places up to ``end`` that it has not seen, from what ``below`` left in its store.
+
+        Usually that is one pass. Where it lags behind by more context than the mask's window, that goes first, a window at
+        a time; but a prompt, which it sees first of all, is causal and goes through whole. Returns the last pass's
+        hidden states (1, T, hidden).
+        """
+        while True:
+            seen = segment.cache.length
+            upto = end if seen == 0 or n - seen <= WINDOW else seen + WINDOW
+            positions, mask = self.attention.span(n, seen, upto)
+            hidden = below.hidden[:, seen:upto] if below else self.model.embed(self.tokens[:, seen:upto])
+            hidden = self.model.run_layers(hidden, segment.start, segment.stop, positions, mask, segment.cache)
+            segment.hidden[:, seen:upto] = hidden  # for the next segment, whenever that catches up
+            if upto == end:
+                return hidden
 
     def grow(self, context, n, levels, sampling, stop=None, roots=None):
         """A Draft of at most ``levels`` levels after the first n tokens of ``context`` (1, n or more).

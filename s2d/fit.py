@@ -3,13 +3,15 @@
 import math
 import sys
 import time
-from dataclasses import dataclass
+import zlib
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 
 from . import parallel
 from .soft import soft_losses
+from .weights import checksum
 
 CHECKPOINT_SECONDS = 120
 
@@ -40,13 +42,27 @@ def row_order(rows, epochs, seed):
     return torch.cat([torch.arange(rows), *(torch.randperm(rows, generator=generator) for _ in range(epochs - 1))])
 
 
+def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
+    """What a training is made of, as far as it changes the losses: whoever resumes it must bring the same."""
+    data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
+    teacher = distillation and {"teacher": checksum(distillation.teacher), "kd": distillation.kind,
+                                "kd weight": distillation.weight}  # fmt: skip
+    settings = {name: value for name, value in asdict(recipe).items() if name not in ("micro_batch", "recompute")}
+    return {"model": checksum(model), "exits": list(exits), "data": f"{data:08x}", "seed": seed, **settings,
+            **(teacher or {"teacher": None})}  # fmt: skip
+
+
 def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, distillation=None, mesh=None):
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
     AdamW. On a ``mesh`` every process takes its rows of each step, and weights, gradients and AdamW's state are divided
     among them (parallel.py). The loss is the mean over all labelled tokens of a step, however they are divided. A
     checkpoint is kept while training lasts, from which ``resume`` goes on to the same losses as an uninterrupted run.
+    Raises ValueError where that is another training's, or where it would be lost because ``resume`` is not asked for.
     """
+    identity = training_identity(model, exits, tokens, labels, recipe, seed, distillation)
+    if checkpoint.exists() and not resume:
+        raise ValueError(f"{checkpoint} is of a training that was cut short; go on with --resume, or remove it")
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
     if recipe.batch % (ranks * recipe.micro_batch):
         raise ValueError(
@@ -63,7 +79,7 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=True)
     order, device = row_order(len(tokens), recipe.epochs, seed), model.device
     steps, saved = len(order) // recipe.batch, time.monotonic()
-    step = parallel.load_checkpoint(checkpoint, model, optimizer) if resume else 0
+    step = parallel.load_checkpoint(checkpoint, model, optimizer, identity) if resume else 0
     while step < steps:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, recipe.lr)
@@ -81,7 +97,7 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
         optimizer.zero_grad()
         step += 1
         if parallel.from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023 - called at once
-            parallel.save_checkpoint(checkpoint, model, optimizer, step)
+            parallel.save_checkpoint(checkpoint, model, optimizer, step, identity)
             saved = time.monotonic()
         yield step, losses
 

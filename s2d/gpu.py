@@ -81,14 +81,14 @@ def copy_bandwidth(device, repetitions):
 def forward_table(model, context, repetitions, bandwidth):
     """Time of one pass over a prompt of ``context`` tokens, then over trees of 1..64 nodes behind it."""
     config, device = model.config, model.device
-    attention = TreeAttention(context, max(NODES), device, model.dtype)
+    attention = TreeAttention(1, max(NODES), device, model.dtype)
     cache = model.new_cache(context + max(NODES))
     weights = sum(p.nbytes for p in model.parameters()) - model.model["embed_tokens"].weight.nbytes
     tokens = torch.randint(config.vocab_size, (1, context + max(NODES)), device=device)
 
     def forward(start, end):
         cache.length = start
-        positions, mask = attention.rows(context, start, end)
+        positions, mask = attention.span(context, start, end)
         hidden = model.run_layers(model.embed(tokens[:, start:end]), positions=positions, mask=mask, cache=cache)
         model.logits(hidden[0, -max(1, end - context) :])
 

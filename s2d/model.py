@@ -77,6 +77,24 @@ def rotate(x, cos, sin):
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
+def attend(q, k, v, mask):
+    """Attention of T queries (B, H, T, D) to S+T keys and values (B, G, S+T, D): (B, H, T, D).
+
+    ``mask`` (R, S+T) is about the last R queries. Those before them are causal: kernels do that without a mask if there
+    is just one, or if S = 0. So a prompt needs no square mask.
+    """
+    rows = 0 if mask is None else mask.shape[0]
+    causal, gqa, out = q.shape[2] - rows, q.shape[1] != k.shape[1], []
+    if causal:
+        first, seen = q.narrow(2, 0, causal), k.shape[2] - rows
+        out.append(F.scaled_dot_product_attention(
+            first, k.narrow(2, 0, seen), v.narrow(2, 0, seen), is_causal=causal > 1, enable_gqa=gqa
+        ))  # fmt: skip
+    if rows:
+        out.append(F.scaled_dot_product_attention(q.narrow(2, causal, rows), k, v, attn_mask=mask, enable_gqa=gqa))
+    return out[0] if len(out) == 1 else torch.cat(out, dim=2)
+
+
 class Attention(nn.Module):
     """Grouped-query attention: H query heads share G key/value heads."""
 
@@ -96,10 +114,7 @@ class Attention(nn.Module):
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (B, G, S+T, D)
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=cache is None and mask is None, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
+        return self.o_proj(attend(q, k, v, mask).transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -172,16 +187,16 @@ class Llama(nn.Module):
         """Run layers start..stop-1 on hidden states (B, T, hidden); returns (B, T, hidden).
 
         By default the T positions follow the S that ``cache`` holds (none without a cache) and attention is causal.
-        ``positions`` (T,) and ``mask`` say otherwise: the mask is added to the attention scores, broadcast to
-        (B, H, T, S+T), 0 where a token may look and -inf where not.
+        ``positions`` (T,) and ``mask`` say otherwise. The mask (R, C) is added to attention scores: it tells what the
+        last R positions see of the last C, 0 for yes and -inf for no; all before those they see. Where S > 0, R is T.
         """
         T, S = hidden.shape[1], 0 if cache is None else cache.length
         where = slice(S, S + T) if positions is None else positions
         rope = self.rope_cos[where], self.rope_sin[where]  # (T, D) each
-        if mask is None and cache is not None:
-            mask = causal_mask(T, S + T, hidden)
+        if mask is None and S > 0 and T > 1:
+            mask = torch.full((T, T), -torch.inf, device=hidden.device, dtype=hidden.dtype).triu(diagonal=1)
         if mask is not None:
-            mask = aligned(mask)
+            mask = widened(mask, S + T)
         for index, block in enumerate(islice(self.model["layers"], start, stop)):
             hidden = block(hidden, rope, mask, cache, index)
         if cache is not None:
@@ -197,21 +212,9 @@ class Llama(nn.Module):
         return self.logits(self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache))
 
 
-def causal_mask(T, length, like):
-    """Mask (T, length) for the last T of ``length`` positions, each looking at itself and all before it.
+def widened(mask, length):
+    """A mask (R, C) about the last C of ``length`` places -> (R, length): what comes before them is seen.
 
-    In the dtype and on the device of the tensor ``like``. A single position sees everything: None.
+    Every row begins at a multiple of 16 bytes: GPU kernels refuse other masks, or copy them again in every layer.
     """
-    if T == 1:
-        return None
-    mask = torch.full((T, length), -torch.inf, device=like.device, dtype=like.dtype)
-    return mask.triu(diagonal=length - T + 1)
-
-
-def aligned(mask):
-    """``mask`` (..., T, length) in memory of its own, every row at a multiple of 16 bytes, as GPU kernels ask for it.
-
-    A slice of a larger table they refuse, or copy again in every layer.
-    """
-    length = mask.shape[-1]
-    return F.pad(mask, (0, 8 - length % 8))[..., :length]
+    return F.pad(mask, (length - mask.shape[1], -length % 8))[:, :length]

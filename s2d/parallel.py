@@ -2,14 +2,15 @@
 
 Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053, section 3): attention heads and the MLP's inner width are
 divided among the ranks, so a block needs two sums over them, after ``o_proj`` and after ``down_proj``; embedding and LM
-head are divided by vocabulary. Every rank therefore ends each forward pass with the same logits, and as all draw from
-generators of the same seed, all take the same decisions: decoding itself does not know that it is not alone.
+head are divided by vocabulary. Every rank therefore ends each forward pass with the same logits. Rank 0 alone drafts and
+verifies: were the others to do the same, one bit of difference at a threshold could leave them with trees of other sizes.
 
 Training divides weights, gradients and AdamW's state instead, and gathers the weights of one layer when it runs (PyTorch's
 FSDP2). Its checkpoints are distributed ones, also for a single process.
 """
 
 import io
+import json
 import os
 import time
 import warnings
@@ -31,8 +32,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .weights import check_device, empty_model, load_model, parameter_shapes, staged
-from .weights.config import read_config
+from .files import former_of, stage_of, staged_folder
+from .weights import check_device, empty_model, load_model, parameter_shapes
+from .weights.config import read_config, read_json
 
 # Which dimension of a weight is divided; everything else, the norms, is whole on every rank.
 DIVIDED = {"embed_tokens": 0, "q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "lm_head": 0,
@@ -166,13 +168,21 @@ def _quiet():
         yield
 
 
-def save_checkpoint(path, model, optimizer, step):
-    """Write the state of a training, each rank its own part, to a folder that appears in one piece."""
+IDENTITY = "training.json"  # in a checkpoint: what training it belongs to
+
+
+def save_checkpoint(path, model, optimizer, step, identity):
+    """Write the state of a training, each rank its own part, to a folder that appears in one piece.
+
+    ``identity`` is a dict of what the training is made of: numbers and text.
+    """
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
     alone = not dist.is_initialized()
-    stage = staged(path) if alone or dist.get_rank() == 0 else nullcontext(path.with_name(path.name + ".partial"))
+    stage = staged_folder(path) if alone or dist.get_rank() == 0 else nullcontext(stage_of(path))
     with stage as folder, _quiet():
+        if alone or dist.get_rank() == 0:
+            (folder / IDENTITY).write_text(json.dumps(identity))
         if not alone:
             dist.barrier()  # nobody writes before the folder is there
         dcp.save(state, checkpoint_id=folder, no_dist=alone)
@@ -180,11 +190,17 @@ def save_checkpoint(path, model, optimizer, step):
         dist.barrier()
 
 
-def load_checkpoint(path, model, optimizer):
-    """Take up the training that ``save_checkpoint`` wrote; returns the steps it has done, 0 where there is none."""
-    path = next((p for p in (path, path.with_name(path.name + ".old")) if (p / ".metadata").is_file()), None)
+def load_checkpoint(path, model, optimizer, identity):
+    """Take up the training that ``save_checkpoint`` wrote; returns the steps it has done, 0 where there is none.
+
+    Raises ValueError where it was made of something else than ``identity`` says.
+    """
+    path = next((p for p in (path, former_of(path)) if (p / ".metadata").is_file()), None)
     if path is None:
         return 0
+    found = read_json(path / IDENTITY)
+    if different := [f"{key} {found.get(key)}, not {value}" for key, value in identity.items() if found.get(key) != value]:
+        raise ValueError(f"{path} is of another training: {'; '.join(different)}; remove it or name another folder")
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
     with _quiet():

@@ -10,7 +10,12 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage before them."""
 
     def error(self, message):
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+
+
+def one_line(message):
+    """A message in one line, whatever a user's words in it hold."""
+    return " ".join(str(message).split())
 
 
 def run_program(name, function, *arguments):
@@ -18,7 +23,7 @@ def run_program(name, function, *arguments):
     try:
         return function(*arguments) or 0
     except (ValueError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {one_line(error)}", file=sys.stderr)
     except torch.OutOfMemoryError as error:
         first = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
         print(f"{name}: {first}; weights/README.md tells what a model needs and how to divide it", file=sys.stderr)

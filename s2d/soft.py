@@ -44,7 +44,7 @@ def soft_losses(model, tokens, labels, exits, count=None, distillation=None, rec
 
     ``tokens`` (B, T); ``labels`` (B, T) holds the token that follows each position, -100 where nothing is to be
     learnt; ``exits`` are increasing layer numbers. Returns (E,) losses in nats, summed over labelled tokens and divided
-    by ``count``, by default their number; their mean is the loss of Sorted LLaMA (Kavehzadeh et al. 2023, arXiv
+    by ``count``, by default their number (0 where there is none); their mean is the loss of Sorted LLaMA (Kavehzadeh et al. 2023, arXiv
     2309.08968, section 3), with one final norm and one LM head for all exits. ``distillation`` adds its term to each.
 
     Logits, which for a real vocabulary outweigh everything else, are made for CHUNK positions at a time and once more
@@ -64,7 +64,7 @@ def soft_losses(model, tokens, labels, exits, count=None, distillation=None, rec
             taught = (distillation, teacher_hidden[part]) if distillation else ()
             loss = loss + checkpoint(_chunk_loss, model, hidden[part], wanted[part], *taught, use_reentrant=False)
         losses.append(loss)
-    return torch.stack(losses) / (len(wanted) if count is None else count)
+    return torch.stack(losses) / max(1, len(wanted) if count is None else count)
 
 
 def _chunk_loss(model, hidden, labels, distillation=None, teacher_hidden=None):

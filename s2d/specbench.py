@@ -1,13 +1,13 @@
 """Questions and answers in the files of Spec-Bench (Xia et al. 2024, arXiv 2401.07851). Knows nothing about models."""
 
 import json
-import os
 import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
 from .corpus import GROUPS, conversations
+from .files import staged_file
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
@@ -58,6 +58,5 @@ def write_answers(path, model_id, records):
         line = {"question_id": record["question_id"], "category": record["category"], "model_id": model_id,
                 "answer_id": f"{model_id}-{record['question_id']}", "choices": [choice], "tstamp": time.time()}  # fmt: skip
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    partial = Path(path).with_suffix(".partial")
-    partial.write_text("".join(lines), encoding="utf-8")
-    os.replace(partial, path)
+    with staged_file(path) as stage:
+        stage.write_text("".join(lines), encoding="utf-8")

@@ -1,8 +1,11 @@
 """Text <-> token ids with SentencePiece, and the chat templates. Knows nothing about tensors."""
 
+import json
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
+
+from .weights.config import read_json
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -27,8 +30,15 @@ class Tokenizer:
         self.vocab_size = self.pieces.vocab_size()
 
     def encode(self, text):
-        """Text -> ids, BOS first."""
-        return [self.bos_id] + self.pieces.encode(text)
+        """Text -> ids, BOS first. Raises ValueError for text that UTF-8 cannot write (half of a surrogate pair)."""
+        return [self.bos_id] + self._pieces(text)
+
+    def _pieces(self, text):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"character {error.start} of the text is no Unicode character; is it UTF-8?") from None
+        return self.pieces.encode(text)
 
     def decode(self, ids):
         """Ids -> text; control tokens leave no text, a half character shows as U+FFFD."""
@@ -45,22 +55,22 @@ class Tokenizer:
             raise ValueError(f"a dialogue ends with the user's message; got {len(messages)} messages")
         if template not in ("vicuna", "llama-2"):
             raise ValueError(f"unknown chat template {template!r}; expected 'vicuna' or 'llama-2'")
-        ids = []
+        return [token for prompt, answer in self.rounds(messages, template) for token in (*prompt, *answer)]
+
+    def rounds(self, messages, template="vicuna"):
+        """Yield (ids of the prompt, ids of the answer with its EOS) of each round; an answer still to come is empty."""
         for turn, user in enumerate(messages[0::2]):
             answer = messages[2 * turn + 1] if 2 * turn + 1 < len(messages) else None
             if template == "llama-2":
-                ids.append(self.bos_id)
-                prompt = f"[INST] {user.strip()} [/INST]"
+                start, prompt = [self.bos_id], f"[INST] {user.strip()} [/INST]"
+                whole = f"{prompt} {(answer or '').strip()} "
             else:
-                ids += [self.bos_id] if turn == 0 else []
+                start = [self.bos_id] if turn == 0 else []
                 prompt = f"{VICUNA_SYSTEM} USER: {user} ASSISTANT:" if turn == 0 else f"USER: {user} ASSISTANT:"
-            if answer is None:
-                ids += self.pieces.encode(prompt)
-            elif template == "llama-2":
-                ids += self.pieces.encode(f"{prompt} {answer.strip()} ") + [self.eos_id]
-            else:
-                ids += self.pieces.encode(f"{prompt} {answer}") + [self.eos_id]
-        return ids
+                whole = f"{prompt} {answer}"
+            ids = self._pieces(prompt)
+            # An answer begins with a space, so no piece reaches from the prompt into it.
+            yield start + ids, [] if answer is None else self._pieces(whole)[len(ids) :] + [self.eos_id]
 
 
 class TextStream:
@@ -94,5 +104,5 @@ def chat_template(folder):
     """Which template a model folder was trained with: "llama-2" if its name or its tokenizer_config.json says so."""
     folder = Path(folder)
     config = folder / "tokenizer_config.json"
-    bracketed = config.is_file() and "[INST]" in config.read_text(encoding="utf-8", errors="replace")
+    bracketed = config.is_file() and "[INST]" in json.dumps(read_json(config).get("chat_template"))
     return "llama-2" if bracketed or "llama-2" in folder.name.lower() else "vicuna"

@@ -23,11 +23,12 @@ from . import parallel
 from .corpus import conversations
 from .decode import choose_exits
 from .dialogues import corpus_dialogues, pack, read_sharegpt, report_skipped
+from .files import check_free
 from .fit import Recipe, fit, show_progress
 from .model import Llama, LlamaConfig
 from .program import Parser, run_program
 from .soft import Distillation
-from .tokenizer import VICUNA_SYSTEM, Tokenizer
+from .tokenizer import VICUNA_SYSTEM, Tokenizer, chat_template
 from .weights import check_device, load_model, save_model
 from .weights.config import read_config
 
@@ -132,6 +133,7 @@ def train_mini(out, only, device, seed, resume):
     for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]:
         if resume and (out / name).is_dir():
             continue
+        check_free(out / name)
         if name == "mini-draft":
             train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device, MINI, DRAFT_TOKENS,
                        seed + 1, resume, DRAFTING)  # fmt: skip
@@ -168,7 +170,8 @@ def train_soft(
     tokenizer, skipped = Tokenizer(Path(init) / "tokenizer.model"), Counter()
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
     rows = corpus_rows(millions, recipe) if data == "mini" else None
-    tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, answers_only=True)
+    tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, answers_only=True,
+                          template=chat_template(init))  # fmt: skip
     report_skipped(skipped)
     if len(tokens) < recipe.batch:
         raise ValueError(f"{data} gives {len(tokens)} rows of {recipe.length} tokens; one batch needs {recipe.batch}")
@@ -177,7 +180,6 @@ def train_soft(
 
 def train_and_save(model, exits, tokens, labels, recipe, out, tokenizer_from, resume, seed, distillation=None, mesh=None):
     """``fit``, shown as it goes on; then the model is written to ``out`` and its checkpoint is no longer needed."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = out.with_name(out.name + ".checkpoint")
     training = fit(model, exits, tokens, labels, recipe, checkpoint, resume, seed, distillation, mesh)
     steps = len(tokens) * recipe.epochs // recipe.batch
@@ -240,6 +242,7 @@ def run(args, mesh=None):
     if args.program == "mini":
         train_mini(args.out, args.only, args.device, args.seed, args.resume)
         return
+    check_free(args.out)
     if args.exits[-1] != args.layers:
         raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
     config = read_config(args.init)
@@ -249,11 +252,17 @@ def run(args, mesh=None):
     recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
     if min(recipe.batch, recipe.micro_batch, recipe.length, recipe.epochs) < 1 or not recipe.lr > 0:
         raise ValueError(f"batch, micro-batch, length, epochs and lr must be positive, got {recipe}")
+    if recipe.length > config.max_position_embeddings:
+        raise ValueError(f"rows of {recipe.length} tokens are longer than the context of {args.init}, "
+                         f"{config.max_position_embeddings}; give --length")  # fmt: skip
     distillation = None
     if args.teacher:
         teacher = load_model(args.teacher, args.device)
         if teacher.config.vocab_size != config.vocab_size:
             raise ValueError(f"{args.teacher} has {teacher.config.vocab_size} tokens, {args.init} {config.vocab_size}")
+        if recipe.length > teacher.config.max_position_embeddings:
+            raise ValueError(f"rows of {recipe.length} tokens are longer than the context of {args.teacher}, "
+                             f"{teacher.config.max_position_embeddings}; give --length")  # fmt: skip
         distillation = Distillation(teacher, args.kd, args.kd_weight)
     train_soft(args.init, args.layers, exits, args.data, args.out, args.device, recipe, args.millions, args.seed,
                args.resume, None, distillation, mesh)  # fmt: skip

@@ -57,57 +57,53 @@ class TokenTree:
         """(N,): 0 for the nodes that follow the context directly. Position id = context length + depth."""
         return self.ancestors.sum(dim=-1) - 1
 
-    def paths(self):
-        """Root-to-leaf paths (leaves, deepest + 1) as node numbers, filled up with -1."""
-        nodes = torch.arange(len(self), device=self.parents.device)
-        leaves = nodes[~torch.isin(nodes, self.parents)]
-        on_path = self.ancestors[leaves]  # (leaves, N)
-        in_order = torch.where(on_path, nodes, len(self)).sort(dim=-1).values[:, : on_path.sum(dim=-1).max()]
-        return in_order.where(in_order < len(self), -1)
-
-    def pretty(self, decode=str):
-        """The tree and its mask as text, one node a line; ``decode`` turns a token id into what is shown."""
-        lines = []
-        for node, (token, parent, depth, row) in enumerate(
-            zip(self.tokens.tolist(), self.parents.tolist(), self.depths.tolist(), self.ancestors.tolist())
-        ):
-            sees = " ".join("x" if seen else "." for seen in row)
-            lines.append(f"{node:>3} {parent:>3}  {sees}  {'  ' * depth}{decode(token)}")
-        return "\n".join(lines)
-
 
 class TreeAttention:
-    """Position ids and attention masks of a tree behind a context, as slices of one table.
+    """Position ids and attention masks of a tree behind a context.
 
-    A context is a chain, so context and tree together are one tree of ``capacity`` + N nodes. Its table is made once
-    for the largest N. A context of n tokens takes the last n rows and columns of the chain's part, and whoever has
-    seen some nodes already, or stops at fewer, takes fewer rows: all slices, nothing is built in the decoding loop
-    ("dynamic sliced topology-aware mask", arXiv 2409.10644). Only a tree that chooses its parents while it
-    grows writes its own corner anew, by ``set_tree``.
+    Whoever is new in a step sees all of the context but, at most, its newest tokens, those of a ``window`` that are new
+    as well; so a mask is about these and the tree. As a context is a chain, both together are one tree of ``window`` + N
+    nodes. Its table is made once for the largest N, and every step takes a slice ("dynamic sliced topology-aware
+    mask", arXiv 2409.10644). With a window of 2 and the first three nodes of the tree that ``ancestor_mask`` shows, behind
+    the context a b c d e, for a model that has seen a b c d:
+
+        table     d e 0 1 2       slice     e 0 1 2       the mask of e 0 1 2, with all that
+          d       x . . . .         e       x . . .       came before:    a b c d  e 0 1 2
+          e       x x . . .         0       x x . .                   e   x x x x  x . . .
+          0       x x x . .         1       x . x .                   0   x x x x  x x . .
+          1       x x . x .         2       x x . x                   1   x x x x  x . x .
+          2       x x x . x                                           2   x x x x  x x . x
+
+    Only a tree that chooses its parents while it grows writes its own corner anew, by ``set_tree``.
     """
 
-    def __init__(self, capacity, max_nodes, device, dtype):
-        size = capacity + max_nodes
-        self.capacity = capacity
-        self.positions = torch.arange(size, device=device)
-        self.mask = torch.full((size, size), -torch.inf, device=device, dtype=dtype).triu(diagonal=1)
+    def __init__(self, window, max_nodes, device, dtype):
+        size = window + max_nodes
+        self.window, self.chain = window, False  # chain: the nodes just go on where the context ends
+        self.depths = torch.zeros(max_nodes, dtype=torch.long, device=device)
+        self.table = torch.full((size, size), -torch.inf, device=device, dtype=dtype).triu(diagonal=1)
 
-    def set_tree(self, ancestors):
-        """Let the nodes behind the context look at each other as ``ancestors`` (N, N) says."""
-        first, end = self.capacity, self.capacity + len(ancestors)
-        self.positions[first:end] = first - 1 + ancestors.sum(dim=-1)
-        self.mask[first:end, first:end] = torch.where(ancestors, 0.0, -torch.inf)
+    def set_tree(self, ancestors, chain=False):
+        """Let the nodes behind the context look at each other as ``ancestors`` (N, N) says, which may be a ``chain``."""
+        first, end = self.window, self.window + len(ancestors)
+        self.depths[: len(ancestors)] = ancestors.sum(dim=-1) - 1
+        self.table[first:end, first:end] = torch.where(ancestors, 0.0, -torch.inf)
+        self.chain = chain
 
-    def rows(self, n, start, end):
-        """For places start..end-1 of a context of n tokens and its tree: position ids (T,) and mask (T, end).
+    def span(self, n, start, end):
+        """What ``run_layers`` asks for places start..end-1 of a context of n tokens and the tree behind it.
 
-        The mask is 0 where a place may look and -inf elsewhere, or None where one place sees all before it.
+        Position ids (T,), and the mask (R, C) for the last R places and columns. Its rows are those of the nodes and,
+        unless ``start`` is 0, of the context, at most ``window``: a prompt needs none. Both None where all is a chain.
         """
-        shift = self.capacity - n
-        positions = self.positions[shift + start : shift + end] - shift
-        if start + 1 == end <= n + 1:
+        if end <= n or self.chain:
+            return None, None
+        context = torch.arange(min(start, n), n, device=self.depths.device)
+        positions = torch.cat((context, n + self.depths[max(0, start - n) : end - n]))
+        first, shift = start or n, self.window - n  # the first place with a row; from places to the table's rows
+        if first == n == end - 1:
             return positions, None
-        return positions, self.mask[shift + start : shift + end, shift : shift + end]
+        return positions, self.table[first + shift : end + shift, min(first, n) + shift : end + shift]
 
 
 @dataclass(frozen=True)
@@ -139,6 +135,11 @@ class KConfig:
     @property
     def size(self):
         return sum(self.level_sizes)
+
+    @property
+    def chain(self):
+        """Whether no node has more than one child."""
+        return max(self.widths, default=1) == 1
 
     def parents(self):
         """(N,) of the whole tree; those of an earlier end are a leading slice."""

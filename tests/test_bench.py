@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 from dataclasses import replace
 from itertools import product
 
@@ -10,9 +11,11 @@ import pytest
 import torch
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import bench, corpus, generate, specbench, tables
-from s2d.check import first_difference, verdict
-from s2d.tree import Dynamic
+from s2d import bench, corpus, decode, generate, load_model, specbench, tables
+from s2d.check import Difference, first_difference, observe_pass, verdict
+from s2d.model import widened
+from s2d.tree import Dynamic, TreeAttention
+from s2d.weights import save_model
 
 DRAFT = WEIGHTS / "mini-draft"
 
@@ -150,6 +153,21 @@ def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
         assert all(d + t <= w for d, t, w in zip(each["draft_seconds"], each["target_seconds"], each["wall_time"]))
 
 
+def test_no_method_always_follows_the_same_one(mini, tokenizer, monkeypatch):
+    order, methods = [], {name: {"method": "ar"} for name in "abcdef"}
+
+    def runners(methods, *_):
+        return {name: lambda *_, name=name: (order.append(name), ([5], 1.0, {}))[1] for name in methods}
+
+    monkeypatch.setattr(bench, "runners", runners)
+    questions = specbench.corpus_questions("held-out", 2)
+    assert len(list(bench.measure(mini("mini-7b"), None, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 4, lambda _: None))) == 2
+    turns = [len(question["turns"]) for question in questions]
+    assert len(order) == 6 * (turns[0] + 2 * sum(turns))
+    before = {(a, b) for a, b in zip(order, order[1:]) if a != b}
+    assert all(len({a for a, b in before if b == name}) >= 4 for name in methods)
+
+
 SMALL = ["--targets", "7b", "--methods", "ar", "s2d", "--temperature", "0", "--limit", "1", "--max-new-tokens", "8"]
 
 
@@ -166,6 +184,50 @@ def test_records_are_kept_and_resumed_by_whole_rounds(tmp_path, capsys):
     assert bench.main([*SMALL[:-1], "9", *out, "--resume"]) == 2
     assert "was made with other settings" in capsys.readouterr().err
     assert bench.main([*SMALL, "--resume"]) == 2
+    capsys.readouterr()
+    assert bench.main([*SMALL, *out]) == 2  # nothing that was measured is written over
+    assert "is not empty; go on with --resume" in capsys.readouterr().err
+    assert (tmp_path / "new" / "records.jsonl").read_text() == after
+    draft = shutil.copytree(DRAFT, tmp_path / "draft")
+    save_model(load_model(draft, dtype="float32"), tmp_path / "other-draft", tokenizer_from=draft)
+    changed = load_model(draft)
+    changed.model["norm"].weight.mul_(1.5)
+    save_model(changed, tmp_path / "changed-draft", tokenizer_from=draft)
+    assert bench.main([*SMALL, *out, "--rounds", "2", "--resume", "--draft", str(tmp_path / "other-draft")]) == 0
+    capsys.readouterr()
+    assert bench.main([*SMALL, *out, "--rounds", "2", "--resume", "--draft", str(tmp_path / "changed-draft")]) == 2
+    assert "was made with other settings: draft " in capsys.readouterr().err
+
+
+def test_a_line_cut_short_by_a_kill_is_measured_again(tmp_path, capsys):
+    out = ["--out", str(tmp_path / "new"), "--rounds", "2"]
+    assert bench.main([*SMALL, *out]) == 0
+    file = tmp_path / "new" / "records.jsonl"
+    whole = file.read_text()
+    file.write_text(whole[: -len(whole) // 4])
+    assert bench.main([*SMALL, *out, "--resume"]) == 0
+    settings, *rounds = map(json.loads, file.read_text().splitlines())
+    assert [{record["round"] for record in records} for records in rounds] == [{1}, {2}]
+    assert file.read_text().startswith("\n".join(whole.splitlines()[:2]) + "\n")
+    file.write_text("{broken\n" + whole)
+    capsys.readouterr()
+    assert bench.main([*SMALL, *out, "--resume"]) == 2
+    assert "is damaged; name another folder" in capsys.readouterr().err
+
+
+def test_targets_of_the_same_name_are_kept_apart(tmp_path, capsys):
+    """Two folders called model are two rows; on resuming, one whose weights have changed is refused."""
+    for place, name in (("a", "mini-7b"), ("b", "mini-13b")):
+        shutil.copytree(WEIGHTS / name, tmp_path / place / "model")
+    targets = ",".join(str(tmp_path / place / "model") for place in "ab")
+    arguments = [*SMALL[2:], "--targets", targets, "--rounds", "1", "--out", str(tmp_path / "out")]
+    assert bench.main(arguments) == 0
+    table = capsys.readouterr().out
+    assert f"{tmp_path}/a/model T=0" in table and f"{tmp_path}/b/model T=0" in table
+    shutil.rmtree(tmp_path / "a/model")
+    shutil.copytree(WEIGHTS / "mini-13b", tmp_path / "a/model")
+    assert bench.main([*arguments, "--resume"]) == 2
+    assert "whose weights were different" in capsys.readouterr().err
 
 
 def test_answer_files_say_what_spec_bench_reads(tmp_path, tokenizer):
@@ -189,28 +251,84 @@ def test_answer_files_say_what_spec_bench_reads(tmp_path, tokenizer):
 
 
 def test_ties_are_told_from_bugs():
+    """By the gap in float64, and by how far the target's own pass is off at the two tokens concerned."""
     target = random_llama(0)
     with torch.no_grad():
         target.lm_head.weight[7] = target.lm_head.weight[9]  # two tokens that can never be told apart
         target.lm_head.weight[7] *= 1.5
         target.lm_head.weight[9] *= 1.5
-    single = copy.deepcopy(target).float()
+    single, draft = copy.deepcopy(target).float(), random_llama(1).float()
+    passes = [observe_pass(single, draft, [5, n], dict(method="mcsd"), n) for n in range(4)]
     prompt = next(p for p in product(range(61), repeat=2) if target(torch.tensor([p]))[0, -1].argmax() in (7, 9))
-    tie = first_difference(single, target, list(prompt), [7, 5], [9, 5])
-    assert tie[:2] == (0, 0.0) and 0 < tie[2] < 1e-3
+    difference = lambda *answers: first_difference(single, list(prompt), *answers)  # noqa: E731
+    tie = difference([7, 5], [9, 5])
+    assert (tie.tokens, tie.a, tie.b) == (list(prompt), 7, 9)
+    text, good = verdict(target, passes, [tie, tie])
+    assert text.startswith("2 ties by rounding, largest gap 0.0e+00; logits ") and good is True
     unlikely = target(torch.tensor([prompt]))[0, -1].argmin().item()
-    bug = first_difference(single, target, list(prompt), [7], [unlikely])
-    assert bug[1] > 1
-    assert first_difference(single, target, list(prompt), [7, 5], [7, 5]) is None
-    assert first_difference(single, target, list(prompt), [7, 5], [7])[1] == float("inf")  # it stopped too early
-    assert verdict([]) == ("identical", True)
-    assert verdict([tie, tie]) == ("2 ties by rounding, largest gap 0.0e+00", True)
-    assert verdict([tie, bug])[0].startswith("BUG: 2 differences") and verdict([tie, bug])[1] is False
+    text, good = verdict(target, passes, [tie, difference([7], [unlikely])])
+    assert text.startswith("BUG: ") and "2 different answers, 1 by more than rounding explains" in text and good is False
+    assert difference([7, 5], [7, 5]) is None
+    assert verdict(target, passes, [difference([7, 5], [7])])[1] is False  # it stopped too early
+    assert verdict(target, passes, [])[0].startswith("identical; ") and verdict(target, passes, [])[1] is True
+    # The same gap with noise at the two tokens, at others only, and none: a tie, in doubt, a bug.
+    gap = target(torch.tensor([prompt]))[0, -1, [7, 8]].diff().abs().item()
+    exact = target(torch.tensor([prompt]))[0, -1, [7, 8]]
+    noisy = [replace(p, plain=p.plain + 0.6 * gap, checked=p.checked + 0.6 * gap) for p in passes]
+    for noise, own, expected in ((0.4, passes, False), (0.6, passes, True), (0.0, noisy, None)):
+        assert verdict(target, own, [Difference(list(prompt), 7, 8, exact + noise * gap)])[1] is expected
+
+
+def hidden_token(mask, tree, n):
+    mask[:, 50] = -torch.inf
+
+
+def node_sees_sibling(mask, tree, n):
+    parents = tree.parents.tolist()
+    for node, sibling in product(range(len(tree)), repeat=2):
+        if sibling < node and parents[node] == parents[sibling]:
+            mask[len(mask) - len(tree) + node, n + sibling] = 0
+
+
+def position_off_by_one(positions, tree):
+    positions[len(positions) - len(tree) :] += 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_planted_bugs_are_found_in_the_passes(dtype, mini, tokenizer, monkeypatch):
+    """Each is called a bug, or in doubt, in either precision; the right passes are as good as plain ones."""
+    target, draft = (load_model(WEIGHTS / name, dtype=dtype) for name in ("mini-7b", "mini-draft"))
+    prompts, score, span = specbench.held_out_prompts(tokenizer, 1), decode._score, TreeAttention.span
+
+    def judged(change_mask=lambda *_: None, change_positions=lambda *_: None):
+        def wrong_score(target, context, tree, attention, cache, after_context):
+            def wrong_span(self, n, start, end):
+                positions, mask = span(self, n, start, end)
+                if positions is None or start == 0:
+                    return positions, mask
+                mask = widened(mask, end).clone()
+                change_mask(mask, tree, n)
+                change_positions(positions, tree)
+                return positions, mask
+
+            with monkeypatch.context() as patch:
+                patch.setattr(TreeAttention, "span", wrong_span if len(tree) else span)
+                return score(target, context, tree, attention, cache, after_context)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decode, "_score", wrong_score)
+            passes = [observe_pass(target, draft, prompt, dict(method="mcsd"), 1) for prompt in prompts]
+        return verdict(mini("mini-7b"), passes, [])[1]
+
+    assert judged() is True
+    for bug in (hidden_token, node_sees_sibling):
+        assert judged(change_mask=bug) is not True, bug
+    assert judged(change_positions=position_off_by_one) is False
 
 
 def test_check_exits_with_1_for_a_bug(monkeypatch, capsys):
     assert bench.main([*SMALL, "--rounds", "1", "--check"]) == 0
-    assert "mini-7b s2d: identical" in capsys.readouterr().out
+    assert "mini-7b s2d: identical; logits" in capsys.readouterr().out
 
     def wrong(*arguments, method, **options):
         output = generate(*arguments, method=method, **options)
@@ -218,7 +336,7 @@ def test_check_exits_with_1_for_a_bug(monkeypatch, capsys):
 
     monkeypatch.setattr(bench, "generate", wrong)
     assert bench.main([*SMALL, "--rounds", "1", "--check"]) == 1
-    assert "mini-7b s2d: BUG: 6 differences" in capsys.readouterr().out
+    assert re.search("mini-7b s2d: BUG: .* 6 different answers, 6 by more than rounding explains", capsys.readouterr().out)
 
 
 def test_interrupted_it_shows_the_rounds_that_were_finished(monkeypatch, capsys):

@@ -10,6 +10,7 @@ from helpers import ROOT, WEIGHTS, load_transformers, peak_growth, random_llama,
 from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
+from s2d.files import stage_of
 from s2d.weights import save_model, split
 from s2d.weights.__main__ import convert, main
 
@@ -66,6 +67,17 @@ def test_dtype_and_a_single_file(tmp_path, tokenizer):
     written = load_file(tmp_path / "v/model.safetensors")
     assert all(torch.equal(tensor, half[name].bfloat16()) for name, tensor in written.items())
     assert json.loads((tmp_path / "v/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_checkpoints_from_before_torch_1_6(tmp_path, tokenizer):
+    """Their files are no zip archives."""
+    for shard in write_vicuna(tmp_path / "hub", tokenizer):
+        torch.save(torch.load(tmp_path / "hub" / shard), tmp_path / "hub" / shard, _use_new_zipfile_serialization=False)
+    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
+    write_vicuna(tmp_path / "new", tokenizer)
+    assert program("convert", tmp_path / "new", tmp_path / "w") == 0
+    old, new = load_model(tmp_path / "v"), load_model(tmp_path / "w")
+    assert all(torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters()))
 
 
 def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
@@ -170,7 +182,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
         else:
             killed += 1
             with pytest.raises((FileNotFoundError, ValueError)):
-                load_model(tmp_path / "v.partial")
+                load_model(stage_of(target))
     assert killed >= 5
     if not target.is_dir():
         convert(tmp_path / "hub", target, None)

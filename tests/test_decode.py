@@ -136,6 +136,56 @@ def slow_target_initialised(target, draft, prompt, widths, count):
     return tokens[len(prompt) :][:count]
 
 
+def slow_target_initialised_growing(target, draft, prompt, shape, count):
+    """The same with a tree that grows below the roots: {path: score} by plain search, the best ``size`` paths kept.
+
+    A root's score is its log-probability by the target; the walk below each kept root follows the target's own choices.
+    """
+    row = lambda model, tokens: model(torch.tensor([tokens]))[0, -1].log_softmax(-1)  # noqa: E731
+    tokens = list(prompt)
+    while len(tokens) - len(prompt) < count:
+        best = row(target, tokens).topk(shape.top_k)
+        level = {(token,): score for score, token in zip(best.values.tolist(), best.indices.tolist())}
+        candidates = dict(level)
+        for _ in range(shape.depth - 1):
+            frontier = sorted(level, key=lambda path: -level[path])[: shape.top_k]  # noqa: B023 - used at once
+            gains = {path: row(draft, tokens + list(path)).topk(shape.top_k) for path in frontier}
+            level = {(*path, token): level[path] + gain for path, best in gains.items()
+                     for gain, token in zip(best.values.tolist(), best.indices.tolist())}  # fmt: skip
+            candidates |= level
+        kept = set(sorted(candidates, key=lambda path: -candidates[path])[: shape.size])
+        survivors = []
+        for root in [path for path in candidates if len(path) == 1 and path in kept]:
+            path = root
+            while (longer := (*path, row(target, tokens + list(path)).argmax().item())) in kept:
+                path = longer
+            survivors.append(path)
+        tokens += max(survivors, key=len)
+    return tokens[len(prompt) :][:count]
+
+
+@pytest.mark.parametrize("shape", [Dynamic(3, 4, 9), Dynamic(4, 3, 3), Dynamic(4, 5, 2), Dynamic(3, 6, 1), Dynamic(2, 2, 40)])
+def test_target_initialised_growing_trees_as_published(shape):
+    """Also where roots are dropped for deeper nodes, so that the first nodes are not the roots."""
+    dropped = 0
+    for seed in range(4):
+        options = dict(eos_token_ids=(), scale=0.12)
+        target, draft = random_llama(seed, **options), random_llama(seed, **options)
+        for parameter in draft.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+
+        def roots(proposal, _):
+            nonlocal dropped
+            dropped += 0 < (proposal.tree.parents == -1).sum() < shape.top_k
+
+        expected = slow_target_initialised_growing(target, draft, [3, 1, 4], shape, 30)
+        output = generate(target, [3, 1, 4], draft=draft, method="s2d-tree", exits=[4], tree=shape, init="target",
+                          max_new_tokens=30, on_step=roots)  # fmt: skip
+        assert output.tokens[:24] == expected[:24]  # the last step of either is cut off in its own way
+        assert output.exact is False
+    assert dropped or shape.size >= 9
+
+
 @pytest.mark.parametrize("widths", [(3, 1, 1, 1), (2, 1, 1), (5, 1), (4,)])
 def test_target_initialised_roots_as_published(widths):
     """Each root counts as accepted and the longest surviving chain wins; that is not what the target alone writes."""
@@ -195,6 +245,36 @@ def test_statistics_add_up():
     assert output.stats.accepted == len(output.tokens) - output.stats.steps
     assert output.stats.acceptance_rate == output.stats.accepted / output.stats.draft_levels
     assert alone.stats.acceptance_rate == alone.stats.draft_forwards == 0
+
+
+@pytest.mark.parametrize("init", ["draft", "target"])
+@pytest.mark.parametrize("setting", [dict(method="sd", draft_length=5), dict(method="mcsd", tree=(3, 1, 1, 1)),
+                                     dict(method="s2d-tree", tree=Dynamic(3, 5, 9))])  # fmt: skip
+def test_statistics_count_every_target_pass_and_nothing_after_eos(setting, init):
+    """Against counts made outside: passes by a hook, accepted tokens by which of the emitted ones stood in the tree."""
+    free = generate(random_llama(3), [5, 9], method="ar", max_new_tokens=30).tokens
+    ended_inside = 0
+    for eos in dict.fromkeys(free):
+        target, passes, proposals, groups = random_llama(3, eos_token_ids=(eos,)), [], [], []
+        target.model["layers"][0].register_forward_hook(lambda *_: passes.append(1))  # noqa: B023 - used at once
+        draft = random_llama(3)
+        output = generate(target, [5, 9], draft=draft, exits=[4], init=init, max_new_tokens=30, **setting,
+                          on_tokens=groups.append, on_step=lambda proposal, _: proposals.append(proposal))  # fmt: skip
+        stats = output.stats
+        assert stats.steps == len(passes) == len(stats.accept_lengths) == len(groups)
+        assert stats.accept_lengths == [len(group) for group in groups]
+        accepted = 0
+        for proposal, group in zip(proposals, groups):
+            node = -1
+            for token in group:
+                children = [i for i, p in enumerate(proposal.tree.parents.tolist()) if p == node and proposal.tree.tokens[i] == token]
+                if not children:
+                    break
+                node, accepted = children[0], accepted + 1
+            ended_inside += group[-1:] == [eos] and bool(children)
+        assert stats.accepted == accepted
+        assert stats.draft_levels == sum(len(proposal.exits) for proposal in proposals)
+    assert ended_inside
 
 
 def test_on_step_sees_every_draft_with_the_targets_rows():

@@ -39,12 +39,12 @@ def family(tmp_path_factory):
     return folder
 
 
-def answers(target, draft):
+def answers(target, draft, seed=3, share=None):
     """[method, temperature, tokens] for every method, greedy and sampled."""
     exits = {"s2d": (1, 3), "s2d-tree": (1, 3)}
     return [
         [method, temperature, generate(target, [1, 5, 9, 33], draft=draft, method=method, exits=exits.get(method),
-                                       temperature=temperature, max_new_tokens=40, seed=3).tokens]
+                                       temperature=temperature, max_new_tokens=40, seed=seed, share=share).tokens]
         for method in METHODS for temperature in (0.0, 1.0)
     ]  # fmt: skip
 
@@ -74,11 +74,31 @@ def decode_on_every_rank(family):
         local = [getattr(p, "to_local", lambda p=p: p)() for p in target.parameters()]
         dist.all_gather_object(held, sum(tensor.numel() for tensor in local))
         print(json.dumps({
-            "answers": answers(target, draft),
+            "answers": answers(target, draft, share=parallel.from_rank_0),
             "logits_error": (target(tokens) - whole(tokens)).abs().max().item(),
             "held": held,
             "cache_heads": target.new_cache(8).keys.shape[-3],
         }))  # fmt: skip
+
+
+def test_rank_0_decides_alone(family):
+    """The others' drafts are other models and their chances fall otherwise: nothing hangs, and the text is rank 0's."""
+    done = torchrun(2, __file__, "disturbed", family, timeout=300)
+    assert done.returncode == 0, done.stderr
+    target, draft = load_model(family / "target", dtype="float64"), load_model(family / "draft", dtype="float64")
+    assert json.loads(done.stdout) == [answers(target, draft)] * 2
+
+
+def decode_disturbed(family):
+    with parallel.joined("cpu") as (mesh, device):
+        target = parallel.load_target(family / "target", device, "float64", mesh)
+        draft, first = load_model(family / "draft", dtype="float64"), mesh.get_local_rank() == 0
+        if not first:
+            for parameter in draft.parameters():
+                parameter.add_(torch.randn_like(parameter))
+        own, every = answers(target, draft, seed=3 if first else 4, share=parallel.from_rank_0), [None] * 2
+        dist.all_gather_object(every, own)
+        print(json.dumps(every))
 
 
 def test_run_py_under_torchrun_reads_stdin_once_and_prints_once():
@@ -184,4 +204,5 @@ def test_the_miniature_family_trains_alone():
 
 if __name__ == "__main__":
     job, path, *more = sys.argv[1:]
-    {"decode": decode_on_every_rank, "train": train_on_every_rank}[job](Path(path), *more)
+    jobs = {"decode": decode_on_every_rank, "disturbed": decode_disturbed, "train": train_on_every_rank}
+    jobs[job](Path(path), *more)

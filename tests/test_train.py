@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ import torch
 from helpers import WEIGHTS, random_llama, run_and_kill
 
 from s2d import dialogues, fit, load_model, train
-from s2d.soft import soft_losses
+from s2d.files import former_of, stage_of
+from s2d.soft import Distillation, soft_losses
 from s2d.weights import save_model
 
 
@@ -76,8 +78,46 @@ def test_a_kill_between_the_two_renames_of_a_checkpoint_loses_nothing(tmp_path, 
     whole = losses_of(tmp_path / "a.checkpoint")
     monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
     losses_of(tmp_path / "b.checkpoint", stop_after=6)
-    (tmp_path / "b.checkpoint").rename(tmp_path / "b.checkpoint.old")
+    (tmp_path / "b.checkpoint").rename(former_of(tmp_path / "b.checkpoint"))
     assert losses_of(tmp_path / "b.checkpoint", resume=True) == whole[6:]
+
+
+def test_a_checkpoint_is_resumed_only_by_the_training_it_belongs_to(tmp_path, monkeypatch):
+    """Whatever changes the losses is named; how the work is divided may change. Without --resume nothing is lost."""
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
+    checkpoint = tmp_path / "a.checkpoint"
+    whole = losses_of(checkpoint, stop_after=6)
+    with pytest.raises(ValueError, match="is of a training that was cut short; go on with --resume, or remove it"):
+        losses_of(checkpoint)
+
+    def resumed(model=None, rows=ROWS, labels=LABELS, exits=(2, 4), seed=0, distillation=None, **changes):
+        model = model or random_llama(2, scale=0.1).float().requires_grad_(True)
+        training = fit.fit(model, exits, rows, labels, replace(RECIPE, **changes), checkpoint, True, seed, distillation)
+        return next(training)[0]
+
+    teacher = Distillation(random_llama(3).float(), "forward", 1.0)
+    for change, message in (
+        (dict(rows=ROWS.flip(0)), "data"),
+        (dict(labels=LABELS.flip(0)), "data"),
+        (dict(seed=1), "seed 0, not 1"),
+        (dict(batch=8), "batch 4, not 8"),
+        (dict(epochs=3), "epochs 2, not 3"),
+        (dict(lr=2e-3), "lr 0.001, not 0.002"),
+        (dict(exits=(1, 4)), r"exits \[2, 4\], not \[1, 4\]"),
+        (dict(distillation=teacher), "teacher None, not"),
+        (dict(model=random_llama(5, scale=0.1).float().requires_grad_(True)), "model"),
+    ):
+        with pytest.raises(ValueError, match=f"is of another training: {message}") as caught:
+            resumed(**change)
+        assert "\n" not in str(caught.value)
+    assert len(whole) == 6 and resumed(micro_batch=2, recompute=True) == 7
+
+
+def test_a_step_without_labels_teaches_nothing(tmp_path):
+    model = random_llama(2, scale=0.1).float().requires_grad_(True)
+    nothing = torch.full_like(ROWS, -100)
+    losses = [loss for _, loss in fit.fit(model, (2, 4), ROWS, nothing, RECIPE, tmp_path / "a.checkpoint")]
+    assert torch.stack(losses).eq(0).all() and all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 def test_micro_batches_and_recomputation_change_nothing_but_memory(tmp_path):
@@ -185,7 +225,7 @@ def test_killed_training_never_leaves_a_folder_that_loads(tiny, tmp_path, monkey
         if (tmp_path / "draft").is_dir():
             break
         killed += 1
-        for name in ("draft", "draft.partial"):
+        for name in ("draft", stage_of(tmp_path / "draft").name):
             with pytest.raises((FileNotFoundError, ValueError)):
                 load_model(tmp_path / name)
     run(60, "draft")
@@ -197,6 +237,8 @@ def test_killed_training_never_leaves_a_folder_that_loads(tiny, tmp_path, monkey
 def test_user_errors(tiny, tmp_path, capsys):
     (tmp_path / "bad.json").write_text('{"not": "a list"}')
     (tmp_path / "few.json").write_text("[]")
+    (tmp_path / "nested.json").write_text("[" * 200_000)
+    save_model(random_llama(0, vocab_size=1024, max_position_embeddings=40), tmp_path / "short")
     for arguments, message in (
         (["--data", str(tmp_path / "bad.json")], "is not ShareGPT JSON"),
         (["--data", str(tmp_path / "few.json")], "gives 0 rows"),
@@ -208,11 +250,49 @@ def test_user_errors(tiny, tmp_path, capsys):
         (["--epochs", "0"], "must be positive"),
         (["--teacher", str(tmp_path / "nowhere")], "no model folder"),
         (["--exits", "1,2"], "the last exit must be the last of the 3 layers"),
+        (["--length", "65"], "rows of 65 tokens are longer than the context of"),
+        (["--teacher", str(tmp_path / "short")], "rows of 48 tokens are longer than the context of"),
+        (["--data", str(tmp_path / "nested.json")], "is not ShareGPT JSON"),
     ):
         assert soft(tiny, tmp_path / "draft", *arguments) == 2, arguments
         error = capsys.readouterr().err
         assert message in error and error.count("\n") == 1, error
     assert not (tmp_path / "draft").exists()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for taken in (tmp_path, tmp_path / "bad.json"):  # asked before any work: the data are not even read
+        assert train.main(["soft", "--init", str(tiny), "--layers", "3", "--exits", "1,2,3", "--out", str(taken)]) == 2
+        error = capsys.readouterr().err
+        assert "name another" in error and error.count("\n") == 1, error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_soft_takes_the_template_of_the_model(tiny, tmp_path, monkeypatch):
+    """A Llama-2 folder's dialogues are packed with [INST]; what is learnt is what the model is to write after it."""
+    config = json.loads((WEIGHTS / "mini-7b/tokenizer_config.json").read_text())
+    (tiny / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": "{{ '[INST] ' }}"}))
+    packed = []
+    monkeypatch.setattr(train, "train_and_save", lambda model, exits, tokens, labels, *_: packed.append((tokens, labels)))
+    (tmp_path / "d.json").write_text(json.dumps([{"conversations": [turn("human", "Hi"), turn("gpt", "Yes. ")] * 9}]))
+    assert soft(tiny, tmp_path / "draft", "--data", str(tmp_path / "d.json"), "--length", "20") == 0
+    tokenizer = train.Tokenizer(tiny / "tokenizer.model")
+    [(tokens, labels)] = packed
+    assert tokens.flatten().tolist() == tokenizer.encode_chat(["Hi", "Yes. "] * 8 + ["Hi"], "llama-2")[: tokens.numel()]
+    one = tokenizer.encode_chat(["Hi", "Yes. ", "Hi"], "llama-2")
+    answer = one[len(tokenizer.encode_chat(["Hi"], "llama-2")) : -len(tokenizer.encode_chat(["Hi"], "llama-2"))]
+    learnt = [label for label in labels.flatten().tolist() if label != -100]
+    assert learnt[: 2 * len(answer)] == answer * 2 and tokenizer.decode(answer) == "Yes. "
+
+
+def test_an_early_mistake_in_a_large_file_is_found_at_once(tmp_path):
+    """And a long item is not copied again and again: time grows with the length, not with its square."""
+    (tmp_path / "d.json").write_text('[{"a": nonsense}, "' + "x" * 20_000_000)
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="is not ShareGPT JSON"):
+        list(dialogues._json_list(tmp_path / "d.json", 2**10))
+    assert time.monotonic() - began < 1.0
+    (tmp_path / "d.json").write_text(json.dumps([{"a": "x" * 20_000_000}]))
+    assert len(next(dialogues._json_list(tmp_path / "d.json", 2**10))["a"]) == 20_000_000
+    assert time.monotonic() - began < 10.0
 
 
 def test_miniature_shapes_have_the_stated_proportions():

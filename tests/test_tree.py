@@ -5,8 +5,11 @@ import random
 import pytest
 import torch
 from helpers import random_llama, random_parents
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from s2d import draft, generate
 from s2d.decode import _score
+from s2d.model import widened
 from s2d.tree import KConfig, TokenTree, TreeAttention, ancestor_mask
 
 
@@ -27,22 +30,23 @@ def test_mask_depths_paths_and_slices_against_climbing(seed):
     paths = [path_of(parents, node) for node in range(len(parents))]
     assert [row.nonzero().flatten().tolist() for row in tree.ancestors] == paths
     assert tree.depths.tolist() == [len(path) - 1 for path in paths]
-    leaves = [path for node, path in enumerate(paths) if node not in parents]
-    assert [[node for node in row if node >= 0] for row in tree.paths().tolist()] == leaves
     n = rng.randrange(len(parents) + 1)
     assert torch.equal(tree[:n].ancestors, tree.ancestors[:n, :n])
     assert tree[:n].tokens.tolist() == list(range(100, 100 + n))
 
 
-def test_pretty_shows_the_example_of_the_docstring():
+def test_the_examples_of_the_docstrings():
     tree = TokenTree(torch.tensor([7, 8, 9, 10, 11]), torch.tensor([-1, -1, 0, 0, 2]))
-    assert tree.pretty(decode="t{}".format).splitlines() == [
-        "  0  -1  x . . . .  t7",
-        "  1  -1  . x . . .  t8",
-        "  2   0  x . x . .    t9",
-        "  3   0  x . . x .    t10",
-        "  4   2  x . x . x      t11",
-    ]
+    attention = TreeAttention(2, 5, "cpu", torch.float32)
+    attention.set_tree(tree.ancestors)
+    seen = lambda mask: [" ".join("x" if place == 0 else "." for place in row) for row in mask.tolist()]  # noqa: E731
+    positions, mask = attention.span(5, 4, 8)
+    assert positions.tolist() == [4, 5, 5, 6]
+    drawn = TreeAttention.__doc__
+    for place, row in zip("de012", seen(attention.table[:5, :5])):
+        assert f"{place}       {row}  " in drawn
+    for place, row, whole in zip("e012", seen(mask), seen(widened(mask, 8))):
+        assert f"{place}       {row}  " in drawn and f"{place}   {whole[:8]} {whole[8:]}" in drawn
     rows = [line.split()[-5:] for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 4"))]
     assert rows == [[str(j) if seen else "." for j, seen in enumerate(row)] for row in tree.ancestors.tolist()]
 
@@ -63,26 +67,33 @@ def test_k_config_numbers_its_nodes_level_by_level(widths):
 @pytest.mark.parametrize("seed", range(20))
 def test_attention_rows_are_slices_of_one_table(seed):
     rng = random.Random(seed)
-    parents = random_parents(rng, 12)
-    attention = TreeAttention(30, 12, "cpu", torch.float32)
-    attention.set_tree(ancestor_mask(torch.tensor(parents)))
-    storage = attention.mask.untyped_storage().data_ptr()
-    for _ in range(30):
+    parents = list(range(-1, 11)) if seed % 4 == 0 else random_parents(rng, 12)
+    attention = TreeAttention(8, 12, "cpu", torch.float32)
+    attention.set_tree(ancestor_mask(torch.tensor(parents)), chain=seed % 4 == 0)
+    storage = attention.table.untyped_storage().data_ptr()
+    for _ in range(50):
         n, nodes = rng.randrange(1, 31), rng.randrange(13)
         end = n + nodes
-        start = rng.randrange(end)
-        positions, mask = attention.rows(n, start, end)
+        start = rng.choice([0, rng.randrange(max(0, n - 8), end)])
+        positions, mask = attention.span(n, start, end)
         depths = [len(path_of(parents, node)) - 1 for node in range(nodes)]
-        assert positions.tolist() == [*range(n), *(n + depth for depth in depths)][start:end]
+        expected = [*range(n), *(n + depth for depth in depths)][start:end]
+        assert list(range(start, end)) == expected if positions is None else positions.tolist() == expected
         allowed = torch.zeros(end, end, dtype=torch.bool)
         for i in range(n):
             allowed[i, : i + 1] = True
         for node in range(nodes):
             allowed[n + node, [*range(n), *(n + other for other in path_of(parents, node))]] = True
+        causal = torch.ones(end, end, dtype=torch.bool).tril()
         if mask is None:
-            assert allowed[start:end].all()
+            assert torch.equal(allowed[start:end], causal[start:end])
         else:
-            assert torch.equal(mask == 0, allowed[start:end]) and (mask[~allowed[start:end]] == -torch.inf).all()
+            rows, columns = mask.shape
+            first = end - rows
+            assert first == (start or n) and torch.equal(allowed[start:first], causal[start:first])
+            assert allowed[first:, : end - columns].all()
+            assert torch.equal(mask == 0, allowed[first:, end - columns :])
+            assert (mask[mask != 0] == -torch.inf).all()
             assert mask.untyped_storage().data_ptr() == storage  # a view, not a copy
 
 
@@ -98,7 +109,7 @@ def test_a_draft_that_stops_early_is_a_leading_slice(widths):
         assert torch.equal(shape.parents(), KConfig(widths).parents()[: shape.size])
         for n in (1, 7, 20):
             for start in {0, n - 1, n, n + shape.size - 1}:
-                for sliced, direct in zip(whole.rows(n, start, n + shape.size), small.rows(n, start, n + shape.size)):
+                for sliced, direct in zip(whole.span(n, start, n + shape.size), small.span(n, start, n + shape.size)):
                     assert (sliced is direct is None) or torch.equal(sliced, direct)
 
 
@@ -135,7 +146,40 @@ def random_tree(rng, size):
 
 def test_a_lone_place_that_sees_everything_needs_no_mask():
     attention = TreeAttention(9, 4, "cpu", torch.float32)
-    assert attention.rows(5, 4, 5)[1] is None and attention.rows(5, 5, 6)[1] is None
-    assert attention.rows(5, 6, 7)[1] is not None
+    assert attention.span(5, 4, 5)[1] is None and attention.span(5, 5, 6)[1] is None
+    assert attention.span(5, 6, 7)[1] is not None
+
+
+def test_no_tensor_grows_with_the_square_of_the_context(monkeypatch):
+    """The largest tensor that decoding makes, for four times the context: the caches', four times as large.
+
+    The draft's second segment first runs behind 200 and 1,000 tokens of context, the third far behind both.
+    """
+    monkeypatch.setattr(draft, "WINDOW", 32)
+    largest = {}
+    for length in (256, 1024):
+        options = dict(eos_token_ids=(), max_position_embeddings=2 * length, num_hidden_layers=3)
+        target, drafter = random_llama(0, **options), random_llama(1, **options, exit_layers=(1, 2, 3))
+        prompt = torch.randint(0, 61, (length - 40,), generator=torch.Generator().manual_seed(0)).tolist()
+        expected = generate(target, prompt, method="ar", max_new_tokens=30).tokens
+        for method in ("s2d", "s2d-tree"):
+            with LargestTensor() as seen:
+                output = generate(target, prompt, draft=drafter, method=method, thresholds=(0.3, 0.4, 0.0), max_new_tokens=30)
+            assert output.tokens == expected
+            largest[method, length] = seen.largest
+    for method in ("s2d", "s2d-tree"):
+        assert largest[method, 1024] <= 4.2 * largest[method, 256]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the largest number of elements of a tensor that an operation returned."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        sizes = [t.numel() for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, torch.Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return result
 
 

@@ -9,6 +9,7 @@ from helpers import WEIGHTS, peak_growth, random_llama
 from safetensors.torch import load_file, save_file
 
 from s2d import load_model, weights
+from s2d.files import former_of, staged_folder
 from s2d.weights import save_model
 
 
@@ -83,9 +84,22 @@ def test_architectures_that_are_not_ours(folder):
         (dict(rope_scaling={"type": "linear"}), "has no 'factor'"),
         (dict(hidden_size=...), "has no 'hidden_size'"),
         (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "3 exit_layers cannot have 2 thresholds"),
-        (dict(exit_layers=[2], draft_stop=1.5), "draft_stop is 1.5; expected a confidence within 0..1"),
+        (dict(exit_layers=[2], draft_stop=1.5), "draft_stop is 1.5; expected a number within 0..1"),
+        (dict(exit_layers=[2, 9]), "exit_layers is .2, 9.; exits must increase and lie within the draft's 4 layers"),
+        (dict(exit_layers=["2"]), "exit_layers is '2'; expected a whole number"),
+        (dict(draft_length="6"), "draft_length is '6'; expected a whole number"),
+        (dict(max_position_embeddings="2"), "max_position_embeddings is '2'; expected a whole number"),
+        (dict(head_dim="x"), "head_dim is 'x'; expected a whole number"),
+        (dict(head_dim=7), "needs an even number"),
+        (dict(rope_scaling=-0.5), "rope_scaling is -0.5; expected an object or null"),
+        (dict(rope_parameters=-1), "rope_parameters is -1; expected an object or null"),
+        (dict(rope_theta=float("nan")), "rope_theta is nan; expected a number"),
+        (dict(eos_token_id={"a": 1}), "eos_token_id is {'a': 1}; expected a whole number within 0..60"),
+        (dict(eos_token_id=[]), "eos_token_id is ..; expected a token id, a list of them, or null"),
+        (dict(eos_token_id=61), "eos_token_id is 61; expected a whole number within 0..60"),
+        (dict(tie_word_embeddings=1), "tie_word_embeddings is 1; expected true or false"),
         (dict(exit_layers=[2], draft_tree=[4, 2]), "draft_tree is .4, 2.; expected three numbers"),
-        (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a positive"),
+        (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
     ):
         before = (folder / "config.json").read_text()
         edit_config(folder, **changes)
@@ -105,8 +119,8 @@ def test_devices_and_dtypes(folder):
 def test_a_swap_that_was_cut_short_loses_nothing(folder):
     """Killed between moving the old folder away and the new one in, then killed again while the next is written."""
     before = load_model(folder).state_dict()
-    folder.rename(folder.with_name(folder.name + ".old"))
-    with pytest.raises(RuntimeError, match="killed"), weights.staged(folder):
+    folder.rename(former_of(folder))
+    with pytest.raises(RuntimeError, match="killed"), staged_folder(folder):
         raise RuntimeError("killed")
     assert all(torch.equal(tensor, before[name]) for name, tensor in load_model(folder).state_dict().items())
 
@@ -140,6 +154,54 @@ def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
     save_model(random_llama(2), folder, dtype=torch.float32)
     assert not torch.equal(load_model(folder).state_dict()["lm_head.weight"], before["lm_head.weight"])
     assert os.listdir(folder.parent) == [folder.name]
+
+
+def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
+    """Whatever else stands there, or was added or changed, stays as it is; so do a user's names that look temporary."""
+    for name in ("m.old", "m.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("precious")
+    models = tmp_path / "weights"
+    save_model(random_llama(0), models / "a")
+    changed = tmp_path / "changed"
+    save_model(random_llama(0), changed)
+    (changed / "model.safetensors").write_bytes(b"mine")
+    added = tmp_path / "added"
+    save_model(random_llama(0), added)
+    (added / "decision.safetensors").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(folder)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for taken in (models, changed, added, tmp_path / "file", tmp_path / "link", tmp_path):
+        with pytest.raises(ValueError, match="name another"):
+            save_model(random_llama(1), taken)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    (tmp_path / "empty").mkdir()
+    for free in (folder, tmp_path / "empty"):
+        save_model(random_llama(1), free)
+        assert torch.equal(load_model(free).lm_head.weight, random_llama(1).bfloat16().float().lm_head.weight)
+    assert [(tmp_path / name / "mine").read_text() for name in ("m.old", "m.partial")] == ["precious"] * 2
+
+
+def test_files_have_the_mode_that_the_umask_says(tmp_path):
+    for mask, mode in ((0o022, 0o644), (0o077, 0o600)):
+        before = os.umask(mask)
+        try:
+            save_model(random_llama(0), tmp_path / f"m{mask}", max_shard_bytes=20000)
+        finally:
+            os.umask(before)
+        assert {file.stat().st_mode & 0o777 for file in (tmp_path / f"m{mask}").iterdir()} == {mode}
+
+
+def test_an_index_names_files_of_its_own_folder(sharded, folder):
+    index = sharded / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    for outside in ("../m/model.safetensors", str(folder / "model.safetensors"), "..", ".", "", "a\nb", None, 3):
+        index.write_text(json.dumps(whole | {"weight_map": whole["weight_map"] | {"lm_head.weight": outside}}))
+        refused(sharded, ValueError, "is no name of a file in this folder")
+    for wrong in (None, 3, [], "x"):
+        index.write_text(json.dumps(whole | {"weight_map": wrong}))
+        refused(sharded, ValueError, "weight_map is no object")
 
 
 def test_loading_holds_one_shard_beside_the_model(tmp_path):

@@ -1,10 +1,9 @@
 """A Hugging Face folder (config.json, one or many safetensors files) <-> a Llama. Knows nothing about decoding."""
 
 import json
-import os
 import re
 import shutil
-from contextlib import contextmanager
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ..files import staged_folder
 from ..model import Llama
 from .config import config_to_dict, read_config, read_json
 
@@ -61,9 +61,9 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
     ``tokenizer_from`` is a folder whose tokenizer files are copied along. Everything is written under a temporary name
-    first, so ``path`` is either complete or as it was.
+    first, so ``path`` is either complete or as it was. Raises ValueError where it holds what was not written here.
     """
-    with staged(path) as stage:
+    with staged_folder(path) as stage:
         for name in TOKENIZER_FILES if tokenizer_from else ():
             if (Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
@@ -72,30 +72,13 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
         (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
 
 
-@contextmanager
-def staged(path):
-    """A new folder to fill, which then takes the place of ``path`` in one piece. After an error ``path`` is as it was."""
-    path = Path(path)
-    stage, old = path.with_name(path.name + ".partial"), path.with_name(path.name + ".old")
-    if old.exists() and not path.exists():  # a process was killed between the two renames below
-        os.replace(old, path)
-    for leftover in (stage, old):
-        shutil.rmtree(leftover, ignore_errors=True)
-    stage.mkdir(parents=True)
-    yield stage
-    if path.exists():
-        os.replace(path, old)
-    os.replace(stage, path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def read_tensors(path, shapes, device="cpu", share=None):
     """Yield (name, tensor) for every name in ``shapes``, one shard open at a time; ``share`` as in ``load_model``.
 
     Raises FileNotFoundError or ValueError where a tensor is missing, damaged or of another shape.
     """
     if (path / INDEX).is_file():
-        located = read_json(path / INDEX).get("weight_map", {})
+        located = read_index(path / INDEX)
     elif (path / SINGLE).is_file():
         located = dict.fromkeys(shapes, SINGLE)
     else:
@@ -117,6 +100,17 @@ def read_tensors(path, shapes, device="cpu", share=None):
                     yield name, shard.get_slice(name)[share(name, shapes[name])] if share else shard.get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f"{path / file} is damaged ({error}); download it again") from None
+
+
+def read_index(path):
+    """The index of a sharded checkpoint: {tensor name: file beside it}."""
+    located = read_json(path).get("weight_map")
+    if not isinstance(located, dict):
+        raise ValueError(f"{path}: weight_map is no object of tensor names and files; download it again")
+    for file in located.values():
+        if not isinstance(file, str) or not file.isprintable() or Path(file).name != file or file in ("", ".", ".."):
+            raise ValueError(f"{path}: {str(file)[:80]!r} is no name of a file in this folder")
+    return located
 
 
 def torch_files(path):
@@ -163,10 +157,16 @@ def write_shards(shards, folder):
     return weight_map
 
 
+def checksum(model):
+    """A short name for a model's weights, by the diagonals of its matrices and its norms."""
+    parts = [p.detach().diagonal() if p.dim() == 2 else p.detach() for p in model.parameters()]
+    return f"{zlib.crc32(torch.cat(parts).to('cpu', torch.float32).numpy().tobytes()):08x}"
+
+
 def check_device(device):
     """A device's name -> torch.device; raises ValueError for one that is unknown or not here."""
     name, count = str(device), torch.cuda.device_count()
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise ValueError(f"unknown device {name!r}; expected cpu, cuda or cuda:N")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= count:

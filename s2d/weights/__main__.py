@@ -5,18 +5,19 @@
 """
 
 import json
-import pickle
 import shutil
 import sys
+import zipfile
 from collections import Counter
 from pathlib import Path
 
 import torch
 
 from ..decode import choose_exits
+from ..files import staged_folder
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
-from . import DTYPES, check_shape, empty_model, parameter_shapes, read_tensors, staged, torch_files, write_shards
+from . import DTYPES, check_shape, empty_model, parameter_shapes, read_tensors, torch_files, write_shards
 from .config import read_config, read_json
 
 COPIED = ("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -36,10 +37,11 @@ class PickledShards:
         """The tensors that a Llama has (old checkpoints hold tables beside them), in the wanted dtype."""
         file = self.files[number]
         try:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+            # Before torch 1.6 a checkpoint was no zip archive; such a file cannot be mapped, so it is read whole.
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
             tensors = {name: state[name] for name in state if name in self.shapes}
-        except (OSError, RuntimeError, ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # unpickling what is damaged can fail in every way
+            reason = str(error).partition("\n")[0] or type(error).__name__
             raise ValueError(f"{file} is damaged or holds more than tensors ({reason}); download it again") from None
         for name, tensor in tensors.items():
             check_shape(self.path, name, tensor.shape, self.shapes[name])
@@ -54,7 +56,7 @@ def convert(source, destination, dtype):
         raise FileNotFoundError(f"{source} has no pytorch_model*.bin to convert")
     if destination.exists():
         raise ValueError(f"{destination} is there already; remove it first or name another folder")
-    with staged(destination) as stage:
+    with staged_folder(destination) as stage:
         written = write_shards(shards, stage)
         if missing := [name for name in shards.shapes if name not in written]:
             raise ValueError(f"{source}: {len(missing)} tensors are in no shard, {missing[0]} first; download it again")

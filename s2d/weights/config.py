@@ -1,9 +1,12 @@
-"""config.json of a Hugging Face folder <-> LlamaConfig. Knows nothing about tensors."""
+"""config.json of a Hugging Face folder <-> LlamaConfig: every field is validated here. Knows nothing about tensors."""
 
 import json
+import math
 from pathlib import Path
 
 from ..model import LlamaConfig
+
+LARGEST = 2**24  # for sizes: far above any Llama, far below what cannot be computed with
 
 
 def read_config(path):
@@ -14,57 +17,136 @@ def read_config(path):
     raw = read_json(path / "config.json")
     try:
         return config_from_dict(raw)
-    except KeyError as missing:
-        raise ValueError(f"{path}/config.json has no {missing}; it is not a complete Llama config") from None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}/config.json: {error}") from None
 
 
 def config_from_dict(raw):
+    """The fields of a config.json -> LlamaConfig; ValueError names the first that is missing, wrong or not supported."""
     if raw.get("model_type") != "llama":
-        raise ValueError(f"model_type is {raw.get('model_type')!r}; only 'llama' is supported")
+        raise ValueError(f"model_type is {shown(raw.get('model_type'))}; only 'llama' is supported")
     for key, plain in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
-        if raw.get(key, plain) != plain:
-            raise ValueError(f"{key} is {raw[key]!r}; only {plain!r} is supported")
-    # transformers 5 keeps theta and scaling together in rope_parameters; 4 has rope_theta beside rope_scaling.
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ("default", "linear"):
-        raise ValueError(f"rope type {rope_type!r} is not supported; only 'default' and 'linear' are")
-    for key in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        if not isinstance(raw[key], int) or raw[key] < 1:
-            raise ValueError(f"{key} is {raw[key]!r}; expected a positive whole number")
-    heads, eos = raw["num_attention_heads"], raw.get("eos_token_id", 2)
-    config = LlamaConfig(
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_hidden_layers=raw["num_hidden_layers"],
+        if raw.get(key) not in (None, plain):
+            raise ValueError(f"{key} is {shown(raw[key])}; only {plain!r} is supported")
+    heads, hidden_size = whole(raw, "num_attention_heads"), whole(raw, "hidden_size")
+    vocab_size, layers = whole(raw, "vocab_size"), whole(raw, "num_hidden_layers", high=1024)
+    head_dim = whole(raw, "head_dim", hidden_size // heads, high=1024)
+    kv_heads = whole(raw, "num_key_value_heads", heads)
+    if head_dim % 2 or not head_dim:
+        raise ValueError(f"head_dim is {head_dim}; the rotary embedding needs an even number above 0")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} attention heads cannot share {kv_heads} key/value heads evenly")
+    theta, factor = read_rope(raw)
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=whole(raw, "intermediate_size"),
+        num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        max_position_embeddings=raw.get("max_position_embeddings", 2048),
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-        rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
-        rope_factor=float(rope["factor"]) if rope_type == "linear" else 1.0,
-        tie_word_embeddings=raw.get("tie_word_embeddings", False),
-        bos_token_id=raw.get("bos_token_id", 1),
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
-        exit_layers=tuple(raw.get("exit_layers", ())),
-        thresholds=tuple(float(t) for t in raw.get("thresholds", ())),
-        draft_length=raw.get("draft_length", 6),
-        draft_stop=float(raw.get("draft_stop", 0.0)),
-        draft_tree=tuple(raw.get("draft_tree", (10, 4, 60))),
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=whole(raw, "max_position_embeddings", 2048, high=2**20),
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
+        rope_theta=theta,
+        rope_factor=factor,
+        tie_word_embeddings=flag(raw, "tie_word_embeddings", False),
+        bos_token_id=None if raw.get("bos_token_id", 1) is None else whole(raw, "bos_token_id", 1, 0, vocab_size - 1),
+        eos_token_ids=eos_ids(raw, vocab_size),
+        **read_drafting(raw, layers),
     )
-    if heads % config.num_key_value_heads:
-        raise ValueError(f"{heads} attention heads cannot share {config.num_key_value_heads} key/value heads evenly")
-    if config.thresholds and len(config.thresholds) != len(config.exit_layers):
-        raise ValueError(f"{len(config.exit_layers)} exit_layers cannot have {len(config.thresholds)} thresholds")
-    if len(config.draft_tree) != 3:
-        raise ValueError(f"draft_tree is {list(config.draft_tree)}; expected three numbers: top_k, depth, size")
-    if not 0.0 <= config.draft_stop <= 1.0:
-        raise ValueError(f"draft_stop is {config.draft_stop}; expected a confidence within 0..1")
-    return config
+
+
+def read_rope(raw):
+    """(theta, linear scaling factor); transformers 5 keeps both in rope_parameters, 4 has rope_theta beside rope_scaling."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if not isinstance(raw.get(key), dict | None):
+            raise ValueError(f"{key} is {shown(raw[key])}; expected an object or null")
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "linear"):
+        raise ValueError(f"rope type {shown(kind)} is not supported; only 'default' and 'linear' are")
+    theta = number(rope if "rope_theta" in rope else raw, "rope_theta", 10000.0, low=1.0)
+    return theta, number(rope, "factor", low=1e-3) if kind == "linear" else 1.0
+
+
+def read_drafting(raw, layers):
+    """What only a draft has: its exits and how it drafts unless told otherwise."""
+    exits = numbers(raw, "exit_layers", lambda item: whole(item, "exit_layers", high=1024))
+    thresholds = numbers(raw, "thresholds", lambda item: number(item, "thresholds", low=0.0, high=1.0))
+    tree = numbers(raw, "draft_tree", lambda item: whole(item, "draft_tree"), (10, 4, 60))
+    if list(exits) != sorted(set(exits)) or exits and exits[-1] > layers:
+        raise ValueError(f"exit_layers is {list(exits)}; exits must increase and lie within the draft's {layers} layers")
+    if thresholds and len(thresholds) != len(exits):
+        raise ValueError(f"{len(exits)} exit_layers cannot have {len(thresholds)} thresholds")
+    if len(tree) != 3:
+        raise ValueError(f"draft_tree is {list(tree)}; expected three numbers: top_k, depth, size")
+    return {
+        "exit_layers": exits,
+        "thresholds": thresholds,
+        "draft_length": whole(raw, "draft_length", 6),
+        "draft_stop": number(raw, "draft_stop", 0.0, low=0.0, high=1.0),
+        "draft_tree": tree,
+    }
+
+
+def eos_ids(raw, vocab_size):
+    """The ids at which an answer ends: one, a list, or none (null)."""
+    given = raw.get("eos_token_id", 2)
+    if given is None:
+        return ()
+    given = given if isinstance(given, list) else [given]
+    if not given:
+        raise ValueError("eos_token_id is []; expected a token id, a list of them, or null")
+    return tuple(whole({"eos_token_id": token}, "eos_token_id", low=0, high=vocab_size - 1) for token in given)
+
+
+# ------------------------------------------------------------------------------------------------------- single fields
+
+
+def shown(value):
+    """A value as it may stand in a message of one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def field(raw, key, default):
+    """raw[key], or the default where it is missing or null."""
+    value = raw.get(key)
+    if value is None and default is None:
+        raise ValueError(f"it has no {key!r}" if key not in raw else f"{key} is null; expected a value")
+    return default if value is None else value
+
+
+def whole(raw, key, default=None, low=1, high=LARGEST):
+    value = field(raw, key, default)
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{key} is {shown(value)}; expected a whole number within {low}..{high}")
+    return value
+
+
+def number(raw, key, default=None, low=-math.inf, high=1e30):
+    value = field(raw, key, default)
+    if type(value) not in (int, float) or not low <= value <= high:
+        raise ValueError(f"{key} is {shown(value)}; expected a number within {low:g}..{high:g}")
+    return float(value)
+
+
+def flag(raw, key, default):
+    value = field(raw, key, default)
+    if type(value) is not bool:
+        raise ValueError(f"{key} is {shown(value)}; expected true or false")
+    return value
+
+
+def numbers(raw, key, read, default=()):
+    """A list of numbers, each through ``read``, which is given {key: item}."""
+    value = field(raw, key, list(default))
+    if not isinstance(value, list):
+        raise ValueError(f"{key} is {shown(value)}; expected a list of numbers")
+    return tuple(read({key: item}) for item in value)
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
 
 
 def config_to_dict(config, dtype):
@@ -77,6 +159,7 @@ def config_to_dict(config, dtype):
         "draft_stop": config.draft_stop,
         "draft_tree": list(config.draft_tree),
     }
+    eos = list(config.eos_token_ids)
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -94,7 +177,7 @@ def config_to_dict(config, dtype):
         **(linear if config.rope_factor != 1.0 else {}),
         "tie_word_embeddings": config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
-        "eos_token_id": list(config.eos_token_ids) if len(config.eos_token_ids) > 1 else config.eos_token_ids[0],
+        "eos_token_id": eos if len(eos) > 1 else eos[0] if eos else None,
         "torch_dtype": str(dtype).removeprefix("torch."),
         **(drafting if config.exit_layers else {}),
     }
@@ -106,8 +189,8 @@ def read_json(path):
         raise FileNotFoundError(f"{path} is missing")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds a {type(raw).__name__}, expected a JSON object")
     return raw
