@@ -11,7 +11,7 @@ from torch.distributed import is_torchelastic_launched
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
 from s2d.decode import METHODS
-from s2d.program import Parser, run_program
+from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES
@@ -42,7 +42,7 @@ def run_on_every_rank(args):
 def run(args, load_target=load_model, share=None):
     target_path = find_target(args.target)
     draft_path = None if args.method == "ar" else args.draft or find_draft(target_path)
-    print(f"target {target_path}, draft {draft_path or 'none'}", file=sys.stderr)
+    print(one_line(f"target {target_path}, draft {draft_path or 'none'}"), file=sys.stderr)
     tokenizer = Tokenizer(target_path / "tokenizer.model")
     prompt = encode_prompt(args, tokenizer, target_path)
     target = load_target(target_path, args.device, args.dtype)

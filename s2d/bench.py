@@ -169,13 +169,16 @@ def measure(target, draft, questions, tokenizer, template, methods, peers, tempe
         records = []
         for place, question in enumerate(questions if number else questions[:1]):
             seed = 1000 * number + place
-            every = list(runners(methods, target, draft, peers, temperature, seed).items())
-            random.Random(seed).shuffle(every)
-            for name, run in every:
-                record = answer(run, question, tokenizer, template, max_new_tokens, target.config.max_position_embeddings)
-                if record:
-                    records.append({"round": number, "question_id": question["question_id"], "group": group_of(question),
-                                    "category": question["category"], "method": name, **record})  # fmt: skip
+            every = runners(methods, target, draft, peers, temperature, seed)
+            answers = {}
+            for name in random.Random(seed).sample(list(every), len(every)):
+                answers[name] = answer(every[name], question, tokenizer, template, max_new_tokens,
+                                       target.config.max_position_embeddings)  # fmt: skip
+            records += [
+                {"round": number, "question_id": question["question_id"], "group": group_of(question),
+                 "category": question["category"], "method": name, **answers[name]}
+                for name in every if answers[name]
+            ]  # fmt: skip
             progress(1 + len(rounds) * len(questions))
         if number:
             yield records

@@ -22,6 +22,7 @@ from .verify import follow, verify_sampled, without
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 TREE_METHODS = ("mcsd", "s2d-tree")
 K_CONFIG = (4, 2, 2, 1)
+LARGEST_TREE = 2048  # nodes drafted for one pass: who looks at whom takes this number squared
 SMALLEST_TEMPERATURE = 1e-6  # below it logits divided by it might not be finite; 0 is greedy
 
 
@@ -132,6 +133,8 @@ def generate(
             attention.set_tree(proposal.tree.ancestors)
         drafted = now(target.device)
         logits = _score(target, context[:, :n], proposal.tree, attention, cache, after_context)  # (N+1, V)
+        if not stats.steps and not logits.isfinite().all():
+            raise ValueError("the target's logits are no numbers: its weights are damaged, or too large for their dtype")
         scored = now(target.device)
         verify = partial(_verify, proposal, logits, sampling, target_gives_roots)
         path, extra = share(verify) if share else verify()
@@ -242,8 +245,7 @@ def choose_shape(target_config, draft_config, method, draft_length=None, tree=No
         shape = tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
     else:
         length = draft_config.draft_length if draft_length is None else draft_length
-        if length > context_size:
-            raise ValueError(f"a draft of {length} tokens is more than the target's context of {context_size}")
+        _check_size(length, length, context_size)  # before a shape of any length is built
         shape = KConfig((1,) * length)
     static = isinstance(shape, KConfig)
     if min(shape.widths if static else (shape.top_k, shape.depth, shape.size), default=0) < 1:
@@ -251,11 +253,16 @@ def choose_shape(target_config, draft_config, method, draft_length=None, tree=No
     widest = max(shape.widths) if static else shape.top_k
     if widest > target_config.vocab_size:
         raise ValueError(f"a node cannot have {widest} different children: there are {target_config.vocab_size} tokens")
-    if max(shape.size, shape.depth) > context_size:
-        raise ValueError(
-            f"a tree of {shape.size} nodes, {shape.depth} deep, is more than the target's context of {context_size}"
-        )
+    _check_size(shape.size, shape.depth, context_size)
+    if not static and shape.top_k * shape.depth > LARGEST_TREE:
+        raise ValueError(f"a tree {shape.top_k} wide and {shape.depth} deep grows beyond {LARGEST_TREE} nodes")
     return shape
+
+
+def _check_size(size, depth, context_size):
+    for largest, what in ((context_size, "the target's context of"), (LARGEST_TREE, "a draft may have,")):
+        if max(size, depth) > largest:
+            raise ValueError(f"a tree of {size} nodes, {depth} deep, is more than {what} {largest}")
 
 
 def choose_exits(config, method, exits=None, thresholds=None):

@@ -109,6 +109,8 @@ class SortedDraft:
             logits = self.model.logits(hidden)  # (R, V)
             probs = warp(logits, temperature=1.0)
             confidence = probs.max().item()
+            if confidence != confidence:
+                raise ValueError("the draft's logits are no numbers: its weights are damaged, or too large for their dtype")
             if confidence > segment.threshold:
                 break
         return Prediction(hidden, logits, probs, confidence, segment.stop)

@@ -23,8 +23,11 @@ def run_program(name, function, *arguments):
     try:
         return function(*arguments) or 0
     except (ValueError, OSError) as error:
-        print(f"{name}: {one_line(error)}", file=sys.stderr)
-    except torch.OutOfMemoryError as error:
-        first = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
-        print(f"{name}: {first}; weights/README.md tells what a model needs and how to divide it", file=sys.stderr)
+        reason = error
+    except (MemoryError, RuntimeError) as error:
+        reason = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in reason:
+            raise
+        reason += "; weights/README.md tells what a model needs and how to divide it"
+    print(f"{name}: {one_line(reason)}", file=sys.stderr)
     return 2

@@ -23,7 +23,7 @@ class Tokenizer:
         if not Path(path).is_file():
             raise FileNotFoundError(f"no tokenizer at {path}; expected SentencePiece's tokenizer.model")
         try:
-            self.pieces = SentencePieceProcessor(model_file=str(path))
+            self.pieces = SentencePieceProcessor(model_proto=Path(path).read_bytes())
         except RuntimeError:
             raise ValueError(f"{path} is not a SentencePiece model; download it again") from None
         self.bos_id, self.eos_id = self.pieces.bos_id(), self.pieces.eos_id()
@@ -41,8 +41,8 @@ class Tokenizer:
         return self.pieces.encode(text)
 
     def decode(self, ids):
-        """Ids -> text; control tokens leave no text, a half character shows as U+FFFD."""
-        return self.pieces.decode(list(ids))
+        """Ids -> text; control tokens, and ids that only a padded vocabulary has, leave none; a half character is U+FFFD."""
+        return self.pieces.decode([token for token in ids if token < self.vocab_size])
 
     def encode_chat(self, messages, template="vicuna"):
         """A dialogue -> the ids after which the assistant speaks.

@@ -112,7 +112,7 @@ def test_context_limit_stops_cleanly(draft_positions):
 def test_no_mask_is_built_in_the_loop_for_static_shapes(setting, monkeypatch):
     """One for the target and one for the draft, however many steps there are and wherever drafts end."""
     built = []
-    monkeypatch.setattr(TreeAttention, "set_tree", lambda self, ancestors: built.append(len(ancestors)))
+    monkeypatch.setattr(TreeAttention, "set_tree", lambda self, ancestors, chain=False: built.append(len(ancestors)))
     monkeypatch.setattr(TokenTree, "ancestors", property(lambda self: pytest.fail("a mask built in the loop")))
     draft = random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
     output = generate(random_llama(3), [5], draft=draft, max_new_tokens=40, stop=ByLastToken(), **setting)
@@ -387,7 +387,7 @@ BAD = [
     (dict(method="mcsd", tree=(62,)), "cannot have 62 different children"),
     (dict(method="mcsd", tree=(9, 9, 9)), "a tree of 819 nodes, 3 deep, is more than the target's context of 128"),
     (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), "400 deep, is more than the target's context"),
-    (dict(draft_length=400), "400 nodes, 400 deep, is more than the target's context"),
+    (dict(draft_length=400), "400 nodes, 400 deep, is more than the target's context of 128"),
     (dict(method="mcsd", exits=[2, 4]), "drafts from one exit"),
     (dict(temperature=-0.1), "temperature must be 0 or more"),
     (dict(temperature=float("nan")), "temperature must be 0 or more"),

@@ -166,13 +166,13 @@ def checksum(model):
 def check_device(device):
     """A device's name -> torch.device; raises ValueError for one that is unknown or not here."""
     name, count = str(device), torch.cuda.device_count()
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+    found = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]*))?", name)
+    if not found:
         raise ValueError(f"unknown device {name!r}; expected cpu, cuda or cuda:N")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= count:
+    if name != "cpu" and int(found[1] or 0) >= count:
         seen = f"{count or 'no'} GPU{'s'[: count > 1]}"
         raise ValueError(f"device {name!r} was asked for, but torch sees {seen} here; use --device cpu")
-    return device
+    return torch.device(name)
 
 
 def choose_dtype(dtype, device):

@@ -36,6 +36,9 @@ def config_from_dict(raw):
         raise ValueError(f"head_dim is {head_dim}; the rotary embedding needs an even number above 0")
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads cannot share {kv_heads} key/value heads evenly")
+    positions = whole(raw, "max_position_embeddings", 2048, high=2**22)
+    if positions * head_dim > 2**27:  # far above any Llama; the rotary table would take gigabytes
+        raise ValueError(f"max_position_embeddings {positions} with head_dim {head_dim} is more than can be computed with")
     theta, factor = read_rope(raw)
     return LlamaConfig(
         vocab_size=vocab_size,
@@ -45,7 +48,7 @@ def config_from_dict(raw):
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=whole(raw, "max_position_embeddings", 2048, high=2**20),
+        max_position_embeddings=positions,
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
         rope_theta=theta,
         rope_factor=factor,

@@ -1,0 +1,460 @@
+"""Whatever a user hands in, run.py answers, or says in one line what is wrong with it and ends with exit code 2.
+
+Hypothesis invents models' files and options; where a case fails it prints a line that brings the same case back.
+"""
+
+import contextlib
+import io
+import json
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import run
+import torch
+from helpers import WEIGHTS, random_llama
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from s2d.decision import Decision, fingerprint, save_decision
+from s2d.decode import METHODS
+from s2d.weights import DTYPES, INDEX, SINGLE, save_model
+
+CONTEXT = 72
+SIZES = dict(
+    vocab_size=1024, hidden_size=16, intermediate_size=24, head_dim=4, num_hidden_layers=2, max_position_embeddings=CONTEXT
+)
+HEADROOM = 2**30  # bytes that a case may take; the tests must not depend on how much memory the machine has
+
+
+def cases(count):
+    unhealthy = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    return settings(max_examples=count, deadline=None, database=None, print_blob=True, suppress_health_check=unhealthy)
+
+
+@dataclass(frozen=True)
+class Models:
+    """Folders with a target, the same in shards, and a draft; the file of a decision model made for the draft."""
+
+    target: Path
+    sharded: Path
+    draft: Path
+    decision: Path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    made = Models(*(folder / name for name in ("target", "sharded", "draft", "decision.safetensors")))
+    target = random_llama(0, **SIZES | {"num_hidden_layers": 3})
+    draft = random_llama(1, **SIZES, exit_layers=(1, 2), thresholds=(0.3, 0.0))
+    save_model(target, made.target, WEIGHTS / "mini-7b", torch.float32)
+    save_model(target, made.sharded, WEIGHTS / "mini-7b", torch.float32, max_shard_bytes=60_000)
+    save_model(draft, made.draft, dtype=torch.float32)
+    save_decision(Decision("stats", 16, 0.4, fingerprint(draft)), made.decision)
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_memory(models):
+    """What would take more than HEADROOM is refused by the system, as it would be sooner or later on any machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny models are faster on one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run_case(*arguments, stdin=b""):
+    """Run run.py and assert what holds for any input; returns its exit code and the line that says what is wrong."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
+    words = io.TextIOWrapper(io.BytesIO(stdin))
+    with (
+        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "stdin", words),
+        warnings.catch_warnings(record=True) as warned,
+    ):  # fmt: skip
+        try:
+            code = run.main(list(arguments))
+        except SystemExit as stopped:  # argparse
+            code = stopped.code
+    err.flush()
+    lines = err.buffer.getvalue().decode().splitlines()
+    errors = [line for line in lines if not line.startswith("target ")]
+    assert (code, len(errors)) in ((0, 0), (2, 1)), (code, lines)
+    assert all(line.startswith("run.py: ") for line in errors) and not warned
+    return code, "".join(errors)
+
+
+def run_models(target, draft, *more):
+    return run_case("--target", str(target), "--draft", str(draft), "--max-new-tokens", "4", "--prompt", "A word", *more)
+
+
+def run_changed(models, whose, name, content, *options):
+    """run.py with a copy of one of the models' folders in which the file ``name`` has another content."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in getattr(models, whose).iterdir():
+            Path(folder, file.name).symlink_to(file)
+        Path(folder, name).unlink()
+        Path(folder, name).write_bytes(content)
+        pair = (models.target, folder) if whose == "draft" else (folder, models.draft)
+        return run_models(*pair, *options)
+
+
+def read_object(file):
+    return json.loads(file.read_text())
+
+
+# ------------------------------------------------------------------------------------------------- what is handed in
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)  # half surrogate pairs and control characters too
+EDGES = st.sampled_from([-1, 0, 1, 2, 2**10, 2**20, 2**20 + 1, 2**24, 2**31, 2**63, 2**64, 10**300])
+NUMBERS = st.integers(-2, 40) | EDGES | st.integers() | st.floats() | st.floats(0, 2)
+SCALARS = st.none() | st.booleans() | NUMBERS | ANY_TEXT
+VALUES = st.recursive(
+    SCALARS, lambda inside: st.lists(inside, max_size=4) | st.dictionaries(ANY_TEXT, inside, max_size=3), max_leaves=6
+)
+
+
+
+def nested(depth, opening, closing):
+    """JSON text of arrays or objects in each other."""
+    return opening * depth + "0" + closing * depth
+
+
+DEPTHS = st.integers(900, 1000) | st.just(50_000)  # Python's own limit is near 1000
+DEEP = st.builds(nested, DEPTHS, st.just("["), st.just("]")) | st.builds(nested, DEPTHS, st.just('{"a":'), st.just("}"))
+JSON = st.one_of(VALUES.map(json.dumps), VALUES.map(json.dumps), VALUES.map(json.dumps), DEEP)
+
+
+def with_fields(original, changes):
+    """JSON text of an object with some fields changed; ``changes`` are JSON texts, None leaves a field out."""
+    fields = {name: json.dumps(value) for name, value in original.items()} | changes
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in fields.items() if text is not None) + "}"
+
+
+def damaged(content, damage):
+    """``content`` cut off at a place or with some bytes from each of several places on changed; places count round."""
+    if isinstance(damage, int):
+        return content[: damage % len(content)]
+    changed = bytearray(content)
+    for place, count, change in damage:
+        for offset in range(count):
+            changed[(place + offset) % len(changed)] ^= change
+    return bytes(changed)
+
+
+PLACES = st.integers(0, 40) | st.integers(0, 3000) | st.integers(0, 2**18)
+FLIPS = st.tuples(PLACES, st.sampled_from([1, 1, 2, 5000]), st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255]))
+DAMAGE = PLACES | st.lists(FLIPS, max_size=3)
+ROPE = st.fixed_dictionaries({}, optional={
+    "rope_type": st.sampled_from(["default", "linear", "llama3"]) | VALUES, "type": VALUES, "factor": NUMBERS | VALUES,
+    "rope_theta": NUMBERS | VALUES,
+}).map(json.dumps)  # fmt: skip
+COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "bos_token_id", "eos_token_id", "draft_length",
+)  # fmt: skip
+OTHERS = (
+    "model_type", "hidden_act", "attention_bias", "mlp_bias", "rms_norm_eps", "rope_theta", "tie_word_embeddings",
+    "exit_layers", "thresholds", "draft_stop", "draft_tree", "eos_token_id", "torch_dtype", "rope_parameters",
+)  # fmt: skip
+LISTS = ("exit_layers", "thresholds", "draft_tree", "eos_token_id")
+CHANGES = st.one_of(
+    st.dictionaries(st.sampled_from(COUNTS + OTHERS), st.none() | JSON, min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from(COUNTS), NUMBERS.map(json.dumps), min_size=1, max_size=2),
+    st.dictionaries(st.sampled_from(LISTS), st.lists(NUMBERS, max_size=4).map(json.dumps), min_size=1, max_size=2),
+    st.dictionaries(st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE, min_size=1),
+)
+SOME_OPTIONS = st.tuples(
+    st.sampled_from(METHODS).map("--method={}".format),
+    st.sampled_from(["--temperature=0", "--temperature=1", "--temperature=1.5"]),
+    st.sampled_from(["--json", "--chat", "--init=target", "--with-replacement"]),
+)
+
+
+# ------------------------------------------------------------------------------------------------------ a model's files
+
+
+@cases(200)
+@given(changes=CHANGES, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
+def test_any_field_of_a_config(models, changes, whose, options):
+    """Fields with any value, missing, or nested thousands deep, in the config of the target or of the draft."""
+    content = with_fields(read_object(getattr(models, whose) / "config.json"), changes).encode()
+    run_changed(models, whose, "config.json", content, *options)
+
+
+@cases(100)
+@given(damage=DAMAGE, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
+def test_a_damaged_config(models, damage, whose, options):
+    """Truncated anywhere, or with flipped bits."""
+    content = damaged((getattr(models, whose) / "config.json").read_bytes(), damage)
+    run_changed(models, whose, "config.json", content, *options)
+
+
+@cases(120)
+@given(damage=DAMAGE, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
+def test_damaged_weights(models, damage, whose, options):
+    """model.safetensors, truncated anywhere, or with flipped bits in its header or its numbers."""
+    content = damaged((getattr(models, whose) / SINGLE).read_bytes(), damage)
+    run_changed(models, whose, SINGLE, content, *options)
+
+
+NO_SHARDS = ["", ".", "..", "../x", "/etc/passwd", "sub/x", "a\nb", "a\0b", "x" * 300, "config.json", "tokenizer.model", INDEX]
+
+
+@cases(100)
+@given(data=st.data(), whole=st.none() | JSON, options=SOME_OPTIONS)
+def test_any_index_of_shards(models, data, whole, options):
+    """A weight_map of any kind, or with some tensors in files of any name."""
+    index = read_object(models.sharded / INDEX)
+    names, files = st.sampled_from(sorted(index["weight_map"])), sorted(set(index["weight_map"].values()))
+    file = st.sampled_from(NO_SHARDS + files).map(json.dumps) | JSON
+    weight_map = with_fields(index["weight_map"], data.draw(st.dictionaries(names, st.none() | file, max_size=3)))
+    content = with_fields(index, {"weight_map": whole or weight_map}).encode()
+    run_changed(models, "sharded", INDEX, content, *options)
+
+
+@cases(60)
+@given(damage=DAMAGE)
+def test_a_damaged_index_of_shards(models, damage):
+    """Truncated anywhere, or with flipped bits."""
+    run_changed(models, "sharded", INDEX, damaged((models.sharded / INDEX).read_bytes(), damage))
+
+
+@cases(60)
+@given(changes=st.dictionaries(st.just("chat_template") | ANY_TEXT, JSON, max_size=3), whole=st.none() | JSON,
+       damage=DAMAGE, as_made=st.booleans())  # fmt: skip
+def test_any_tokenizer_config(models, changes, whole, damage, as_made):
+    """Any fields, any JSON instead of an object, truncated or with flipped bits."""
+    name = "tokenizer_config.json"
+    content = (whole or with_fields(read_object(models.target / name), changes)).encode()
+    run_changed(models, "target", name, content if as_made else damaged(content, damage), "--chat")
+
+
+# -------------------------------------------------------------------------------------------- a decision model's file
+
+
+def split_header(content):
+    """A safetensors file -> its header as an object, and the bytes of its tensors."""
+    size = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def with_header(header, tensors):
+    """A safetensors file of a header, any text, and the bytes behind it."""
+    return len(header.encode()).to_bytes(8, "little") + header.encode() + tensors
+
+
+def run_decision(models, content, *options):
+    with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+        file.write(content)
+        file.flush()
+        return run_models(models.target, models.draft, "--stop", file.name, *options)
+
+
+KINDS = ["BOOL", "F4", "F6_E2M3", "F8_E4M3", "F8_E8M0", "I8", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "U64"]
+
+
+@cases(120)
+@given(data=st.data(), options=SOME_OPTIONS)
+def test_any_header_of_a_decision_model(models, data, options):
+    """Any fields in its configuration, any text instead of it, any description of its tensors."""
+    header, tensors = split_header(models.decision.read_bytes())
+    config = header.pop("__metadata__")["decision"]
+    fields = st.dictionaries(st.sampled_from(["features", "hidden_size", "threshold", "draft"]), st.none() | JSON, max_size=2)
+    config = data.draw(fields.map(lambda changes: with_fields(json.loads(config), changes)) | JSON | ANY_TEXT)
+    described = {
+        "dtype": st.sampled_from(KINDS).map(json.dumps) | JSON,
+        "shape": st.lists(st.integers(0, 50), max_size=3).map(json.dumps) | JSON,
+        "data_offsets": st.lists(NUMBERS, max_size=3).map(json.dumps) | JSON,
+    }
+    changes = {}
+    for name in data.draw(st.lists(st.sampled_from(sorted(header)), max_size=2, unique=True)):
+        change = data.draw(st.fixed_dictionaries({}, optional=described))
+        changes[name] = data.draw(st.just(with_fields(header[name], change)) | st.none() | JSON)
+    metadata = data.draw(st.just(json.dumps({"decision": config})) | JSON)
+    run_decision(models, with_header(with_fields(header, {"__metadata__": metadata} | changes), tensors), *options)
+
+
+@cases(60)
+@given(damage=DAMAGE)
+def test_a_damaged_decision_model(models, damage):
+    """Truncated anywhere, or with flipped bits."""
+    run_decision(models, damaged(models.decision.read_bytes(), damage))
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+NUMERALS = (NUMBERS | st.floats(0, 1)).map(str)
+LISTED = st.lists(st.integers(-1, 6) | st.floats(-0.5, 1.5) | NUMBERS, max_size=4).map(lambda items: ",".join(map(str, items)))
+FEW = st.integers(1, 12).map(str)
+NONSENSE = ANY_TEXT | st.sampled_from([
+    "", " ", "-", "--", "nan", "inf", "-inf", "1e-40", "1e-7", "1e400", "-0", "1_0", "9" * 30, "9" * 5000, "x" * 5000, ",", "1,,2",
+    "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "%s", "{0}", ".", "/", "/etc/passwd", "/dev/null",
+    "TARGET", "SHARDED", "DRAFT", "DECISION",
+])  # fmt: skip
+DEVICES = st.sampled_from(["cpu:0", "cuda:00", "cuda:1 ", "cuda:\u0661", "cuda:128", "cuda:255", "cuda:999", "meta", "CPU"])
+FITTING = {
+    "--target": st.sampled_from(["TARGET", "SHARDED"]),
+    "--draft": st.sampled_from(["DRAFT", "TARGET"]),
+    "--method": st.sampled_from(METHODS),
+    "--prompt": st.sampled_from(["A word", "-"]),
+    "--max-new-tokens": FEW,
+    "--temperature": st.sampled_from(["0", "1e-6", "0.7", "1", "1e300"]),
+    "--top-p": st.sampled_from(["1e-40", "0.5", "1"]),
+    "--seed": st.sampled_from(["0", "1", str(2**63 - 1)]),
+    "--device": st.just("cpu"),
+    "--dtype": st.sampled_from(["auto", *DTYPES]),
+    "--exits": st.sampled_from(["1", "2", "1,2"]),
+    "--thresholds": st.sampled_from(["0", "0.5,0", "1e-40,1"]),
+    "--draft-length": FEW,
+    "--tree": st.sampled_from(["4,2,2,1", "1,1", "70"]),
+    "--tree-top-k": FEW,
+    "--tree-depth": FEW,
+    "--tree-size": FEW,
+    "--init": st.sampled_from(["draft", "target"]),
+    "--stop": st.sampled_from(["DECISION", "0.5", "0"]),
+}
+FLAGS = ("--chat", "--json", "--with-replacement")
+SENSIBLE = st.lists(st.one_of(
+    *(st.tuples(st.just(name), values) for name, values in FITTING.items()), st.tuples(st.sampled_from(FLAGS)),
+), max_size=5)  # fmt: skip
+
+
+def with_strange_value(option):
+    return st.tuples(st.just(option), (DEVICES if option == "--device" else NUMERALS | LISTED) | NONSENSE)
+
+
+STRANGE = st.lists(st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value) | st.tuples(NONSENSE), max_size=2)
+
+
+@cases(500)
+@given(sensible=SENSIBLE, strange=STRANGE, joined=st.booleans(), stdin=st.binary(max_size=30))
+def test_any_options(models, sensible, strange, joined, stdin):
+    """Any combination, most with values that fit, some with any text; any words besides; on stdin any bytes."""
+    arguments = ["--target", str(models.target), "--draft", str(models.draft), "--max-new-tokens", "4"]
+    paths = {"TARGET": models.target, "SHARDED": models.sharded, "DRAFT": models.draft, "DECISION": models.decision}
+    for words in sensible + strange:
+        words = [str(paths.get(word, word)) for word in words]
+        arguments += ["=".join(words)] if joined else words
+    run_case(*arguments, stdin=stdin)
+
+
+# ----------------------------------------------------------------------------------------------------- once found faults
+
+CONFIGS = [
+    ("target", {"rope_scaling": -0.5}, "rope_scaling is -0.5; expected an object or null"),
+    ("target", {"rope_parameters": -1}, "rope_parameters is -1; expected an object or null"),
+    ("target", {"head_dim": "x"}, "head_dim is 'x'; expected a whole number"),
+    ("target", {"max_position_embeddings": "2"}, "max_position_embeddings is '2'; expected a whole number"),
+    ("target", {"eos_token_id": {}}, "eos_token_id is {}; expected a whole number"),
+    ("target", {"eos_token_id": []}, "eos_token_id is []; expected a token id"),
+    ("target", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; expected a number"),
+    ("draft", {"draft_length": "6"}, "draft_length is '6'; expected a whole number"),
+    ("draft", {"exit_layers": "1,2"}, "exit_layers is '1,2'; expected a list of numbers"),
+    ("draft", {"exit_layers": [1, "2"]}, "exit_layers is '2'; expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("whose", "change", "message"), CONFIGS)
+def test_what_was_once_not_refused_in_a_config(models, whose, change, message):
+    content = json.dumps(read_object(getattr(models, whose) / "config.json") | change).encode()
+    code, error = run_changed(models, whose, "config.json", content)
+    assert code == 2 and message in error
+
+
+WEIGHT_MAPS = [
+    (None, "weight_map is no object of tensor names and files"),
+    (["model.safetensors"], "weight_map is no object of tensor names and files"),
+    ({"lm_head.weight": None}, "'None' is no name of a file in this folder"),
+    ({"lm_head.weight": 3}, "'3' is no name of a file in this folder"),
+    ({"lm_head.weight": "../x"}, "'../x' is no name of a file in this folder"),
+    ({"lm_head.weight": "/etc/passwd"}, "'/etc/passwd' is no name of a file in this folder"),
+    ({"lm_head.weight": "a\nb"}, r"'a\nb' is no name of a file in this folder"),
+]
+
+
+@pytest.mark.parametrize(("weight_map", "message"), WEIGHT_MAPS)
+def test_what_was_once_not_refused_in_an_index(models, weight_map, message):
+    content = json.dumps({"weight_map": weight_map}).encode()
+    code, error = run_changed(models, "sharded", INDEX, content)
+    assert code == 2 and message in error
+
+
+OPTIONS = [
+    (["--temperature", "1e-40"], "temperature must be 0 or more, and no less than"),
+    (["--prompt", "half a pair: \ud800"], "character 13 of the text is no Unicode character"),
+    (["--draft", "two\nlines"], "no model folder at two lines"),
+    (["--device", "cuda:00"], "unknown device 'cuda:00'"),
+    (["--device", "cuda:\u0661"], "unknown device"),
+    (["--device", "cuda:128"], "device 'cuda:128' was asked for, but torch sees"),
+    (["--method", "s2d-tree", "--tree-top-k", "1024", "--tree-depth", str(CONTEXT), "--tree-size", "8"], ""),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OPTIONS)
+def test_what_was_once_not_refused_in_an_option(models, options, message):
+    code, error = run_models(models.target, models.draft, *options)
+    assert code == 2 and message in error
+
+
+def test_a_top_p_that_float32_cannot_hold(models):
+    """It keeps the likeliest token, as any small top_p does."""
+    answers = [run_models(models.target, models.draft, "--temperature", "1", "--top-p", top_p) for top_p in ("1e-9", "1e-50")]
+    assert answers == [(0, ""), (0, "")]
+
+
+def test_weights_that_are_no_numbers(tmp_path, models):
+    """The target's or the draft's: no token can be drawn from what they say."""
+    model = random_llama(0, **SIZES)
+    model.lm_head.weight[:, 0] = torch.nan
+    save_model(model, tmp_path / "broken", WEIGHTS / "mini-7b", torch.float32)
+    for pair in ((tmp_path / "broken", models.draft), (models.target, tmp_path / "broken")):
+        assert run_models(*pair, "--temperature", "1", "--method", "mcsd", "--with-replacement")[0] == 2
+
+
+def test_a_vocabulary_larger_than_the_tokenizer(tmp_path):
+    """Tokens that the tokenizer does not know may be generated; they are no reason to stop."""
+    model = random_llama(0, **SIZES | {"vocab_size": 1200})
+    save_model(model, tmp_path / "target", WEIGHTS / "mini-7b", torch.float32)
+    arguments = ["--target", str(tmp_path / "target"), "--method", "ar", "--prompt", "A word", "--temperature", "1"]
+    for form in ([], ["--json"]):
+        assert run_case(*arguments, *form) == (0, "")
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path, models):
+    """Bytes that are not UTF-8, as Linux allows in names."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    shutil.copytree(models.target, folder)
+    for pair in ((folder, models.draft), (models.target, folder)):
+        run_models(*pair)
+
+
+TOO_LARGE = [
+    ({"max_position_embeddings": 2**20, "head_dim": 1024}, []),
+    ({"max_position_embeddings": 2**20, "head_dim": 128}, []),
+    ({"max_position_embeddings": 2**20}, ["--draft-length", "1000000"]),
+]
+
+
+@pytest.mark.parametrize(("change", "options"), TOO_LARGE)
+def test_more_than_there_is_memory_for(models, change, options):
+    """Sizes that are each within their limits and together are not."""
+    content = json.dumps(read_object(models.target / "config.json") | change).encode()
+    assert run_changed(models, "target", "config.json", content, *options)[0] == 2
