@@ -1,7 +1,7 @@
 """Training: the miniature family from nothing (``mini``), or a nested draft from any Llama folder (``soft``).
 
-    python -m s2d.train mini --out weights
-    python -m s2d.train soft --init weights/mini-7b --layers 4 --exits 2,3,4 --data mini --out weights/mini-draft
+    python -m s2d.train mini --out family
+    python -m s2d.train soft --init weights/mini-7b --layers 4 --exits 2,3,4 --data mini --out draft
 """
 
 import argparse
@@ -207,7 +207,7 @@ def parse(arguments):
     common.add_argument("--seed", type=int, default=0)
     common.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     mini = programs.add_parser("mini", parents=[common], help="the miniature family, from nothing")
-    mini.add_argument("--out", type=Path, default=Path("weights"))
+    mini.add_argument("--out", type=Path, default=Path("family"))
     mini.add_argument("--only", nargs="+", choices=[*TARGETS, "mini-draft"], help="train just these members")
     soft = programs.add_parser("soft", parents=[common], help="a nested draft from the first layers of a Llama",
                                description="Defaults are the paper's, or with --data mini those of mini-draft.")  # fmt: skip

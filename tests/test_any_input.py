@@ -63,16 +63,6 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def little_memory(models):
-    """What would take more than HEADROOM is refused by the system, as it would be sooner or later on any machine."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-@pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """Tiny models are faster on one."""
     before = torch.get_num_threads()
@@ -81,13 +71,25 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@contextlib.contextmanager
+def little_memory():
+    """What would take more than HEADROOM is refused by the system, as it would be sooner or later on any machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 def run_case(*arguments, stdin=b""):
     """Run run.py and assert what holds for any input; returns its exit code and the line that says what is wrong."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
     words = io.TextIOWrapper(io.BytesIO(stdin))
     with (
         contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "stdin", words),
-        warnings.catch_warnings(record=True) as warned,
+        warnings.catch_warnings(record=True) as warned, little_memory(),
     ):  # fmt: skip
         try:
             code = run.main(list(arguments))
