@@ -83,16 +83,14 @@ def attend(q, k, v, mask):
     ``mask`` (R, S+T) is about the last R queries. Those before them are causal: kernels do that without a mask if there
     is just one, or if S = 0. So a prompt needs no square mask.
     """
-    rows = 0 if mask is None else mask.shape[0]
-    causal, gqa, out = q.shape[2] - rows, q.shape[1] != k.shape[1], []
-    if causal:
-        first, seen = q.narrow(2, 0, causal), k.shape[2] - rows
-        out.append(F.scaled_dot_product_attention(
-            first, k.narrow(2, 0, seen), v.narrow(2, 0, seen), is_causal=causal > 1, enable_gqa=gqa
-        ))  # fmt: skip
-    if rows:
-        out.append(F.scaled_dot_product_attention(q.narrow(2, causal, rows), k, v, attn_mask=mask, enable_gqa=gqa))
-    return out[0] if len(out) == 1 else torch.cat(out, dim=2)
+    T, gqa = q.shape[2], q.shape[1] != k.shape[1]
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, enable_gqa=gqa)
+    R = len(mask)
+    if R == T:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
+    prompt = attend(q[:, :, :-R], k[:, :, :-R], v[:, :, :-R], None)
+    return torch.cat((prompt, attend(q[:, :, -R:], k, v, mask)), dim=2)
 
 
 class Attention(nn.Module):

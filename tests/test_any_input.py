@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from s2d.decision import Decision, fingerprint, save_decision
 from s2d.decode import METHODS
+from s2d.tokenizer import Tokenizer
 from s2d.weights import DTYPES, INDEX, SINGLE, save_model
 
 CONTEXT = 72
@@ -133,7 +134,6 @@ VALUES = st.recursive(
 )
 
 
-
 def nested(depth, opening, closing):
     """JSON text of arrays or objects in each other."""
     return opening * depth + "0" + closing * depth
@@ -217,7 +217,7 @@ def test_damaged_weights(models, damage, whose, options):
     run_changed(models, whose, SINGLE, content, *options)
 
 
-NO_SHARDS = ["", ".", "..", "../x", "/etc/passwd", "sub/x", "a\nb", "a\0b", "x" * 300, "config.json", "tokenizer.model", INDEX]
+NO_SHARDS = ["", ".", "..", "../x", "/etc/passwd", "sub/x", "a\nb", "a\0b", "x" * 300, "config.json", INDEX]
 
 
 @cases(100)
@@ -270,7 +270,7 @@ def run_decision(models, content, *options):
         return run_models(models.target, models.draft, "--stop", file.name, *options)
 
 
-KINDS = ["BOOL", "F4", "F6_E2M3", "F8_E4M3", "F8_E8M0", "I8", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "U64"]
+KINDS = ["BOOL", "F4", "F6_E2M3", "F8_E4M3", "F8_E8M0", "I8", "U16", "F16", "BF16", "I32", "U32", "C64", "F64", "U64"]
 
 
 @cases(120)
@@ -279,8 +279,9 @@ def test_any_header_of_a_decision_model(models, data, options):
     """Any fields in its configuration, any text instead of it, any description of its tensors."""
     header, tensors = split_header(models.decision.read_bytes())
     config = header.pop("__metadata__")["decision"]
-    fields = st.dictionaries(st.sampled_from(["features", "hidden_size", "threshold", "draft"]), st.none() | JSON, max_size=2)
-    config = data.draw(fields.map(lambda changes: with_fields(json.loads(config), changes)) | JSON | ANY_TEXT)
+    fields = st.sampled_from(["features", "hidden_size", "threshold", "draft"])
+    changed = st.dictionaries(fields, st.none() | JSON, max_size=2).map(lambda each: with_fields(json.loads(config), each))
+    metadata = st.builds(lambda text: json.dumps({"decision": text}), changed | JSON | ANY_TEXT)
     described = {
         "dtype": st.sampled_from(KINDS).map(json.dumps) | JSON,
         "shape": st.lists(st.integers(0, 50), max_size=3).map(json.dumps) | JSON,
@@ -290,8 +291,8 @@ def test_any_header_of_a_decision_model(models, data, options):
     for name in data.draw(st.lists(st.sampled_from(sorted(header)), max_size=2, unique=True)):
         change = data.draw(st.fixed_dictionaries({}, optional=described))
         changes[name] = data.draw(st.just(with_fields(header[name], change)) | st.none() | JSON)
-    metadata = data.draw(st.just(json.dumps({"decision": config})) | JSON)
-    run_decision(models, with_header(with_fields(header, {"__metadata__": metadata} | changes), tensors), *options)
+    changes["__metadata__"] = data.draw(metadata | metadata | JSON)
+    run_decision(models, with_header(with_fields(header, changes), tensors), *options)
 
 
 @cases(60)
@@ -304,12 +305,12 @@ def test_a_damaged_decision_model(models, damage):
 # ------------------------------------------------------------------------------------------------------------- options
 
 NUMERALS = (NUMBERS | st.floats(0, 1)).map(str)
-LISTED = st.lists(st.integers(-1, 6) | st.floats(-0.5, 1.5) | NUMBERS, max_size=4).map(lambda items: ",".join(map(str, items)))
+LISTED = st.lists(st.integers(-1, 6).map(str) | st.floats(-0.5, 1.5).map(str) | NUMERALS, max_size=4).map(",".join)
 FEW = st.integers(1, 12).map(str)
 NONSENSE = ANY_TEXT | st.sampled_from([
-    "", " ", "-", "--", "nan", "inf", "-inf", "1e-40", "1e-7", "1e400", "-0", "1_0", "9" * 30, "9" * 5000, "x" * 5000, ",", "1,,2",
-    "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "%s", "{0}", ".", "/", "/etc/passwd", "/dev/null",
-    "TARGET", "SHARDED", "DRAFT", "DECISION",
+    "", " ", "-", "--", "nan", "inf", "-inf", "1e-40", "1e-7", "1e400", "-0", "1_0", "9" * 30, "9" * 5000, "x" * 5000,
+    ",", "1,,2", "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "%s", "{0}", ".", "/", "/etc/passwd",
+    "/dev/null", "TARGET", "SHARDED", "DRAFT", "DECISION",
 ])  # fmt: skip
 DEVICES = st.sampled_from(["cpu:0", "cuda:00", "cuda:1 ", "cuda:\u0661", "cuda:128", "cuda:255", "cuda:999", "meta", "CPU"])
 FITTING = {
@@ -418,17 +419,31 @@ def test_what_was_once_not_refused_in_an_option(models, options, message):
 
 def test_a_top_p_that_float32_cannot_hold(models):
     """It keeps the likeliest token, as any small top_p does."""
-    answers = [run_models(models.target, models.draft, "--temperature", "1", "--top-p", top_p) for top_p in ("1e-9", "1e-50")]
-    assert answers == [(0, ""), (0, "")]
+    for top_p in ("1e-9", "1e-50"):
+        assert run_models(models.target, models.draft, "--temperature", "1", "--top-p", top_p) == (0, "")
 
 
-def test_weights_that_are_no_numbers(tmp_path, models):
-    """The target's or the draft's: no token can be drawn from what they say."""
-    model = random_llama(0, **SIZES)
-    model.lm_head.weight[:, 0] = torch.nan
+@pytest.mark.parametrize("damage", ["no numbers", "no numbers in later steps", "huge numbers"])
+def test_weights_that_nothing_can_be_drawn_from(tmp_path, models, damage):
+    """The target's or the draft's; at a temperature that makes them larger still."""
+    model = random_llama(0, **SIZES, eos_token_ids=())
+    if damage == "no numbers":
+        model.lm_head.weight[:, 0] = torch.nan
+    elif damage == "huge numbers":
+        model.lm_head.weight *= 1e33
+    else:
+        prompt = Tokenizer(models.target / "tokenizer.model").encode("A word")
+        model.model["embed_tokens"].weight[[token for token in range(1024) if token not in prompt]] = torch.nan
     save_model(model, tmp_path / "broken", WEIGHTS / "mini-7b", torch.float32)
     for pair in ((tmp_path / "broken", models.draft), (models.target, tmp_path / "broken")):
-        assert run_models(*pair, "--temperature", "1", "--method", "mcsd", "--with-replacement")[0] == 2
+        for method in METHODS:
+            for temperature in ("0", "1e-6", "1"):
+                run_models(*pair, "--method", method, "--temperature", temperature, "--with-replacement")
+
+
+def test_an_empty_tokenizer(models):
+    code, error = run_changed(models, "target", "tokenizer.model", b"")
+    assert code == 2 and "is not a SentencePiece model" in error
 
 
 def test_a_vocabulary_larger_than_the_tokenizer(tmp_path):
