@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from . import parallel
+from .files import former_of
 from .soft import soft_losses
 from .weights import checksum
 
@@ -52,6 +53,12 @@ def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
             **(teacher or {"teacher": None})}  # fmt: skip
 
 
+def check_not_lost(checkpoint, resume):
+    """Raise ValueError where a new training would write over the ``checkpoint`` of one that was cut short."""
+    if not resume and any(path.exists() for path in (checkpoint, former_of(checkpoint))):
+        raise ValueError(f"{checkpoint} is of a training that was cut short; go on with --resume, or remove it")
+
+
 def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, distillation=None, mesh=None):
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
@@ -61,8 +68,7 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
     Raises ValueError where that is another training's, or where it would be lost because ``resume`` is not asked for.
     """
     identity = training_identity(model, exits, tokens, labels, recipe, seed, distillation)
-    if checkpoint.exists() and not resume:
-        raise ValueError(f"{checkpoint} is of a training that was cut short; go on with --resume, or remove it")
+    check_not_lost(checkpoint, resume)
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
     if recipe.batch % (ranks * recipe.micro_batch):
         raise ValueError(

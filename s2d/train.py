@@ -24,7 +24,7 @@ from .corpus import conversations
 from .decode import choose_exits
 from .dialogues import corpus_dialogues, pack, read_sharegpt, report_skipped
 from .files import check_free
-from .fit import Recipe, fit, show_progress
+from .fit import Recipe, check_not_lost, fit, show_progress
 from .model import Llama, LlamaConfig
 from .program import Parser, run_program
 from .soft import Distillation
@@ -130,10 +130,12 @@ def make_tokenizer(folder, seed, count=20000):
 def train_mini(out, only, device, seed, resume):
     """Train the family in the order in which it becomes useful: mini-7b, mini-draft, mini-13b, mini-70b."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]:
-        if resume and (out / name).is_dir():
-            continue
+    wanted = [name for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
+              if not (resume and (out / name).is_dir())]  # fmt: skip
+    for name in wanted:  # all of them first: what is in the way of the last would otherwise show after hours
         check_free(out / name)
+        check_not_lost(checkpoint_of(out / name), resume)
+    for name in wanted:
         if name == "mini-draft":
             train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device, MINI, DRAFT_TOKENS,
                        seed + 1, resume, DRAFTING)  # fmt: skip
@@ -180,13 +182,17 @@ def train_soft(
 
 def train_and_save(model, exits, tokens, labels, recipe, out, tokenizer_from, resume, seed, distillation=None, mesh=None):
     """``fit``, shown as it goes on; then the model is written to ``out`` and its checkpoint is no longer needed."""
-    checkpoint = out.with_name(out.name + ".checkpoint")
+    checkpoint = checkpoint_of(out)
     training = fit(model, exits, tokens, labels, recipe, checkpoint, resume, seed, distillation, mesh)
     steps = len(tokens) * recipe.epochs // recipe.batch
     show_progress(out.name, exits, steps, recipe.batch * recipe.length, training)
     if whole := parallel.gathered(model, mesh):
         save_model(whole, out, tokenizer_from)
         shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def checkpoint_of(out):
+    return out.with_name(out.name + ".checkpoint")
 
 
 def numbers(text):
@@ -243,6 +249,7 @@ def run(args, mesh=None):
         train_mini(args.out, args.only, args.device, args.seed, args.resume)
         return
     check_free(args.out)
+    check_not_lost(checkpoint_of(args.out), args.resume)
     if args.exits[-1] != args.layers:
         raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
     config = read_config(args.init)

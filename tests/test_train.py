@@ -334,3 +334,8 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert train.main(["mini", "--out", str(tmp_path), "--resume"]) == 0
     assert capsys.readouterr().err == ""
+    (tmp_path / "mini-70b" / "notes.txt").write_text("mine")  # in the way of the last member: said before the first
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert train.main(["mini", "--out", str(tmp_path)]) == 2
+    assert "mini-70b is not empty and holds what was not written here" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
