@@ -222,7 +222,7 @@ class Store:
 
     def _read(self):
         text = self.file.read_text(encoding="utf-8")
-        first, *lines = text[: text.rfind("\n") + 1].splitlines() or [""]
+        first, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
         try:
             found, self.records = json.loads(first), [record for line in lines for record in json.loads(line)]
         except ValueError:

@@ -133,7 +133,7 @@ def generate(
             attention.set_tree(proposal.tree.ancestors)
         drafted = now(target.device)
         logits = _score(target, context[:, :n], proposal.tree, attention, cache, after_context)  # (N+1, V)
-        if not stats.steps and not logits.isfinite().all():
+        if not logits.sum(dtype=torch.float32).isfinite():
             raise ValueError("the target's logits are no numbers: its weights are damaged, or too large for their dtype")
         scored = now(target.device)
         verify = partial(_verify, proposal, logits, sampling, target_gives_roots)

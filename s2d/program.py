@@ -25,7 +25,7 @@ def run_program(name, function, *arguments):
     except (ValueError, OSError) as error:
         reason = error
     except (MemoryError, RuntimeError) as error:
-        reason = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
+        reason = ". ".join(str(error).split(". ")[:2]) or "out of memory"  # the rest is about PyTorch's allocator
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in reason:
             raise
         reason += "; weights/README.md tells what a model needs and how to divide it"

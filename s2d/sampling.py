@@ -12,6 +12,8 @@ def warp(logits, temperature, top_p=1.0):
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
+    if temperature < 1.0:
+        logits = logits - logits.amax(dim=-1, keepdim=True)  # so that dividing makes none of them infinite
     probs = torch.softmax(logits / temperature, dim=-1)
     if top_p < 1.0:
         sorted_probs, order = probs.sort(dim=-1, descending=True)

@@ -33,7 +33,7 @@ def read_questions(path, limit):
     """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
     taken, questions = Counter(), []
     try:
-        for line in Path(path).read_text(encoding="utf-8").splitlines():
+        for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
             question = json.loads(line)
             group = group_of(question)
             taken[group] += 1

@@ -22,8 +22,9 @@ class Tokenizer:
     def __init__(self, path):
         if not Path(path).is_file():
             raise FileNotFoundError(f"no tokenizer at {path}; expected SentencePiece's tokenizer.model")
-        try:
-            self.pieces = SentencePieceProcessor(model_proto=Path(path).read_bytes())
+        self.pieces = SentencePieceProcessor()
+        try:  # not by the constructor, which takes an empty file for none at all
+            self.pieces.load_from_serialized_proto(Path(path).read_bytes())
         except RuntimeError:
             raise ValueError(f"{path} is not a SentencePiece model; download it again") from None
         self.bos_id, self.eos_id = self.pieces.bos_id(), self.pieces.eos_id()
