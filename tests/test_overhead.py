@@ -48,6 +48,8 @@ class Oracle:
         return tokens[..., None].float()
 
     def run_layers(self, hidden, start, stop, positions, mask, cache):
+        if positions is None:
+            positions = torch.arange(cache.length, cache.length + hidden.shape[1])
         cache.advance(len(positions))
         return positions[None, :, None].float()
 
