@@ -14,7 +14,7 @@ from .decode import generate
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
-AS_GOOD, WORSE = 1.1, 1.4  # times the plain passes' error: up to the first nothing is wrong, from the second on something is
+AS_GOOD, WORSE = 1.15, 1.4  # times the plain passes' error: up to the first nothing is wrong, from the second on something is
 
 
 @dataclass
