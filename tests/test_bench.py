@@ -45,6 +45,10 @@ def test_spec_benchs_own_file_is_read(tmp_path):
     lines = [{"question_id": 1, "category": "coding", "turns": ["a", "b"], "more": 0}, {"question_id": 2, "category": "qa", "turns": ["c"]}]
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert [specbench.group_of(question) for question in specbench.read_questions(tmp_path / "q.jsonl", 9)] == ["mt_bench", "qa"]
+    unusual = "one\u2028line\x85still"  # JSON leaves these as they are; they end no line of the file
+    line = {"question_id": 1, "category": "qa", "turns": [unusual]}
+    (tmp_path / "u.jsonl").write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert specbench.read_questions(tmp_path / "u.jsonl", 9) == [line]
     for bad in ("no json", '{"turns": ["a"]}', "[1]"):
         (tmp_path / "bad.jsonl").write_text(bad)
         with pytest.raises(ValueError, match="not in Spec-Bench's question format"):
