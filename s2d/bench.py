@@ -222,7 +222,8 @@ class Store:
 
     def _read(self):
         text = self.file.read_text(encoding="utf-8")
-        first, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
+        whole = text[: text.rfind("\n") + 1]
+        first, *lines = whole.split("\n")[:-1] or [""]
         try:
             found, self.records = json.loads(first), [record for line in lines for record in json.loads(line)]
         except ValueError:
@@ -231,9 +232,9 @@ class Store:
         changed = [(key, found.get(key), value) for key, value in self.settings.items() if found.get(key) != value]
         if different := [f"{key} {shown(before)}, not {shown(now)}" for key, before, now in changed]:
             raise ValueError(f"{self.file} was made with other settings: {'; '.join(different)}")
-        if not text.endswith("\n"):
+        if whole != text:
             with staged_file(self.file) as stage:
-                stage.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
+                stage.write_text(whole, encoding="utf-8")
 
     def add(self, records):
         self.records += records

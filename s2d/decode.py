@@ -173,8 +173,10 @@ def _first_ones_draft(grow, share, device):
         return draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.exits, draft.level_sizes, draft.forwards
 
     tokens, parents, *rest = share(lists)
+    if own:
+        return own[0]
     tree = TokenTree(*(torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (tokens, parents)))
-    return own[0] if own else Draft(tree, None, None, *rest)
+    return Draft(tree, None, None, *rest)
 
 
 def now(device):

@@ -133,8 +133,7 @@ def train_mini(out, only, device, seed, resume):
     wanted = [name for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
               if not (resume and (out / name).is_dir())]  # fmt: skip
     for name in wanted:  # all of them first: what is in the way of the last would otherwise show after hours
-        check_free(out / name)
-        check_not_lost(checkpoint_of(out / name), resume)
+        check_out(out / name, resume)
     for name in wanted:
         if name == "mini-draft":
             train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device, MINI, DRAFT_TOKENS,
@@ -195,6 +194,12 @@ def checkpoint_of(out):
     return out.with_name(out.name + ".checkpoint")
 
 
+def check_out(out, resume):
+    """Raise ValueError where a training to ``out`` could not be saved, or would cost what another has left there."""
+    check_free(out)
+    check_not_lost(checkpoint_of(out), resume)
+
+
 def numbers(text):
     return tuple(int(part) for part in text.split(","))
 
@@ -248,8 +253,7 @@ def run(args, mesh=None):
     if args.program == "mini":
         train_mini(args.out, args.only, args.device, args.seed, args.resume)
         return
-    check_free(args.out)
-    check_not_lost(checkpoint_of(args.out), args.resume)
+    check_out(args.out, args.resume)
     if args.exits[-1] != args.layers:
         raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
     config = read_config(args.init)
