@@ -10,7 +10,7 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
-from s2d.decode import METHODS
+from s2d.options import METHODS
 from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic

@@ -1,8 +1,7 @@
 """The draft-verify loop, once, for every method. Knows nothing about files or text.
 
 A step is: draft a tree of tokens, run the target over all of them in one pass, keep the path the verifier accepts and
-the one token it adds. A method is a choice of options: ``ar`` drafts nothing, ``sd`` and ``s2d`` a chain from one exit
-or from sorted exits, ``mcsd`` and ``s2d-tree`` the same with several candidates for a place.
+the one token it adds. Which tree, and from which exits, is a matter of options (options.py).
 """
 
 import time
@@ -15,15 +14,10 @@ from torch.nn.attention import sdpa_kernel
 
 from .draft import Draft, SortedDraft, no_draft
 from .model import DECODING_KERNELS
+from .options import TREE_METHODS, check, choose_exits, choose_shape
 from .sampling import Sampler, Sampling, warp
 from .tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
 from .verify import follow, verify_sampled, without
-
-METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
-TREE_METHODS = ("mcsd", "s2d-tree")
-K_CONFIG = (4, 2, 2, 1)
-LARGEST_TREE = 2048  # nodes drafted for one pass: who looks at whom takes this number squared
-SMALLEST_TEMPERATURE = 1e-6  # below it logits divided by it might not be finite; 0 is greedy
 
 
 @dataclass
@@ -102,7 +96,7 @@ def generate(
     for anything that cannot be run.
     """
     started = now(target.device)
-    limit = _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
+    limit = check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
     shape = choose_shape(target.config, draft and draft.config, method, draft_length, tree)
     sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
     n, stats, eos = len(tokens), Stats(), set(target.config.eos_token_ids)
@@ -112,13 +106,14 @@ def generate(
     attention = TreeAttention(1, shape.size, target.device, target.dtype)
     if isinstance(shape, KConfig):
         attention.set_tree(ancestor_mask(shape.parents().to(target.device)), shape.chain)
-    drafter = roots = after_context = None
+    drafter, after_context = None, None
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
         if stop is None and method not in TREE_METHODS:
             stop = draft.config.draft_stop
         drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit), draft.config.max_position_embeddings
     target_gives_roots = drafter is not None and init == "target"
+    roots = None  # that the target has given the next tree; before its first pass there are none, so nothing is drafted
 
     finished = False
     while not finished:
@@ -143,7 +138,7 @@ def generate(
         if drafter and proposal.slots is not None:
             drafter.keep(n, proposal.slots[path].tolist())
         new = proposal.tree.tokens[path].tolist()
-        if target_gives_roots:
+        if target_gives_roots:  # the verifier's token waits: it is the first root of the next tree, and may yet lose
             roots = _target_roots(extra, after_context, shape, sampling)
         else:
             new.append(extra)
@@ -164,7 +159,7 @@ def generate(
 
 
 def _first_ones_draft(grow, share, device):
-    """The Draft that the first of several processes grows, on all of them; the others need neither probs nor slots."""
+    """The Draft that the first of several processes grows, on all of them; the others need neither q nor slots."""
     own = []
 
     def lists():
@@ -207,8 +202,8 @@ def _verify(proposal, logits, sampling, target_gives_roots):
     starts = roots or [-1]
     if sampling.temperature > 0:
         p = warp(logits, sampling.temperature, sampling.top_p)
-    if sampling.temperature > 0 and proposal.probs is not None:
-        walks = [verify_sampled(tree, p, proposal.probs, sampling.replacement, sampling.sampler, start) for start in starts]
+    if sampling.temperature > 0 and proposal.q is not None:
+        walks = [verify_sampled(tree, p, proposal.q, sampling.replacement, sampling.sampler, start) for start in starts]
     else:
         choices = logits.argmax(dim=-1) if sampling.temperature == 0 else sampling.sampler.draw(p)
         walks = [follow(tree, choices, start) for start in starts]
@@ -230,92 +225,3 @@ def _target_roots(first, logits, shape, sampling):
             others = rest.topk(shape.width - 1).indices
         tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))  # a token without a chance is no root
     return tokens, probs[tokens].log()
-
-
-def choose_shape(target_config, draft_config, method, draft_length=None, tree=None):
-    """The shape of tree a method drafts; raises ValueError where the options do not fit the method or the target."""
-    if tree is not None and method not in TREE_METHODS:
-        raise ValueError(f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREE_METHODS))} for one")
-    if method == "ar":
-        return KConfig(())
-    context_size = target_config.max_position_embeddings
-    if method in TREE_METHODS:
-        if draft_length is not None:
-            raise ValueError(f"method {method!r} drafts a tree; give its shape, not a draft length")
-        if tree is None:
-            tree = K_CONFIG if method == "mcsd" else Dynamic(*draft_config.draft_tree)
-        shape = tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
-    else:
-        length = draft_config.draft_length if draft_length is None else draft_length
-        _check_size(length, length, context_size)  # before a shape of any length is built
-        shape = KConfig((1,) * length)
-    static = isinstance(shape, KConfig)
-    if min(shape.widths if static else (shape.top_k, shape.depth, shape.size), default=0) < 1:
-        raise ValueError(f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
-    widest = max(shape.widths) if static else shape.top_k
-    if widest > target_config.vocab_size:
-        raise ValueError(f"a node cannot have {widest} different children: there are {target_config.vocab_size} tokens")
-    _check_size(shape.size, shape.depth, context_size)
-    if not static and shape.top_k * shape.depth > LARGEST_TREE:
-        raise ValueError(f"a tree {shape.top_k} wide and {shape.depth} deep grows beyond {LARGEST_TREE} nodes")
-    return shape
-
-
-def _check_size(size, depth, context_size):
-    for largest, what in ((context_size, "the target's context of"), (LARGEST_TREE, "a draft may have,")):
-        if max(size, depth) > largest:
-            raise ValueError(f"a tree of {size} nodes, {depth} deep, is more than {what} {largest}")
-
-
-def choose_exits(config, method, exits=None, thresholds=None):
-    """The exits and thresholds a method uses with a draft; raises ValueError where they do not fit it."""
-    depth = config.num_hidden_layers
-    chosen = tuple(exits) if exits is not None else config.exit_layers or (depth,)
-    if method in ("sd", "mcsd") and exits is None:
-        chosen = chosen[-1:]
-    if method in ("sd", "mcsd") and len(chosen) != 1:
-        raise ValueError(f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several")
-    if not chosen or list(chosen) != sorted(set(chosen)) or chosen[0] < 1 or chosen[-1] > depth:
-        raise ValueError(f"exits must increase and lie within the draft's {depth} layers, got {list(chosen)}")
-    if thresholds is None:
-        known = dict(zip(config.exit_layers, config.thresholds))
-        thresholds = [known.get(exit_layer, 0.5) for exit_layer in chosen[:-1]] + [0.0]
-    if len(thresholds) != len(chosen):
-        raise ValueError(f"{len(chosen)} exits {list(chosen)} need as many thresholds, got {len(thresholds)}")
-    if not all(0.0 <= threshold <= 1.0 for threshold in thresholds):
-        raise ValueError(f"thresholds are probabilities within 0..1, got {list(thresholds)}")
-    return chosen, tuple(thresholds)
-
-
-def _check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop):
-    """Refuse what cannot be run, in one clear line; returns the length at which generation must end."""
-    context_size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; expected one of {', '.join(METHODS)}")
-    if not tokens:
-        raise ValueError("the prompt is empty; give at least one token")
-    if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise ValueError(f"the prompt has token ids outside the target's vocabulary of {vocab_size}")
-    if len(tokens) >= context_size:
-        raise ValueError(f"the prompt has {len(tokens)} tokens; the target's context of {context_size} has no room left")
-    if max_new_tokens < 1:
-        raise ValueError(f"lengths must be at least 1, got max_new_tokens={max_new_tokens}")
-    if not (temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < float("inf")):
-        raise ValueError(f"temperature must be 0 or more, and no less than {SMALLEST_TEMPERATURE}, got {temperature}")
-    if not 0.0 < top_p <= 1.0:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, got {seed}")
-    if init not in ("draft", "target"):
-        raise ValueError(f"init is 'draft' or 'target', got {init!r}")
-    if stop is not None and not callable(stop) and not 0.0 <= stop <= 1.0:
-        raise ValueError(f"stop is a confidence within 0..1, got {stop}")
-    if method != "ar":
-        if draft is None:
-            raise ValueError(f"method {method!r} needs a draft model")
-        if draft.config.vocab_size != vocab_size:
-            raise ValueError(
-                f"draft and target must share one vocabulary: the draft has {draft.config.vocab_size} tokens, "
-                f"the target {vocab_size}"
-            )
-    return min(len(tokens) + max_new_tokens, context_size)

@@ -15,18 +15,22 @@ from .cache import move_up
 from .sampling import warp
 from .tree import KConfig, TokenTree, TreeAttention, ancestor_mask
 
+NO_SLOT = 2**31  # for what is in no cache
 WINDOW = 256  # how much context a segment catches up on in one pass: masks are as wide as the context, but no higher
 
 
 @dataclass
 class Segment:
-    """Layers start..stop-1, their cache, and the hidden states (1, capacity, hidden) they have put out so far."""
+    """Layers start..stop-1, their cache, and the hidden states (1, capacity, hidden) they have put out so far.
+
+    After the last segment comes nothing that would read them, so it keeps none.
+    """
 
     start: int
     stop: int
     threshold: float
     cache: object
-    hidden: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 @dataclass
@@ -48,14 +52,14 @@ class Prediction:
 class Draft:
     """What one step proposes.
 
-    ``probs`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of node i's; None
+    ``q`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of node i's; None
     where nothing was drawn. ``slots`` (N,): behind the context, the place of each node in the draft's caches, if it got
     there. ``exits`` and ``level_sizes``: for each level, the exit layer that proposed it (0 where the target gave it)
     and its number of nodes. ``forwards``: how often the draft ran.
     """
 
     tree: TokenTree
-    probs: torch.Tensor | None
+    q: torch.Tensor | None
     slots: torch.Tensor
     exits: list[int]
     level_sizes: list[int]
@@ -89,7 +93,8 @@ class SortedDraft:
         places = capacity + (shape.size if self.static else shape.top_k * shape.depth)
         self.segments = [
             Segment(start, stop, threshold, model.new_cache(places, start, stop),
-                    torch.zeros(1, places, model.config.hidden_size, device=model.device, dtype=model.dtype))
+                    torch.zeros(1, places, model.config.hidden_size, device=model.device, dtype=model.dtype)
+                    if stop != exits[-1] else None)
             for start, stop, threshold in zip((0, *exits), exits, thresholds)
         ]  # fmt: skip
         self.tokens = torch.zeros(1, places, dtype=torch.long, device=model.device)
@@ -128,7 +133,8 @@ class SortedDraft:
             positions, mask = self.attention.span(n, seen, upto)
             hidden = below.hidden[:, seen:upto] if below else self.model.embed(self.tokens[:, seen:upto])
             hidden = self.model.run_layers(hidden, segment.start, segment.stop, positions, mask, segment.cache)
-            segment.hidden[:, seen:upto] = hidden  # for the next segment, whenever that catches up
+            if segment.hidden is not None:  # for the next segment, whenever that catches up
+                segment.hidden[:, seen:upto] = hidden
             if upto == end:
                 return hidden
 
@@ -141,98 +147,128 @@ class SortedDraft:
         that are to be the first level.
         """
         self.tokens[:, :n] = context[:, :n]
-        grow = self._grow_static if self.static else self._grow_dynamic
-        return grow(n, min(levels, self.shape.depth), sampling, stop, roots)
-
-    def _gives_up(self, prediction, stop):
-        unsure = stop is not None and not callable(stop) and prediction.confidence < stop
-        return unsure and prediction.exit_layer == self.segments[-1].stop
-
-    def _grow_static(self, n, levels, sampling, stop, roots):
-        """A KConfig tree: the likeliest children at T = 0, sampled ones above."""
-        count, rows, forwards, probs, exits = 0, 1, 0, [], []
+        tree = (StaticTree if self.static else GrowingTree)(self, sampling)
+        unsure, decision = (0.0, stop) if callable(stop) else (stop or 0.0, None)
         chances = torch.ones(1, device=self.tokens.device)  # a decision model's: that the target comes to each node
-        for level, width in enumerate(self.shape.widths[:levels]):
+        places, rows, forwards, exits = 0, 1, 0, []
+        for level in range(min(levels, self.shape.depth)):
             if level == 0 and roots is not None:
-                children, exit_layer = roots[0], 0
-                probs.append(torch.zeros(1, self.model.config.vocab_size, device=children.device))  # of no use: none drawn
-                chances = chances.expand(width)
+                children, log_probs = tree.roots(*roots)  # (1, K) each
+                exit_layer, chances = 0, chances.expand(children.shape[1])
             else:
-                prediction = self.predict(n, n + count, rows)
-                forwards += 1
-                if self._gives_up(prediction, stop):
+                prediction = self.predict(n, n + places, rows)
+                forwards, exit_layer = forwards + 1, prediction.exit_layer
+                if exit_layer == self.segments[-1].stop and prediction.confidence < unsure:
                     break
-                exit_layer = prediction.exit_layer
-                if sampling.temperature > 0:
-                    probs.append(warp(prediction.logits, sampling.temperature, sampling.top_p))
-                    children = sampling.sampler.candidates(probs[-1], width, sampling.replacement)  # (rows, width)
-                else:
-                    children = prediction.logits.topk(width).indices  # (rows, width)
-                if callable(stop):
-                    chances = (chances[:, None] * child_chances(stop(prediction), prediction.probs, children)).flatten()
-            rows = children.numel()
-            self.tokens[0, n + count : n + count + rows] = children.flatten()
-            count += rows
+                children, log_probs = tree.children(prediction)  # (R, K) each
+                if decision:
+                    chances = (chances[:, None] * child_chances(decision(prediction), prediction.probs, children)).flatten()
+            expanded = tree.add(children, log_probs)  # of children.flatten()
+            tokens = children.flatten()[expanded]
+            rows = len(tokens)
+            self.tokens[0, n + places : n + places + rows] = tokens
+            places += rows
             exits.append(exit_layer)
-            if callable(stop) and chances.max().item() < stop.threshold:
-                break
-        tree = TokenTree(self.tokens[0, n : n + count].clone(), self.parents[:count])
-        slots = torch.arange(count, device=self.tokens.device)
-        probs = torch.cat(probs) if probs else None
-        return Draft(tree, probs, slots, exits, self.shape.level_sizes[: len(exits)], forwards)
-
-    def _grow_dynamic(self, n, levels, sampling, stop, roots):
-        """A Dynamic tree: candidates are numbered level by level; only those that are expanded get a slot."""
-        top_k, places, device = self.shape.top_k, self.tokens.shape[1], self.tokens.device
-        frontier = frontier_slots = torch.tensor([-1], device=device)  # what to expand: numbers, slots, and below:
-        frontier_scores = torch.zeros(1, device=device)  # cumulative log-probabilities
-        frontier_chances = torch.ones(1, device=device)  # a decision model's: that the target comes to the node
-        slot_parents, count, forwards, columns, exits = frontier[:0], 0, 0, [], []
-        for level in range(levels):
-            used = len(slot_parents)
-            if level == 0 and roots is not None:
-                (children, gains), exit_layer = roots, 0
-                chances = frontier_chances.expand(top_k)
-            else:
-                prediction = self.predict(n, n + used, len(frontier))
-                forwards += 1
-                if self._gives_up(prediction, stop):
+            if decision:
+                chances = chances[expanded]
+                if chances.max().item() < decision.threshold:
                     break
-                exit_layer = prediction.exit_layer
-                gains, children = prediction.probs.log().topk(top_k)  # (F, K)
-                if callable(stop):
-                    chances = child_chances(stop(prediction), prediction.probs, children)
-                    chances = (frontier_chances[:, None] * chances).flatten()
-            scores = (frontier_scores[:, None] + gains).flatten()  # (F * K,)
-            children, parents = children.flatten(), frontier.repeat_interleave(top_k)
-            best = scores.topk(min(top_k, len(scores))).indices  # the next frontier
-            slots = torch.full_like(parents, places)  # for all others a place that no cache has
-            slots[best] = torch.arange(used, used + len(best), device=device)
-            slot_parents = torch.cat((slot_parents, frontier_slots.repeat_interleave(top_k)[best]))
-            self.attention.set_tree(ancestor_mask(slot_parents))
-            self.tokens[0, n + used : n + len(slot_parents)] = children[best]
-            columns.append((children, parents, slots, scores, torch.full_like(parents, level)))
-            exits.append(exit_layer)
-            frontier, frontier_slots, frontier_scores = count + best, slots[best], scores[best]
-            count += len(scores)
-            if callable(stop):
-                frontier_chances = chances[best]
-                if frontier_chances.max().item() < stop.threshold:
-                    break
-        if not columns:
-            return no_draft(device)
-        tokens, parents, slots, scores, depths = (torch.cat(column) for column in zip(*columns))
-        # A parent scores no less than its children and comes before them, so it is kept where they are.
-        kept = scores.sort(descending=True, stable=True).indices[: self.shape.size].sort().values
-        number = torch.full((count + 1,), -1, device=device)  # old number -> new one; the last entry is the context's
-        number[kept] = torch.arange(len(kept), device=device)
-        tree = TokenTree(tokens[kept], number[parents[kept]])
-        level_sizes = depths[kept].bincount(minlength=len(exits)).tolist()
-        return Draft(tree, None, slots[kept], exits, level_sizes, forwards)
+        return tree.draft(exits, forwards)
 
     def keep(self, n, slots):
         """After verification: n places of context stay, and behind them what the caches hold in ``slots``, a list."""
         for segment in self.segments:
             held = [slot for slot in slots if n + slot < segment.cache.length]
             segment.cache.keep(n, held)
-            move_up(segment.hidden, n, held)
+            if segment.hidden is not None:
+                move_up(segment.hidden, n, held)
+
+
+class StaticTree:
+    """A KConfig's tree in the making: the likeliest children at T = 0, sampled ones above.
+
+    Every node is expanded; so each has a slot, a place in the draft's caches behind the context, and it is its number.
+    """
+
+    def __init__(self, drafter, sampling):
+        self.shape, self.parents, self.vocab_size = drafter.shape, drafter.parents, drafter.model.config.vocab_size
+        self.sampling, self.tokens, self.q = sampling, [self.parents[:0]], []
+
+    def roots(self, tokens, log_probs):
+        """Tokens (K,) that the target gives the first level -> (1, K), and nothing they could be ranked by."""
+        self.q.append(torch.zeros(1, self.vocab_size, device=tokens.device))  # none was drawn: this row is not read
+        return tokens[None], None
+
+    def children(self, prediction):
+        """Children (R, K) of the R nodes that a Prediction is about, and nothing they could be ranked by."""
+        width = self.shape.widths[len(self.tokens) - 1]
+        if self.sampling.temperature == 0:
+            return prediction.logits.topk(width).indices, None
+        self.q.append(warp(prediction.logits, self.sampling.temperature, self.sampling.top_p))
+        return self.sampling.sampler.candidates(self.q[-1], width, self.sampling.replacement), None
+
+    def add(self, children, log_probs):
+        """Take the next level (R, K). Returns which of them are expanded: all."""
+        self.tokens.append(children.flatten())
+        return slice(None)
+
+    def draft(self, exits, forwards):
+        """The Draft, all of whose levels are there."""
+        tokens, q = torch.cat(self.tokens), torch.cat(self.q) if self.q else None
+        tree, slots = TokenTree(tokens, self.parents[: len(tokens)]), torch.arange(len(tokens), device=tokens.device)
+        return Draft(tree, q, slots, exits, self.shape.level_sizes[: len(exits)], forwards)
+
+
+class GrowingTree:
+    """A Dynamic's tree in the making: of every level the likeliest candidates are expanded, of all the likeliest are kept.
+
+    Candidates are numbered level by level and scored by cumulative log-probability. Only those that are expanded have a
+    slot, a place in the draft's caches behind the context. With top_k = 2, where 0, 1, 2 and 5 are the expanded ones:
+
+        context ─┬─ 0 ─┬─ 2        number    0   1   2   3   4   5        slot                   0   1   2   3
+                 │     └─ 3        parent   -1  -1   0   0   1   1        slot of its parent    -1  -1   0   1
+                 └─ 1 ─┬─ 4        slot      0   1   2   -   -   3
+                       └─ 5
+    """
+
+    def __init__(self, drafter, sampling):
+        self.shape, self.attention = drafter.shape, drafter.attention
+        context = torch.tensor([-1], device=drafter.tokens.device)
+        self.frontier = context, context, torch.zeros(1, device=context.device)  # numbers, slots, scores of what is expanded
+        self.slot_parents, self.count = context[:0], 0
+        self.levels = [(context[:0],) * 5]  # tokens, parents, slots, scores and depths of the candidates
+
+    def roots(self, tokens, log_probs):
+        """Tokens (K,) that the target gives the first level -> (1, K), and their log-probabilities (1, K)."""
+        return tokens[None], log_probs[None]
+
+    def children(self, prediction):
+        """The likeliest children (F, K) of the F nodes that a Prediction is about, and their log-probabilities (F, K)."""
+        log_probs, children = prediction.probs.log().topk(self.shape.top_k)
+        return children, log_probs
+
+    def add(self, children, log_probs):
+        """Take the next level (F, K). Returns which of them are expanded; the draft's mask is about these."""
+        numbers, slots, scores = self.frontier  # (F,) each
+        used, top_k = len(self.slot_parents), self.shape.top_k
+        scores = (scores[:, None] + log_probs).flatten()  # (F * K,)
+        best = scores.topk(min(top_k, len(scores))).indices
+        new_slots = torch.arange(used, used + len(best), device=best.device)
+        every_slot = torch.full_like(scores, NO_SLOT, dtype=torch.long).index_copy(0, best, new_slots)
+        depths = torch.full_like(every_slot, len(self.levels) - 1)
+        self.levels.append((children.flatten(), numbers.repeat_interleave(top_k), every_slot, scores, depths))
+        self.slot_parents = torch.cat((self.slot_parents, slots[best // top_k]))
+        self.attention.set_tree(ancestor_mask(self.slot_parents))
+        self.frontier = self.count + best, new_slots, scores[best]
+        self.count += len(scores)
+        return best
+
+    def draft(self, exits, forwards):
+        """The Draft of the best candidates, numbered anew."""
+        tokens, parents, slots, scores, depths = (torch.cat(column) for column in zip(*self.levels))
+        # A parent scores no less than its children and comes before them, so it is kept where they are.
+        kept = scores.sort(descending=True, stable=True).indices[: self.shape.size].sort().values
+        number = torch.full((self.count + 1,), -1, device=kept.device)  # old number -> new one; the last is the context's
+        number[kept] = torch.arange(len(kept), device=kept.device)
+        level_sizes = depths[kept].bincount(minlength=len(exits)).tolist()
+        return Draft(TokenTree(tokens[kept], number[parents[kept]]), None, slots[kept], exits, level_sizes, forwards)

@@ -1,40 +1,26 @@
-"""Several processes as one, as torchrun starts them: a target divided among them, or the training of a draft.
+"""Several processes as one, as torchrun starts them: a target divided among them.
 
 Tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053, section 3): attention heads and the MLP's inner width are
 divided among the ranks, so a block needs two sums over them, after ``o_proj`` and after ``down_proj``; embedding and LM
 head are divided by vocabulary. Every rank therefore ends each forward pass with the same logits. Rank 0 alone drafts and
 verifies: were the others to do the same, one bit of difference at a threshold could leave them with trees of other sizes.
-
-Training divides weights, gradients and AdamW's state instead, and gathers the weights of one layer when it runs (PyTorch's
-FSDP2). Its checkpoints are distributed ones, also for a single process.
 """
 
 import io
-import json
 import os
 import time
-import warnings
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from .files import former_of, stage_of, staged_folder
 from .weights import check_device, empty_model, load_model, parameter_shapes
-from .weights.config import read_config, read_json
+from .weights.config import read_config
 
 # Which dimension of a weight is divided; everything else, the norms, is whole on every rank.
 DIVIDED = {"embed_tokens": 0, "q_proj": 0, "k_proj": 0, "v_proj": 0, "gate_proj": 0, "up_proj": 0, "lm_head": 0,
@@ -114,96 +100,3 @@ def tensor_plan():
     plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     return plan
-
-
-# ------------------------------------------------------------------------------------------------------------ training
-
-
-class Objective(nn.Module):
-    """A model and a loss of it in one forward pass: FSDP gathers weights where a module's forward pass begins."""
-
-    def __init__(self, model, loss):
-        super().__init__()
-        self.model, self.loss = model, loss
-
-    def forward(self, *args, **options):
-        return self.loss(self.model, *args, **options)
-
-
-def shard(objective, mesh, bf16):
-    """Divide weights, gradients and optimizer state among the ranks, layer by layer; gradients are added in float32."""
-    for parameter in objective.parameters():
-        parameter.data = parameter.data.contiguous()  # FSDP asks for it
-    if bf16:  # FSDP rounds what a block is given; torch 2.11 forgets it where the block runs again for its gradient
-        for table in objective.model.buffers():
-            table.data = table.data.bfloat16()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
-    for block in objective.model.model["layers"]:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(objective, mesh=mesh, mp_policy=policy)
-
-
-def add_up(tensor):
-    """Sum ``tensor`` over the ranks, in place."""
-    dist.all_reduce(tensor)
-
-
-def gathered(model, mesh):
-    """The whole model, on the CPU, for rank 0; None for the others. A model that was not sharded is returned as it is."""
-    if mesh is None:
-        return model
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if mesh.get_local_rank() > 0:
-        return None
-    whole = empty_model(model.config)
-    whole.load_state_dict(state, assign=True)
-    return whole
-
-
-@contextmanager
-def _quiet():
-    """Without the warning that a checkpoint of a single process is one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
-        yield
-
-
-IDENTITY = "training.json"  # in a checkpoint: what training it belongs to
-
-
-def save_checkpoint(path, model, optimizer, step, identity):
-    """Write the state of a training, each rank its own part, to a folder that appears in one piece.
-
-    ``identity`` is a dict of what the training is made of: numbers and text.
-    """
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
-    alone = not dist.is_initialized()
-    stage = staged_folder(path) if alone or dist.get_rank() == 0 else nullcontext(stage_of(path))
-    with stage as folder, _quiet():
-        if alone or dist.get_rank() == 0:
-            (folder / IDENTITY).write_text(json.dumps(identity))
-        if not alone:
-            dist.barrier()  # nobody writes before the folder is there
-        dcp.save(state, checkpoint_id=folder, no_dist=alone)
-    if not alone:
-        dist.barrier()
-
-
-def load_checkpoint(path, model, optimizer, identity):
-    """Take up the training that ``save_checkpoint`` wrote; returns the steps it has done, 0 where there is none.
-
-    Raises ValueError where it was made of something else than ``identity`` says.
-    """
-    path = next((p for p in (path, former_of(path)) if (p / ".metadata").is_file()), None)
-    if path is None:
-        return 0
-    found = read_json(path / IDENTITY)
-    if different := [f"{key} {found.get(key)}, not {value}" for key, value in identity.items() if found.get(key) != value]:
-        raise ValueError(f"{path} is of another training: {'; '.join(different)}; remove it or name another folder")
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    with _quiet():
-        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    return state["step"]

@@ -1,6 +1,7 @@
 """What the command lines share."""
 
 import argparse
+import importlib
 import sys
 
 import torch
@@ -16,6 +17,14 @@ class Parser(argparse.ArgumentParser):
 def one_line(message):
     """A message in one line, whatever a user's words in it hold."""
     return " ".join(str(message).split())
+
+
+def optional(package, where):
+    """A package that is not among the requirements, imported; ValueError with what to install where it is not there."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"this needs the package {error.name}, which is not installed: pip install {where}") from None
 
 
 def run_program(name, function, *arguments):

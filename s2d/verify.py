@@ -34,9 +34,10 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
     children were drawn, row i + 1 that of node i's; a leaf needs none. The children of a node face, in the order in
     which they were drawn, Leviathan's test one after the other: x stays with probability min(1, p(x) / q(x)), else the
     next one faces norm(relu(p - q)) and, when drawn without ``replacement``, q without x. Each test leaves p behind
-    (Leviathan et al. 2023, arXiv 2211.17192, theorem 1), so all of them do (Jeon et al. 2024, arXiv 2402.14160, section
-    3; with replacement: Miao et al. 2023, arXiv 2305.09781, section 4). That breaks if candidates are sorted or dropped
-    after they were drawn, or if q is not what they were drawn from, such as a softmax beside its argmax.
+    (Leviathan et al. 2023, arXiv 2211.17192, theorem 1), so all of them do: "recursive rejection sampling" (Jeon et al.
+    2024, arXiv 2402.14160); with replacement, "multi-step speculative sampling" (Miao et al. 2023, arXiv 2305.09781).
+    That breaks if candidates are sorted or dropped after they were drawn, or if q is not what they were drawn from, such
+    as a softmax beside its argmax.
     """
     path, node = [start][start < 0 :], start
     while True:

@@ -17,14 +17,14 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import run
 import torch
 from helpers import WEIGHTS, random_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import run
 from s2d.decision import Decision, fingerprint, save_decision
-from s2d.decode import METHODS
+from s2d.options import METHODS
 from s2d.tokenizer import Tokenizer
 from s2d.weights import DTYPES, INDEX, SINGLE, save_model
 

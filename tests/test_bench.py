@@ -11,9 +11,13 @@ import pytest
 import torch
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import bench, corpus, decode, generate, load_model, specbench, tables
-from s2d.check import Difference, first_difference, observe_pass, verdict
+from s2d import decode, generate, load_model
+from s2d.bench import __main__ as bench
+from s2d.bench import measure, specbench, tables
+from s2d.bench import methods as bench_methods
+from s2d.bench.check import Difference, first_difference, observe_pass, verdict
 from s2d.model import widened
+from s2d.train import corpus
 from s2d.tree import Dynamic, TreeAttention
 from s2d.weights import save_model
 
@@ -56,7 +60,7 @@ def test_spec_benchs_own_file_is_read(tmp_path):
 
 
 def test_methods_are_names_with_options(mini):
-    parse = lambda text: bench.parse_method(text, mini("mini-draft"), DRAFT, WEIGHTS / "mini-7b")  # noqa: E731
+    parse = lambda text: bench_methods.parse_method(text, mini("mini-draft"), DRAFT, WEIGHTS / "mini-7b")  # noqa: E731
     assert parse("ar") == {"method": "ar"}
     assert parse("sd:exits=2:draft_length=8") == {"method": "sd", "exits": [2], "draft_length": 8}
     assert parse("mcsd:tree=4,2,2,1:init=target") == {"method": "mcsd", "tree": [4, 2, 2, 1], "init": "target"}
@@ -70,7 +74,7 @@ def test_methods_are_names_with_options(mini):
     ):
         with pytest.raises(ValueError, match=message):
             parse(text)
-    assert bench.default_methods(mini("mini-draft")) == ["ar", "sd:exits=2", "sd:exits=3", "sd:exits=4", "mcsd", "s2d", "s2d-tree"]
+    assert bench_methods.default_methods(mini("mini-draft")) == ["ar", "sd:exits=2", "sd:exits=3", "sd:exits=4", "mcsd", "s2d", "s2d-tree"]
 
 
 def test_turns_are_fed_in_order_with_the_answers_before_them(tokenizer):
@@ -81,7 +85,7 @@ def test_turns_are_fed_in_order_with_the_answers_before_them(tokenizer):
         return tokenizer.encode(f"answer {len(prompts)}")[1:], 0.5, {"decoding_steps": 2}
 
     question = {"turns": ["first", "second", "third " * 400]}
-    record = bench.answer(run, question, tokenizer, "vicuna", 9, 512)
+    record = measure.answer(run, question, tokenizer, "vicuna", 9, 512)
     assert prompts == [tokenizer.encode_chat(["first"]), tokenizer.encode_chat(["first", "answer 1", "second"])]
     assert record["turns"] == ["answer 1", "answer 2"]  # the third turn leaves no room
     assert (record["wall_time"], record["decoding_steps"]) == ([0.5, 0.5], [2, 2])
@@ -144,9 +148,9 @@ def test_the_command_beside_transformers(capsys):
 
 def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
     draft, target = mini("mini-draft"), mini("mini-7b")
-    methods = {text: bench.parse_method(text, draft, DRAFT, WEIGHTS / "mini-7b") for text in ("ar", "s2d", "mcsd", "s2d-tree")}
+    methods = {text: bench_methods.parse_method(text, draft, DRAFT, WEIGHTS / "mini-7b") for text in ("ar", "s2d", "mcsd", "s2d-tree")}
     questions = specbench.corpus_questions("held-out", 1)[::2]
-    rounds = list(bench.measure(target, draft, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 16, lambda _: None))
+    rounds = list(measure.measure(target, draft, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 16, lambda _: None))
     records = [record for records in rounds for record in records]
     assert len(records) == 4 * 2 * len(questions)
     for question in questions:
@@ -163,9 +167,9 @@ def test_no_method_always_follows_the_same_one(mini, tokenizer, monkeypatch):
     def runners(methods, *_):
         return {name: lambda *_, name=name: (order.append(name), ([5], 1.0, {}))[1] for name in methods}
 
-    monkeypatch.setattr(bench, "runners", runners)
+    monkeypatch.setattr(measure, "runners", runners)
     questions = specbench.corpus_questions("held-out", 2)
-    assert len(list(bench.measure(mini("mini-7b"), None, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 4, lambda _: None))) == 2
+    assert len(list(measure.measure(mini("mini-7b"), None, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 4, lambda _: None))) == 2
     turns = [len(question["turns"]) for question in questions]
     assert len(order) == 6 * (turns[0] + 2 * sum(turns))
     before = {(a, b) for a, b in zip(order, order[1:]) if a != b}
@@ -338,7 +342,7 @@ def test_check_exits_with_1_for_a_bug(monkeypatch, capsys):
         output = generate(*arguments, method=method, **options)
         return replace(output, tokens=output.tokens[:3] + [99] * (method == "s2d") + output.tokens[3:-1])
 
-    monkeypatch.setattr(bench, "generate", wrong)
+    monkeypatch.setattr(measure, "generate", wrong)
     assert bench.main([*SMALL, "--rounds", "1", "--check"]) == 1
     assert re.search("mini-7b s2d: BUG: .* 6 different answers, 6 by more than rounding explains", capsys.readouterr().out)
 
@@ -352,7 +356,7 @@ def test_interrupted_it_shows_the_rounds_that_were_finished(monkeypatch, capsys)
             raise KeyboardInterrupt
         return generate(*arguments, **options)
 
-    monkeypatch.setattr(bench, "generate", soon)
+    monkeypatch.setattr(measure, "generate", soon)
     assert bench.main([*SMALL, "--rounds", "50"]) == 130
     output = capsys.readouterr()
     assert "interrupted" in output.err and re.search(r"^s2d +[\d.]+", output.out, re.M)

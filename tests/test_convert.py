@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from helpers import ROOT, WEIGHTS, load_transformers, peak_growth, random_llama, run_and_kill, transformers_greedy
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from s2d import Tokenizer, generate, load_model
 from s2d.files import stage_of

@@ -3,7 +3,7 @@
 import re
 from itertools import islice
 
-from s2d.corpus import EXACT_GROUPS, GROUPS, NOUNS, WORLD, conversations
+from s2d.train.corpus import EXACT_GROUPS, GROUPS, NOUNS, WORLD, conversations
 
 
 def first_questions(seed, split, count):

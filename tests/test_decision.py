@@ -7,9 +7,11 @@ import pytest
 import torch
 from helpers import WEIGHTS, random_llama
 
-from s2d import decision, generate
-from s2d.decision import Decision, auc, calibration, fingerprint, fit_decision, load_decision, save_decision
+from s2d import generate
+from s2d.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.draft import Prediction, child_chances
+from s2d.train import __main__ as train
+from s2d.train.decision import auc, calibration, fit_decision
 
 
 def prediction(logits, hidden=None):
@@ -140,15 +142,15 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 
 def test_the_training_command(tmp_path, capsys):
-    arguments = ["train", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--prompts", "10",
+    arguments = ["decision", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--prompts", "10",
                  "--epochs", "2", "--features", "stats", "--out", str(tmp_path / "new" / "d.safetensors")]  # fmt: skip
-    assert decision.main(arguments) == 0
+    assert train.main(arguments) == 0
     report = capsys.readouterr().out
     assert re.search(r"kept out: loss [\d.]+ \(always [\d.]+: [\d.]+\), AUC [\d.]+", report)
     assert "predicted" in report and "observed" in report
     assert (tmp_path / "new" / "d.safetensors").is_file()
     for change, message in ((["--prompts", "2"], "too few to train on"), (["--target", "nowhere"], "no model folder")):
-        assert decision.main([*arguments, *change]) == 2
+        assert train.main([*arguments, *change]) == 2
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 1 and message in error[0]
 
@@ -157,7 +159,7 @@ def test_the_training_command_reads_sharegpt(tmp_path, capsys):
     records = [{"conversations": [{"from": "human", "value": f"What is {n}?"}, {"from": "gpt", "value": "A number."}]}
                for n in range(6)]  # fmt: skip
     (tmp_path / "chats.json").write_text(json.dumps([{"conversations": []}, *records]))
-    assert decision.main(["train", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--data",
+    assert train.main(["decision", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--data",
                           str(tmp_path / "chats.json"), "--prompts", "5", "--epochs", "1", "--out", str(tmp_path / "d")]) == 0  # fmt: skip
     assert "records passed over: 1 (no question with an answer)" in capsys.readouterr().err
 

@@ -108,7 +108,7 @@ def test_a_draft_keeps_the_distributions_its_tokens_were_drawn_from(widths, repl
         for node in [-1] if level == 0 else [i for i, d in enumerate(draft.tree.depths.tolist()) if d == level - 1]:
             path = torch.cat((context, tokens[path_of(parents, node)][None]), dim=1)
             raw = torch.softmax(cache_free_logits(model, path, exit_layer) / 0.7, dim=-1)
-            probs = draft.probs[node + 1]
+            probs = draft.q[node + 1]
             kept = probs > 0
             assert raw[kept].sum() >= 0.9 > raw[kept].sum() - raw[kept].min()
             assert (probs - raw * kept / raw[kept].sum()).abs().max() < 1e-12
@@ -129,7 +129,7 @@ def test_greedy_children_are_the_likeliest_first():
         path = torch.cat((context, tokens[None, root : root + 1]), dim=1)
         expected = cache_free_logits(model, path, 4).topk(2).indices.tolist()
         assert tokens[3 + 2 * root : 5 + 2 * root].tolist() == expected
-    assert draft.probs is None
+    assert draft.q is None
 
 
 def slow_dynamic_tree(model, context, shape):

@@ -13,7 +13,7 @@ import torch
 from helpers import WEIGHTS
 
 from s2d import Tokenizer, generate, load_model
-from s2d.specbench import held_out_prompts
+from s2d.bench.specbench import held_out_prompts
 
 
 class Clock:

@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import fit, generate, load_model, parallel, train
+from s2d import generate, load_model, parallel
 from s2d.tokenizer import Tokenizer
+from s2d.train import __main__ as train
+from s2d.train import distributed, fit
 from s2d.weights import save_model
 
 METHODS = ("ar", "s2d", "s2d-tree")
@@ -172,7 +174,7 @@ def train_on_every_rank(checkpoint, kill_after=None):
         model = student()
         losses = losses_of(model, checkpoint, True, mesh, kill_after and int(kill_after))
         held = sum(parameter.to_local().numel() for parameter in model.parameters())
-        whole = parallel.gathered(model, mesh)
+        whole = distributed.gathered(model, mesh)
         if whole:
             weights = {name: parameter.tolist() for name, parameter in whole.named_parameters()}
             print(json.dumps({"losses": losses, "weights": weights, "held": held}))

@@ -1,12 +1,15 @@
 """What README shows works: its Python example, and the commands that made its figures on a small scale."""
 
 import re
+import subprocess
 
 import pytest
 from helpers import ROOT
 
-from s2d import corpus, generate, quality
-from s2d.specbench import held_out_prompts
+from s2d import generate
+from s2d.bench import __main__ as bench
+from s2d.bench.specbench import held_out_prompts
+from s2d.train import corpus
 
 
 def test_the_python_example(monkeypatch, capsys):
@@ -18,8 +21,30 @@ def test_the_python_example(monkeypatch, capsys):
     assert float(accepted) > 1.0
 
 
+READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/README.md"))]
+
+
+def test_ci_runs_every_command_that_a_readme_shows():
+    """The texts are cut here by other means than CI's own, whose extraction must come to the same commands."""
+    shown, texts = [], ""
+    for readme in READMES:
+        for label, block in re.findall(r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", readme.read_text(), re.DOTALL):
+            assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{block}"
+            shown += re.sub(r" +#.*", "", block.replace("\\\n", "")).splitlines()
+        texts += re.sub(r"```.*?```", "", readme.read_text(), flags=re.DOTALL)
+    assert not re.findall(r"`(?:python|torchrun) [^`]*`", texts), "a command outside the blocks that CI runs"
+    script = (ROOT / ".ci" / "run").read_text()
+    extraction = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
+    labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
+    run = subprocess.run(["bash", "-euo", "pipefail", "-c", f"{extraction}\nfor label in {labels}; do commands $label; done"],
+                         cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
+    assert len(run) == len(shown) > 20
+    for command in shown:
+        assert any(each.startswith(command) for each in run), command
+
+
 def test_the_quality_report(capsys):
-    quality.main(["--targets", "mini-7b", "--count", "2"])
+    bench.main(["quality", "--targets", "mini-7b", "--count", "2"])
     report = capsys.readouterr().out
     assert re.search(r"mini-7b( +[\d.]+%){5}\n", report)
     assert re.search(r"before SoFT( +[\d.]+%){3}\n +mini-draft( +[\d.]+%){3}\n", report)
@@ -49,6 +74,6 @@ def test_shipped_folders_are_small_and_complete(name):
 
 
 def test_the_quality_report_refuses_a_missing_target_in_one_line(capsys):
-    assert quality.main(["--targets", "nowhere"]) == 2
+    assert bench.main(["quality", "--targets", "nowhere"]) == 2
     error = capsys.readouterr().err
     assert "no model folder at" in error and error.count("\n") == 1

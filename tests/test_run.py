@@ -8,12 +8,14 @@ import subprocess
 import sys
 
 import pytest
-import run
 import torch
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import Tokenizer, bench, decision, quality, train
+import run
+from s2d import Tokenizer
+from s2d.bench import __main__ as bench
 from s2d.program import run_program
+from s2d.train import __main__ as train
 from s2d.weights import __main__ as weights_program
 from s2d.weights import save_model
 
@@ -219,9 +221,18 @@ def test_over_long_prompt_and_bytes_that_are_not_text(capsys, monkeypatch):
     assert "is not UTF-8 (byte 3)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("program", [bench, decision, quality, train, weights_program])
-def test_every_program_says_what_is_missing_in_one_line(program, capsys):
+@pytest.mark.parametrize("program", [bench, train, weights_program])
+@pytest.mark.parametrize("room", [[], ["sweep"], ["shapes"], ["quality"], ["soft"], ["mini"], ["decision"], ["check"]])
+def test_every_program_says_what_is_missing_in_one_line(program, room, capsys):
     with pytest.raises(SystemExit) as left:
-        program.main(["--no-such-option"])
+        program.main([*room, "--no-such-option"])
     error = capsys.readouterr().err
     assert left.value.code == 2 and error.count("\n") == 1, error
+
+
+def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # what import then finds is as if it were not there
+    for arguments in (["--hf", "--targets", "7b", "--limit", "1"], ["shapes", "--shapes", "tiny", "--device", "cpu", "--hf"]):
+        assert bench.main(arguments) == 2
+        error = capsys.readouterr().err
+        assert "needs the package transformers" in error and "tests/requirements.txt" in error and error.count("\n") == 1

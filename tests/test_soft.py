@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from helpers import peak_growth, random_llama
 from torch.distributions import Categorical, kl_divergence
 
-from s2d import soft
-from s2d.soft import Distillation, exit_hidden, soft_losses
+from s2d.train import soft
+from s2d.train.soft import Distillation, exit_hidden, soft_losses
 
 
 def example():
@@ -84,7 +84,7 @@ def test_the_teachers_term(kind):
 def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
     """Peak memory of loss and gradients, with a vocabulary whose logits at once would be 3 x 500 MiB in float32."""
     prepare = (
-        "import torch; from s2d.model import Llama, LlamaConfig; from s2d.soft import soft_losses\n"
+        "import torch; from s2d.model import Llama, LlamaConfig; from s2d.train.soft import soft_losses\n"
         "c = LlamaConfig(32000, 16, 32, 3, 2, 2, 8, max_position_embeddings=4096)\n"
         "m, tokens = Llama(c), torch.randint(0, 32000, (1, 4096))\n"
         "def run(t): soft_losses(m, t, t, (1, 2, 3), recompute=True).mean().backward()\n"

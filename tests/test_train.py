@@ -11,9 +11,13 @@ import pytest
 import torch
 from helpers import WEIGHTS, random_llama, run_and_kill
 
-from s2d import dialogues, fit, load_model, train
+from s2d import load_model
 from s2d.files import former_of, stage_of
-from s2d.soft import Distillation, soft_losses
+from s2d.model import Llama
+from s2d.tokenizer import Tokenizer
+from s2d.train import __main__ as train
+from s2d.train import dialogues, family, fit, nested
+from s2d.train.soft import Distillation, soft_losses
 from s2d.weights import save_model
 
 
@@ -39,7 +43,7 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     progress = capsys.readouterr().err
     assert "exit 1:" in progress and "tokens/s" in progress and "min left" in progress
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "draft"]  # no checkpoint is left
-    tokenizer = train.Tokenizer(tiny / "tokenizer.model")
+    tokenizer = Tokenizer(tiny / "tokenizer.model")
     tokens, labels = dialogues.pack(dialogues.corpus_dialogues(9), tokenizer, 20, 48, answers_only=True)
     with torch.no_grad():
         before = soft_losses(load_model(tiny, num_layers=3), tokens, labels, (1, 2, 3))
@@ -202,7 +206,7 @@ def test_soft_on_sharegpt_data(tiny, tmp_path, capsys):
     assert soft(tiny, tmp_path / "draft", "--data", str(tmp_path / "d.json")) == 0
     said = capsys.readouterr().err
     assert "records passed over: 5 (not a list of conversations" in said
-    tokenizer = train.Tokenizer(tiny / "tokenizer.model")
+    tokenizer = Tokenizer(tiny / "tokenizer.model")
     rows, _ = dialogues.pack([["Hello", "Good morning " * 40]] * 5, tokenizer, None, 48, answers_only=True)
     assert int(re.search(r"step (\d+)/\1 ", said)[1]) == len(rows) * 3 // 4  # three epochs by default
     assert load_model(tmp_path / "draft").config.exit_layers == (1, 2, 3)
@@ -271,10 +275,10 @@ def test_soft_takes_the_template_of_the_model(tiny, tmp_path, monkeypatch):
     config = json.loads((WEIGHTS / "mini-7b/tokenizer_config.json").read_text())
     (tiny / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": "{{ '[INST] ' }}"}))
     packed = []
-    monkeypatch.setattr(train, "train_and_save", lambda model, exits, tokens, labels, *_: packed.append((tokens, labels)))
+    monkeypatch.setattr(nested, "train_and_save", lambda model, exits, tokens, labels, *_: packed.append((tokens, labels)))
     (tmp_path / "d.json").write_text(json.dumps([{"conversations": [turn("human", "Hi"), turn("gpt", "Yes. ")] * 9}]))
     assert soft(tiny, tmp_path / "draft", "--data", str(tmp_path / "d.json"), "--length", "20") == 0
-    tokenizer = train.Tokenizer(tiny / "tokenizer.model")
+    tokenizer = Tokenizer(tiny / "tokenizer.model")
     [(tokens, labels)] = packed
     assert tokens.flatten().tolist() == tokenizer.encode_chat(["Hi", "Yes. "] * 8 + ["Hi"], "llama-2")[: tokens.numel()]
     one = tokenizer.encode_chat(["Hi", "Yes. ", "Hi"], "llama-2")
@@ -297,12 +301,12 @@ def test_an_early_mistake_in_a_large_file_is_found_at_once(tmp_path):
 
 def test_miniature_shapes_have_the_stated_proportions():
     counts = {}
-    for name, (config, *_) in train.TARGETS.items():
+    for name, (config, *_) in family.TARGETS.items():
         with torch.device("meta"):
-            counts[name] = sum(p.numel() for p in train.Llama(config).parameters())
+            counts[name] = sum(p.numel() for p in Llama(config).parameters())
     with torch.device("meta"):
-        draft_config = replace(train.TARGETS["mini-7b"][0], num_hidden_layers=train.DRAFT_LAYERS)
-        counts["mini-draft"] = sum(p.numel() for p in train.Llama(draft_config).parameters())
+        draft_config = replace(family.TARGETS["mini-7b"][0], num_hidden_layers=family.DRAFT_LAYERS)
+        counts["mini-draft"] = sum(p.numel() for p in Llama(draft_config).parameters())
     rounded = {name: round(count / 1e6, 1) for name, count in counts.items()}
     assert rounded == {"mini-7b": 3.4, "mini-13b": 6.1, "mini-70b": 14.4, "mini-draft": 1.6}
 
@@ -310,9 +314,9 @@ def test_miniature_shapes_have_the_stated_proportions():
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_a_copying_start(kv_heads):
     """Before any training, what stands in the prompt is about one standard deviation likelier than what does not."""
-    order = torch.randperm(train.VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).view(16, 64)
+    order = torch.randperm(family.VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).view(16, 64)
     with torch.inference_mode():
-        logits = train.initialise(train.shape(8, 128, 4, kv_heads), 1, copying=True)(order)[:, -1]  # (16, V)
+        logits = family.initialise(family.shape(8, 128, 4, kv_heads), 1, copying=True)(order)[:, -1]  # (16, V)
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, True)
     logits, earlier = logits / logits.std(), seen.scatter(1, order[:, -1:], False)  # the last token itself apart
     assert logits[earlier].mean() > logits[~seen].mean() + 0.5
@@ -320,12 +324,12 @@ def test_a_copying_start(kv_heads):
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, on smaller shapes: every member loads, a second run with --resume keeps all."""
-    small = train.shape(5, 64, 2, 1)
-    monkeypatch.setattr(train, "TARGETS", {name: (small, 0.01, 1e-3, True) for name in train.TARGETS})
-    monkeypatch.setattr(train, "DRAFT_TOKENS", 0.01)
+    small = family.shape(5, 64, 2, 1)
+    monkeypatch.setattr(family, "TARGETS", {name: (small, 0.01, 1e-3, True) for name in family.TARGETS})
+    monkeypatch.setattr(family, "DRAFT_TOKENS", 0.01)
     assert train.main(["mini", "--out", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mini-13b", "mini-70b", "mini-7b", "mini-draft"]
-    for name in train.TARGETS:
+    for name in family.TARGETS:
         assert load_model(tmp_path / name).config == small
     draft = load_model(tmp_path / "mini-draft")
     assert draft.config.exit_layers == (2, 3, 4) and draft.config.num_hidden_layers == 4

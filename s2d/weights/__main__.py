@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from ..decode import choose_exits
 from ..files import staged_folder
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
@@ -75,8 +74,6 @@ def check(path):
     config = read_config(path)
     shapes, nothing = parameter_shapes(empty_model(config)), lambda _, shape: (slice(0, 0),) * len(shape)
     found = Counter(str(tensor.dtype).removeprefix("torch.") for _, tensor in read_tensors(path, shapes, share=nothing))
-    if config.exit_layers:
-        choose_exits(config, "s2d")
     vocab_size = Tokenizer(path / "tokenizer.model").vocab_size
     if vocab_size > config.vocab_size:
         raise ValueError(f"{path}: the tokenizer knows {vocab_size} tokens, config.json has vocab_size {config.vocab_size}")

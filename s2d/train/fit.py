@@ -9,10 +9,11 @@ from functools import partial
 
 import torch
 
-from . import parallel
-from .files import former_of
+from ..files import former_of
+from ..parallel import from_rank_0
+from ..weights import checksum
+from .distributed import Objective, add_up, load_checkpoint, save_checkpoint, shard
 from .soft import soft_losses
-from .weights import checksum
 
 CHECKPOINT_SECONDS = 120
 
@@ -63,7 +64,7 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
     AdamW. On a ``mesh`` every process takes its rows of each step, and weights, gradients and AdamW's state are divided
-    among them (parallel.py). The loss is the mean over all labelled tokens of a step, however they are divided. A
+    among them (distributed.py). The loss is the mean over all labelled tokens of a step, however they are divided. A
     checkpoint is kept while training lasts, from which ``resume`` goes on to the same losses as an uninterrupted run.
     Raises ValueError where that is another training's, or where it would be lost because ``resume`` is not asked for.
     """
@@ -74,18 +75,18 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
         raise ValueError(
             f"a batch of {recipe.batch} rows cannot be divided among {ranks} processes by {recipe.micro_batch} rows"
         )
-    objective = parallel.Objective(
+    objective = Objective(
         model, partial(soft_losses, exits=exits, distillation=distillation, recompute=recipe.recompute)
     )
     if mesh:
-        parallel.shard(objective, mesh, recipe.bf16)
+        shard(objective, mesh, recipe.bf16)
     decayed = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=True)
     order, device = row_order(len(tokens), recipe.epochs, seed), model.device
     steps, saved = len(order) // recipe.batch, time.monotonic()
-    step = parallel.load_checkpoint(checkpoint, model, optimizer, identity) if resume else 0
+    step = load_checkpoint(checkpoint, model, optimizer, identity) if resume else 0
     while step < steps:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, recipe.lr)
@@ -97,13 +98,13 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
             (share.mean() * ranks).backward()  # gradients are averaged over processes
             losses += share.detach()
         if mesh:
-            parallel.add_up(losses)
+            add_up(losses)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if parallel.from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023 - called at once
-            parallel.save_checkpoint(checkpoint, model, optimizer, step, identity)
+        if from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023 - called at once
+            save_checkpoint(checkpoint, model, optimizer, step, identity)
             saved = time.monotonic()
         yield step, losses
 

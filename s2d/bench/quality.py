@@ -2,23 +2,22 @@
 
 A third table shows what the one method that is not lossless, target-initialised roots, does to the targets' answers.
 
-    python -m s2d.quality            # held-out prompts only; a few minutes on two cores
+    python -m s2d.bench quality      # held-out prompts only; a few minutes on two cores
 """
 
-import sys
 from itertools import islice
 from pathlib import Path
 from statistics import mean
 
 import torch
 
-from .corpus import EXACT_GROUPS, conversations
-from .decode import generate
-from .dialogues import encode_dialogue
-from .program import Parser, run_program
-from .soft import exit_hidden
-from .tokenizer import Tokenizer
-from .weights import load_model
+from ..decode import generate
+from ..program import Parser
+from ..tokenizer import Tokenizer
+from ..train.corpus import EXACT_GROUPS, conversations
+from ..train.dialogues import encode_dialogue
+from ..train.soft import exit_hidden
+from ..weights import load_model
 
 
 @torch.inference_mode()
@@ -100,14 +99,9 @@ def report(args):
     report_lossy(alone, args.weights / "mini-draft", args.count)
 
 
-def main(arguments=None):
-    parser = Parser(prog="python -m s2d.quality", description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent / "weights")
+def parse(arguments):
+    parser = Parser(prog="bench quality", description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent.parent / "weights")
     parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
     parser.add_argument("--count", type=int, default=100, help="held-out prompts per group")
-    args = parser.parse_args(arguments)
-    return run_program("quality", report, args)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.parse_args(arguments)

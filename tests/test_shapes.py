@@ -5,22 +5,24 @@ import re
 import pytest
 import torch
 
-from s2d import bench, generate, gpu
+from s2d import generate
+from s2d.bench import __main__ as bench
+from s2d.bench import shapes
 from s2d.weights import empty_model
 
 
 @pytest.mark.parametrize("shape, count", [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("70b", 68_976_648_192)])
 def test_full_size_shapes_have_the_published_parameter_counts(shape, count):
-    assert sum(parameter.numel() for parameter in empty_model(gpu.SHAPES[shape]).parameters()) == count
+    assert sum(parameter.numel() for parameter in empty_model(shapes.SHAPES[shape]).parameters()) == count
 
 
 def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
     """And agrees with it the more, the less the layers above add; the text stays the target's own."""
     device, shares = torch.device("cpu"), {}
     for scale in (0.02, 0.3):
-        model = gpu.random_model(gpu.SHAPES["tiny"], device, torch.float64, 0, 2, scale)
-        draft = gpu.first_layers(model, (2, 3, 4))
-        shares[scale] = gpu.agreement(model, draft, 200, 1)
+        model = shapes.random_model(shapes.SHAPES["tiny"], device, torch.float64, 0, 2, scale)
+        draft = shapes.first_layers(model, (2, 3, 4))
+        shares[scale] = shapes.agreement(model, draft, 200, 1)
     assert min(shares[0.02]) > 0.85 and max(shares[0.3]) < 0.6
     assert shares[0.3] == sorted(shares[0.3])
     own = dict(model.named_parameters())
@@ -33,7 +35,7 @@ def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
 
 
 def test_the_benchmark_runs_on_a_cpu(capsys):
-    arguments = ["gpu", "--shapes", "tiny", "--device", "cpu", "--dtype", "float64", "--context", "40", "--rounds", "1",
+    arguments = ["shapes", "--shapes", "tiny", "--device", "cpu", "--dtype", "float64", "--context", "40", "--rounds", "1",
                  "--repetitions", "1", "--max-new-tokens", "20", "--hf", "--markdown"]  # fmt: skip
     assert bench.main(arguments) == 0
     text = capsys.readouterr().out
@@ -50,5 +52,5 @@ def test_the_benchmark_runs_on_a_cpu(capsys):
 
 def test_no_gpu_is_said_in_one_line(capsys):
     if not torch.cuda.is_available():
-        assert bench.main(["gpu"]) == 2
+        assert bench.main(["shapes"]) == 2
         assert "torch sees no GPU here; use --device cpu" in capsys.readouterr().err

@@ -6,8 +6,8 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-from .corpus import GROUPS, conversations
-from .files import staged_file
+from ..files import staged_file
+from ..train.corpus import GROUPS, conversations
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 

@@ -2,7 +2,7 @@
 
 Four groups have one right answer (translation, qa, math_reasoning, rag): whoever knows the rules can compute it from
 the prompt. Two are open (mt_bench: stories, advice and talk about them; summarization): many answers are good, and the
-choice of words is what a draft cannot foresee. ``python -m s2d.corpus`` prints a few examples.
+choice of words is what a draft cannot foresee. ``python -m s2d.train.corpus`` prints a few examples.
 """
 
 import random

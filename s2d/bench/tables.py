@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 
-from .corpus import GROUPS
+from ..train.corpus import GROUPS
 
 
 def summarise(records):

@@ -7,14 +7,40 @@ the two models is in memory at a time. Knows nothing about timing.
 """
 
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
-from .decode import generate
+from ..decode import generate
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
 AS_GOOD, WORSE = 1.15, 1.4  # times the plain passes' error: up to the first nothing is wrong, from the second on something is
+
+
+def check_methods(load, dtype, draft, records, methods):
+    """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar", whose answers they should give.
+
+    ``load(dtype)`` is the target that made the greedy ``records``. Right is True, False or None for cannot tell; a method
+    that does not claim to be lossless is never wrong.
+    """
+    alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
+    prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
+    target, found = load(dtype), {}
+    for method, options in ((method, options) for method, options in methods.items() if method != "ar"):
+        own, differences = [record for record in records if record["method"] == method], []
+        for record in own:
+            expected = alone[record["question_id"]]
+            turns = zip(expected["prompts"], expected["tokens"], record["tokens"])
+            different = filter(None, (first_difference(target, *turn) for turn in turns))
+            differences += islice(different, 1)  # from the first different answer on, later turns have another context
+        passes = [observe_pass(target, draft, prompt, options, number) for number, prompt in enumerate(prompts)]
+        found[method] = passes, differences, all(all(record["exact"]) for record in own)
+    del target  # one model at a time
+    precise = load("float64")
+    for method, (passes, differences, exact) in found.items():
+        line, right = verdict(precise, passes, differences)
+        yield (method, line, right) if exact else (method, f"not a lossless method; {line}", None)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Full-size Llamas with random weights on one device: what a forward pass costs, and how near that is to the memory's speed.
 
-    python -m s2d.bench gpu                                  # 7b and 13b in bfloat16 on a GPU
-    python -m s2d.bench gpu --shapes tiny --device cpu       # the same program where there is none
+    python -m s2d.bench shapes                                 # 7b and 13b in bfloat16 on a GPU
+    python -m s2d.bench shapes --shapes tiny --device cpu    # the same program where there is none
 
 Speed does not ask what the weights say, acceptance does. Here the draft is the first layers of its target, and whatever
 the layers after the draft's first exit add is scaled down until draft and target agree to a degree that is measured.
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 
-from .decode import generate, now
-from .model import DECODING_KERNELS, LlamaConfig
-from .program import Parser
+from ..decode import generate, now
+from ..model import DECODING_KERNELS, LlamaConfig
+from ..program import Parser, optional
+from ..tree import TreeAttention, ancestor_mask
+from ..weights import DTYPES, check_device, choose_dtype, empty_model
 from .tables import render
-from .tree import TreeAttention, ancestor_mask
-from .weights import DTYPES, check_device, choose_dtype, empty_model
 
 # Llama-2 and Vicuna v1.5, and one to try this program with.
 SHAPES = {
@@ -155,16 +155,14 @@ def decoding_table(target, draft, context, new_tokens, rounds):
 @torch.inference_mode()
 def beside_transformers(model, length):
     """One line: our logits and those of transformers' Llama, which takes the same weights, on ``length`` random tokens."""
-    import transformers  # measured beside us, not a dependency
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
+    transformers = optional("transformers", "-r tests/requirements.txt")  # measured beside us, not a dependency
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")  # fmt: skip
     config = transformers.LlamaConfig(**{name: getattr(model.config, name) for name in names}, tie_word_embeddings=False)
     with torch.device("meta"):
         peer = transformers.LlamaForCausalLM(config)
     peer.load_state_dict(model.state_dict(), assign=True)
-    peer.model.rotary_emb = LlamaRotaryEmbedding(config).to(model.device)
+    peer.model.rotary_emb = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).to(model.device)
     tokens = random_tokens(model, length, 0)
     ours, theirs = model(tokens).float(), peer.eval()(tokens).logits.float()
     same = (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).float().mean().item()
@@ -205,7 +203,7 @@ def report(args):
 
 
 def parse(arguments):
-    parser = Parser(prog="bench gpu", description=__doc__.splitlines()[0])
+    parser = Parser(prog="bench shapes", description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["7b", "13b"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES))

@@ -1,0 +1,145 @@
+"""Every method on every target, beside transformers, as speedups over the target alone measured in the same run.
+
+    python -m s2d.bench                       # three miniature targets, T = 0 and 1
+    python -m s2d.bench --hf --markdown       # with transformers' own decoders beside it, as README shows it
+    python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision     # see methods.py
+    python -m s2d.bench sweep --targets 13b   # thresholds, lengths and tree sizes, on training prompts
+    python -m s2d.bench shapes                # full-size shapes with random weights: see shapes.py
+    python -m s2d.bench quality               # what the miniatures know: see quality.py
+"""
+
+import re
+import sys
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from ..program import Parser, run_program
+from ..tokenizer import Tokenizer, chat_template
+from ..weights import checksum, load_model
+from . import quality, shapes
+from .check import check_methods
+from .measure import measure, progress_line
+from .methods import default_methods, parse_method, sweep_methods, transformers_methods
+from .specbench import corpus_questions, read_questions, write_answers
+from .store import Store
+from .tables import final_table, render, summarise, target_table
+
+WEIGHTS = Path(__file__).parent.parent.parent / "weights"
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    name = arguments[0] if arguments else None
+    if program := {"shapes": shapes, "quality": quality}.get(name):
+        return run_program(f"bench {name}", program.report, program.parse(arguments[1:]))
+    return run_program("bench", run, parse(arguments))
+
+
+def run(args):
+    """Measure, then print a table for each target and temperature and one of them all. Returns the exit code."""
+    if args.resume and not args.out:
+        raise ValueError("--resume needs the --out folder to go on from")
+    draft = load_model(args.draft, args.device, args.dtype)
+    sweep = args.program == "sweep"
+    names = args.methods or (sweep_methods(draft) if sweep else default_methods(draft))
+    names = ["ar", *(name for name in names if name != "ar")]  # what all others are compared to
+    questions = (read_questions(args.questions, args.limit) if args.questions
+                 else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
+    settings = {"methods": names, "questions": questions, "max_new_tokens": args.max_new_tokens, "hf": args.hf,
+                "draft": checksum(draft), "device": args.device, "dtype": str(draft.dtype),
+                "threads": torch.get_num_threads(), "torch": torch.__version__}  # fmt: skip
+    paths = [find_target(name) for name in args.targets]
+    methods = {path: {text: parse_method(text, draft, args.draft, path) for text in names} for path in paths}
+    targets, store, code = dict(zip(names_of(paths), paths)), Store(args.out, settings, args.resume), 0
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {draft.dtype}, {len(questions)} questions, at "
+          f"most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds\n")  # fmt: skip
+    try:
+        for name, path in targets.items():
+            measure_target(args, name, path, draft, methods[path], questions, store)
+            if args.check and 0.0 in args.temperature:  # now that the measured target is out of memory
+                load = partial(load_model, path, args.device)
+                for method, line, good in check_methods(load, args.dtype, draft, store.of(name, 0.0), methods[path]):
+                    print(f"{name} {method}: {line}", flush=True)
+                    code = max(code, int(good is False))
+                print()
+    except KeyboardInterrupt:
+        print("interrupted: what follows is of the rounds that were finished", file=sys.stderr)
+        code = 130
+    show(store, list(targets), args)
+    return code
+
+
+def find_target(name):
+    """7b, 13b and 70b are the miniatures; anything else is a folder."""
+    return WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
+
+
+def names_of(paths):
+    """What the folders are called in tables: their last part, or all of it where two would be called alike."""
+    return [path.name if [p.name for p in paths].count(path.name) == 1 else str(path) for path in paths]
+
+
+def measure_target(args, name, path, draft, methods, questions, store):
+    """All rounds of one target that ``store`` lacks, at every temperature."""
+    target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path / "tokenizer.model")
+    peers = transformers_methods(path, args.draft, target.dtype, target.device) if args.hf else {}
+    weights = checksum(target)
+    for temperature in args.temperature:
+        done = {record["round"] for record in store.of(name, temperature, weights)}
+        rounds = [number for number in range(1, args.rounds + 1) if number not in done]
+        progress = progress_line(f"{name} T={temperature:g}")
+        for records in measure(target, draft, questions, tokenizer, chat_template(path), methods, peers,
+                               temperature, rounds, args.max_new_tokens, progress):  # fmt: skip
+            store.add([{"target": name, "weights": weights, "temperature": temperature, **r} for r in records])
+
+
+def show(store, targets, args):
+    """All tables, and Spec-Bench's answer files."""
+    summaries = {}
+    for target, temperature in product(targets, args.temperature):
+        if records := store.of(target, temperature):
+            summaries[target, temperature] = summary = summarise(records)
+            if args.program == "sweep":
+                summary = dict(sorted(summary.items(), key=lambda item: -item[1]["speedup"]))
+            print(f"{target}, T = {temperature:g}: speedup over ar\n\n{render(target_table(summary), args.markdown)}\n")
+            for method in summary if args.out else ():
+                last = max(record["round"] for record in records)
+                own = [record for record in records if record["method"] == method and record["round"] == last]
+                name = re.sub(r"[^\w.,]+", "-", f"{target}-T{temperature:g}-{method}")
+                write_answers(args.out / f"{name}.jsonl", name, own)
+    if summaries:
+        print(f"speedup over ar / mean accepted tokens\n\n{render(final_table(summaries), args.markdown)}")
+
+
+def temperatures(text):
+    return [float(temperature) for temperature in text.split(",")]
+
+
+def parse(arguments):
+    parser = Parser(prog="bench", description=__doc__.splitlines()[0],
+                    epilog="Also: bench shapes, bench quality; each has a --help of its own.")  # fmt: skip
+    parser.add_argument("program", nargs="?", choices=["sweep"], help="try many settings on training prompts instead")
+    parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
+                        metavar="7b,13b,70b|PATH,...")  # fmt: skip
+    parser.add_argument("--draft", type=Path, default=WEIGHTS / "mini-draft")
+    parser.add_argument("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
+    parser.add_argument("--temperature", type=temperatures, default=[0.0, 1.0], metavar="T,T,...")
+    parser.add_argument("--questions", type=Path, help="a file in Spec-Bench's format; default: held-out ones of the corpus")
+    parser.add_argument("--limit", type=int, default=2, help="questions of each of the six groups")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--hf", action="store_true", help="transformers beside ours")
+    parser.add_argument("--check", action="store_true", help="compare greedy answers with ar's; exit code 1 for a bug")
+    parser.add_argument("--markdown", action="store_true", help="tables as markdown")
+    parser.add_argument("--out", type=Path, help="folder for all records and for Spec-Bench's answer files")
+    parser.add_argument("--resume", action="store_true", help="go on from the rounds that are in --out")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The records of a benchmark, in a file from which it can go on."""
+
+import json
+
+from ..files import staged_file
+from ..weights.config import shown
+
+
+class Store:
+    """All records so far, in memory and, with a folder, in its records.jsonl, to which whole rounds are added.
+
+    That file begins with a line of the settings they were made with. A line that a kill cut short is dropped.
+    """
+
+    def __init__(self, folder, settings, resume):
+        self.records, self.settings, self.file = [], settings, folder and folder / "records.jsonl"
+        if folder and folder.exists() and not resume and any(folder.iterdir()):
+            raise ValueError(f"{folder} is not empty; go on with --resume, or name another folder")
+        if resume and self.file.is_file():
+            self._read()
+
+    def _read(self):
+        text = self.file.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        first, *lines = whole.split("\n")[:-1] or [""]
+        try:
+            found, self.records = json.loads(first), [record for line in lines for record in json.loads(line)]
+        except ValueError:
+            raise ValueError(f"{self.file} is damaged; name another folder") from None
+        found = found if isinstance(found, dict) else {}
+        changed = [(key, found.get(key), value) for key, value in self.settings.items() if found.get(key) != value]
+        if different := [f"{key} {shown(before)}, not {shown(now)}" for key, before, now in changed]:
+            raise ValueError(f"{self.file} was made with other settings: {'; '.join(different)}")
+        if whole != text:
+            with staged_file(self.file) as stage:
+                stage.write_text(whole, encoding="utf-8")
+
+    def add(self, records):
+        self.records += records
+        if self.file:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self.file.open("a", encoding="utf-8") as file:
+                if not file.tell():
+                    file.write(json.dumps(self.settings) + "\n")
+                file.write(json.dumps(records, ensure_ascii=False) + "\n")
+
+    def of(self, target, temperature, weights=None):
+        """The records of a target, by its name and, if given, the checksum of its weights."""
+        found = [r for r in self.records if (r["target"], r["temperature"]) == (target, temperature)]
+        if weights and any(record["weights"] != weights for record in found):
+            raise ValueError(f"{self.file} has records of another {target}, whose weights were different")
+        return found

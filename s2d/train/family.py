@@ -1,0 +1,144 @@
+"""The miniature family: shapes, recipes and the order in which its members are trained. Knows nothing about SoFT's loss.
+
+Three targets from nothing and, between them, the draft that is cut from the first; all on the synthetic conversations of
+corpus.py, with one tokenizer made from them.
+"""
+
+import io
+import json
+import math
+import tempfile
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import sentencepiece
+import torch
+
+from ..model import Llama, LlamaConfig
+from ..tokenizer import VICUNA_SYSTEM, Tokenizer
+from ..weights import check_device
+from .corpus import conversations
+from .dialogues import corpus_dialogues, pack
+from .nested import MINI, check_out, corpus_rows, train_and_save, train_soft
+
+VOCAB_SIZE = 1024
+
+
+def shape(layers, width, heads, kv_heads):
+    """A miniature Llama; its proportions follow Llama's own (8/3 of the width inside the MLP, heads of 32)."""
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE, hidden_size=width, intermediate_size=math.ceil(width / 6) * 16, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads, max_position_embeddings=512,
+    )  # fmt: skip
+
+
+# Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns answers only. The draft
+# is the first four layers of mini-7b.
+TARGETS = {
+    "mini-7b": (shape(10, 160, 5, 5), 6.0, 2.5e-3, False),
+    "mini-13b": (shape(13, 192, 6, 6), 7.0, 2e-3, False),
+    "mini-70b": (shape(20, 256, 8, 2), 4.0, 1.5e-3, True),
+}
+DRAFT_LAYERS, DRAFT_EXITS, DRAFT_TOKENS = 4, (2, 3, 4), 1.5
+# From s2d.bench's sweep: a chain that is fast for every target, and the tree of which most is accepted.
+DRAFTING = {"thresholds": (0.8, 0.8, 0.0), "draft_length": 12, "draft_stop": 0.5, "draft_tree": (3, 12, 32)}
+
+
+def initialise(config, seed, copying):
+    """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see there.
+
+    Every query weight starts near its key weight, every output weight as its value weight transposed, the LM head as
+    the embedding: after the mimetic initialisation of Trockman and Kolter 2023 (arXiv 2305.09828, section 3). From
+    independent weights models this small need several times as much text before they look things up in the prompt.
+    With ``copying``, attention starts almost flat and its values orthogonal, and what it hands on outweighs the token
+    itself: a deep model with few KV heads then copies words from the prompt from the first steps on.
+    """
+    torch.manual_seed(seed)
+    model = Llama(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    into_residual = (2 * config.num_hidden_layers) ** -0.5
+    # Part of the query stays random, or heads that share a key would stay the same for ever.
+    own, like_key, handed_on = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
+
+    def for_each_head(weight):  # (G * D, hidden) -> (H * D, hidden)
+        by_group = weight.view(config.num_key_value_heads, config.head_dim, -1)
+        return by_group.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, dim=0).flatten(0, 1)
+
+    blocks, width, rows = model.model["layers"], config.hidden_size, config.num_key_value_heads * config.head_dim
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
+        if copying:  # where values have fewer dimensions than tokens, neighbouring layers get different ones
+            orthogonal = torch.cat([torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks])
+            for block, values in zip(blocks, orthogonal.split(rows)):
+                block.self_attn.v_proj.weight.copy_(values)
+        for block in blocks:
+            attention = block.self_attn
+            attention.q_proj.weight.mul_(own).add_(for_each_head(attention.k_proj.weight), alpha=like_key)
+            attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
+            block.mlp.down_proj.weight.mul_(into_residual)
+    return model
+
+
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "LlamaTokenizer",
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "legacy": True,
+    "clean_up_tokenization_spaces": False,
+}
+
+
+def make_tokenizer(folder, seed, count=20000):
+    """Train the family's tokenizer on ``count`` training conversations, built as Llama's is; transformers reads it too."""
+    texts = (
+        f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
+        for conversation in islice(conversations(seed, "train"), count)
+        for question, answer in conversation.turns
+    )
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=texts, model_writer=model, model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True,
+        split_digits=True, character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        num_threads=1, minloglevel=2,
+    )  # fmt: skip
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
+
+
+def train_mini(out, only, device, seed, resume, millions=None):
+    """Train the family in the order in which it becomes useful: mini-7b, mini-draft, mini-13b, mini-70b.
+
+    Each on as many million tokens as its recipe says, or on ``millions``.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    if millions is not None:
+        corpus_rows(millions, MINI)  # refused now, not after a tokenizer
+    wanted = [name for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
+              if not (resume and (out / name).is_dir())]  # fmt: skip
+    for name in wanted:  # all of them first: what is in the way of the last would otherwise show after hours
+        check_out(out / name, resume)
+    for name in wanted:
+        if name == "mini-draft":
+            train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device, MINI,
+                       DRAFT_TOKENS if millions is None else millions, seed + 1, resume, DRAFTING)  # fmt: skip
+        else:
+            train_target(name, out, device, seed, resume, millions)
+
+
+def train_target(name, out, device, seed, resume, millions=None):
+    """One of TARGETS from nothing, and the tokenizer they all share."""
+    config, own_millions, peak, copying = TARGETS[name]
+    model, recipe = initialise(config, seed, copying).to(check_device(device)), replace(MINI, lr=peak)
+    with tempfile.TemporaryDirectory() as folder:
+        make_tokenizer(Path(folder), seed)
+        tokenizer = Tokenizer(Path(folder) / "tokenizer.model")
+        rows = corpus_rows(own_millions if millions is None else millions, recipe)
+        # To foresee the questions as well, a model that copies would first have to unlearn it.
+        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, recipe.length, answers_only=copying)
+        train_and_save(model, (config.num_hidden_layers,), tokens, labels, recipe, out / name, folder, resume, seed)
