@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from .files import staged_file
+from .program import Parser
 from .weights.config import number, shown, whole
 
 FEATURES = ("hidden", "stats")
@@ -102,3 +103,7 @@ def read_stop(text, draft):
         return float(text)
     except ValueError:
         return load_decision(text, draft)
+
+
+if __name__ == "__main__":
+    Parser(prog="s2d.decision").error("a decision model is trained by: python -m s2d.train decision")

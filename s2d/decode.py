@@ -26,7 +26,7 @@ class Stats:
 
     accept_lengths: list[int] = field(default_factory=list)  # tokens each step emitted, the target's own included
     exit_counts: Counter = field(default_factory=Counter)  # exit layer -> draft tokens that left there
-    draft_forwards: int = 0  # how often the draft ran: once for each level it drafted
+    draft_forwards: int = 0  # how often the draft ran: once for a level, and once more where it then gave up
     draft_levels: int = 0  # depths of all drafts
     accepted: int = 0  # draft tokens that were accepted and emitted; none are after EOS
     draft_seconds: float = 0.0  # of these: growing drafts,
@@ -113,7 +113,7 @@ def generate(
             stop = draft.config.draft_stop
         drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit), draft.config.max_position_embeddings
     target_gives_roots = drafter is not None and init == "target"
-    roots = None  # that the target has given the next tree; before its first pass there are none, so nothing is drafted
+    roots = None  # if the target gives them, those of the next tree; before its first pass there are none, and no draft
 
     finished = False
     while not finished:

@@ -21,7 +21,7 @@ WINDOW = 256  # how much context a segment catches up on in one pass: masks are 
 
 @dataclass
 class Segment:
-    """Layers start..stop-1, their cache, and the hidden states (1, capacity, hidden) they have put out so far.
+    """Layers start..stop-1, their cache, and the hidden states (1, places, hidden) they have put out so far.
 
     After the last segment comes nothing that would read them, so it keeps none.
     """
@@ -60,7 +60,7 @@ class Draft:
 
     tree: TokenTree
     q: torch.Tensor | None
-    slots: torch.Tensor
+    slots: torch.Tensor | None
     exits: list[int]
     level_sizes: list[int]
     forwards: int
@@ -150,24 +150,24 @@ class SortedDraft:
         tree = (StaticTree if self.static else GrowingTree)(self, sampling)
         unsure, decision = (0.0, stop) if callable(stop) else (stop or 0.0, None)
         chances = torch.ones(1, device=self.tokens.device)  # a decision model's: that the target comes to each node
-        places, rows, forwards, exits = 0, 1, 0, []
+        used, rows, forwards, exits = 0, 1, 0, []  # places behind the context, and how many of the last to predict from
         for level in range(min(levels, self.shape.depth)):
             if level == 0 and roots is not None:
-                children, log_probs = tree.roots(*roots)  # (1, K) each
+                children, log_probs = tree.roots(*roots)  # (1, K)
                 exit_layer, chances = 0, chances.expand(children.shape[1])
             else:
-                prediction = self.predict(n, n + places, rows)
+                prediction = self.predict(n, n + used, rows)
                 forwards, exit_layer = forwards + 1, prediction.exit_layer
                 if exit_layer == self.segments[-1].stop and prediction.confidence < unsure:
                     break
-                children, log_probs = tree.children(prediction)  # (R, K) each
+                children, log_probs = tree.children(prediction)  # (R, K)
                 if decision:
                     chances = (chances[:, None] * child_chances(decision(prediction), prediction.probs, children)).flatten()
             expanded = tree.add(children, log_probs)  # of children.flatten()
             tokens = children.flatten()[expanded]
             rows = len(tokens)
-            self.tokens[0, n + places : n + places + rows] = tokens
-            places += rows
+            self.tokens[0, n + used : n + used + rows] = tokens
+            used += rows
             exits.append(exit_layer)
             if decision:
                 chances = chances[expanded]
@@ -187,12 +187,13 @@ class SortedDraft:
 class StaticTree:
     """A KConfig's tree in the making: the likeliest children at T = 0, sampled ones above.
 
-    Every node is expanded; so each has a slot, a place in the draft's caches behind the context, and it is its number.
+    Every node is expanded; so each has a slot, a place behind the context in the draft's mask and caches: its number.
     """
 
     def __init__(self, drafter, sampling):
         self.shape, self.parents, self.vocab_size = drafter.shape, drafter.parents, drafter.model.config.vocab_size
-        self.sampling, self.tokens, self.q = sampling, [self.parents[:0]], []
+        self.sampling, self.depth, self.q = sampling, 0, []
+        self.tokens = [self.parents[:0]]  # level by level; in front none, as there may be none
 
     def roots(self, tokens, log_probs):
         """Tokens (K,) that the target gives the first level -> (1, K), and nothing they could be ranked by."""
@@ -201,7 +202,7 @@ class StaticTree:
 
     def children(self, prediction):
         """Children (R, K) of the R nodes that a Prediction is about, and nothing they could be ranked by."""
-        width = self.shape.widths[len(self.tokens) - 1]
+        width = self.shape.widths[self.depth]
         if self.sampling.temperature == 0:
             return prediction.logits.topk(width).indices, None
         self.q.append(warp(prediction.logits, self.sampling.temperature, self.sampling.top_p))
@@ -210,6 +211,7 @@ class StaticTree:
     def add(self, children, log_probs):
         """Take the next level (R, K). Returns which of them are expanded: all."""
         self.tokens.append(children.flatten())
+        self.depth += 1
         return slice(None)
 
     def draft(self, exits, forwards):
@@ -223,20 +225,21 @@ class GrowingTree:
     """A Dynamic's tree in the making: of every level the likeliest candidates are expanded, of all the likeliest are kept.
 
     Candidates are numbered level by level and scored by cumulative log-probability. Only those that are expanded have a
-    slot, a place in the draft's caches behind the context. With top_k = 2, where 0, 1, 2 and 5 are the expanded ones:
+    slot: their place behind the context, in the draft's mask and caches. With top_k = 2, where 0, 1, 2 and 4 are expanded:
 
         context ─┬─ 0 ─┬─ 2        number    0   1   2   3   4   5        slot                   0   1   2   3
                  │     └─ 3        parent   -1  -1   0   0   1   1        slot of its parent    -1  -1   0   1
-                 └─ 1 ─┬─ 4        slot      0   1   2   -   -   3
+                 └─ 1 ─┬─ 4        slot      0   1   2   -   3   -
                        └─ 5
     """
 
     def __init__(self, drafter, sampling):
         self.shape, self.attention = drafter.shape, drafter.attention
-        context = torch.tensor([-1], device=drafter.tokens.device)
-        self.frontier = context, context, torch.zeros(1, device=context.device)  # numbers, slots, scores of what is expanded
-        self.slot_parents, self.count = context[:0], 0
-        self.levels = [(context[:0],) * 5]  # tokens, parents, slots, scores and depths of the candidates
+        root, score = torch.tensor([-1], device=drafter.tokens.device), torch.zeros(1, device=drafter.tokens.device)
+        self.frontier = root, root, score  # numbers, slots and scores (F,) of what is expanded next: first the context
+        self.slot_parents, self.count, self.depth = root[:0], 0, 0
+        # Tokens, parents, slots, scores and depths of the candidates, level by level; in front none, as there may be none.
+        self.levels = [(root[:0], root[:0], root[:0], score[:0], root[:0])]
 
     def roots(self, tokens, log_probs):
         """Tokens (K,) that the target gives the first level -> (1, K), and their log-probabilities (1, K)."""
@@ -255,12 +258,12 @@ class GrowingTree:
         best = scores.topk(min(top_k, len(scores))).indices
         new_slots = torch.arange(used, used + len(best), device=best.device)
         every_slot = torch.full_like(scores, NO_SLOT, dtype=torch.long).index_copy(0, best, new_slots)
-        depths = torch.full_like(every_slot, len(self.levels) - 1)
+        depths = torch.full_like(every_slot, self.depth)
         self.levels.append((children.flatten(), numbers.repeat_interleave(top_k), every_slot, scores, depths))
         self.slot_parents = torch.cat((self.slot_parents, slots[best // top_k]))
         self.attention.set_tree(ancestor_mask(self.slot_parents))
         self.frontier = self.count + best, new_slots, scores[best]
-        self.count += len(scores)
+        self.count, self.depth = self.count + len(scores), self.depth + 1
         return best
 
     def draft(self, exits, forwards):

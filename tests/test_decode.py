@@ -446,3 +446,13 @@ def test_chains_end_by_the_drafts_own_stop_unless_given():
     assert len({tuple(output.tokens) for output in outputs.values()}) == 1
     drafted = {name: sum(output.stats.exit_counts.values()) > 0 for name, output in outputs.items()}
     assert drafted == {"sd": False, "s2d": False, "mcsd": True, "s2d-tree": True, "never": True}
+
+
+@pytest.mark.parametrize("method", ["sd", "mcsd", "s2d", "s2d-tree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_pass_after_which_the_draft_gives_up_is_counted(method, temperature):
+    """No confidence is above 1, so every draft runs once at its only exit and then proposes nothing."""
+    output = generate(random_llama(1), [3, 1, 2], draft=random_llama(2, exit_layers=(4,)), method=method, stop=1.0,
+                      temperature=temperature, max_new_tokens=9)  # fmt: skip
+    assert output.stats.steps == len(output.tokens) and output.stats.draft_levels == 0
+    assert output.stats.draft_forwards == len(output.tokens) - 1  # before the last token there is no room for a draft

@@ -31,6 +31,7 @@ def test_ci_runs_every_command_that_a_readme_shows():
         for label, block in re.findall(r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", readme.read_text(), re.DOTALL):
             assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{block}"
             shown += re.sub(r" +#.*", "", block.replace("\\\n", "")).splitlines()
+        assert set(re.findall(r"^```(\w+)", readme.read_text(), re.MULTILINE)) <= {"sh", "python"}, "CI reads no other block"
         texts += re.sub(r"```.*?```", "", readme.read_text(), flags=re.DOTALL)
     assert not re.findall(r"`(?:python|torchrun) [^`]*`", texts), "a command outside the blocks that CI runs"
     script = (ROOT / ".ci" / "run").read_text()

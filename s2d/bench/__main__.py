@@ -27,14 +27,15 @@ from .specbench import corpus_questions, read_questions, write_answers
 from .store import Store
 from .tables import final_table, render, summarise, target_table
 
+OTHERS = {"shapes": shapes, "quality": quality}  # programs with options of their own
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
 
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     name = arguments[0] if arguments else None
-    if program := {"shapes": shapes, "quality": quality}.get(name):
-        return run_program(f"bench {name}", program.report, program.parse(arguments[1:]))
+    if name in OTHERS:
+        return run_program(f"bench {name}", OTHERS[name].report, OTHERS[name].parse(arguments[1:]))
     return run_program("bench", run, parse(arguments))
 
 
@@ -119,9 +120,9 @@ def temperatures(text):
 
 
 def parse(arguments):
-    parser = Parser(prog="bench", description=__doc__.splitlines()[0],
-                    epilog="Also: bench shapes, bench quality; each has a --help of its own.")  # fmt: skip
-    parser.add_argument("program", nargs="?", choices=["sweep"], help="try many settings on training prompts instead")
+    parser = Parser(prog="bench", description=__doc__.splitlines()[0])
+    parser.add_argument("program", nargs="?", choices=["sweep", *OTHERS], help="sweep: try many settings on training prompts "
+                        "instead; shapes, quality: other programs, each with a --help of its own")  # fmt: skip
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
                         metavar="7b,13b,70b|PATH,...")  # fmt: skip
     parser.add_argument("--draft", type=Path, default=WEIGHTS / "mini-draft")
@@ -138,7 +139,10 @@ def parse(arguments):
     parser.add_argument("--markdown", action="store_true", help="tables as markdown")
     parser.add_argument("--out", type=Path, help="folder for all records and for Spec-Bench's answer files")
     parser.add_argument("--resume", action="store_true", help="go on from the rounds that are in --out")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.program in OTHERS:
+        parser.error(f"{args.program!r} comes first, before any option: python -m s2d.bench {args.program}")
+    return args
 
 
 if __name__ == "__main__":

@@ -94,6 +94,8 @@ def report_lossy(alone, draft, count):
 
 
 def report(args):
+    if args.count < 1:
+        raise ValueError(f"--count must be at least 1, got {args.count}")
     alone = report_targets([args.weights / name for name in args.targets], args.count)
     report_exits(args.weights / "mini-7b", args.weights / "mini-draft", args.count)
     report_lossy(alone, args.weights / "mini-draft", args.count)

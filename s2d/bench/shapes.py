@@ -176,6 +176,11 @@ def report(args):
     def show(table):
         print(f"\n{render(table, args.markdown)}", flush=True)
 
+    positions = min(SHAPES[shape].max_position_embeddings for shape in args.shapes)
+    if not 1 <= args.context <= positions - max(NODES):
+        raise ValueError(f"--context must be from 1 to {positions - max(NODES)} for these shapes, got {args.context}")
+    if min(args.repetitions, args.rounds, args.max_new_tokens) < 1:
+        raise ValueError("--repetitions, --rounds and --max-new-tokens must be at least 1")
     device = check_device(args.device)
     dtype = choose_dtype(args.dtype, device)
     bandwidth = copy_bandwidth(device, args.repetitions)

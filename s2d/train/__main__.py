@@ -20,7 +20,7 @@ from ..weights.config import read_config
 from .decision import train_decision
 from .family import DRAFT_TOKENS, TARGETS, train_mini
 from .fit import Recipe
-from .nested import MINI, PAPER, check_out, train_soft
+from .nested import MINI, PAPER, check_out, corpus_rows, train_soft
 from .soft import Distillation
 
 
@@ -60,6 +60,8 @@ def soft(args, mesh):
     if min(recipe.batch, recipe.micro_batch, recipe.length, recipe.epochs) < 1 or not recipe.lr > 0:
         raise ValueError(f"batch, micro-batch, length, epochs and lr must be positive, got {recipe}")
     check_length(recipe, args.init, config)
+    if args.data == "mini":
+        corpus_rows(args.millions, recipe)
     distillation = None
     if args.teacher:
         teacher = load_model(args.teacher, args.device)

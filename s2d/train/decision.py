@@ -107,6 +107,9 @@ def check_replaceable(path):
 def train_decision(args):
     """The program: collect, fit, show how good it is on prompts kept out, save."""
     check_replaceable(args.out)
+    if not 0.0 <= args.threshold <= 1.0 or min(args.prompts, args.draft_length, args.epochs) < 1:
+        raise ValueError(f"the threshold is within 0..1, prompts, draft length and epochs at least 1; got {args.threshold:g}, "
+                         f"{args.prompts}, {args.draft_length} and {args.epochs}")  # fmt: skip
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
     tokenizer, template = Tokenizer(args.target / "tokenizer.model"), chat_template(args.target)
     skipped = Counter()

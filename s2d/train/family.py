@@ -116,9 +116,9 @@ def train_mini(out, only, device, seed, resume, millions=None):
 
     Each on as many million tokens as its recipe says, or on ``millions``.
     """
-    out.mkdir(parents=True, exist_ok=True)
     if millions is not None:
         corpus_rows(millions, MINI)  # refused now, not after a tokenizer
+    out.mkdir(parents=True, exist_ok=True)
     wanted = [name for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
               if not (resume and (out / name).is_dir())]  # fmt: skip
     for name in wanted:  # all of them first: what is in the way of the last would otherwise show after hours

@@ -22,8 +22,9 @@ PAPER = Recipe(batch=128, micro_batch=4, length=2048, lr=2e-5, epochs=3, weight_
 
 def corpus_rows(millions, recipe):
     """How many rows, in whole batches, about so many million tokens make."""
-    if not recipe.batch * recipe.length <= millions * 1e6 < 1e12:
-        raise ValueError(f"{millions:g} million tokens are no training; a batch has {recipe.batch} x {recipe.length}")
+    least = recipe.batch * recipe.length / 1e6
+    if not least <= millions < 1e6:
+        raise ValueError(f"expected at least {least:g} million tokens, one batch, and less than 1e+06; got {millions:g}")
     return round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
 
 
