@@ -14,11 +14,13 @@ from s2d.options import METHODS
 from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
-from s2d.weights import DTYPES
+from s2d.weights import DTYPES, placement
+from s2d.weights.get import ON_THE_HUB, PACKAGES, how_to_get
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
-EXAMPLE = "Quick one: I want to know two things about Tadastan: its capital and its main export."
+MINI_EXAMPLE = "Quick one: I want to know two things about Tadastan: its capital and its main export."
+EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 
 def main(arguments=None):
@@ -41,12 +43,13 @@ def run_on_every_rank(args):
 
 def run(args, load_target=load_model, share=None):
     target_path = find_target(args.target)
-    draft_path = None if args.method == "ar" else args.draft or find_draft(target_path)
+    draft_path, args.method = choose_draft(args, target_path)
     print(one_line(f"target {target_path}, draft {draft_path or 'none'}"), file=sys.stderr)
-    tokenizer = Tokenizer(target_path / "tokenizer.model")
+    tokenizer = Tokenizer(target_path)
     prompt = encode_prompt(args, tokenizer, target_path)
     target = load_target(target_path, args.device, args.dtype)
     draft = load_model(draft_path, args.device, args.dtype) if draft_path else None
+    print(f"target {'and draft ' if draft else ''}on {placement(*filter(None, (target, draft)))}", file=sys.stderr)
     stop = read_stop(args.stop, draft) if draft and args.stop is not None else None
     options = dict(
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
@@ -76,21 +79,31 @@ def run(args, load_target=load_model, share=None):
 
 
 def find_target(name):
-    """A size (7b, 13b, 70b: the real checkpoint where it is there, else the miniature) or a path -> folder."""
+    """A size (7b, 13b, 70b: the real checkpoint where it is there, else the miniature), smollm2-..., or a path -> folder."""
     if name in REAL:
         real = WEIGHTS / REAL[name]
         return real if real.is_dir() else WEIGHTS / f"mini-{name}"
+    if name in (*PACKAGES, *ON_THE_HUB):
+        if not (WEIGHTS / name).is_dir():
+            raise FileNotFoundError(f"{name} is not in weights/ yet; get it with: {how_to_get(name)}")
+        return WEIGHTS / name
     if not Path(name).is_dir():
-        raise FileNotFoundError(f"no model folder at {name}; expected 7b, 13b, 70b or a Hugging Face folder")
+        raise FileNotFoundError(f"no model folder at {name}; expected 7b, 13b, 70b, smollm2-135m or a Hugging Face folder")
     return Path(name)
 
 
-def find_draft(target_path):
-    """The draft that belongs to a target of this project, beside it."""
-    draft = target_path.parent / ("mini-draft" if target_path.name.startswith("mini-") else "vicuna-draft")
-    if not draft.is_dir():
-        raise FileNotFoundError(f"no draft model at {draft}; name one with --draft, or use --method ar")
-    return draft
+def choose_draft(args, target_path):
+    """(folder of the draft or None, method): a method that was asked for needs one; without one and none, the target is alone."""
+    if args.method == "ar":
+        return None, "ar"
+    family = next((family for family in ("mini", "smollm2") if target_path.name.startswith(f"{family}-")), "vicuna")
+    beside = target_path.parent / f"{family}-draft"
+    if args.draft or beside.is_dir():
+        return args.draft or beside, args.method or "s2d"
+    if args.method:
+        raise FileNotFoundError(f"no draft model at {beside}; name one with --draft, or use --method ar")
+    print(one_line(f"no draft at {beside}, so the target decodes alone; name one with --draft"), file=sys.stderr)
+    return None, "ar"
 
 
 def read_stdin():
@@ -101,12 +114,13 @@ def read_stdin():
 
 
 def encode_prompt(args, tokenizer, target_path):
-    text = EXAMPLE if args.prompt is None else read_stdin() if args.prompt == "-" else args.prompt
+    """Said to the model in its chat template where one is known, else, or with --raw, continued as it is."""
+    example = MINI_EXAMPLE if target_path.name.startswith("mini-") else EXAMPLE
+    text = example if args.prompt is None else read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
-    if args.chat or args.prompt is None:
-        return tokenizer.encode_chat([text.strip()], chat_template(target_path))
-    return tokenizer.encode(text)
+    template = None if args.raw else chat_template(target_path, unknown="vicuna" if args.chat else None)
+    return tokenizer.encode_chat([text.strip()], template) if template else tokenizer.encode(text)
 
 
 def tree_shape(args, draft):
@@ -159,17 +173,19 @@ def as_json(output, prompt, tokenizer):
 
 def parse(arguments):
     parser = Parser(prog="run.py", description=__doc__.split(":")[0] + ".")
-    parser.add_argument("--target", required=True, metavar="7b|13b|70b|PATH", help="the large model")
+    parser.add_argument("--target", required=True, metavar="7b|13b|70b|smollm2-135m|PATH", help="the large model")
     parser.add_argument("--draft", type=Path, metavar="PATH", help="the sorted draft; default: the one beside the target")
-    parser.add_argument("--method", choices=METHODS, default="s2d",
-                        help="ar: target alone; sd, mcsd: chain, tree from one exit; s2d, s2d-tree: from sorted exits")
-    parser.add_argument("--prompt", metavar="TEXT|-", help="the text to continue, - reads stdin; default: an example")
-    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    parser.add_argument("--method", choices=METHODS, help="ar: target alone; sd, mcsd: chain, tree from one exit; s2d "
+                        "(default, where there is a draft), s2d-tree: from sorted exits")
+    parser.add_argument("--prompt", metavar="TEXT|-", help="what to say to the model, - reads stdin; default: an example")
+    said = parser.add_mutually_exclusive_group()
+    said.add_argument("--chat", action="store_true", help="in Vicuna's chat template, if the model's own is not known")
+    said.add_argument("--raw", action="store_true", help="in no template: the model continues the text as it is")
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--device", default="cpu", metavar="D", help="cpu (default), cuda, cuda:1 ...")
+    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ...; auto (default): a GPU if there is one")
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: bfloat16 on a GPU, else float32")
     parser.add_argument("--exits", type=numbers(int), metavar="E,E,...", help="draft layers to predict after, e.g. 2,3,4")
     parser.add_argument("--thresholds", type=numbers(float), metavar="C,C,...", help="confidence that is enough, each exit")

@@ -5,6 +5,7 @@ after any layer, read the logits there, and go on later from the hidden states i
 Hugging Face checkpoints, which therefore load without a mapping.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import islice
 
@@ -34,7 +35,8 @@ class LlamaConfig:
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0  # linear rope scaling: positions are divided by it
+    rope_factor: float = 1.0  # rope scaling: frequencies are divided by it, all of them unless
+    rope_llama3: tuple[float, float, int] | None = None  # low and high frequency factor, original context: see rope_frequencies
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
     eos_token_ids: tuple[int, ...] = (2,)
@@ -63,13 +65,28 @@ def rope_table(config):
     Dimension i is rotated together with i + D/2; the sines of the first half carry the minus sign of that rotation, so
     that ``rotate`` is one multiply and one fused multiply-add. Su et al. 2021, section 3.4.
     """
-    # The device is named so that the table is real even when the parameters are built on the meta device.
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents / config.rope_factor  # (D/2,)
+    frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_factor, config.rope_llama3)
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
     angles = torch.outer(positions, frequencies)  # (max_positions, D/2)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rope_frequencies(head_dim, theta, factor, llama3):
+    """Radians by which each pair of dimensions turns from one position to the next, (D/2,) float32; see LlamaConfig.
+
+    For contexts longer than a model was first trained on they are divided by ``factor``: all of them, or with ``llama3``
+    only those that turn less than low times within the original context, none that turn more than high times, and in
+    between a blend (Llama 3.1).
+    """
+    # The device is named so that the table is real even when the parameters are built on the meta device.
+    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
+    if llama3 is None:
+        return frequencies / factor
+    low, high, context = llama3
+    turns = context / (2 * math.pi / frequencies)
+    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1.0 - kept) * frequencies / factor + kept * frequencies
 
 
 def rotate(x, cos, sin):

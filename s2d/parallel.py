@@ -33,7 +33,7 @@ def joined(device):
 
     Yields a DeviceMesh over them and the name of this rank's device.
     """
-    kind = check_device(device).type
+    device = kind = check_device(device).type
     if kind == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(check_device(device))

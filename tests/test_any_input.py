@@ -166,7 +166,8 @@ FLIPS = st.tuples(PLACES, st.sampled_from([1, 1, 2, 5000]), st.sampled_from([1, 
 DAMAGE = PLACES | st.lists(FLIPS, max_size=3)
 ROPE = st.fixed_dictionaries({}, optional={
     "rope_type": st.sampled_from(["default", "linear", "llama3"]) | VALUES, "type": VALUES, "factor": NUMBERS | VALUES,
-    "rope_theta": NUMBERS | VALUES,
+    "rope_theta": NUMBERS | VALUES, "low_freq_factor": NUMBERS | VALUES, "high_freq_factor": NUMBERS | VALUES,
+    "original_max_position_embeddings": NUMBERS | VALUES,
 }).map(json.dumps)  # fmt: skip
 COUNTS = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",

@@ -38,7 +38,7 @@ def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
         weight_map |= dict.fromkeys(shard, file)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     (folder / "config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE | changes))
-    (folder / "tokenizer.model").write_bytes(tokenizer.pieces.serialized_model_proto())
+    (folder / "tokenizer.model").write_bytes(tokenizer.model.pieces.serialized_model_proto())
     return sorted(set(weight_map.values()))
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
     torch.save({"lm_head.weight": Anything()}, hub / shards[1])
     refused("is damaged or holds more than tensors")
     (hub / shards[1]).unlink()
-    refused("are in no shard")
+    refused("tensors are missing")
     (hub / shards[1]).write_bytes(whole)
     (hub / "config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE | {"intermediate_size": 160}))
     refused("config.json asks for")
@@ -181,8 +181,13 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
             needed = min(needed, lasted)
         else:
             killed += 1
-            with pytest.raises((FileNotFoundError, ValueError)):
+            try:
                 load_model(stage_of(target))
+            except (FileNotFoundError, ValueError):
+                continue
+            # The kill came between the last file and the renaming: what loads is whole.
+            files = {path.name for path in (tmp_path / "whole").iterdir() if not path.name.startswith(".")}
+            assert files <= {path.name for path in stage_of(target).iterdir()}
     assert killed >= 5
     if not target.is_dir():
         convert(tmp_path / "hub", target, None)

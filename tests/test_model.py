@@ -17,8 +17,10 @@ VARIANTS = {
     "tied": dict(tie_word_embeddings=True),
     "wide-heads": dict(head_dim=16),
     "linear-rope": dict(rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}),
+    "llama3-rope": dict(rope_parameters={"rope_type": "llama3", "factor": 7.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                         "original_max_position_embeddings": 64, "rope_theta": 5000.0}),
     "sharded": dict(),
-}
+}  # fmt: skip
 SIZES = dict(
     vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=256, eos_token_id=96, initializer_range=0.3,
@@ -42,8 +44,9 @@ def as_transformers_4_writes(folder):
     config = json.loads((folder / "config.json").read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope["rope_theta"]
-    scaled = rope["rope_type"] == "linear"
-    config["rope_scaling"] = {"type": "linear", "factor": rope["factor"]} if scaled else None
+    kind = rope["rope_type"]
+    old = {"linear": {"type": "linear", "factor": rope.get("factor")}, "llama3": rope}
+    config["rope_scaling"] = old.get(kind)
     config["torch_dtype"] = config.pop("dtype")
     if config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]:
         del config["head_dim"]
@@ -72,7 +75,8 @@ def test_greedy_tokens_equal_transformers(folder):
 
 
 @pytest.mark.parametrize("max_shard_bytes", [2**30, 8000])
-@pytest.mark.parametrize("changes", [dict(), dict(tie_word_embeddings=True), dict(rope_factor=4.0, rope_theta=5e3)])
+@pytest.mark.parametrize("changes", [dict(), dict(tie_word_embeddings=True), dict(rope_factor=4.0, rope_theta=5e3),
+                                     dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), rope_theta=5e3)])
 def test_what_we_save_loads_in_transformers(tmp_path, changes, max_shard_bytes):
     model = random_llama(3, **changes)
     save_model(model, tmp_path / "m", dtype=torch.float64, max_shard_bytes=max_shard_bytes)

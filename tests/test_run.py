@@ -27,7 +27,9 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
     """From any directory: a correct answer, the short block, and the comparison with the target alone."""
     done = subprocess.run([*RUN, "--target", "13b"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stderr == f"target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}\n"
+    first, second = done.stderr.splitlines()
+    assert first == f"target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}"
+    assert re.fullmatch(r"target and draft on (cpu, \d+ threads, float32|cuda.* GB, bfloat16), 0\.\d\d GB of weights", second)
     text, _, block = done.stdout.partition("\n\n")
     assert text == EXAMPLE_ANSWER
     patterns = [
@@ -66,7 +68,7 @@ def run_json(capsys, *arguments):
 
 
 def test_options_reach_the_decoder(capsys):
-    common = ["--target", "7b", "--prompt", run.EXAMPLE, "--chat", "--dtype", "float64"]
+    common = ["--target", "7b", "--prompt", run.MINI_EXAMPLE, "--chat", "--dtype", "float64"]
     alone = run_json(capsys, *common, "--method", "ar")
     assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
     for more, exits in (
@@ -108,7 +110,8 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     (tmp_path / "vicuna-7b").mkdir()
     assert run.find_target("7b") == tmp_path / "vicuna-7b"
     (tmp_path / "vicuna-draft").mkdir()
-    assert run.find_draft(tmp_path / "vicuna-7b") == tmp_path / "vicuna-draft"
+    args = run.parse(["--target", "7b"])
+    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (tmp_path / "vicuna-draft", "s2d")
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +122,14 @@ def other_models(tmp_path_factory):
     size = Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model").vocab_size
     bad_exits = random_llama(0, vocab_size=size, exit_layers=(2, 9), thresholds=(0.5, 0.0))
     save_model(bad_exits, folder / "bad-exits", dtype=torch.float32)
-    for name in ("truncated", "no-tokenizer", "llama3", "lonely"):
+    for name in ("truncated", "no-tokenizer", "yarn", "lonely"):
         shutil.copytree(WEIGHTS / "mini-7b", folder / name)
     whole = (folder / "truncated/model.safetensors").read_bytes()
     (folder / "truncated/model.safetensors").write_bytes(whole[: len(whole) // 3])
     (folder / "no-tokenizer/tokenizer.model").unlink()
-    config = json.loads((folder / "llama3/config.json").read_text())
-    config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0}
-    (folder / "llama3/config.json").write_text(json.dumps(config))
+    config = json.loads((folder / "yarn/config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 8.0}
+    (folder / "yarn/config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -134,8 +137,8 @@ MISTAKES = [
     ("--target nowhere", "no model folder at nowhere"),
     ("--target {m}/truncated --draft {w}/mini-draft", "is damaged"),
     ("--target {m}/no-tokenizer --draft {w}/mini-draft", "no tokenizer at"),
-    ("--target {m}/llama3 --draft {w}/mini-draft", "rope type 'llama3' is not supported"),
-    ("--target {m}/lonely", "no draft model at"),
+    ("--target {m}/yarn --draft {w}/mini-draft", "rope type 'yarn' is not supported"),
+    ("--target {m}/lonely --method s2d", "no draft model at"),
     ("--target 7b --draft nowhere", "no model folder at nowhere"),
     ("--target 7b --draft {m}/small-vocabulary", "the draft has 61 tokens, the target 1024"),
     ("--target 7b --draft {m}/bad-exits", "lie within the draft's 4 layers"),
@@ -164,7 +167,7 @@ MISTAKES = [
     ("--target 7b --top-p 0", "top_p must be above 0"),
     ("--target 7b --prompt=", "the prompt is empty"),
     ("--target 7b --dtype float8", "invalid choice: 'float8'"),
-    ("--target 7b --device tpu9", "unknown device 'tpu9'; expected cpu, cuda or cuda:N"),
+    ("--target 7b --device tpu9", "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N"),
     ("--target 7b --device mps", "unknown device 'mps'"),
     ("--target 7b --device cpu:1", "unknown device 'cpu:1'"),
     ("--target 7b --device cuda:99", "device 'cuda:99' was asked for, but torch sees "),
@@ -236,3 +239,32 @@ def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, capsy
         assert bench.main(arguments) == 2
         error = capsys.readouterr().err
         assert "needs the package transformers" in error and "tests/requirements.txt" in error and error.count("\n") == 1
+
+
+def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, capsys):
+    tokenizer, text = Tokenizer(WEIGHTS / "mini-7b"), "What is 3 + 4?"
+    base = tmp_path / "base"  # a model of which no template is known
+    shutil.copytree(WEIGHTS / "mini-7b", base)
+    common = ["--draft", str(WEIGHTS / "mini-draft"), "--max-new-tokens", "4", "--prompt", text]
+    chat, plain = len(tokenizer.encode_chat([text])), len(tokenizer.encode(text))
+    for target, option, expected in (("7b", [], chat), ("7b", ["--chat"], chat), ("7b", ["--raw"], plain),
+                                     (base, [], plain), (base, ["--chat"], chat), (base, ["--raw"], plain)):  # fmt: skip
+        assert run_json(capsys, "--target", str(target), *common, *option)["prompt_tokens"] == expected
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    (base / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": "Q {{ messages[0]['content'] }} A"}))
+    own = len(tokenizer.encode(f"Q {text} A")) - 1
+    for option, expected in (([], own), (["--chat"], own), (["--raw"], plain)):
+        assert run_json(capsys, "--target", str(base), *common, *option)["prompt_tokens"] == expected
+    with pytest.raises(SystemExit) as stopped:
+        run.main(["--target", "7b", "--chat", "--raw"])
+    assert stopped.value.code == 2 and "not allowed with" in capsys.readouterr().err
+
+
+def test_without_a_draft_the_target_decodes_alone_unless_a_method_was_asked_for(tmp_path, capsys):
+    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "mini-lonely")
+    arguments = ["--target", str(tmp_path / "mini-lonely"), "--max-new-tokens", "4"]
+    assert run.main(arguments) == 0
+    out, error = capsys.readouterr()
+    assert "method ar" in out and f"no draft at {tmp_path / 'mini-draft'}, so the target decodes alone" in error
+    assert run.main([*arguments, "--method", "sd"]) == 2
+    assert "no draft model at" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def tiny(tmp_path, tokenizer):
     """A folder with a small random Llama and the miniature tokenizer."""
     model = random_llama(0, scale=0.1, vocab_size=tokenizer.vocab_size, max_position_embeddings=64)
     save_model(model, tmp_path / "base", dtype=torch.float32)
-    (tmp_path / "base/tokenizer.model").write_bytes(tokenizer.pieces.serialized_model_proto())
+    (tmp_path / "base/tokenizer.model").write_bytes(tokenizer.model.pieces.serialized_model_proto())
     return tmp_path / "base"
 
 
@@ -272,8 +272,7 @@ def test_user_errors(tiny, tmp_path, capsys):
 
 def test_soft_takes_the_template_of_the_model(tiny, tmp_path, monkeypatch):
     """A Llama-2 folder's dialogues are packed with [INST]; what is learnt is what the model is to write after it."""
-    config = json.loads((WEIGHTS / "mini-7b/tokenizer_config.json").read_text())
-    (tiny / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": "{{ '[INST] ' }}"}))
+    tiny = tiny.rename(tiny.with_name("Llama-2-tiny-chat"))
     packed = []
     monkeypatch.setattr(nested, "train_and_save", lambda model, exits, tokens, labels, *_: packed.append((tokens, labels)))
     (tmp_path / "d.json").write_text(json.dumps([{"conversations": [turn("human", "Hi"), turn("gpt", "Yes. ")] * 9}]))

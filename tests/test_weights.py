@@ -76,7 +76,9 @@ def test_wrong_tensors(folder):
 def test_architectures_that_are_not_ours(folder):
     for changes, message in (
         (dict(model_type="mistral"), "model_type is 'mistral'"),
-        (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "rope type 'llama3' is not supported"),
+        (dict(rope_scaling={"rope_type": "yarn", "factor": 8.0}), "rope type 'yarn' is not supported"),
+        (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "has no 'low_freq_factor'"),
+        (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4}), "must be below"),
         (dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope type 'dynamic' is not supported"),
         (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         (dict(attention_bias=True), "attention_bias is True"),
@@ -105,6 +107,39 @@ def test_architectures_that_are_not_ours(folder):
         edit_config(folder, **changes)
         refused(folder, ValueError, message)
         (folder / "config.json").write_text(before)
+
+
+def test_where_an_answer_ends(folder):
+    """config.json, over which generation_config.json has the last word; and what the tokenizer calls its end."""
+
+    def ends(generation=None, tokenizer=None):
+        for name, content in (("generation_config.json", generation), ("tokenizer_config.json", tokenizer)):
+            (folder / name).unlink(missing_ok=True)
+            if content is not None:
+                (folder / name).write_text(json.dumps(content))
+        return load_model(folder).config.eos_token_ids
+
+    added = {"added_tokens_decoder": {"5": {"content": "<|eot|>"}, "9": {"content": "x"}, "700": {"content": "<|eot|>"}}}
+    assert ends() == (2,)
+    assert ends({"temperature": 1.0}) == (2,) and ends({"eos_token_id": None}) == (2,)
+    assert ends({"eos_token_id": [7, 8]}) == (7, 8)
+    assert ends(tokenizer=added | {"eos_token": "<|eot|>"}) == (2, 5)
+    assert ends({"eos_token_id": [5, 7]}, added | {"eos_token": {"content": "<|eot|>"}}) == (5, 7)
+    assert ends(tokenizer=added) == (2,) and ends(tokenizer={"added_tokens_decoder": {"5": {}}}) == (2,)
+    (folder / "tokenizer_config.json").unlink()
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 61}))
+    refused(folder, ValueError, "generation_config.json: eos_token_id is 61")
+
+
+def test_the_device_is_a_gpu_where_there_is_one(folder, monkeypatch):
+    for count, name in ((0, "cpu"), (1, "cuda"), (8, "cuda")):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert weights.check_device("auto") == torch.device(name)
+    monkeypatch.undo()
+    model = load_model(folder, dtype="float64")
+    size = sum(p.nbytes for p in model.parameters()) / 1e9
+    assert weights.placement(model) == f"cpu, {torch.get_num_threads()} threads, float64, {size:.2f} GB of weights"
+    assert weights.placement(model, model).endswith(f", float64, {2 * size:.2f} GB of weights")
 
 
 def test_devices_and_dtypes(folder):

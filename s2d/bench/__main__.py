@@ -18,7 +18,8 @@ import torch
 
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer, chat_template
-from ..weights import checksum, load_model
+from ..weights import check_device, checksum, choose_dtype, load_model, placement
+from ..weights.get import ON_THE_HUB, PACKAGES
 from . import quality, shapes
 from .check import check_methods
 from .measure import measure, progress_line
@@ -43,19 +44,21 @@ def run(args):
     """Measure, then print a table for each target and temperature and one of them all. Returns the exit code."""
     if args.resume and not args.out:
         raise ValueError("--resume needs the --out folder to go on from")
-    draft = load_model(args.draft, args.device, args.dtype)
-    sweep = args.program == "sweep"
+    args.device = str(check_device(args.device))
+    needed = args.methods is None or any(name != "ar" for name in args.methods)
+    draft, sweep = load_model(args.draft, args.device, args.dtype) if needed else None, args.program == "sweep"
     names = args.methods or (sweep_methods(draft) if sweep else default_methods(draft))
     names = ["ar", *(name for name in names if name != "ar")]  # what all others are compared to
     questions = (read_questions(args.questions, args.limit) if args.questions
                  else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
+    dtype = choose_dtype(args.dtype, check_device(args.device))
     settings = {"methods": names, "questions": questions, "max_new_tokens": args.max_new_tokens, "hf": args.hf,
-                "draft": checksum(draft), "device": args.device, "dtype": str(draft.dtype),
+                "draft": draft and checksum(draft), "device": args.device, "dtype": str(dtype),
                 "threads": torch.get_num_threads(), "torch": torch.__version__}  # fmt: skip
     paths = [find_target(name) for name in args.targets]
     methods = {path: {text: parse_method(text, draft, args.draft, path) for text in names} for path in paths}
     targets, store, code = dict(zip(names_of(paths), paths)), Store(args.out, settings, args.resume), 0
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {draft.dtype}, {len(questions)} questions, at "
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype}, {len(questions)} questions, at "
           f"most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds\n")  # fmt: skip
     try:
         for name, path in targets.items():
@@ -74,7 +77,9 @@ def run(args):
 
 
 def find_target(name):
-    """7b, 13b and 70b are the miniatures; anything else is a folder."""
+    """7b, 13b and 70b are the miniatures, smollm2-... what ``python -m s2d.weights get`` brings; anything else is a folder."""
+    if name in (*PACKAGES, *ON_THE_HUB):
+        return WEIGHTS / name
     return WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
 
 
@@ -85,13 +90,13 @@ def names_of(paths):
 
 def measure_target(args, name, path, draft, methods, questions, store):
     """All rounds of one target that ``store`` lacks, at every temperature."""
-    target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path / "tokenizer.model")
-    peers = transformers_methods(path, args.draft, target.dtype, target.device) if args.hf else {}
-    weights = checksum(target)
+    target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path)
+    peers = transformers_methods(path, draft and args.draft, target.dtype, target.device) if args.hf else {}
+    weights, where = checksum(target), placement(*filter(None, (target, draft)))
     for temperature in args.temperature:
         done = {record["round"] for record in store.of(name, temperature, weights)}
         rounds = [number for number in range(1, args.rounds + 1) if number not in done]
-        progress = progress_line(f"{name} T={temperature:g}")
+        progress = progress_line(f"{name} T={temperature:g} on {where}")
         for records in measure(target, draft, questions, tokenizer, chat_template(path), methods, peers,
                                temperature, rounds, args.max_new_tokens, progress):  # fmt: skip
             store.add([{"target": name, "weights": weights, "temperature": temperature, **r} for r in records])
@@ -132,7 +137,7 @@ def parse(arguments):
     parser.add_argument("--limit", type=int, default=2, help="questions of each of the six groups")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--hf", action="store_true", help="transformers beside ours")
     parser.add_argument("--check", action="store_true", help="compare greedy answers with ar's; exit code 1 for a bug")

@@ -64,10 +64,10 @@ def parse_method(text, draft, draft_path, target_path):
 
 
 def transformers_methods(target_path, draft_path, dtype, device):
-    """The peer: its greedy or sampling generate, assisted by the same draft, and with prompt look-up."""
+    """The peer: its greedy or sampling generate, assisted by the same draft (None: not so), and with prompt look-up."""
     llama = optional("transformers", "-r tests/requirements.txt").LlamaForCausalLM  # measured beside us, not a dependency
     target, draft = (
-        llama.from_pretrained(path, dtype=dtype).to(device).eval() for path in (target_path, draft_path)
+        path and llama.from_pretrained(path, dtype=dtype).to(device).eval() for path in (target_path, draft_path)
     )
 
     def run(prompt, max_new_tokens, temperature, seed, **how):
@@ -79,8 +79,5 @@ def transformers_methods(target_path, draft_path, dtype, device):
                                  pad_token_id=0, **sampling, **how)  # fmt: skip
         return output[0, len(prompt) :].tolist(), time.perf_counter() - began
 
-    return {
-        "transformers": run,
-        "transformers assisted": partial(run, assistant_model=draft),
-        "transformers look-up": partial(run, prompt_lookup_num_tokens=10),
-    }
+    assisted = {"transformers assisted": partial(run, assistant_model=draft)} if draft else {}
+    return {"transformers": run, **assisted, "transformers look-up": partial(run, prompt_lookup_num_tokens=10)}

@@ -1,12 +1,13 @@
 """Full-size Llamas with random weights on one device: what a forward pass costs, and how near that is to the memory's speed.
 
-    python -m s2d.bench shapes                                 # 7b and 13b in bfloat16 on a GPU
-    python -m s2d.bench shapes --shapes tiny --device cpu    # the same program where there is none
+    python -m s2d.bench shapes                  # 7b and 13b, in bfloat16 on a GPU
+    python -m s2d.bench shapes --shapes tiny    # the same program anywhere
 
 Speed does not ask what the weights say, acceptance does. Here the draft is the first layers of its target, and whatever
 the layers after the draft's first exit add is scaled down until draft and target agree to a degree that is measured.
 """
 
+import os
 import statistics
 from dataclasses import replace
 from functools import partial
@@ -183,6 +184,10 @@ def report(args):
         raise ValueError("--repetitions, --rounds and --max-new-tokens must be at least 1")
     device = check_device(args.device)
     dtype = choose_dtype(args.dtype, device)
+    for shape in args.shapes if device.type == "cpu" else ():  # a GPU says itself what is too large for it
+        needed = sum(p.numel() for p in empty_model(SHAPES[shape]).parameters()) * dtype.itemsize
+        if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+            raise ValueError(f"{shape} needs {needed / 1e9:.0f} GB in {dtype}, this machine has {memory / 1e9:.0f} GB and no GPU")
     bandwidth = copy_bandwidth(device, args.repetitions)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"{name}, torch {torch.__version__}, {dtype}; a large copy moves {bandwidth / 1e9:.0f} GB/s")
@@ -210,7 +215,7 @@ def report(args):
 def parse(arguments):
     parser = Parser(prog="bench shapes", description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["7b", "13b"])
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES))
     parser.add_argument("--scale", type=float, default=0.05, help="of what layers after the first exit add")
     parser.add_argument("--context", type=int, default=512, help="tokens of the prompt")

@@ -15,7 +15,7 @@ import torch
 from ..options import choose_exits
 from ..parallel import joined
 from ..program import Parser, run_program
-from ..weights import load_model
+from ..weights import check_device, load_model
 from ..weights.config import read_config
 from .decision import train_decision
 from .family import DRAFT_TOKENS, TARGETS, train_mini
@@ -37,6 +37,7 @@ def run_on_every_rank(args):
 
 
 def run(args, mesh=None):
+    args.device = str(check_device(args.device))
     if args.program == "soft":
         soft(args, mesh)
     elif mesh:
@@ -87,7 +88,7 @@ def parse(arguments):
     parser = Parser(prog="python -m s2d.train", description=__doc__.splitlines()[0])
     programs = parser.add_subparsers(dest="program", required=True)
     common, resumed = Parser(add_help=False), Parser(add_help=False)
-    common.add_argument("--device", default="cpu")
+    common.add_argument("--device", default="auto")
     common.add_argument("--seed", type=int, default=0)
     resumed.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     soft = programs.add_parser("soft", parents=[common, resumed], help="a sorted draft from the first layers of a Llama",

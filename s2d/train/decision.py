@@ -15,7 +15,7 @@ from ..decision import Decision, fingerprint, read_decision, save_decision
 from ..decode import generate
 from ..sampling import warp
 from ..tokenizer import Tokenizer, chat_template
-from ..weights import load_model
+from ..weights import load_model, placement
 from .dialogues import corpus_dialogues, read_sharegpt, report_skipped
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
@@ -111,7 +111,7 @@ def train_decision(args):
         raise ValueError(f"the threshold is within 0..1, prompts, draft length and epochs at least 1; got {args.threshold:g}, "
                          f"{args.prompts}, {args.draft_length} and {args.epochs}")  # fmt: skip
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
-    tokenizer, template = Tokenizer(args.target / "tokenizer.model"), chat_template(args.target)
+    tokenizer, template = Tokenizer(args.target), chat_template(args.target)
     skipped = Counter()
     dialogues = corpus_dialogues(args.seed + 2) if args.data == "mini" else read_sharegpt(args.data, skipped)
     prompts = [tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, args.prompts)]
@@ -119,6 +119,7 @@ def train_decision(args):
     kept_out = len(prompts) // 5
     if not kept_out:
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")
+    print(f"on {placement(target, draft)}", file=sys.stderr)
     torch.manual_seed(args.seed)
     decision = Decision(args.features, draft.config.hidden_size, args.threshold, fingerprint(draft)).to(args.device)
     parts = []

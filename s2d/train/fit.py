@@ -109,10 +109,12 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
         yield step, losses
 
 
-def show_progress(name, exits, steps, tokens_a_step, training):
-    """Run ``training`` (what ``fit`` returns) to its end, with a line on stderr every ten seconds."""
+def show_progress(name, where, exits, steps, tokens_a_step, training):
+    """Run ``training`` (what ``fit`` returns) to its end, with a line on stderr every ten seconds; the first says ``where``."""
     began = shown = time.monotonic()
     for count, (step, losses) in enumerate(training, 1):
+        if count == 1:
+            print(f"{name} on {where}", file=sys.stderr, flush=True)
         now = time.monotonic()
         if now - shown > 10 or step == steps:
             shown, speed = now, count / (now - began)

@@ -6,11 +6,10 @@ Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 import shutil
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 from ..files import check_free
 from ..tokenizer import Tokenizer, chat_template
-from ..weights import load_model, save_model
+from ..weights import load_model, placement, save_model
 from .dialogues import corpus_dialogues, pack, read_sharegpt, report_skipped
 from .distributed import gathered
 from .fit import Recipe, check_not_lost, fit, show_progress
@@ -38,7 +37,7 @@ def train_soft(
     model = load_model(init, device, "float32", num_layers=layers).requires_grad_(True)
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
-    tokenizer, skipped = Tokenizer(Path(init) / "tokenizer.model"), Counter()
+    tokenizer, skipped = Tokenizer(init), Counter()
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
     rows = corpus_rows(millions, recipe) if data == "mini" else None
     tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, answers_only=True,
@@ -54,7 +53,7 @@ def train_and_save(model, exits, tokens, labels, recipe, out, tokenizer_from, re
     checkpoint = checkpoint_of(out)
     training = fit(model, exits, tokens, labels, recipe, checkpoint, resume, seed, distillation, mesh)
     steps = len(tokens) * recipe.epochs // recipe.batch
-    show_progress(out.name, exits, steps, recipe.batch * recipe.length, training)
+    show_progress(out.name, placement(model), exits, steps, recipe.batch * recipe.length, training)
     if whole := gathered(model, mesh):
         save_model(whole, out, tokenizer_from)
         shutil.rmtree(checkpoint, ignore_errors=True)

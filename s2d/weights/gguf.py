@@ -1,0 +1,155 @@
+"""A GGUF file, llama.cpp's format, as what a folder of safetensors holds. Needs the package ``gguf``.
+
+Names, shapes and the order of rows differ; quantised blocks are multiplied out. Its tokenizer: gguf_tokenizer.py.
+"""
+
+import json
+import re
+
+import numpy as np
+import torch
+
+from ..model import rope_frequencies
+from ..program import optional
+from . import check_shape, empty_model, parameter_shapes, split
+from .config import config_from_dict, number, shown, whole
+from .gguf_tokenizer import byte_level_json, sentencepiece_model, tokenizer_config
+
+PACKAGE = "gguf==0.19.0"
+
+TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+IN_BLOCK = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+            "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
+            "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}  # fmt: skip
+FREQUENCIES = "rope_freqs.weight"  # no weight: what the rotary embedding's frequencies are divided by
+WHOLE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # all other types are quantised
+
+
+class GGUFFile:
+    """A GGUF file of a Llama as a sequence of shards {name: tensor}, of which one is in memory at a time.
+
+    ``raw`` is its config.json. Quantised tensors become float32, which holds their values exactly; others stay what they
+    are, unless ``dtype`` says otherwise. Raises ValueError for a file that is damaged or not a Llama.
+    """
+
+    def __init__(self, path, dtype, max_shard_bytes=5 * 2**30):
+        self.path, self.dtype, self.gguf = path, dtype, optional("gguf", PACKAGE)
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path}")
+        try:
+            reader = self.gguf.GGUFReader(path)
+            self.fields = {name: field.contents() for name, field in reader.fields.items()}
+        except Exception as error:  # parsing what is damaged can fail in every way
+            raise ValueError(f"{path} is damaged or no GGUF file ({shown(str(error))[1:-1]})") from None
+        if (kind := self.fields.get("general.architecture")) != "llama":
+            raise ValueError(f"{path}: architecture is {shown(kind)}; only 'llama' is supported")
+        try:
+            self.tensors = {hugging_face_name(tensor.name): tensor for tensor in reader.tensors}
+            frequencies = self.tensors.pop(FREQUENCIES, None)
+            self.raw = config_json(self.fields, self.tensors)
+            if frequencies is not None:
+                divisors = torch.tensor(frequencies.data.reshape(-1).tolist())
+                self.raw["rope_scaling"] = llama3_rope(divisors, self.raw["head_dim"], self.raw["rope_theta"])
+            self.config = config_from_dict(self.raw)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        self.shapes = parameter_shapes(empty_model(self.config))
+        if foreign := sorted(self.tensors.keys() - self.shapes.keys()):
+            raise ValueError(f"{path}: it has {foreign[0]}, which does not belong to a Llama as its metadata describes it")
+        empty = {name: torch.empty(self.shapes[name], device="meta") for name in self.tensors}
+        self.shards = [list(shard) for shard in split(empty, max_shard_bytes)]
+
+    def __len__(self):
+        return len(self.shards)
+
+    def __getitem__(self, number):
+        return {name: self._tensor(name) for name in self.shards[number]}
+
+    def _tensor(self, name):
+        stored, dtype = self.tensors[name], self.tensors[name].tensor_type.name
+        check_shape(self.path, name, stored.shape.tolist()[::-1], self.shapes[name])
+        try:
+            values = np.array(self.gguf.quants.dequantize(stored.data, stored.tensor_type))  # a copy: the file is read-only
+        except NotImplementedError:
+            raise ValueError(f"{self.path}: tensor {name} is of type {dtype}, which cannot be read") from None
+        tensor = torch.from_numpy(values).float().reshape(self.shapes[name])
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor = rows_as_in_hugging_face(tensor, self.config.head_dim)
+        return tensor.to(self.dtype or WHOLE.get(dtype, torch.float32)).contiguous()
+
+    def write_companions(self, folder):
+        """tokenizer.model or tokenizer.json, and tokenizer_config.json, to ``folder``."""
+        kind = self.fields.get("tokenizer.ggml.model")
+        try:
+            if kind == "llama":
+                (folder / "tokenizer.model").write_bytes(sentencepiece_model(self.fields))
+            elif kind == "gpt2":
+                text = json.dumps(byte_level_json(self.fields), ensure_ascii=False)
+                (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+            else:
+                raise ValueError(f"its tokenizer is {shown(kind)}; only 'llama' and 'gpt2' are supported")
+            config = json.dumps(tokenizer_config(self.fields), indent=2, ensure_ascii=False)
+            (folder / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"{self.path}: its tokenizer is incomplete ({error!r})") from None
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
+
+def hugging_face_name(name):
+    """blk.7.attn_q.weight -> model.layers.7.self_attn.q_proj.weight."""
+    if name == FREQUENCIES:
+        return name
+    block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    top = name.removesuffix(".weight")
+    if block and block[2] in IN_BLOCK:
+        return f"model.layers.{block[1]}.{IN_BLOCK[block[2]]}.weight"
+    if top in TOP:
+        return f"{TOP[top]}.weight"
+    raise ValueError(f"tensor {shown(name)} is none of a Llama's")
+
+
+def rows_as_in_hugging_face(weight, head_dim):
+    """llama.cpp rotates neighbouring dimensions of a head, Hugging Face's Llama dimension i with i + D/2."""
+    return weight.view(-1, head_dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def config_json(fields, tensors):
+    """The metadata of a GGUF file as config.json has it."""
+    own = {name.removeprefix("llama."): value for name, value in fields.items() if name.startswith("llama.")}
+    width, heads = whole(own, "embedding_length"), whole(own, "attention.head_count")
+    head_dim = whole(own, "attention.key_length", whole(own, "rope.dimension_count", width // heads))
+    if "model.embed_tokens.weight" not in tensors:
+        raise ValueError("it has no tensor token_embd.weight")
+    scaling, ends = own.get("rope.scaling.type", "none"), [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "vocab_size": int(tensors["model.embed_tokens.weight"].shape[-1]),
+        "hidden_size": width,
+        "intermediate_size": whole(own, "feed_forward_length"),
+        "num_hidden_layers": whole(own, "block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": whole(own, "attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": whole(own, "context_length"),
+        "rms_norm_eps": number(own, "attention.layer_norm_rms_epsilon"),
+        "rope_theta": number(own, "rope.freq_base", 10000.0),
+        **({} if scaling == "none" else {"rope_scaling": {"rope_type": scaling, "factor": own.get("rope.scaling.factor")}}),
+        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": sorted({token for token in ends if token is not None}) or None,
+        "torch_dtype": str(torch.float32).removeprefix("torch."),
+    }
+
+
+def llama3_rope(divisors, head_dim, theta):
+    """config.json's rope_scaling for the ``divisors`` (D/2,) of frequencies by Llama 3's rule, whose bounds all 3.x share."""
+    factor, bounds = round(divisors.max().item(), 4), (1.0, 4.0, 8192)
+    plain, scaled = (rope_frequencies(head_dim, theta, factor, llama3) for llama3 in (None, bounds))
+    expected = factor * plain / scaled
+    if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
+        raise ValueError("its rope_freqs are not those of Llama 3; other rotary embeddings are not supported")
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    return {"rope_type": "llama3", "factor": factor, **dict(zip(names, bounds))}

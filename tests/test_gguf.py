@@ -1,0 +1,238 @@
+"""GGUF files, written here from known Llamas by the package gguf, against what transformers reads from them."""
+
+import json
+import random
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from helpers import WEIGHTS, load_transformers, random_llama
+from safetensors.torch import load_file
+from sentencepiece import SentencePieceProcessor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from s2d import Tokenizer, load_model
+from s2d.model import rope_frequencies
+from s2d.tokenizer import ChatTemplate, chat_template
+from s2d.weights.__main__ import main
+
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}  # fmt: skip
+TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
+LLAMA3 = {"factor": 8.0, "llama3": (1.0, 4.0, 8192)}
+
+
+def gguf_name(name):
+    for ours, theirs in NAMES.items():
+        if ours in name:
+            return f"blk.{name.split('.')[2]}.{theirs}.weight"
+    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
+            "lm_head.weight": "output.weight"}[name]  # fmt: skip
+
+
+def rows_as_llama_cpp_has_them(array, heads):
+    """Its rotary embedding turns neighbouring dimensions, Hugging Face's dimension i with i + D/2."""
+    return array.reshape(heads, 2, len(array) // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
+
+
+def write_gguf(path, model, kind="F32", architecture="llama", tokenizer=None, rope=None, changes=()):
+    """A file of ``model`` with matrices of type ``kind``, as llama.cpp's converter writes it."""
+    writer, config = gguf.GGUFWriter(path, architecture), model.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_rope_dimension_count(config.head_dim)
+    (tokenizer or byte_level)(writer, config.vocab_size)
+    if config.rope_factor != 1.0 and not config.rope_llama3:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_factor)
+    if rope is not None:
+        writer.add_tensor("rope_freqs.weight", rope)
+    for name, parameter in model.named_parameters():
+        array = parameter.float().numpy()
+        if "q_proj" in name or "k_proj" in name:
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            array = rows_as_llama_cpp_has_them(array, heads)
+        type_ = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
+        writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, type_), raw_dtype=type_)
+    for change in changes:
+        change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def byte_level(writer, size, pre="smollm"):
+    """A small byte-level vocabulary, of bytes and merges, with three special tokens in front."""
+    alphabet = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]] + [chr(256 + n) for n in range(68)]
+    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("Ġ", "Ġ"), ("1", "2")]
+    tokens = ["<|end|>", "<|user|>", "<|assistant|>", *alphabet, *("".join(pair) for pair in merges)]
+    types = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3)
+    tokens += [f"<unused{n}>" for n in range(size - len(tokens))]
+    types += [gguf.TokenType.UNUSED] * (size - len(types))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_add_bos_token(pre != "smollm")
+    writer.add_chat_template(TEMPLATE)
+
+
+def sentencepiece(writer, size):
+    pieces = SentencePieceProcessor(model_file=str(WEIGHTS / "mini-7b/tokenizer.model"))
+    assert size == pieces.vocab_size()
+    kinds = [2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1 for i in range(size)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([pieces.id_to_piece(i) for i in range(size)])
+    writer.add_token_scores([pieces.get_score(i) for i in range(size)])
+    writer.add_token_types(kinds)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
+def llama(seed=0, **changes):
+    sizes = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16} | changes
+    return random_llama(seed, **sizes).float()
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
+    model = llama(tie_word_embeddings=tied)
+    write_gguf(tmp_path / "m.gguf", model, kind)
+    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    ours = load_file(tmp_path / "m/model.safetensors")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).state_dict()
+    assert ours.keys() == theirs.keys() - ({"lm_head.weight"} if tied else set())
+    for name, tensor in ours.items():
+        assert torch.equal(tensor.float(), theirs[name]), name
+    matrices = {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
+    assert ours["model.embed_tokens.weight"].dtype == matrices and ours["model.norm.weight"].dtype == torch.float32
+    tokens = torch.randint(0, 288, (1, 40))
+    with torch.inference_mode():
+        if kind == "F32":  # nothing was rounded, so it is the model it was written from
+            assert torch.equal(load_model(tmp_path / "m").model["norm"].weight, model.model["norm"].weight)
+            assert (load_model(tmp_path / "m")(tokens) - model(tokens)).abs().max() < 1e-4 * model(tokens).abs().max()
+        precise = load_transformers(tmp_path / "m", torch.float64)(tokens).logits
+        assert (load_model(tmp_path / "m", dtype="float64")(tokens) - precise).abs().max() < 1e-10 * precise.abs().max()
+
+
+def test_dtype_and_shards(tmp_path):
+    from s2d.weights.gguf import GGUFFile
+
+    write_gguf(tmp_path / "m.gguf", llama(), "Q8_0")
+    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m"), "--dtype", "bfloat16"]) == 0
+    assert {tensor.dtype for tensor in load_file(tmp_path / "m/model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "m/config.json").read_text())["torch_dtype"] == "bfloat16"
+    whole, shards = (GGUFFile(tmp_path / "m.gguf", None, size) for size in (2**30, 100_000))
+    assert len(whole) == 1 and len(shards) > 3
+    together = {name: tensor for number in range(len(shards)) for name, tensor in shards[number].items()}
+    assert all(torch.equal(together[name], tensor) for name, tensor in whole[0].items()) and len(together) == len(whole[0])
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
+def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
+    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=lambda *args: byte_level(*args, pre=pre))
+    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    ours, same = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
+    theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
+    for text in ("the thin end", " in  the\n\nhinter 12 of 1212", "日本, naïve\t!", "<|user|>the<|end|>", "it's 1234567 x"):
+        ids = ours.encode(text)
+        assert ids == same(text).input_ids, text
+        if pre != "smollm" or "1" not in text:  # transformers forgets that its digits stand alone
+            assert ids == theirs(text).input_ids, text
+        assert ours.decode(ids) == same.decode(ids, skip_special_tokens=True)
+    template = chat_template(tmp_path / "m")
+    assert isinstance(template, ChatTemplate)
+    said = [{"role": "user", "content": "the end"}, {"role": "assistant", "content": "in"}, {"role": "user", "content": "he"}]
+    expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat([message["content"] for message in said], template) == expected
+    assert load_model(tmp_path / "m").config.eos_token_ids == (0,)
+
+
+def test_sentencepiece_tokenizer_comes_along(tmp_path):
+    write_gguf(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=sentencepiece)
+    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    ours, original = Tokenizer(tmp_path / "m"), Tokenizer(WEIGHTS / "mini-7b")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "m")
+    assert (ours.bos_id, ours.eos_id, ours.vocab_size) == (1, 2, 1024)
+    for text in ("The capital of Tadastan", "  two  spaces ", "日本\n\n2024", "</s>", ""):
+        assert ours.encode(text) == original.encode(text)
+        assert ours.decode(ours.encode(text)) == original.decode(original.encode(text))
+    assert theirs("The capital of Tadastan").input_ids == original.encode("The capital of Tadastan")
+
+
+def test_rotary_embedding_comes_along(tmp_path):
+    linear = llama(rope_factor=4.0)
+    write_gguf(tmp_path / "linear.gguf", linear)
+    changes = {"rope_theta": 500000.0, "max_position_embeddings": 16384}
+    scaled = llama(**changes, rope_factor=LLAMA3["factor"], rope_llama3=LLAMA3["llama3"])
+    plain = rope_frequencies(16, 500000.0, 1.0, None)
+    divisors = (plain / rope_frequencies(16, 500000.0, **LLAMA3)).numpy()
+    assert divisors.min() == 1.0 and divisors.max() == 8.0  # frequencies of all kinds
+    write_gguf(tmp_path / "llama3.gguf", scaled, rope=divisors)
+    tokens = torch.randint(0, 288, (1, 60))
+    for name, model in (("linear", linear), ("llama3", scaled)):
+        assert main(["convert", str(tmp_path / f"{name}.gguf"), str(tmp_path / name)]) == 0
+        read = load_model(tmp_path / name)
+        assert (read.config.rope_factor, read.config.rope_llama3) == (model.config.rope_factor, model.config.rope_llama3)
+        with torch.inference_mode():
+            assert (read(tokens) - model(tokens)).abs().max() < 1e-4 * model(tokens).abs().max()
+
+
+def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
+    file, folder = tmp_path / "m.gguf", tmp_path / "m"
+
+    def refused(message):
+        assert main(["convert", str(file), str(folder)]) == 2, message
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"][: file.exists()]
+
+    refused("no file")
+    write_gguf(file, llama(), "Q4_1")
+    whole = file.read_bytes()
+    for length in (0, 3, 40, 400, len(whole) // 2, len(whole) - 40_000):
+        file.write_bytes(whole[:length])
+        refused("is damaged or no GGUF file")
+    extra = lambda name: lambda writer: writer.add_tensor(name, np.zeros((32, 32), dtype=np.float32))  # noqa: E731
+    for how, message in (
+        ({"architecture": "qwen2"}, "architecture is 'qwen2'; only 'llama' is supported"),
+        ({"changes": [extra("blk.0.ffn_gate_exps.weight")]}, "tensor 'blk.0.ffn_gate_exps.weight' is none of a Llama's"),
+        ({"changes": [extra("blk.7.attn_v.weight")]}, "it has model.layers.7.self_attn.v_proj.weight, which does not belong"),
+        ({"rope": np.ones(8, dtype=np.float32) * 3}, "its rope_freqs are not those of Llama 3"),
+        ({"tokenizer": lambda *args: byte_level(*args, pre="poro")}, "its text falls into words as 'poro' says"),
+        ({"tokenizer": lambda writer, size: None}, "its tokenizer is None"),
+    ):
+        write_gguf(file, llama(), **how)
+        refused(message)
+    write_gguf(file, llama(), "Q8_0")
+    monkeypatch.setattr(gguf.quants, "_type_traits", {})  # as if this were a type that nobody here knows
+    refused("is of type Q8_0, which cannot be read")
+
+
+def test_a_damaged_file_is_one_line_or_a_folder(tmp_path, capsys):
+    """Any byte of the header changed: it is refused in one line, or what it says makes a folder that loads or is refused."""
+    write_gguf(tmp_path / "m.gguf", llama(), "Q8_0")
+    whole, rng = (tmp_path / "m.gguf").read_bytes(), random.Random(0)
+    for number in range(60):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(8, 9000)] ^= 1 << rng.randrange(8)
+        (tmp_path / "d.gguf").write_bytes(damaged)
+        code = main(["convert", str(tmp_path / "d.gguf"), str(tmp_path / f"{number}")])
+        out, error = capsys.readouterr()
+        assert code in (0, 2) and error.count("\n") == (code == 2), error
+        assert (tmp_path / f"{number}").exists() or code == 2

