@@ -15,6 +15,7 @@ from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES, placement
+from s2d.weights.config import read_config
 from s2d.weights.get import ON_THE_HUB, PACKAGES, how_to_get
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -25,10 +26,7 @@ EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 def main(arguments=None):
     args = parse(arguments)
-    try:
-        return run_program("run.py", run_on_every_rank if is_torchelastic_launched() else run, args)
-    except KeyboardInterrupt:
-        return 130
+    return run_program("run.py", run_on_every_rank if is_torchelastic_launched() else run, args)
 
 
 def run_on_every_rank(args):
@@ -96,11 +94,14 @@ def choose_draft(args, target_path):
     """(folder of the draft or None, method): a method that was asked for needs one; without one and none, the target is alone."""
     if args.method == "ar":
         return None, "ar"
-    family = next((family for family in ("mini", "smollm2") if target_path.name.startswith(f"{family}-")), "vicuna")
-    beside = target_path.parent / f"{family}-draft"
-    if args.draft or beside.is_dir():
+    name = target_path.resolve().name
+    family = next((family for family in ("mini", "smollm2") if name.startswith(f"{family}-")), "vicuna")
+    beside = target_path.resolve().parent / f"{family}-draft"
+    if args.draft or beside.is_dir() and read_config(beside).vocab_size == read_config(target_path).vocab_size:
         return args.draft or beside, args.method or "s2d"
-    if args.method:
+    drafting = (args.exits, args.thresholds, args.draft_length, args.tree, args.tree_top_k, args.tree_depth, args.tree_size,
+                args.stop, args.with_replacement or None, None if args.init == "draft" else args.init)  # fmt: skip
+    if args.method or any(option is not None for option in drafting):
         raise FileNotFoundError(f"no draft model at {beside}; name one with --draft, or use --method ar")
     print(one_line(f"no draft at {beside}, so the target decodes alone; name one with --draft"), file=sys.stderr)
     return None, "ar"
@@ -115,7 +116,7 @@ def read_stdin():
 
 def encode_prompt(args, tokenizer, target_path):
     """Said to the model in its chat template where one is known, else, or with --raw, continued as it is."""
-    example = MINI_EXAMPLE if target_path.name.startswith("mini-") else EXAMPLE
+    example = MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
     text = example if args.prompt is None else read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")

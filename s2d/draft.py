@@ -37,8 +37,8 @@ class Segment:
 class Prediction:
     """What the draft says about the token after each of R places, at one exit.
 
-    ``hidden`` (R, hidden) are the exit's hidden states, ``logits`` and ``probs`` (R, V) its distributions, ``probs``
-    before temperature and top-p. ``confidence`` is the largest of them, over all rows.
+    ``hidden`` (R, hidden) are the exit's hidden states, ``logits`` and ``probs`` (R, K) its distributions over the draft's
+    vocabulary, ``probs`` before temperature and top-p. ``confidence`` is the largest of them, over all rows.
     """
 
     hidden: torch.Tensor
@@ -111,7 +111,7 @@ class SortedDraft:
         """
         for segment, below in zip(self.segments, (None, *self.segments)):
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
-            logits = self.model.logits(hidden)  # (R, V)
+            logits = self.model.draft_logits(hidden)  # (R, K)
             probs = warp(logits, temperature=1.0)
             confidence = probs.max().item()
             if confidence != confidence:
@@ -160,9 +160,11 @@ class SortedDraft:
                 forwards, exit_layer = forwards + 1, prediction.exit_layer
                 if exit_layer == self.segments[-1].stop and prediction.confidence < unsure:
                     break
-                children, log_probs = tree.children(prediction)  # (R, K)
+                children, log_probs = tree.children(prediction)  # (R, K), by their places in the draft's vocabulary
                 if decision:
                     chances = (chances[:, None] * child_chances(decision(prediction), prediction.probs, children)).flatten()
+                if self.model.draft_vocabulary is not None:
+                    children = self.model.draft_vocabulary[children]
             expanded = tree.add(children, log_probs)  # of children.flatten()
             tokens = children.flatten()[expanded]
             rows = len(tokens)
@@ -191,13 +193,13 @@ class StaticTree:
     """
 
     def __init__(self, drafter, sampling):
-        self.shape, self.parents, self.vocab_size = drafter.shape, drafter.parents, drafter.model.config.vocab_size
+        self.shape, self.parents, self.model = drafter.shape, drafter.parents, drafter.model
         self.sampling, self.depth, self.q = sampling, 0, []
         self.tokens = [self.parents[:0]]  # level by level; in front none, as there may be none
 
     def roots(self, tokens, log_probs):
         """Tokens (K,) that the target gives the first level -> (1, K), and nothing they could be ranked by."""
-        self.q.append(torch.zeros(1, self.vocab_size, device=tokens.device))  # none was drawn: this row is not read
+        self.q.append(torch.zeros(1, self.model.config.vocab_size, device=tokens.device))  # none was drawn: it is not read
         return tokens[None], None
 
     def children(self, prediction):
@@ -205,8 +207,15 @@ class StaticTree:
         width = self.shape.widths[self.depth]
         if self.sampling.temperature == 0:
             return prediction.logits.topk(width).indices, None
-        self.q.append(warp(prediction.logits, self.sampling.temperature, self.sampling.top_p))
-        return self.sampling.sampler.candidates(self.q[-1], width, self.sampling.replacement), None
+        q = warp(prediction.logits, self.sampling.temperature, self.sampling.top_p)  # (R, K)
+        self.q.append(self.over_all_tokens(q))
+        return self.sampling.sampler.candidates(q, width, self.sampling.replacement), None
+
+    def over_all_tokens(self, q):
+        """Distributions (R, K) over the draft's vocabulary -> (R, V): no chance for what it never drafts."""
+        if self.model.draft_vocabulary is None:
+            return q
+        return q.new_zeros(len(q), self.model.config.vocab_size).index_copy(1, self.model.draft_vocabulary, q)
 
     def add(self, children, log_probs):
         """Take the next level (R, K). Returns which of them are expanded: all."""

@@ -180,6 +180,8 @@ class Llama(nn.Module):
         cos, sin = rope_table(config)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
+        self.register_buffer("draft_vocabulary", None, persistent=False)  # see keep_tokens
+        self.register_buffer("draft_head", None, persistent=False)
 
     @property
     def device(self):
@@ -221,6 +223,23 @@ class Llama(nn.Module):
     def logits(self, hidden):
         """Hidden states after any layer (..., hidden) -> next-token logits (..., V) through final norm and LM head."""
         return self.lm_head(self.model["norm"](hidden))
+
+    def keep_tokens(self, tokens):
+        """Let ``draft_logits`` be about the given ``tokens`` (K,) alone, the only ones that this model drafts.
+
+        With a large vocabulary the LM head costs as much as many layers, and a draft looks through it at every exit (Zhao et
+        al. 2025, arXiv 2502.14856).
+        """
+        self.draft_vocabulary = tokens.to(self.device)
+        self.draft_head = self.lm_head.weight.detach()[self.draft_vocabulary]  # (K, hidden)
+
+    def draft_logits(self, hidden):
+        """As ``logits``, for the K tokens of ``draft_vocabulary`` only: (..., K). Without one, all V."""
+        if self.draft_vocabulary is None:
+            return self.logits(hidden)
+        learning = self.lm_head.weight.requires_grad
+        head = self.lm_head.weight[self.draft_vocabulary] if learning else self.draft_head
+        return F.linear(self.model["norm"](hidden), head)
 
     def forward(self, tokens, positions=None, mask=None, cache=None):
         """Tokens (B, T) -> logits (B, T, V); arguments as in ``run_layers``."""

@@ -31,6 +31,9 @@ def run_program(name, function, *arguments):
     """Exit code of ``function(*arguments)``: its own, or 0. A user's mistake is one line on stderr and exit code 2."""
     try:
         return function(*arguments) or 0
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        return 130
     except (ValueError, OSError) as error:
         reason = error
     except (MemoryError, RuntimeError) as error:

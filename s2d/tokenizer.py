@@ -16,9 +16,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sentencepiece import SentencePieceProcessor
 
 from .program import one_line, optional
-from .weights.config import read_json, shown, text_of
+from .weights.config import added_tokens, read_json, shown, text_of
 
 TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
+LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # unless a folder says otherwise
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -82,16 +83,18 @@ class Tokenizer:
             return
         for turn, user in enumerate(messages[0::2]):
             answer = messages[2 * turn + 1] if 2 * turn + 1 < len(messages) else None
+            bos = [] if self.bos_id is None else [self.bos_id]
             if template == "llama-2":
-                start, prompt = [self.bos_id], f"[INST] {user.strip()} [/INST]"
+                start, prompt = bos, f"[INST] {user.strip()} [/INST]"
                 whole = f"{prompt} {(answer or '').strip()} "
             else:
-                start = [self.bos_id] if turn == 0 else []
+                start = bos if turn == 0 else []
                 prompt = f"{VICUNA_SYSTEM} USER: {user} ASSISTANT:" if turn == 0 else f"USER: {user} ASSISTANT:"
                 whole = f"{prompt} {answer}"
             ids = self._ids(prompt)
             # An answer begins with a space, so no piece reaches from the prompt into it.
-            yield start + ids, [] if answer is None else self._ids(whole)[len(ids) :] + [self.eos_id]
+            eos = [] if self.eos_id is None else [self.eos_id]
+            yield start + ids, [] if answer is None else self._ids(whole)[len(ids) :] + eos
 
     def _rounds_by_template(self, messages, template):
         """What a template puts after an answer's EOS belongs to the next round's prompt."""
@@ -109,16 +112,25 @@ class Tokenizer:
 
 
 class SentencePieceModel:
-    """tokenizer.model. In a text marked up by a template special tokens have names, which SentencePiece does not read."""
+    """tokenizer.model. In a text marked up by a template special tokens have names, which SentencePiece does not read.
+
+    Tokens that were added to its vocabulary later are in tokenizer_config.json.
+    """
 
     def __init__(self, path, config):
-        self.pieces, self.legacy = SentencePieceProcessor(), config.get("legacy", True)
+        self.pieces, self.legacy = SentencePieceProcessor(), config.get("legacy", False)
         try:  # not by the constructor, which takes an empty file for none at all
             self.pieces.load_from_serialized_proto(path.read_bytes())
         except RuntimeError:
             raise ValueError(f"{path} is not a SentencePiece model; download it again") from None
-        self.bos_id, self.eos_id, self.vocab_size = self.pieces.bos_id(), self.pieces.eos_id(), self.pieces.vocab_size()
-        self.start = [self.bos_id] if config.get("add_bos_token", True) else []
+        self.size = self.pieces.vocab_size()
+        self.added = {number: token for number, token in added_tokens(config).items() if number >= self.size}
+        self.vocab_size = max([self.size - 1, *self.added]) + 1
+        own, names = (self.pieces.bos_id(), self.pieces.eos_id()), special_tokens(config)
+        ids = {text: number for number, (text, _) in self.added.items()}
+        self.bos_id, self.eos_id = (ids.get(names.get(name), None if number < 0 else number)
+                                    for name, number in zip(("bos_token", "eos_token"), own))  # fmt: skip
+        self.start = [self.bos_id] if config.get("add_bos_token", True) and self.bos_id is not None else []
 
     def encode(self, text):
         return self.pieces.encode(text)
@@ -126,7 +138,8 @@ class SentencePieceModel:
     @cached_property
     def named(self):
         pieces = self.pieces
-        return {pieces.id_to_piece(i): i for i in range(self.vocab_size) if pieces.is_control(i) or pieces.is_unknown(i)}
+        own = {pieces.id_to_piece(i): i for i in range(self.size) if pieces.is_control(i) or pieces.is_unknown(i)}
+        return own | {text: number for number, (text, _) in self.added.items()}
 
     def encode_marked(self, text):
         names, ids = "|".join(map(re.escape, self.named)), []
@@ -140,7 +153,16 @@ class SentencePieceModel:
         return ids
 
     def decode(self, ids):
-        return self.pieces.decode(ids)
+        texts, run = [], []
+        for token in [*ids, None]:
+            if token is None or token >= self.size:
+                texts.append(self.pieces.decode(run))
+                text, special = self.added.get(token, ("", True))
+                texts.append("" if special else text)
+                run = []
+            else:
+                run.append(token)
+        return "".join(texts)
 
 
 class JsonModel:
@@ -157,8 +179,10 @@ class JsonModel:
         self.vocab_size = self.tokenizer.get_vocab_size()
         tokens = special_tokens(config)
         self.bos_id, self.eos_id = (self.tokenizer.token_to_id(tokens.get(name, "")) for name in ("bos_token", "eos_token"))
-        begins = [token for token in self.tokenizer.encode("").ids if token != self.eos_id]  # by its own rule, else as told
-        self.start = begins or ([self.bos_id] if config.get("add_bos_token") and self.bos_id is not None else [])
+        plain, whole = self.encode("a"), self.tokenizer.encode("a").ids
+        begins = whole[: next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)]  # by its own rule, else as told
+        told = config.get("add_bos_token") and str(config.get("tokenizer_class")).startswith("Llama")
+        self.start = begins or ([self.bos_id] if told and self.bos_id is not None else [])
 
     def encode(self, text):
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -198,9 +222,9 @@ class TextStream:
 
 def chat_template(folder, unknown="vicuna"):
     """How the model in ``folder`` wants to be spoken to: its own ChatTemplate, "vicuna" or "llama-2" by name, or ``unknown``."""
-    folder, config = Path(folder), {}
-    if (folder / "tokenizer_config.json").is_file():
-        config = read_json(folder / "tokenizer_config.json")
+    folder = Path(folder)
+    files = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
+    named, config = ({} if not file.is_file() else read_json(file) for file in files)
     source = config.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
@@ -208,10 +232,11 @@ def chat_template(folder, unknown="vicuna"):
         named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
         source = named.get("default", source)
     if isinstance(source, str):
-        return ChatTemplate(folder, source, special_tokens(config))
+        tokens = LLAMA_TOKENS if (folder / "tokenizer.model").is_file() else {}
+        return ChatTemplate(folder, source, tokens | special_tokens(named) | special_tokens(config))
     if source is not None:
         raise ValueError(f"{folder}: chat_template is {shown(source)}; expected text")
-    name = folder.name.lower()
+    name = folder.resolve().name.lower()
     if "llama-2" in name:
         return "llama-2"
     return "vicuna" if "vicuna" in name or name.startswith("mini-") else unknown

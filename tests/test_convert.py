@@ -4,7 +4,6 @@ import json
 import random
 import time
 
-import pytest
 import torch
 from helpers import ROOT, WEIGHTS, load_transformers, peak_growth, random_llama, run_and_kill, transformers_greedy
 from safetensors.torch import load_file
@@ -67,6 +66,17 @@ def test_dtype_and_a_single_file(tmp_path, tokenizer):
     written = load_file(tmp_path / "v/model.safetensors")
     assert all(torch.equal(tensor, half[name].bfloat16()) for name, tensor in written.items())
     assert json.loads((tmp_path / "v/config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_tensors_that_share_their_memory(tmp_path, tokenizer):
+    """Pickles keep that, safetensors refuse it: one of them becomes a copy."""
+    [shard] = write_vicuna(tmp_path / "hub", tokenizer, 10**9)
+    state = torch.load(tmp_path / "hub" / shard)
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    torch.save(state, tmp_path / "hub" / shard)
+    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
+    written = load_file(tmp_path / "v/model.safetensors")
+    assert torch.equal(written["lm_head.weight"], state["model.embed_tokens.weight"])
 
 
 def test_checkpoints_from_before_torch_1_6(tmp_path, tokenizer):

@@ -17,7 +17,7 @@ from s2d.model import rope_frequencies
 from s2d.tokenizer import ChatTemplate, chat_template
 from s2d.weights.__main__ import main
 
-TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"]
 NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
          "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
          "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}  # fmt: skip
@@ -62,7 +62,7 @@ def write_gguf(path, model, kind="F32", architecture="llama", tokenizer=None, ro
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             array = rows_as_llama_cpp_has_them(array, heads)
         type_ = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
-        writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, type_), raw_dtype=type_)
+        writer.add_tensor(gguf_name(name), quantised(array, type_), raw_dtype=type_)
     for change in changes:
         change(writer)
     writer.write_header_to_file()
@@ -71,7 +71,15 @@ def write_gguf(path, model, kind="F32", architecture="llama", tokenizer=None, ro
     writer.close()
 
 
-def byte_level(writer, size, pre="smollm"):
+def quantised(array, type_):
+    """As the package does it; of the types that it only reads, bytes that a file might hold."""
+    if not type_.name.endswith("_K"):
+        return gguf.quants.quantize(array, type_)
+    shape = gguf.quants.quant_shape_to_byte_shape(array.shape, type_)
+    return np.random.default_rng(array.size).integers(0, 60, shape, dtype=np.uint8)  # no scale is infinite
+
+
+def byte_level(writer, size, pre="smollm", flag=True):
     """A small byte-level vocabulary, of bytes and merges, with three special tokens in front."""
     alphabet = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]] + [chr(256 + n) for n in range(68)]
     merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("Ġ", "Ġ"), ("1", "2")]
@@ -86,21 +94,24 @@ def byte_level(writer, size, pre="smollm"):
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
-    writer.add_add_bos_token(pre != "smollm")
+    if flag:
+        writer.add_add_bos_token(pre != "smollm")
     writer.add_chat_template(TEMPLATE)
 
 
-def sentencepiece(writer, size):
+def sentencepiece(writer, size, names=None, bos=True):
     pieces = SentencePieceProcessor(model_file=str(WEIGHTS / "mini-7b/tokenizer.model"))
     assert size == pieces.vocab_size()
     kinds = [2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1 for i in range(size)]
     writer.add_tokenizer_model("llama")
-    writer.add_token_list([pieces.id_to_piece(i) for i in range(size)])
+    writer.add_token_list([*(names or []), *(pieces.id_to_piece(i) for i in range(len(names or []), size))])
     writer.add_token_scores([pieces.get_score(i) for i in range(size)])
     writer.add_token_types(kinds)
-    writer.add_bos_token_id(1)
+    if bos:
+        writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
+    writer.add_chat_template(TEMPLATE)
 
 
 def llama(seed=0, **changes):
@@ -111,7 +122,7 @@ def llama(seed=0, **changes):
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
-    model = llama(tie_word_embeddings=tied)
+    model = llama(tie_word_embeddings=tied, **({"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if "_K" in kind else {}))
     write_gguf(tmp_path / "m.gguf", model, kind)
     assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
     ours = load_file(tmp_path / "m/model.safetensors")
@@ -126,6 +137,8 @@ def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
         if kind == "F32":  # nothing was rounded, so it is the model it was written from
             assert torch.equal(load_model(tmp_path / "m").model["norm"].weight, model.model["norm"].weight)
             assert (load_model(tmp_path / "m")(tokens) - model(tokens)).abs().max() < 1e-4 * model(tokens).abs().max()
+        if "_K" in kind:
+            return  # random bytes are a tensor, but no model
         precise = load_transformers(tmp_path / "m", torch.float64)(tokens).logits
         assert (load_model(tmp_path / "m", dtype="float64")(tokens) - precise).abs().max() < 1e-10 * precise.abs().max()
 
@@ -173,6 +186,33 @@ def test_sentencepiece_tokenizer_comes_along(tmp_path):
         assert ours.encode(text) == original.encode(text)
         assert ours.decode(ours.encode(text)) == original.decode(original.encode(text))
     assert theirs("The capital of Tadastan").input_ids == original.encode("The capital of Tadastan")
+    said = [{"role": "user", "content": "Where is Nora?"}]
+    expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(["Where is Nora?"], chat_template(tmp_path / "m")) == expected
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_special_pieces_of_other_names_or_none(tmp_path, bos):
+    names = ["<pad>", "<start>", "<stop>"]
+    write_gguf(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=lambda *args: sentencepiece(*args, names=names, bos=bos))
+    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    ours = Tokenizer(tmp_path / "m")
+    assert (ours.bos_id, ours.eos_id) == (1 if bos else None, 2)
+    plain = Tokenizer(WEIGHTS / "mini-7b").encode("Where is Nora?")
+    assert ours.encode("Where is Nora?") == plain[not bos :] and ours.decode(plain + [2]) == "Where is Nora?"
+
+
+def test_what_a_file_does_not_say(tmp_path):
+    """Llama 3's vocabulary begins with BOS, a factor without a kind is a linear one, and an end of turn ends answers."""
+    def turn(writer):
+        writer.add_eot_token_id(2)
+        writer.add_rope_scaling_factor(4.0)
+
+    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=lambda *a: byte_level(*a, pre="llama-bpe", flag=False), changes=[turn])
+    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    assert Tokenizer(tmp_path / "m").encode("the")[0] == 0
+    config = load_model(tmp_path / "m").config
+    assert config.eos_token_ids == (0, 2) and config.rope_factor == 4.0
 
 
 def test_rotary_embedding_comes_along(tmp_path):
@@ -216,6 +256,10 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
         ({"rope": np.ones(8, dtype=np.float32) * 3}, "its rope_freqs are not those of Llama 3"),
         ({"tokenizer": lambda *args: byte_level(*args, pre="poro")}, "its text falls into words as 'poro' says"),
         ({"tokenizer": lambda writer, size: None}, "its tokenizer is None"),
+        ({"changes": [lambda writer: writer.add_string("tokenizer.ggml.eot_token_id", "x")]}, "eot_token_id is 'x'"),
+        ({"changes": [lambda writer: writer.add_key_length(32)]}, "only 16 of a head's 32 dimensions are rotated"),
+        ({"rope": np.ones(3, dtype=np.float32)}, "its rope_freqs are not those of Llama 3"),
+        ({"tokenizer": lambda writer, size: byte_level(writer, size + 9)}, "the tokenizer knows 297 tokens"),
     ):
         write_gguf(file, llama(), **how)
         refused(message)

@@ -1,6 +1,7 @@
 """What README shows works: its Python example, and the commands that made its figures on a small scale."""
 
 import re
+import shlex
 import subprocess
 
 import pytest
@@ -10,6 +11,7 @@ from s2d import generate
 from s2d.bench import __main__ as bench
 from s2d.bench.specbench import held_out_prompts
 from s2d.train import corpus
+from s2d.weights.get import how_to_get
 
 
 def test_the_python_example(monkeypatch, capsys):
@@ -42,6 +44,16 @@ def test_ci_runs_every_command_that_a_readme_shows():
     assert len(run) == len(shown) > 20
     for command in shown:
         assert any(each.startswith(command) for each in run), command
+
+
+def test_every_pattern_of_a_download_has_its_own_option():
+    """The hub's client takes one pattern an option, and any further word for the name of a file."""
+    commands = re.findall(r"hf download .*", (ROOT / "weights/README.md").read_text()) + [how_to_get("smollm2-1.7b")]
+    for command in commands:
+        words = shlex.split(command)[2:]
+        assert all(option in ("--include", "--exclude", "--local-dir") for option in words[1::2]), command
+        assert len(words) % 2 == 1 and words[-1].startswith("weights/")
+    assert len(commands) >= 7
 
 
 def test_the_quality_report(capsys):

@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import run
 import torch
 from helpers import ROOT, WEIGHTS, load_transformers, transformers_greedy
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import run
 from s2d import Tokenizer, generate, load_model
 from s2d.tokenizer import chat_template
 from s2d.weights import get as getting
@@ -25,7 +25,7 @@ from s2d.weights.__main__ import main
 
 NAME, QUESTIONS = "smollm2-135m", ROOT.parent / "shared/data/spec_bench/question.jsonl"
 EXITS = {"exit_layers": (6, 9, 12), "thresholds": (0.3, 0.3, 0.0), "draft_length": 4, "draft_tree": (3, 3, 10)}
-OWN_TURNS = ["Why is the sky blue?", "Translate to German: The  12 houses, 3.5 km away.", "日本語で\\n\\n説明して\\n", "   x = [1, 2,   33]\\t# no"] * 3
+OWN_TURNS = ["Why is the sky blue?", "Translate to German: The  12 houses, 3.5 km away.", "日本語で\n\n説明して\n", "   x = [1, 2,   33]\t# no"] * 3
 
 
 def turns():
@@ -122,9 +122,10 @@ def test_every_method_is_lossless_with_its_first_layers_as_a_draft(folder, promp
 
 def test_it_drafts_for_a_sister_of_the_same_vocabulary(folder, prompts):
     """As for the 360M and 1.7B models on the hub; here the sister is its own first 20 layers."""
-    sister, draft = (load_model(folder, num_layers=layers) for layers in (20, None))
+    sister, draft = (load_model(folder, num_layers=layers, dtype="float64") for layers in (20, None))
+    alone = generate(sister, prompts[0], method="ar", max_new_tokens=8).tokens
     output = generate(sister, prompts[0], draft=draft, method="sd", draft_length=3, max_new_tokens=8)
-    assert len(output.tokens) == 8 and output.stats.draft_levels > 0
+    assert output.tokens == alone and output.stats.draft_levels > 0
 
 
 def test_run_answers_and_says_that_it_has_no_draft(folder, capsys, tmp_path, monkeypatch):

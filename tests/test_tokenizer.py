@@ -218,21 +218,48 @@ def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
         list(ours.rounds(said, chat_template(trained)))
 
 
-@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("legacy", [{"legacy": True}, {"legacy": False}, {}])
 def test_special_tokens_in_a_template_with_sentencepiece(tmp_path, legacy):
     shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "m")
     (tmp_path / "m/model.safetensors").unlink()
     config = json.loads((tmp_path / "m/tokenizer_config.json").read_text())
+    del config["legacy"]
     for template in (
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token }}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }} {{ eos_token }}{% endif %}{% endfor %}",
         "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
     ):
-        (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template, "legacy": legacy}))
+        (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template} | legacy))
         ours, theirs = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
         said = ["Where is Nora?", "In the north.", "日本, and 24?"]
         messages = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(said)]
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert ours.encode_chat(said, chat_template(tmp_path / "m")) == expected
+
+
+def test_tokens_added_to_a_sentencepiece_vocabulary(tmp_path):
+    """A chat model made from a Llama-2: its turns begin and end with tokens that tokenizer.model does not know."""
+    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "m")
+    (tmp_path / "m/model.safetensors").unlink()
+    config = json.loads((tmp_path / "m/tokenizer_config.json").read_text())
+    kinds = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+    names = {0: "<unk>", 1: "<s>", 2: "</s>", 1024: "<|im_start|>", 1025: "<|im_end|>"}
+    config |= {"added_tokens_decoder": {str(number): kinds | {"content": text} for number, text in names.items()},
+               "eos_token": "<|im_end|>", "legacy": False,
+               "chat_template": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"}
+    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(config))
+    ours, theirs = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
+    expected = theirs.apply_chat_template([{"role": "user", "content": "Where is Nora?"}], return_dict=False)
+    ids = ours.encode_chat(["Where is Nora?"], chat_template(tmp_path / "m"))
+    assert ids == expected and 1024 in ids and (ours.eos_id, ours.vocab_size) == (1025, 1026)
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_special_tokens_named_elsewhere(tmp_path):
+    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "m")
+    for named, expected in (({}, "<s>Hi</s>"), ({"bos_token": {"content": "<b>"}}, "<b>Hi</s>")):
+        (tmp_path / "m/tokenizer_config.json").write_text('{"chat_template": "{{ bos_token }}Hi{{ eos_token }}"}')
+        (tmp_path / "m/special_tokens_map.json").write_text(json.dumps(named))
+        assert chat_template(tmp_path / "m").render(["Hi"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,15 @@ from torch import nn
 
 from ..files import staged_folder
 from ..model import Llama
-from .config import config_to_dict, read_config, read_json
+from .adapter import CONFIG as ADAPTER
+from .adapter import Adapter
+from .config import config_to_dict, read_config, read_json, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What a model is spoken to with, and where its answers end: what belongs to its weights wherever they go.
 COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
               "generation_config.json")  # fmt: skip
+DRAFT_VOCABULARY = "draft_vocabulary.json"  # beside a draft's config.json: the ids of the only tokens that it drafts
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -38,16 +41,35 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
             raise ValueError(f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers")
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
     model, dtype = empty_model(config), choose_dtype(dtype, device)
+    adapter = Adapter(path) if (path / ADAPTER).is_file() else None
     shapes, products = parameter_shapes(model), ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings])
     by_columns = device.type == "cpu" and dtype.itemsize >= 4  # there one token's products are a third faster so, no others
-    for name, tensor in read_tensors(path, shapes, device, share):
+    changes = adapter.changes(shapes) if adapter else {}
+    for name, tensor in read_tensors(adapter.base if adapter else path, shapes, device, share):
+        if name in changes:
+            change = changes.pop(name)
+            tensor = tensor.float() + (change[share(name, shapes[name])] if share else change).to(device)
         parent, _, leaf = name.rpartition(".")
         if by_columns and parent.endswith(products):
             tensor = tensor.t().contiguous().t()
         setattr(model.get_submodule(parent), leaf, nn.Parameter(tensor.to(dtype), requires_grad=False))
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
+    if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
+        model.keep_tokens(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))
     return model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+
+
+def read_draft_vocabulary(path, vocab_size):
+    """The tokens (K,) that a draft drafts, from a JSON list of their ids."""
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
+    good = isinstance(tokens, list) and all(type(token) is int and 0 <= token < vocab_size for token in tokens)
+    if not good or not tokens or len(set(tokens)) < len(tokens):
+        raise ValueError(f"{path} is no list of different token ids within 0..{vocab_size - 1}")
+    return torch.tensor(tokens)
 
 
 def empty_model(config):
@@ -71,7 +93,13 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
             copy_companions(Path(tokenizer_from), stage)
         tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.named_parameters()}
         write_shards(split(tensors, max_shard_bytes), stage)
+        write_draft_vocabulary(model, stage)
         (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
+
+
+def write_draft_vocabulary(model, folder):
+    if model.draft_vocabulary is not None:
+        (folder / DRAFT_VOCABULARY).write_text(json.dumps(model.draft_vocabulary.tolist()) + "\n")
 
 
 def copy_companions(source, destination):
@@ -193,7 +221,9 @@ def placement(*models):
     place = f"cpu, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         place = f"{device}, {torch.cuda.get_device_name(device)} with {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
-    size = sum(parameter.nbytes for model in models for parameter in model.parameters())
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    own = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in parameters]
+    size = sum({tensor.data_ptr(): tensor.nbytes for tensor in own}.values())  # what is shared counts once
     return f"{place}, {dtype}, {size / 1e9:.2f} GB of weights"
 
 

@@ -39,7 +39,11 @@ def convert(source, destination, dtype):
         dtypes = {"torch_dtype": str(dtype).removeprefix("torch.")} if dtype else {}
         # Last of all: without a config.json no folder loads.
         (stage / "config.json").write_text(json.dumps(shards.raw | dtypes, indent=2) + "\n")
-    print(check(destination))
+        try:
+            report = check(stage)
+        except (ValueError, OSError) as error:
+            raise ValueError(str(error).replace(str(stage), str(destination))) from None
+    print(report.replace(str(stage), str(destination)))
 
 
 def check(path):

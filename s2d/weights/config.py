@@ -37,11 +37,21 @@ def answer_ends(path, config):
         except ValueError as error:
             raise ValueError(f"{generation}: {error}") from None
     raw = read_json(tokenizer) if tokenizer.is_file() else {}
-    added, end = raw.get("added_tokens_decoder"), text_of(raw.get("eos_token"))
-    for token_id, token in added.items() if isinstance(added, dict) and end else ():
-        if text_of(token) == end and token_id.isdecimal() and int(token_id[:9]) < config.vocab_size:
-            ids += (int(token_id),)
+    end, added = text_of(raw.get("eos_token")), {number: text for number, (text, _) in added_tokens(raw).items()}
+    if end and not added and (path / "tokenizer.json").is_file():  # transformers 5 leaves them there alone
+        every = read_json(path / "tokenizer.json").get("added_tokens")
+        every = [token for token in every if isinstance(token, dict)] if isinstance(every, list) else []
+        added = {token["id"]: text_of(token) for token in every if type(token.get("id")) is int}
+    ids += tuple(number for number, text in added.items() if text == end and 0 <= number < config.vocab_size)
     return tuple(dict.fromkeys(ids))
+
+
+def added_tokens(raw):
+    """{id: (text, whether it is special)} of the tokens that a tokenizer_config.json says were added."""
+    added = raw.get("added_tokens_decoder")
+    every = added.items() if isinstance(added, dict) else ()
+    return {int(number[:9]): (text_of(token), bool(isinstance(token, dict) and token.get("special")))
+            for number, token in every if number.isdecimal() and text_of(token)}  # fmt: skip
 
 
 def text_of(token):
@@ -95,6 +105,8 @@ def read_rope(raw):
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope type {shown(kind)} is not supported; only 'default', 'linear' and 'llama3' are")
+    if number(rope, "partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0)) != 1.0:
+        raise ValueError("partial_rotary_factor is not 1; that is not supported")
     read = {"rope_theta": number(rope if "rope_theta" in rope else raw, "rope_theta", 10000.0, low=1.0)}
     if kind != "default":
         read["rope_factor"] = number(rope, "factor", low=1e-3)
@@ -102,7 +114,8 @@ def read_rope(raw):
         low, high = number(rope, "low_freq_factor", low=0.0), number(rope, "high_freq_factor", low=0.0)
         if low >= high:
             raise ValueError(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
-        read["rope_llama3"] = low, high, whole(rope, "original_max_position_embeddings")
+        context = whole(raw, "max_position_embeddings", 2048)
+        read["rope_llama3"] = low, high, whole(rope, "original_max_position_embeddings", context)
     return read
 
 

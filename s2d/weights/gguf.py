@@ -69,7 +69,7 @@ class GGUFFile:
         stored, dtype = self.tensors[name], self.tensors[name].tensor_type.name
         check_shape(self.path, name, stored.shape.tolist()[::-1], self.shapes[name])
         try:
-            values = np.array(self.gguf.quants.dequantize(stored.data, stored.tensor_type))  # a copy: the file is read-only
+            values = np.require(self.gguf.quants.dequantize(stored.data, stored.tensor_type), requirements="W")
         except NotImplementedError:
             raise ValueError(f"{self.path}: tensor {name} is of type {dtype}, which cannot be read") from None
         tensor = torch.from_numpy(values).float().reshape(self.shapes[name])
@@ -118,10 +118,14 @@ def config_json(fields, tensors):
     """The metadata of a GGUF file as config.json has it."""
     own = {name.removeprefix("llama."): value for name, value in fields.items() if name.startswith("llama.")}
     width, heads = whole(own, "embedding_length"), whole(own, "attention.head_count")
-    head_dim = whole(own, "attention.key_length", whole(own, "rope.dimension_count", width // heads))
+    head_dim = whole(own, "attention.key_length", width // heads)
+    if (rotated := whole(own, "rope.dimension_count", head_dim)) != head_dim:
+        raise ValueError(f"only {rotated} of a head's {head_dim} dimensions are rotated; that is not supported")
     if "model.embed_tokens.weight" not in tensors:
         raise ValueError("it has no tensor token_embd.weight")
-    scaling, ends = own.get("rope.scaling.type", "none"), [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    factor = number(own, "rope.scaling.factor", number(own, "rope.scale_linear", 1.0))
+    scaling = own.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    ids = [name for name in ("eos", "eot") if f"tokenizer.ggml.{name}_token_id" in fields]
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -136,19 +140,18 @@ def config_json(fields, tensors):
         "max_position_embeddings": whole(own, "context_length"),
         "rms_norm_eps": number(own, "attention.layer_norm_rms_epsilon"),
         "rope_theta": number(own, "rope.freq_base", 10000.0),
-        **({} if scaling == "none" else {"rope_scaling": {"rope_type": scaling, "factor": own.get("rope.scaling.factor")}}),
+        **({} if scaling == "none" else {"rope_scaling": {"rope_type": scaling, "factor": factor}}),
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": sorted({token for token in ends if token is not None}) or None,
+        "eos_token_id": sorted({whole(fields, f"tokenizer.ggml.{name}_token_id", low=0) for name in ids}) or None,
         "torch_dtype": str(torch.float32).removeprefix("torch."),
     }
 
 
 def llama3_rope(divisors, head_dim, theta):
     """config.json's rope_scaling for the ``divisors`` (D/2,) of frequencies by Llama 3's rule, whose bounds all 3.x share."""
-    factor, bounds = round(divisors.max().item(), 4), (1.0, 4.0, 8192)
-    plain, scaled = (rope_frequencies(head_dim, theta, factor, llama3) for llama3 in (None, bounds))
-    expected = factor * plain / scaled
+    factor, bounds = round(max(divisors.tolist(), default=1.0), 4), (1.0, 4.0, 8192)
+    expected = rope_frequencies(head_dim, theta, 1.0, None) / rope_frequencies(head_dim, theta, factor, bounds)
     if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
         raise ValueError("its rope_freqs are not those of Llama 3; other rotary embeddings are not supported")
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")

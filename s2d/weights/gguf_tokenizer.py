@@ -30,12 +30,17 @@ def tokenizer_config(fields):
     return {
         "tokenizer_class": "LlamaTokenizer" if sentencepiece else "PreTrainedTokenizerFast",
         **{name: tokens[token] for name, token in ids.items() if token is not None},
-        "add_bos_token": fields.get("tokenizer.ggml.add_bos_token", sentencepiece),
+        "add_bos_token": begins_with_bos(fields),
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
-        **({"legacy": True} if sentencepiece else {}),
         **({"chat_template": fields["tokenizer.chat_template"]} if "tokenizer.chat_template" in fields else {}),
     }
+
+
+def begins_with_bos(fields):
+    """Whether texts begin with BOS; where a file does not say so, llama.cpp knows it of these two."""
+    known = fields["tokenizer.ggml.model"] == "llama" or fields.get("tokenizer.ggml.pre") == "llama-bpe"
+    return bool(fields.get("tokenizer.ggml.add_bos_token", known)) and fields.get("tokenizer.ggml.bos_token_id") is not None
 
 
 def byte_level_json(fields):
@@ -49,7 +54,7 @@ def byte_level_json(fields):
          "special": kind == CONTROL}
         for number, (token, kind) in enumerate(zip(tokens, types)) if kind in (CONTROL, USER_DEFINED)
     ]  # fmt: skip
-    bos = tokens[fields["tokenizer.ggml.bos_token_id"]] if fields.get("tokenizer.ggml.add_bos_token") else None
+    bos = tokens[fields["tokenizer.ggml.bos_token_id"]] if begins_with_bos(fields) else None
     bos_first = bos and {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -67,11 +72,13 @@ def byte_level_json(fields):
 
 def sentencepiece_model(fields):
     """tokenizer.model: SentencePiece's message ModelProto, in Protocol Buffers' wire format (sentencepiece_model.proto)."""
-    pieces = zip(fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.scores"], fields["tokenizer.ggml.token_type"])
+    tokens = fields["tokenizer.ggml.tokens"]
+    pieces = zip(tokens, fields["tokenizer.ggml.scores"], fields["tokenizer.ggml.token_type"])
     ids = {field: fields.get(f"tokenizer.ggml.{name}_token_id")
            for field, name in ((40, "unknown"), (41, "bos"), (42, "eos"), (43, "padding"))}  # fmt: skip
-    trainer = message({3: 2, 4: len(fields["tokenizer.ggml.tokens"]), 35: 1,  # BPE, size, bytes for what is unknown
-                       **{field: -1 if token is None else token for field, token in ids.items()}})  # fmt: skip
+    trainer = message({3: 2, 4: len(tokens), 35: 1,  # BPE, size, bytes for what is unknown
+                       **{field: -1 if token is None else token for field, token in ids.items()},
+                       **{field + 5: tokens[token].encode() for field, token in ids.items() if token is not None}})  # fmt: skip
     prefix = int(fields.get("tokenizer.ggml.add_space_prefix", True))
     normalizer = message({1: b"identity", 3: prefix, 4: 0, 5: 1})  # a space in front, none removed, each a visible mark
     every = b"".join(message({1: message({1: text.encode(), 2: float(score), 3: int(kind)})}) for text, score, kind in pieces)

@@ -35,7 +35,10 @@ class PickledShards:
             raise ValueError(f"{file} is damaged or holds more than tensors ({reason}); download it again") from None
         for name, tensor in tensors.items():
             check_shape(self.path, name, tensor.shape, self.shapes[name])
-        return {name: tensor.to(self.dtype or tensor.dtype).contiguous() for name, tensor in tensors.items()}
+        tensors = {name: tensor.to(self.dtype or tensor.dtype).contiguous() for name, tensor in tensors.items()}
+        first = {}  # of those in the same memory, which a file of safetensors does not know; the others become copies
+        return {name: tensor if first.setdefault(tensor.data_ptr(), name) == name else tensor.clone()
+                for name, tensor in tensors.items()}  # fmt: skip
 
     def write_companions(self, folder):
         copy_companions(self.path, folder)
