@@ -7,19 +7,19 @@ class KVCache:
     """Keys and values of a run of layers, filled from position 0 up to ``length``.
 
     The storage is allocated once for ``capacity`` positions; what is rejected is forgotten by moving ``length``, what
-    is accepted of a tree moves together inside it. Shapes follow scaled_dot_product_attention: (1, G, S, D) per layer,
-    for batch size 1.
+    is accepted of a tree moves together inside it. Shapes follow scaled_dot_product_attention: (B, G, S, D) per layer; the
+    rows of a batch are all equally long, and decoding has one.
     """
 
-    def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype):
-        shape = (num_layers, 1, num_kv_heads, capacity, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, 1, G, capacity, D)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)  # (L, 1, G, capacity, D)
+    def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype, batch=1):
+        shape = (num_layers, batch, num_kv_heads, capacity, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, G, capacity, D)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, G, capacity, D)
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # views, so that no step indexes anew
         self.length = 0
 
     def write(self, layer, keys, values):
-        """Store one layer's new keys and values (1, G, T, D) after the filled part; return old and new together.
+        """Store one layer's new keys and values (B, G, T, D) after the filled part; return old and new together.
 
         ``length`` does not move yet: every layer of the run writes the same T positions, then ``advance(T)``.
         """
@@ -27,7 +27,7 @@ class KVCache:
         all_keys.narrow(2, self.length, T).copy_(keys)
         all_values.narrow(2, self.length, T).copy_(values)
         end = self.length + T
-        return all_keys.narrow(2, 0, end), all_values.narrow(2, 0, end)  # (1, G, S+T, D) each
+        return all_keys.narrow(2, 0, end), all_values.narrow(2, 0, end)  # (B, G, S+T, D) each
 
     def advance(self, count):
         """Count ``count`` more positions as filled, once all layers have written them."""

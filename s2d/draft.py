@@ -90,6 +90,10 @@ class SortedDraft:
     def __init__(self, model, exits, thresholds, shape, capacity):
         self.model, self.shape = model, shape
         self.static = isinstance(shape, KConfig)
+        children = max(shape.widths, default=1) if self.static else shape.top_k
+        if model.draft_vocabulary is not None and children > len(model.draft_vocabulary):
+            known = len(model.draft_vocabulary)
+            raise ValueError(f"a node cannot have {children} different children: there are {known} tokens that the draft drafts")
         places = capacity + (shape.size if self.static else shape.top_k * shape.depth)
         self.segments = [
             Segment(start, stop, threshold, model.new_cache(places, start, stop),

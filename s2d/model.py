@@ -191,10 +191,10 @@ class Llama(nn.Module):
     def dtype(self):
         return self.lm_head.weight.dtype
 
-    def new_cache(self, capacity, start=0, stop=None):
+    def new_cache(self, capacity, start=0, stop=None, batch=1):
         """An empty KVCache of ``capacity`` positions for layers start..stop-1."""
         config, stop = self.config, self.config.num_hidden_layers if stop is None else stop
-        return KVCache(stop - start, config.num_key_value_heads, capacity, config.head_dim, self.device, self.dtype)
+        return KVCache(stop - start, config.num_key_value_heads, capacity, config.head_dim, self.device, self.dtype, batch)
 
     def embed(self, tokens):
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
@@ -231,7 +231,8 @@ class Llama(nn.Module):
         al. 2025, arXiv 2502.14856).
         """
         self.draft_vocabulary = tokens.to(self.device)
-        self.draft_head = self.lm_head.weight.detach()[self.draft_vocabulary]  # (K, hidden)
+        head, by_columns = self.lm_head.weight.detach()[self.draft_vocabulary], self.lm_head.weight.stride(0) == 1
+        self.draft_head = head.t().contiguous().t() if by_columns else head  # (K, hidden), in the order of the whole head
 
     def draft_logits(self, hidden):
         """As ``logits``, for the K tokens of ``draft_vocabulary`` only: (..., K). Without one, all V."""

@@ -48,13 +48,12 @@ class Tokenizer:
         """Text -> ids, BOS first where the model wants one. ValueError for what UTF-8 cannot write (half a surrogate pair)."""
         return self.model.start + self._ids(text)
 
-    def _ids(self, text, marked=False):
-        """Ids without BOS; names of special tokens in the text stand for these where it is ``marked`` up by a template."""
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"character {error.start} of the text is no Unicode character; is it UTF-8?") from None
-        return self.model.encode_marked(text) if marked else self.model.encode(text)
+    def encode_marked(self, text):
+        """Text marked up by a chat template -> ids: names of special tokens in it stand for these, and nothing is added."""
+        return self.model.encode_marked(checked(text))
+
+    def _ids(self, text):
+        return self.model.encode(checked(text))
 
     def decode(self, ids):
         """Ids -> text; control tokens, and ids that only a padded vocabulary has, leave none; a half character is U+FFFD."""
@@ -71,7 +70,7 @@ class Tokenizer:
         if len(messages) % 2 == 0:
             raise ValueError(f"a dialogue ends with the user's message; got {len(messages)} messages")
         if isinstance(template, ChatTemplate):
-            return self._ids(template.render(messages, to_be_answered=True), marked=True)
+            return self.encode_marked(template.render(messages, to_be_answered=True))
         if template not in ("vicuna", "llama-2"):
             raise ValueError(f"unknown chat template {template!r}; expected 'vicuna' or 'llama-2'")
         return [token for prompt, answer in self.rounds(messages, template) for token in (*prompt, *answer)]
@@ -104,11 +103,20 @@ class Tokenizer:
             answered = template.render(messages[: turn + 2]) if turn + 1 < len(messages) else asked
             if not (asked.startswith(said) and answered.startswith(asked)):
                 raise ValueError("the chat template rewrites earlier turns, so they cannot be told apart")
-            prompt = rest + self._ids(asked[len(said) :], marked=True)
-            answer = self._ids(answered[len(asked) :], marked=True)
+            prompt = rest + self.encode_marked(asked[len(said) :])
+            answer = self.encode_marked(answered[len(asked) :])
             end = answer.index(self.eos_id) + 1 if self.eos_id in answer else len(answer)
             yield prompt, answer[:end]
             said, rest = answered, answer[end:]
+
+
+def checked(text):
+    """The text, unless UTF-8 cannot write it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"character {error.start} of the text is no Unicode character; is it UTF-8?") from None
+    return text
 
 
 class SentencePieceModel:

@@ -53,7 +53,9 @@ class Oracle:
         cache.advance(len(positions))
         return positions[None, :, None].float()
 
-    def logits(self, hidden):
+    draft_vocabulary = None
+
+    def draft_logits(self, hidden):
         rows = self.following[hidden[:, 0].long().clamp(max=len(self.following) - 1)]
         self.clock.stop()
         return rows

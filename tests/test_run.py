@@ -110,8 +110,13 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     (tmp_path / "vicuna-7b").mkdir()
     assert run.find_target("7b") == tmp_path / "vicuna-7b"
     (tmp_path / "vicuna-draft").mkdir()
+    for name in ("vicuna-7b", "vicuna-draft"):
+        shutil.copyfile(WEIGHTS / "mini-7b/config.json", tmp_path / name / "config.json")
     args = run.parse(["--target", "7b"])
     assert run.choose_draft(args, tmp_path / "vicuna-7b") == (tmp_path / "vicuna-draft", "s2d")
+    config = json.loads((tmp_path / "vicuna-draft/config.json").read_text())
+    (tmp_path / "vicuna-draft/config.json").write_text(json.dumps(config | {"vocab_size": 999}))
+    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (None, "ar")  # it belongs to another family
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from ..weights.config import read_config
 from .decision import train_decision
 from .family import DRAFT_TOKENS, TARGETS, train_mini
 from .fit import Recipe
-from .nested import MINI, PAPER, check_out, corpus_rows, train_soft
+from .nested import ADAPTER_LR, MINI, PAPER, SELF, check_out, corpus_rows, train_soft
 from .soft import Distillation
 
 
@@ -55,14 +55,18 @@ def soft(args, mesh):
         raise ValueError(f"the last exit must be the last of the {args.layers} layers, got {list(args.exits)}")
     config = read_config(args.init)
     exits, _ = choose_exits(replace(config, num_hidden_layers=args.layers), "s2d", args.exits)
-    recipe = MINI if args.data == "mini" else PAPER
+    recipe = {"mini": MINI, "self": SELF}.get(args.data, PAPER)
+    if args.lora:
+        recipe = replace(recipe, lr=ADAPTER_LR)
     given = {field.name: getattr(args, field.name, None) for field in fields(Recipe)}
     recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
     if min(recipe.batch, recipe.micro_batch, recipe.length, recipe.epochs) < 1 or not recipe.lr > 0:
         raise ValueError(f"batch, micro-batch, length, epochs and lr must be positive, got {recipe}")
     check_length(recipe, args.init, config)
-    if args.data == "mini":
-        corpus_rows(args.millions, recipe)
+    if args.data in ("mini", "self"):
+        corpus_rows(args.millions, recipe)  # at least a batch, and no more than there will ever be
+    if mesh and (args.lora or args.data == "self"):
+        raise ValueError("--lora and --data self run in a single process; start it without torchrun")
     distillation = None
     if args.teacher:
         teacher = load_model(args.teacher, args.device)
@@ -71,7 +75,8 @@ def soft(args, mesh):
         check_length(recipe, args.teacher, teacher.config)
         distillation = Distillation(teacher, args.kd, args.kd_weight)
     train_soft(args.init, args.layers, exits, args.data, args.out, args.device, recipe, args.millions, args.seed,
-               args.resume, distillation=distillation, mesh=mesh)  # fmt: skip
+               args.resume, distillation=distillation, mesh=mesh, rank=args.lora, keep=args.draft_vocabulary,
+               text=args.text or args.out.with_name(args.out.name + ".self.jsonl"))  # fmt: skip
 
 
 def check_length(recipe, path, config):
@@ -82,6 +87,12 @@ def check_length(recipe, path, config):
 
 def numbers(text):
     return tuple(int(part) for part in text.split(","))
+
+
+def rank(text):
+    if not 1 <= int(text) <= 4096:
+        raise ValueError
+    return int(text)
 
 
 def parse(arguments):
@@ -96,7 +107,11 @@ def parse(arguments):
     soft.add_argument("--init", type=Path, required=True, help="folder of the Llama to cut from")
     soft.add_argument("--layers", type=int, required=True, help="how many of its layers the draft keeps")
     soft.add_argument("--exits", type=numbers, required=True, help="layers after which it predicts, e.g. 6,9,12")
-    soft.add_argument("--data", default="mini", help="ShareGPT JSON file, or mini for the built-in corpus")
+    soft.add_argument("--data", default="mini", help="ShareGPT JSON file, mini for the built-in corpus, or self for text that "
+                      "the Llama itself is to write first")  # fmt: skip
+    soft.add_argument("--text", type=Path, help="where that text is kept, and found again; default: beside --out")
+    soft.add_argument("--lora", type=rank, metavar="RANK", help="learn and save only low-rank adapters")
+    soft.add_argument("--draft-vocabulary", type=int, metavar="K", help="draft only the K most frequent tokens of the text")
     soft.add_argument("--out", type=Path, required=True)
     soft.add_argument("--batch", type=int, help="rows of a step, over all processes")
     soft.add_argument("--micro-batch", type=int, help="rows that go through the model at once; gradients add up")
@@ -105,7 +120,7 @@ def parse(arguments):
     soft.add_argument("--epochs", type=int)
     soft.add_argument("--recompute", action=argparse.BooleanOptionalAction, help="activation checkpointing")
     soft.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="mixed precision (default) or all float32")
-    soft.add_argument("--millions", type=float, default=DRAFT_TOKENS, help="million training tokens taken from mini")
+    soft.add_argument("--millions", type=float, default=DRAFT_TOKENS, help="million tokens taken from mini, or of own answers")
     soft.add_argument("--teacher", type=Path, help="folder of a model whose distributions are to be learnt as well")
     soft.add_argument("--kd", choices=("forward", "reverse", "tv"), default="forward", help="how far from the teacher's")
     soft.add_argument("--kd-weight", type=float, default=1.0, help="weight of that, where the cross entropy's is 1")

@@ -89,6 +89,20 @@ def encode_dialogue(tokenizer, messages, template="vicuna"):
     return ids, is_answer
 
 
+def one_a_row(conversations, length):
+    """(ids of a prompt, ids of its answer) pairs, each to a row of its own: (tokens, labels), (R, length) int32 each.
+
+    Too long ones are cut, short ones filled up. Labels are the tokens that follow, -100 where no loss is taken: only the
+    answer is learnt.
+    """
+    tokens, labels = (np.full((len(conversations), length), fill, dtype=np.int32) for fill in (0, -100))
+    for row, (prompt, answer) in enumerate(conversations):
+        ids, first = np.array(prompt + answer, dtype=np.int32)[: length + 1], len(prompt) - 1
+        tokens[row, : len(ids) - 1] = ids[:-1]
+        labels[row, first : len(ids) - 1] = ids[first + 1 :]
+    return torch.from_numpy(tokens), torch.from_numpy(labels)
+
+
 def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
     """Dialogues laid end to end and cut into at most ``rows`` rows (None: all): (tokens, labels), (R, length) int32 each.
 

@@ -23,6 +23,7 @@ from ..files import former_of, stage_of, staged_folder
 from ..weights import empty_model
 from ..weights.config import read_json
 
+LEARNING = StateDictOptions(ignore_frozen_params=True, strict=False)  # what stays as it was needs no checkpoint
 IDENTITY = "training.json"  # in a checkpoint: what training it belongs to
 
 
@@ -80,7 +81,7 @@ def save_checkpoint(path, model, optimizer, step, identity):
 
     ``identity`` is a dict of what the training is made of: numbers and text.
     """
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=LEARNING)
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
     alone = not dist.is_initialized()
     stage = staged_folder(path) if alone or dist.get_rank() == 0 else nullcontext(stage_of(path))
@@ -105,9 +106,9 @@ def load_checkpoint(path, model, optimizer, identity):
     found = read_json(path / IDENTITY)
     if different := [f"{key} {found.get(key)}, not {value}" for key, value in identity.items() if found.get(key) != value]:
         raise ValueError(f"{path} is of another training: {'; '.join(different)}; remove it or name another folder")
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=LEARNING)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
     with _quiet():
         dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=LEARNING)
     return state["step"]

@@ -80,8 +80,8 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
     )
     if mesh:
         shard(objective, mesh, recipe.bf16)
-    decayed = [p for p in model.parameters() if p.dim() == 2]
-    others = [p for p in model.parameters() if p.dim() != 2]
+    learning = [p for p in model.parameters() if p.requires_grad]
+    decayed, others = [p for p in learning if p.dim() == 2], [p for p in learning if p.dim() != 2]
     groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=True)
     order, device = row_order(len(tokens), recipe.epochs, seed), model.device
@@ -99,7 +99,7 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
             losses += share.detach()
         if mesh:
             add_up(losses)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(learning, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         step += 1

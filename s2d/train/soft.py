@@ -42,8 +42,8 @@ def exit_hidden(model, tokens, exits, recompute=False):
 def soft_losses(model, tokens, labels, exits, count=None, distillation=None, recompute=False):
     """Next-token cross entropy at every exit, from one forward pass through all layers.
 
-    ``tokens`` (B, T); ``labels`` (B, T) holds the token that follows each position, -100 where nothing is to be
-    learnt; ``exits`` are increasing layer numbers. Returns (E,) losses in nats, summed over labelled tokens and divided
+    ``tokens`` (B, T); ``labels`` (B, T) holds the token that follows each position, by its place in the draft's vocabulary
+    if the model has one (nested.among), -100 where nothing is to be learnt; ``exits`` are increasing layer numbers. Returns (E,) losses in nats, summed over labelled tokens and divided
     by ``count``, by default their number (0 where there is none); their mean is the loss of Sorted LLaMA (Kavehzadeh et al. 2023, arXiv
     2309.08968, section 3), with one final norm and one LM head for all exits. ``distillation`` adds its term to each.
 
@@ -69,11 +69,13 @@ def soft_losses(model, tokens, labels, exits, count=None, distillation=None, rec
 
 def _chunk_loss(model, hidden, labels, distillation=None, teacher_hidden=None):
     """Summed loss of hidden states (N, hidden) at one exit."""
-    logits = model.logits(hidden).float()  # (N, V)
+    logits = model.draft_logits(hidden).float()  # (N, V), or of the draft's vocabulary
     loss = F.cross_entropy(logits, labels, reduction="sum")
     if distillation:
         with torch.no_grad():
             teacher_logits = distillation.teacher.logits(teacher_hidden).float()
+            if model.draft_vocabulary is not None:
+                teacher_logits = teacher_logits[:, model.draft_vocabulary]
         loss = loss + distillation.weight * divergence(distillation.kind, teacher_logits, logits).sum()
     return loss
 

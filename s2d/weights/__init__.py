@@ -1,6 +1,7 @@
 """A Hugging Face folder (config.json, one or many safetensors files) <-> a Llama. Knows nothing about decoding."""
 
 import json
+import os
 import re
 import shutil
 import zlib
@@ -15,7 +16,7 @@ from torch import nn
 from ..files import staged_folder
 from ..model import Llama
 from .adapter import CONFIG as ADAPTER
-from .adapter import Adapter
+from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config, read_json, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -95,6 +96,19 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
         write_shards(split(tensors, max_shard_bytes), stage)
         write_draft_vocabulary(model, stage)
         (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
+
+
+def save_adapter(model, pairs, scale, path, base):
+    """Write the adapters of ``model`` to a folder in PEFT's layout, as changes of the model in the folder ``base``.
+
+    ``pairs`` {weight's name: (A, B)} and their ``scale`` as in adapter.py. What tokenizer it needs, its base has.
+    """
+    path = Path(path)
+    with staged_folder(path) as stage:
+        pairs = {name: tuple(part.to("cpu", torch.bfloat16) for part in pair) for name, pair in pairs.items()}
+        write_adapter(stage, os.path.relpath(Path(base).resolve(), path.resolve()), pairs, scale)
+        write_draft_vocabulary(model, stage)
+        (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, torch.bfloat16), indent=2) + "\n")
 
 
 def write_draft_vocabulary(model, folder):

@@ -3,6 +3,7 @@
     python -m s2d.weights get smollm2-135m
     python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b      # a folder of pytorch_model-*.bin
     python -m s2d.weights convert llama.gguf weights/llama
+    python -m s2d.weights merge weights/smollm2-draft merged                   # an adapter and its base
     python -m s2d.weights check weights/vicuna-7b
 """
 
@@ -16,7 +17,19 @@ import torch
 from ..files import staged_folder
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
-from . import DTYPES, empty_model, parameter_shapes, read_tensors, write_shards
+from . import (
+    ADAPTER,
+    DRAFT_VOCABULARY,
+    DTYPES,
+    Adapter,
+    empty_model,
+    load_model,
+    parameter_shapes,
+    read_draft_vocabulary,
+    read_tensors,
+    save_model,
+    write_shards,
+)
 from .config import read_config
 from .get import ON_THE_HUB, PACKAGES, get
 from .gguf import GGUFFile
@@ -46,12 +59,25 @@ def convert(source, destination, dtype):
     print(report.replace(str(stage), str(destination)))
 
 
+def merge(source, destination):
+    """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes of its base."""
+    if not (source / ADAPTER).is_file():
+        raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
+    save_model(load_model(source, "cpu", "float32"), destination, Adapter(source).base, torch.float32)
+    print(f"{destination} is written")
+
+
 def check(path):
     """One line on a folder that will load; raises FileNotFoundError or ValueError with the reason for any other."""
     config = read_config(path)
     shapes, nothing = parameter_shapes(empty_model(config)), lambda _, shape: (slice(0, 0),) * len(shape)
-    found = Counter(str(tensor.dtype).removeprefix("torch.") for _, tensor in read_tensors(path, shapes, share=nothing))
-    vocab_size = Tokenizer(path).vocab_size
+    adapter = Adapter(path) if (path / ADAPTER).is_file() else None
+    source = adapter.base if adapter else path
+    found = Counter(str(tensor.dtype).removeprefix("torch.") for _, tensor in read_tensors(source, shapes, share=nothing))
+    changed = f", {len(adapter.changes(shapes))} changed by an adapter of {source}" if adapter else ""
+    if (path / DRAFT_VOCABULARY).is_file():
+        changed += f", drafts {len(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))} tokens"
+    vocab_size = Tokenizer(source).vocab_size
     if vocab_size > config.vocab_size:
         raise ValueError(f"{path}: the tokenizer knows {vocab_size} tokens, config.json has vocab_size {config.vocab_size}")
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
@@ -60,7 +86,7 @@ def check(path):
     return (
         f"{path} will load: {config.num_hidden_layers} layers of width {config.hidden_size}{exits}, {count:,} parameters, "
         f"{size / 1e6:,.0f} MB of {' and '.join(found)}, vocabulary {config.vocab_size}, "
-        f"context {config.max_position_embeddings}"
+        f"context {config.max_position_embeddings}{changed}"
     )
 
 
@@ -73,6 +99,9 @@ def main(arguments=None):
     converting.add_argument("source", type=Path, metavar="SRC")
     converting.add_argument("destination", type=Path, metavar="DST")
     converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")
+    merging = programs.add_parser("merge", help="an adapter and its base -> an ordinary folder")
+    merging.add_argument("source", type=Path, metavar="SRC")
+    merging.add_argument("destination", type=Path, metavar="DST")
     checking = programs.add_parser("check", help="whether a folder will load, and why not")
     checking.add_argument("folder", type=Path, metavar="DIR")
     return run_program("weights", run, parser.parse_args(arguments))
@@ -81,6 +110,8 @@ def main(arguments=None):
 def run(args):
     if args.program == "get":
         get(args.name, convert)
+    elif args.program == "merge":
+        merge(args.source, args.destination)
     elif args.program == "check":
         print(check(args.folder))
     else:

@@ -16,17 +16,17 @@ CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's names, before those of the model
 
 
-def write_adapter(folder, base, pairs, alpha, target_modules):
-    """Write ``pairs`` {weight's name: (A, B)} and where their ``base`` is: a path, as seen from ``folder``."""
+def write_adapter(folder, base, pairs, scale):
+    """Write ``pairs`` {weight's name: (A, B)}, their ``scale``, and where their ``base`` is: a path, as seen from ``folder``."""
     rank = len(next(iter(pairs.values()))[0])
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": rank,
-        "lora_alpha": alpha,
+        "lora_alpha": scale * rank,
         "lora_dropout": 0.0,
-        "target_modules": sorted(target_modules),
+        "target_modules": sorted({name.split(".")[-2] for name in pairs}),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -1,0 +1,43 @@
+"""Low-rank adapters: a model's weights stay, and a small change of each linear layer is learnt.
+
+LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1). How the result is stored and added up again: weights/adapter.py.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SCALE = 8.0  # of the change, alpha / r: a step of AdamW then moves it this much farther
+
+
+class Adapted(nn.Module):
+    """A linear layer x W^T whose ``weight`` W (out, in) stays, and a change of it, SCALE B A, that is learnt.
+
+    A (r, in) starts at random, B (out, r) at zero.
+    """
+
+    def __init__(self, weight, rank, generator):
+        super().__init__()
+        out, inner = weight.shape
+        self.weight = weight
+        self.A = nn.Parameter(torch.randn(rank, inner, generator=generator).to(weight) * inner**-0.5)
+        self.B = nn.Parameter(torch.zeros(out, rank).to(weight))
+
+    def forward(self, x):
+        return F.linear(x, self.weight) + F.linear(F.linear(x, self.A), self.B) * SCALE
+
+
+def add_adapters(model, rank, seed):
+    """Put adapters of ``rank`` on every linear layer of ``model``'s blocks, in place; from now on only these learn."""
+    generator = torch.Generator().manual_seed(seed)
+    model.requires_grad_(False)
+    for block in model.model["layers"]:
+        for part in (block.self_attn, block.mlp):
+            for name, layer in list(part.named_children()):
+                setattr(part, name, Adapted(layer.weight, rank, generator))
+
+
+def adapter_pairs(model):
+    """{weight's name: (A, B)} of all adapters of a model."""
+    return {f"{name}.weight": (each.A.detach(), each.B.detach()) for name, each in model.named_modules()
+            if isinstance(each, Adapted)}  # fmt: skip
