@@ -16,7 +16,7 @@ from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config
-from s2d.weights.get import ON_THE_HUB, PACKAGES, how_to_get
+from s2d.weights.get import real_folder
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -81,10 +81,8 @@ def find_target(name):
     if name in REAL:
         real = WEIGHTS / REAL[name]
         return real if real.is_dir() else WEIGHTS / f"mini-{name}"
-    if name in (*PACKAGES, *ON_THE_HUB):
-        if not (WEIGHTS / name).is_dir():
-            raise FileNotFoundError(f"{name} is not in weights/ yet; get it with: {how_to_get(name)}")
-        return WEIGHTS / name
+    if folder := real_folder(name, WEIGHTS):
+        return folder
     if not Path(name).is_dir():
         raise FileNotFoundError(f"no model folder at {name}; expected 7b, 13b, 70b, smollm2-135m or a Hugging Face folder")
     return Path(name)

@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from sentencepiece import SentencePieceProcessor
 
 from .program import one_line, optional
-from .weights.config import added_tokens, read_json, shown, text_of
+from .weights.config import added_tokens, read_json_if_there, shown, text_of
 
 TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
 LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # unless a folder says otherwise
@@ -39,9 +39,8 @@ class Tokenizer:
             path = next((path / name for name in ("tokenizer.model", "tokenizer.json") if (path / name).is_file()), path)
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer at {path}; expected SentencePiece's tokenizer.model, or a tokenizer.json")
-        config = path.with_name("tokenizer_config.json")
         kind = JsonModel if path.suffix == ".json" else SentencePieceModel
-        self.model = kind(path, read_json(config) if config.is_file() else {})
+        self.model = kind(path, read_json_if_there(path.with_name("tokenizer_config.json")))
         self.bos_id, self.eos_id, self.vocab_size = self.model.bos_id, self.model.eos_id, self.model.vocab_size
 
     def encode(self, text):
@@ -231,17 +230,16 @@ class TextStream:
 def chat_template(folder, unknown="vicuna"):
     """How the model in ``folder`` wants to be spoken to: its own ChatTemplate, "vicuna" or "llama-2" by name, or ``unknown``."""
     folder = Path(folder)
-    files = [folder / name for name in ("special_tokens_map.json", "tokenizer_config.json")]
-    named, config = ({} if not file.is_file() else read_json(file) for file in files)
+    config, tokens = (read_json_if_there(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
     source = config.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if isinstance(source, list):  # several by name
-        named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
-        source = named.get("default", source)
+        by_name = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
+        source = by_name.get("default", source)
     if isinstance(source, str):
-        tokens = LLAMA_TOKENS if (folder / "tokenizer.model").is_file() else {}
-        return ChatTemplate(folder, source, tokens | special_tokens(named) | special_tokens(config))
+        known = LLAMA_TOKENS if (folder / "tokenizer.model").is_file() else {}
+        return ChatTemplate(folder, source, known | special_tokens(tokens) | special_tokens(config))
     if source is not None:
         raise ValueError(f"{folder}: chat_template is {shown(source)}; expected text")
     name = folder.resolve().name.lower()

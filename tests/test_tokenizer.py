@@ -260,6 +260,9 @@ def test_special_tokens_named_elsewhere(tmp_path):
         (tmp_path / "m/tokenizer_config.json").write_text('{"chat_template": "{{ bos_token }}Hi{{ eos_token }}"}')
         (tmp_path / "m/special_tokens_map.json").write_text(json.dumps(named))
         assert chat_template(tmp_path / "m").render(["Hi"]) == expected
+        several = [{"name": "default", "template": "{{ bos_token }}Hi{{ eos_token }}"}]
+        (tmp_path / "m/tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+        assert chat_template(tmp_path / "m").render(["Hi"]) == expected
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import torch
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer, chat_template
 from ..weights import check_device, checksum, choose_dtype, load_model, placement
-from ..weights.get import ON_THE_HUB, PACKAGES, how_to_get
+from ..weights.get import real_folder
 from . import quality, shapes
 from .check import check_methods
 from .measure import measure, progress_line
@@ -78,10 +78,8 @@ def run(args):
 
 def find_target(name):
     """7b, 13b and 70b are the miniatures, smollm2-... what ``python -m s2d.weights get`` brings; anything else is a folder."""
-    if name in (*PACKAGES, *ON_THE_HUB):
-        if not (WEIGHTS / name).is_dir():
-            raise FileNotFoundError(f"{name} is not in weights/ yet; get it with: {how_to_get(name)}")
-        return WEIGHTS / name
+    if folder := real_folder(name, WEIGHTS):
+        return folder
     return WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
 
 

@@ -1,4 +1,4 @@
-"""A sorted draft from the first layers of any Llama: cut them off, train all exits together, save. Arguments checked.
+"""A sorted draft from the first layers of any Llama: cut them off, train all exits together, save.
 
 Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 """
@@ -20,9 +20,9 @@ from .lora import SCALE, adapter_pairs, add_adapters
 from .self_text import sample_to
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
-# The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a model already trained.
 SELF = Recipe(batch=8, micro_batch=8, length=256, lr=6e-4, epochs=2, weight_decay=0.0)
 ADAPTER_LR = 1.5e-3  # of adapters, which bear more than whole weights do
+# The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a model already trained.
 PAPER = Recipe(batch=128, micro_batch=4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0, recompute=True)
 
 

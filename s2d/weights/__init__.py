@@ -30,8 +30,8 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.f
 def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
-    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64, float32, float16, bfloat16.
-    ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape, returns the slices
+    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64,
+    float32, float16, bfloat16. ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape, returns the slices
     of it to read, one for each dimension (parallel.py). Raises FileNotFoundError for a missing folder or file and
     ValueError for anything that is not a Llama this project can run.
     """

@@ -30,13 +30,12 @@ def answer_ends(path, config):
     do with the end of a turn, that is one too.
     """
     ids, generation, tokenizer = config.eos_token_ids, path / "generation_config.json", path / "tokenizer_config.json"
-    if generation.is_file():
-        raw = read_json(generation)
-        try:
-            ids = ids if raw.get("eos_token_id") is None else eos_ids(raw, config.vocab_size)
-        except ValueError as error:
-            raise ValueError(f"{generation}: {error}") from None
-    raw = read_json(tokenizer) if tokenizer.is_file() else {}
+    raw = read_json_if_there(generation)
+    try:
+        ids = ids if raw.get("eos_token_id") is None else eos_ids(raw, config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{generation}: {error}") from None
+    raw = read_json_if_there(tokenizer)
     end, added = text_of(raw.get("eos_token")), {number: text for number, (text, _) in added_tokens(raw).items()}
     if end and not added and (path / "tokenizer.json").is_file():  # transformers 5 leaves them there alone
         every = read_json(path / "tokenizer.json").get("added_tokens")
@@ -234,6 +233,11 @@ def config_to_dict(config, dtype):
         "torch_dtype": str(dtype).removeprefix("torch."),
         **(drafting if config.exit_layers else {}),
     }
+
+
+def read_json_if_there(path):
+    """As ``read_json``; an empty object where there is no file."""
+    return read_json(path) if path.is_file() else {}
 
 
 def read_json(path):

@@ -42,6 +42,18 @@ def how_to_get(name):
     return f"hf download {ON_THE_HUB[name]} {HUB_FILES} --local-dir {FOLDER.name}/{name}"
 
 
+def real_folder(name, weights):
+    """Where the model called ``name`` is in the folder ``weights``; None if no model here has that name.
+
+    Raises FileNotFoundError, with the command that gets it, where it is not there yet.
+    """
+    if name not in (*PACKAGES, *ON_THE_HUB):
+        return None
+    if not (weights / name).is_dir():
+        raise FileNotFoundError(f"{name} is not in weights/ yet; get it with: {how_to_get(name)}")
+    return weights / name
+
+
 def get(name, convert):
     """Bring the model called ``name`` to weights/, unless it is there; ``convert`` as in ``python -m s2d.weights``.
 

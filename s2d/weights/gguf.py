@@ -144,7 +144,7 @@ def config_json(fields, tensors):
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": sorted({whole(fields, f"tokenizer.ggml.{name}_token_id", low=0) for name in ids}) or None,
-        "torch_dtype": str(torch.float32).removeprefix("torch."),
+        "torch_dtype": "float32",
     }
 
 
