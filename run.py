@@ -16,7 +16,7 @@ from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config
-from s2d.weights.get import real_folder
+from s2d.weights.get import draft_beside, real_folder
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -31,6 +31,8 @@ def main(arguments=None):
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, with the target divided among them."""
+    if args.compile:
+        raise ValueError("--compile is for a target in one process; leave it out, or run without torchrun")
     from s2d import parallel  # takes a second to import, which a single process need not wait for
 
     with parallel.joined(args.device) as (mesh, args.device):
@@ -45,8 +47,8 @@ def run(args, load_target=load_model, share=None):
     print(one_line(f"target {target_path}, draft {draft_path or 'none'}"), file=sys.stderr)
     tokenizer = Tokenizer(target_path)
     prompt = encode_prompt(args, tokenizer, target_path)
-    target = load_target(target_path, args.device, args.dtype)
-    draft = load_model(draft_path, args.device, args.dtype) if draft_path else None
+    loading = {"device": args.device, "dtype": args.dtype, **({"compile": True} if args.compile else {})}
+    target, draft = load_target(target_path, **loading), draft_path and load_model(draft_path, **loading)
     print(f"target {'and draft ' if draft else ''}on {placement(*filter(None, (target, draft)))}", file=sys.stderr)
     stop = read_stop(args.stop, draft) if draft and args.stop is not None else None
     options = dict(
@@ -92,9 +94,7 @@ def choose_draft(args, target_path):
     """(folder of the draft or None, method): a method that was asked for needs one; without one and none, the target is alone."""
     if args.method == "ar":
         return None, "ar"
-    name = target_path.resolve().name
-    family = next((family for family in ("mini", "smollm2") if name.startswith(f"{family}-")), "vicuna")
-    beside = target_path.resolve().parent / f"{family}-draft"
+    beside = draft_beside(target_path)
     if args.draft or beside.is_dir() and read_config(beside).vocab_size == read_config(target_path).vocab_size:
         return args.draft or beside, args.method or "s2d"
     drafting = (args.exits, args.thresholds, args.draft_length, args.tree, args.tree_top_k, args.tree_depth, args.tree_size,
@@ -186,6 +186,7 @@ def parse(arguments):
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ...; auto (default): a GPU if there is one")
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: bfloat16 on a GPU, else float32")
+    parser.add_argument("--compile", action="store_true", help="compile the passes first (a minute, later on seconds)")
     parser.add_argument("--exits", type=numbers(int), metavar="E,E,...", help="draft layers to predict after, e.g. 2,3,4")
     parser.add_argument("--thresholds", type=numbers(float), metavar="C,C,...", help="confidence that is enough, each exit")
     parser.add_argument("--draft-length", type=int, metavar="N", help="length of a chain; default: the draft's own")

@@ -12,9 +12,9 @@ class KVCache:
     """
 
     def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype, batch=1):
-        shape = (num_layers, batch, num_kv_heads, capacity, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, G, capacity, D)
-        self.values = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, G, capacity, D)
+        shape = (num_layers, batch, capacity, num_kv_heads, head_dim)  # so that strides are the same whatever the capacity
+        self.keys = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)  # (L, B, G, capacity, D)
+        self.values = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)  # (L, B, G, capacity, D)
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # views, so that no step indexes anew
         self.length = 0
 

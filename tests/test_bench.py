@@ -60,7 +60,9 @@ def test_spec_benchs_own_file_is_read(tmp_path):
 
 
 def test_methods_are_names_with_options(mini):
-    parse = lambda text: bench_methods.parse_method(text, mini("mini-draft"), DRAFT, WEIGHTS / "mini-7b")  # noqa: E731
+    parse = lambda text: bench_methods.parse_method(text, mini("mini-draft"), DRAFT, WEIGHTS / "mini-7b")[1]  # noqa: E731
+    compiled = [bench_methods.parse_method(f"sd{text}", None, DRAFT, WEIGHTS) for text in ("", ":compile", ":compile:exits=2")]
+    assert compiled == [(False, {"method": "sd"}), (True, {"method": "sd"}), (True, {"method": "sd", "exits": [2]})]
     assert parse("ar") == {"method": "ar"}
     assert parse("sd:exits=2:draft_length=8") == {"method": "sd", "exits": [2], "draft_length": 8}
     assert parse("mcsd:tree=4,2,2,1:init=target") == {"method": "mcsd", "tree": [4, 2, 2, 1], "init": "target"}
@@ -150,7 +152,7 @@ def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
     draft, target = mini("mini-draft"), mini("mini-7b")
     methods = {text: bench_methods.parse_method(text, draft, DRAFT, WEIGHTS / "mini-7b") for text in ("ar", "s2d", "mcsd", "s2d-tree")}
     questions = specbench.corpus_questions("held-out", 1)[::2]
-    rounds = list(measure.measure(target, draft, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 16, lambda _: None))
+    rounds = list(measure.measure({False: (target, draft)}, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 16, lambda _: None))
     records = [record for records in rounds for record in records]
     assert len(records) == 4 * 2 * len(questions)
     for question in questions:
@@ -169,7 +171,7 @@ def test_no_method_always_follows_the_same_one(mini, tokenizer, monkeypatch):
 
     monkeypatch.setattr(measure, "runners", runners)
     questions = specbench.corpus_questions("held-out", 2)
-    assert len(list(measure.measure(mini("mini-7b"), None, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 4, lambda _: None))) == 2
+    assert len(list(measure.measure({False: (mini("mini-7b"), None)}, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 4, lambda _: None))) == 2
     turns = [len(question["turns"]) for question in questions]
     assert len(order) == 6 * (turns[0] + 2 * sum(turns))
     before = {(a, b) for a, b in zip(order, order[1:]) if a != b}
@@ -266,7 +268,7 @@ def test_ties_are_told_from_bugs():
         target.lm_head.weight[7] *= 1.5
         target.lm_head.weight[9] *= 1.5
     single, draft = copy.deepcopy(target).float(), random_llama(1).float()
-    passes = [observe_pass(single, draft, [5, n], dict(method="mcsd"), n) for n in range(4)]
+    passes = [observe_pass(single, single, draft, dict(method="mcsd"), [5, n], n) for n in range(4)]
     prompt = next(p for p in product(range(61), repeat=2) if target(torch.tensor([p]))[0, -1].argmax() in (7, 9))
     difference = lambda *answers: first_difference(single, list(prompt), *answers)  # noqa: E731
     tie = difference([7, 5], [9, 5])
@@ -325,7 +327,7 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, tokenizer, monkeypatc
 
         with monkeypatch.context() as patch:
             patch.setattr(decode, "_score", wrong_score)
-            passes = [observe_pass(target, draft, prompt, dict(method="mcsd"), 1) for prompt in prompts]
+            passes = [observe_pass(target, target, draft, dict(method="mcsd"), prompt, 1) for prompt in prompts]
         return verdict(mini("mini-7b"), passes, [])[1]
 
     assert judged() is True

@@ -6,6 +6,7 @@
     python -m s2d.bench sweep --targets 13b   # thresholds, lengths and tree sizes, on training prompts
     python -m s2d.bench shapes                # full-size shapes with random weights: see shapes.py
     python -m s2d.bench quality               # what the miniatures know: see quality.py
+    python -m s2d.bench agreement --target weights/mini-13b     # exits beside the target: see agreement.py
 """
 
 import re
@@ -19,8 +20,8 @@ import torch
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer, chat_template
 from ..weights import check_device, checksum, choose_dtype, load_model, placement
-from ..weights.get import real_folder
-from . import quality, shapes
+from ..weights.get import draft_beside, real_folder
+from . import agreement, quality, shapes
 from .check import check_methods
 from .measure import measure, progress_line
 from .methods import default_methods, parse_method, sweep_methods, transformers_methods
@@ -28,7 +29,7 @@ from .specbench import corpus_questions, read_questions, write_answers
 from .store import Store
 from .tables import final_table, render, summarise, target_table
 
-OTHERS = {"shapes": shapes, "quality": quality}  # programs with options of their own
+OTHERS = {"shapes": shapes, "quality": quality, "agreement": agreement}  # programs with options of their own
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
 
 
@@ -45,27 +46,33 @@ def run(args):
     if args.resume and not args.out:
         raise ValueError("--resume needs the --out folder to go on from")
     args.device = str(check_device(args.device))
-    needed = args.methods is None or any(name != "ar" for name in args.methods)
-    draft, sweep = load_model(args.draft, args.device, args.dtype) if needed else None, args.program == "sweep"
+    paths, sweep = [find_target(name) for name in args.targets], args.program == "sweep"
+    args.draft = args.draft or draft_beside(paths[0])
+    needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
+    draft = load_model(args.draft, args.device, args.dtype) if needed else None
     names = args.methods or (sweep_methods(draft) if sweep else default_methods(draft))
     names = ["ar", *(name for name in names if name != "ar")]  # what all others are compared to
+    if args.compile:
+        names = list(dict.fromkeys(text for name in names for text in (name, name.removesuffix(":compile") + ":compile")))
     questions = (read_questions(args.questions, args.limit) if args.questions
                  else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
     dtype = choose_dtype(args.dtype, check_device(args.device))
     settings = {"methods": names, "questions": questions, "max_new_tokens": args.max_new_tokens, "hf": args.hf,
                 "draft": draft and checksum(draft), "device": args.device, "dtype": str(dtype),
                 "threads": torch.get_num_threads(), "torch": torch.__version__}  # fmt: skip
-    paths = [find_target(name) for name in args.targets]
     methods = {path: {text: parse_method(text, draft, args.draft, path) for text in names} for path in paths}
+    drafts = {False: draft}
+    if any(compiled for compiled, _ in methods[paths[0]].values()):
+        drafts[True] = draft and load_model(args.draft, args.device, args.dtype, compile=True)
     targets, store, code = dict(zip(names_of(paths), paths)), Store(args.out, settings, args.resume), 0
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype}, {len(questions)} questions, at "
           f"most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds\n")  # fmt: skip
     try:
         for name, path in targets.items():
-            measure_target(args, name, path, draft, methods[path], questions, store)
+            measure_target(args, name, path, drafts, methods[path], questions, store)
             if args.check and 0.0 in args.temperature:  # now that the measured target is out of memory
                 load = partial(load_model, path, args.device)
-                for method, line, good in check_methods(load, args.dtype, draft, store.of(name, 0.0), methods[path]):
+                for method, line, good in check_methods(load, args.dtype, drafts, store.of(name, 0.0), methods[path]):
                     print(f"{name} {method}: {line}", flush=True)
                     code = max(code, int(good is False))
                 print()
@@ -88,16 +95,18 @@ def names_of(paths):
     return [path.name if [p.name for p in paths].count(path.name) == 1 else str(path) for path in paths]
 
 
-def measure_target(args, name, path, draft, methods, questions, store):
-    """All rounds of one target that ``store`` lacks, at every temperature."""
-    target, tokenizer = load_model(path, args.device, args.dtype), Tokenizer(path)
-    peers = transformers_methods(path, draft and args.draft, target.dtype, target.device) if args.hf else {}
+def measure_target(args, name, path, drafts, methods, questions, store):
+    """All rounds of one target that ``store`` lacks, at every temperature. ``drafts`` {whether compiled: draft}."""
+    tokenizer, load = Tokenizer(path), partial(load_model, path, args.device, args.dtype)
+    models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
+    target, draft = models[False]
+    peers = transformers_methods(path, target, args.draft, draft) if args.hf else {}
     weights, where = checksum(target), placement(*filter(None, (target, draft)))
     for temperature in args.temperature:
         done = {record["round"] for record in store.of(name, temperature, weights)}
         rounds = [number for number in range(1, args.rounds + 1) if number not in done]
         progress = progress_line(f"{name} T={temperature:g} on {where}")
-        for records in measure(target, draft, questions, tokenizer, chat_template(path), methods, peers,
+        for records in measure(models, questions, tokenizer, chat_template(path), methods, peers,
                                temperature, rounds, args.max_new_tokens, progress):  # fmt: skip
             store.add([{"target": name, "weights": weights, "temperature": temperature, **r} for r in records])
 
@@ -130,7 +139,7 @@ def parse(arguments):
                         "instead; shapes, quality: other programs, each with a --help of its own")  # fmt: skip
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
                         metavar="7b,13b,70b|PATH,...")  # fmt: skip
-    parser.add_argument("--draft", type=Path, default=WEIGHTS / "mini-draft")
+    parser.add_argument("--draft", type=Path, help="default: the one beside the first target")
     parser.add_argument("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
     parser.add_argument("--temperature", type=temperatures, default=[0.0, 1.0], metavar="T,T,...")
     parser.add_argument("--questions", type=Path, help="a file in Spec-Bench's format; default: held-out ones of the corpus")
@@ -140,6 +149,7 @@ def parse(arguments):
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--hf", action="store_true", help="transformers beside ours")
+    parser.add_argument("--compile", action="store_true", help="every method compiled too, beside the same one that is not")
     parser.add_argument("--check", action="store_true", help="compare greedy answers with ar's; exit code 1 for a bug")
     parser.add_argument("--markdown", action="store_true", help="tables as markdown")
     parser.add_argument("--out", type=Path, help="folder for all records and for Spec-Bench's answer files")

@@ -7,6 +7,7 @@ the two models is in memory at a time. Knows nothing about timing.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import torch
@@ -18,25 +19,30 @@ NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
 AS_GOOD, WORSE = 1.15, 1.4  # times the plain passes' error: up to the first nothing is wrong, from the second on something is
 
 
-def check_methods(load, dtype, draft, records, methods):
+def check_methods(load, dtype, drafts, records, methods):
     """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar", whose answers they should give.
 
-    ``load(dtype)`` is the target that made the greedy ``records``. Right is True, False or None for cannot tell; a method
+    ``load(dtype)``, with ``compile`` where a method is compiled, is the target that made the greedy ``records``; ``drafts``
+    {whether compiled: draft} and ``methods`` are those it made them with. Right is True, False or None for cannot tell; a method
     that does not claim to be lossless is never wrong.
     """
     alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
     prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
     target, found = load(dtype), {}
-    for method, options in ((method, options) for method, options in methods.items() if method != "ar"):
+    targets = {compiled: load(dtype, compile=True) if compiled else target for compiled in drafts}
+    for method, (compiled, options) in methods.items():
+        if method == "ar":
+            continue
         own, differences = [record for record in records if record["method"] == method], []
         for record in own:
             expected = alone[record["question_id"]]
             turns = zip(expected["prompts"], expected["tokens"], record["tokens"])
             different = filter(None, (first_difference(target, *turn) for turn in turns))
             differences += islice(different, 1)  # from the first different answer on, later turns have another context
-        passes = [observe_pass(target, draft, prompt, options, number) for number, prompt in enumerate(prompts)]
+        observe = partial(observe_pass, targets[compiled], target, drafts[compiled], options)
+        passes = [observe(prompt, number) for number, prompt in enumerate(prompts)]
         found[method] = passes, differences, all(all(record["exact"]) for record in own)
-    del target  # one model at a time
+    del target, targets, observe  # one model at a time
     precise = load("float64")
     for method, (passes, differences, exact) in found.items():
         line, right = verdict(precise, passes, differences)
@@ -91,14 +97,17 @@ def plain_logits(model, paths, where):
 
 
 @torch.inference_mode()
-def observe_pass(target, draft, prompt, options, number):
-    """One Pass of a greedy generation by ``options``: that of its step ``number``, counted round and round; None without."""
+def observe_pass(target, plain, draft, options, prompt, number):
+    """One Pass of a greedy generation by ``options``: that of its step ``number``, counted round and round.
+
+    ``plain`` is the ``target`` that takes the plain passes: itself, or where it is compiled the same model that is not.
+    """
     steps, context = [], list(prompt)
     generate(target, prompt, draft=draft, max_new_tokens=NEW_TOKENS, **options, on_tokens=context.extend,
              on_step=lambda proposal, logits: steps.append((list(context), proposal.tree, logits.cpu())))  # fmt: skip
     context, tree, checked = steps[number % len(steps)]
     paths, where = paths_of(context, tree)
-    return Pass(paths, where, checked, plain_logits(target, paths, where))
+    return Pass(paths, where, checked, plain_logits(plain, paths, where))
 
 
 @torch.inference_mode()

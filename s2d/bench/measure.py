@@ -32,10 +32,11 @@ def answer(run, question, tokenizer, template, max_new_tokens, context_size):
     return dict(record)
 
 
-def runners(methods, target, draft, peers, temperature, seed):
+def runners(methods, models, peers, temperature, seed):
     """{name: function of prompt and new tokens -> (tokens, seconds, statistics)} for our methods and the peer's."""
 
-    def ours(options, prompt, max_new_tokens):
+    def ours(compiled, options, prompt, max_new_tokens):
+        target, draft = models[compiled]
         output = generate(target, prompt, draft=draft, temperature=temperature, seed=seed,
                           max_new_tokens=min(max_new_tokens, target.config.max_position_embeddings), **options)  # fmt: skip
         stats = output.stats
@@ -47,16 +48,18 @@ def runners(methods, target, draft, peers, temperature, seed):
         }  # fmt: skip
 
     def theirs(run, prompt, max_new_tokens):
+        target, _ = models[False]
         return *run(prompt, min(max_new_tokens, target.config.max_position_embeddings - len(prompt)), temperature, seed), {}
 
-    return {name: partial(ours, options) for name, options in methods.items()} | {
+    return {name: partial(ours, *method) for name, method in methods.items()} | {
         name: partial(theirs, run) for name, run in peers.items()
     }
 
 
-def measure(target, draft, questions, tokenizer, template, methods, peers, temperature, rounds, max_new_tokens, progress):
+def measure(models, questions, tokenizer, template, methods, peers, temperature, rounds, max_new_tokens, progress):
     """Yield for each of ``rounds`` (numbers) the list of its records, one for every question and method.
 
+    ``models`` {whether compiled: (target, draft)}; ``methods`` {name: (whether compiled, options of ``generate``)}.
     The methods take turns at each question, so that whatever slows the machine for a while slows all alike, and each time
     in another order, so that none always follows the same one. Before the first round each warms up on the first question.
     """
@@ -64,11 +67,11 @@ def measure(target, draft, questions, tokenizer, template, methods, peers, tempe
         records = []
         for place, question in enumerate(questions if number else questions[:1]):
             seed = 1000 * number + place
-            every = runners(methods, target, draft, peers, temperature, seed)
+            every = runners(methods, models, peers, temperature, seed)
             answers = {}
             for name in random.Random(seed).sample(list(every), len(every)):
                 answers[name] = answer(every[name], question, tokenizer, template, max_new_tokens,
-                                       target.config.max_position_embeddings)  # fmt: skip
+                                       models[False][0].config.max_position_embeddings)  # fmt: skip
             records += [
                 {"round": number, "question_id": question["question_id"], "group": group_of(question),
                  "category": question["category"], "method": name, **answers[name]}

@@ -1,7 +1,8 @@
 """From what a user names a method to the options that ``generate`` takes, and the peer's methods beside ours.
 
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a dynamic tree as 4x8x24 (top_k, depth,
-size), ``stop`` as a number, the file of a decision model, or "decision" for the one beside the draft.
+size), ``stop`` as a number, the file of a decision model, or "decision" for the one beside the draft. With ``compile`` among
+them, which takes no value, its passes are compiled.
 """
 
 import time
@@ -34,12 +35,12 @@ def sweep_methods(draft):
 
 
 def parse_method(text, draft, draft_path, target_path):
-    """"s2d:draft_length=8:thresholds=.9,.9,0" -> the options of ``generate``."""
+    """"s2d:draft_length=8:thresholds=.9,.9,0" -> (whether it is to run compiled, the options of ``generate``)."""
     name, *settings = text.split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
-    options = {"method": name}
-    for setting in settings:
+    options, compiled = {"method": name}, "compile" in settings
+    for setting in (setting for setting in settings if setting != "compile"):
         key, _, value = setting.partition("=")
         try:
             if key == "tree":
@@ -60,15 +61,23 @@ def parse_method(text, draft, draft_path, target_path):
             raise ValueError(f"method {text!r}: a dynamic tree is three numbers, such as 4x8x24") from None
         except ValueError as error:
             raise ValueError(f"method {text!r}: {error}") from None
-    return options
+    return compiled, options
 
 
-def transformers_methods(target_path, draft_path, dtype, device):
-    """The peer: its greedy or sampling generate, assisted by the same draft (None: not so), and with prompt look-up."""
-    llama = optional("transformers", "-r tests/requirements.txt").LlamaForCausalLM  # measured beside us, not a dependency
-    target, draft = (
-        path and llama.from_pretrained(path, dtype=dtype).to(device).eval() for path in (target_path, draft_path)
-    )
+def transformers_methods(target_path, target, draft_path, draft):
+    """The peer: its greedy or sampling generate, assisted by the same draft (None: not so), and with prompt look-up.
+
+    It is given the weights of our models, into which an adapter is already merged.
+    """
+    transformers = optional("transformers", "-r tests/requirements.txt")  # measured beside us, not a dependency
+
+    def peer(path, model):
+        config = transformers.AutoConfig.from_pretrained(path, dtype=model.dtype)
+        own = transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=model.dtype)
+        return own.to(model.device).eval()
+
+    device, draft = target.device, draft and peer(draft_path, draft)
+    target = peer(target_path, target)
 
     def run(prompt, max_new_tokens, temperature, seed, **how):
         torch.manual_seed(seed)

@@ -17,7 +17,7 @@ from .dialogues import corpus_dialogues, one_a_row, pack, read_sharegpt, report_
 from .distributed import gathered
 from .fit import Recipe, check_not_lost, fit, show_progress
 from .lora import SCALE, adapter_pairs, add_adapters
-from .self_text import sample_to
+from .self_text import likeliest, sample_to
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
 SELF = Recipe(batch=8, micro_batch=8, length=256, lr=6e-4, epochs=2, weight_decay=0.0)
@@ -64,7 +64,8 @@ def rows_of(init, data, device, recipe, millions, seed, text):
     if data == "self":
         target = load_model(init, device, "bfloat16")
         records = sample_to(text, target, tokenizer, template, millions * 1e6, seed).records
-        return one_a_row([(record["p"], record["a"]) for record in records], recipe.length)
+        tokens, labels = one_a_row([(record["p"], record["a"]) for record in records], recipe.length)
+        return tokens, likeliest(target, tokens, labels)
     skipped = Counter()
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
     rows = corpus_rows(millions, recipe) if data == "mini" else None

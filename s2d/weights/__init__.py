@@ -15,6 +15,7 @@ from torch import nn
 
 from ..files import staged_folder
 from ..model import Llama
+from ..static import StaticLlama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config, read_json, shown
@@ -27,13 +28,14 @@ DRAFT_VOCABULARY = "draft_vocabulary.json"  # beside a draft's config.json: the 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
+def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
     ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64,
-    float32, float16, bfloat16. ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape, returns the slices
-    of it to read, one for each dimension (parallel.py). Raises FileNotFoundError for a missing folder or file and
-    ValueError for anything that is not a Llama this project can run.
+    float32, float16, bfloat16. ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape,
+    returns the slices of it to read, one for each dimension (parallel.py). With ``compile`` its short passes are compiled
+    (static.py), which takes a minute the first time. Raises FileNotFoundError for a missing folder or file and ValueError for
+    anything that is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config = read_config(path)
@@ -41,10 +43,10 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
         if not 1 <= num_layers <= config.num_hidden_layers:
             raise ValueError(f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers")
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
-    model, dtype = empty_model(config), choose_dtype(dtype, device)
+    model, dtype = empty_model(config, StaticLlama if compile else Llama), choose_dtype(dtype, device)
     adapter = Adapter(path) if (path / ADAPTER).is_file() else None
     shapes, products = parameter_shapes(model), ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings])
-    by_columns = device.type == "cpu" and dtype.itemsize >= 4  # there one token's products are a third faster so, no others
+    by_columns = device.type == "cpu" and dtype.itemsize >= 4 and not compile  # there one token's products are a third faster so, no others
     changes = adapter.changes(shapes) if adapter else {}
     for name, tensor in read_tensors(adapter.base if adapter else path, shapes, device, share):
         if name in changes:
@@ -58,7 +60,10 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None):
         model.lm_head.weight = model.model["embed_tokens"].weight
     if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
         model.keep_tokens(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))
-    return model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+    model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+    if compile:
+        model.prepare()
+    return model
 
 
 def read_draft_vocabulary(path, vocab_size):
@@ -73,10 +78,10 @@ def read_draft_vocabulary(path, vocab_size):
     return torch.tensor(tokens)
 
 
-def empty_model(config):
+def empty_model(config, kind=Llama):
     """A Llama whose parameters have names and shapes but no memory yet."""
     with torch.device("meta"):
-        return Llama(config)
+        return kind(config)
 
 
 def parameter_shapes(model):

@@ -54,6 +54,14 @@ def real_folder(name, weights):
     return weights / name
 
 
+def draft_beside(target):
+    """The folder where the draft of a target's family ships or would be: mini-draft, smollm2-draft or, for all others,
+    vicuna-draft, beside the folder ``target``."""
+    target = target.resolve()
+    family = next((family for family in ("mini", "smollm2") if target.name.startswith(f"{family}-")), "vicuna")
+    return target.parent / f"{family}-draft"
+
+
 def get(name, convert):
     """Bring the model called ``name`` to weights/, unless it is there; ``convert`` as in ``python -m s2d.weights``.
 
