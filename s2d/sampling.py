@@ -14,7 +14,7 @@ def warp(logits, temperature, top_p=1.0):
         logits = logits.float()
     if temperature < 1.0:
         logits = logits - logits.amax(dim=-1, keepdim=True)  # so that dividing makes none of them infinite
-    probs = torch.softmax(logits / temperature, dim=-1)
+    probs = torch.softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
     if top_p < 1.0:
         sorted_probs, order = probs.sort(dim=-1, descending=True)
         mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs

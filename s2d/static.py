@@ -7,6 +7,7 @@ compiled for are padded, and nothing reads what the padding leaves behind: its k
 writes, and its columns are masked. Knows nothing about decoding.
 """
 
+import platform
 import sys
 import time
 from functools import cache as memoised
@@ -119,6 +120,17 @@ class StaticLlama(Llama):
         return run(self.model["norm"], head, padded)[: len(hidden)]
 
 
+def static_twin(model):
+    """The StaticLlama with the same weights, in the same memory, as ``model``. Compiled passes want them to lie by rows."""
+    with torch.device("meta"):
+        twin = StaticLlama(model.config)
+    twin.load_state_dict(model.state_dict(), assign=True)
+    if model.draft_vocabulary is not None:
+        twin.keep_tokens(model.draft_vocabulary)
+    twin.to(device=model.device, dtype=model.dtype).eval().prepare()
+    return twin
+
+
 class Replayed:
     """A pass whose kernel launches are recorded once, at fixed places in memory, and then replayed as one (CUDA graphs).
 
@@ -187,7 +199,8 @@ def compiled_block(shape, rows, dtype):
     mask = new(rows, length)
     for tensor, dim in ((keys, 2), (values, 2), (mask, 1)):
         torch._dynamo.mark_dynamic(tensor, dim)
-    example = Block(shape).to(dtype).requires_grad_(False), new(1, rows, shape.hidden_size), rope, mask, torch.arange(rows), keys, values
+    block, hidden = Block(shape).to(dtype).requires_grad_(False), new(1, rows, shape.hidden_size)
+    example = block, hidden, rope, mask, torch.arange(rows), keys, values
     return compiled(run_block, example, f"a block of width {shape.hidden_size}, rows: {rows}", (shape, dtype))
 
 
@@ -206,7 +219,7 @@ def compiled(function, example, what, details):
     long it took. What is the same in all calls is not checked in each of them: callers keep to the example's shapes.
     """
     sources = [Path(__file__).with_name(name).read_bytes() for name in ("model.py", "static.py")]
-    made_with = torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), sources
+    made_with = platform.node(), torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), sources
     file = Path(cache_dir()) / "s2d" / sha256(repr((what, details, made_with)).encode()).hexdigest()
     try:
         with file.open("rb") as opened:
@@ -259,7 +272,7 @@ def run_head(norm, head, hidden):
 
 
 class Streaming(TorchFunctionMode):
-    """Shows the compiler sums in place of matrix products and of attention, which it would leave to libraries made for many rows.
+    """Shows the compiler sums in place of matrix products and attention, which it would leave to libraries made for many rows.
 
     With a few rows a product costs what reading its weights costs, if all rows meet a weight while it is at hand: sums, one
     a row, that the compiler fuses into one loop over the weights.
@@ -280,11 +293,13 @@ def product(x, weight):
     return torch.stack([(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]).view(*x.shape[:-1], -1)
 
 
-def attention(q, k, v, attn_mask=None, is_causal=False, enable_gqa=False):
-    """As F.scaled_dot_product_attention, of which the arguments are, where ``is_causal`` is not asked for."""
+def attention(q, k, v, attn_mask, enable_gqa):
+    """As F.scaled_dot_product_attention, of which the arguments are."""
     B, H, T, D = q.shape
-    q = q.reshape(B, k.shape[1], -1, T, 1, D) * D**-0.5  # (B, G, H/G, T, 1, D)
-    scores = (q * k[:, :, None, None]).sum(dim=-1)  # (B, G, H/G, T, S)
-    if attn_mask is not None:
-        scores = scores + attn_mask
-    return (scores.softmax(dim=-1)[..., None] * v[:, :, None, None]).sum(dim=-2).reshape(B, H, T, D)
+    if T > 1:  # the heads of a group together; here libraries are as fast, and sums take long to compile
+        scores = q.reshape(B, k.shape[1], -1, D) * D**-0.5 @ k.transpose(-1, -2)  # (B, G, H/G * T, S)
+        probs = (scores.view(B, k.shape[1], -1, T, k.shape[2]) + attn_mask).softmax(dim=-1)
+        return (probs.flatten(2, 3) @ v).view(B, H, T, D)
+    q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)
+    scores = (q * k[:, :, None]).sum(dim=-1) + attn_mask  # (B, G, H/G, S)
+    return (scores.softmax(dim=-1)[..., None] * v[:, :, None]).sum(dim=-2).view(B, H, T, D)

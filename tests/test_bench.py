@@ -11,9 +11,9 @@ import pytest
 import torch
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import decode, generate, load_model
+from s2d import decode, generate, load_model, static
 from s2d.bench import __main__ as bench
-from s2d.bench import measure, specbench, tables
+from s2d.bench import agreement, measure, specbench, tables
 from s2d.bench import methods as bench_methods
 from s2d.bench.check import Difference, first_difference, observe_pass, verdict
 from s2d.model import widened
@@ -179,6 +179,33 @@ def test_no_method_always_follows_the_same_one(mini, tokenizer, monkeypatch):
 
 
 SMALL = ["--targets", "7b", "--methods", "ar", "s2d", "--temperature", "0", "--limit", "1", "--max-new-tokens", "8"]
+
+
+def test_compiled_methods_stand_beside_the_others(monkeypatch, capsys):
+    monkeypatch.setattr(static, "ROWS", (1,))
+    assert bench.main([*SMALL, "--rounds", "1", "--compile", "--check"]) == 0
+    output = capsys.readouterr().out
+    assert re.findall(r"^(\S+) +[\d.]+ / ", output, re.M) == ["ar", "ar:compile", "s2d", "s2d:compile"]
+    for method in ("ar:compile", "s2d", "s2d:compile"):
+        assert re.search(rf"^mini-7b {method}: identical; logits", output, re.M)
+
+
+def test_agreement_is_what_a_plain_count_says(mini, tokenizer, capsys):
+    """Beside logits over the whole vocabulary, place by place, without and with a draft vocabulary."""
+    target, draft = mini("mini-7b"), load_model(DRAFT, dtype="float64")
+    prompt = specbench.held_out_prompts(tokenizer, 1)[0]
+    answer = generate(target, prompt, method="ar", max_new_tokens=20).tokens
+    for kept in (torch.arange(1024), torch.tensor(sorted(set(answer[::2])))):
+        draft.keep_tokens(kept)
+        right = agreement.exits_right(draft, (2, 3, 4), prompt, answer)
+        for row, exit_layer in zip(right.tolist(), (2, 3, 4)):
+            for place, token in enumerate(answer):
+                hidden = draft.run_layers(draft.embed(torch.tensor([prompt + answer[:place]])), stop=exit_layer)
+                assert row[place] == (kept[draft.logits(hidden[0, -1])[kept].argmax()].item() == token)
+    arguments = ["agreement", "--target", str(WEIGHTS / "mini-7b"), "--limit", "1", "--max-new-tokens", "8"]
+    assert bench.main(arguments) == 0
+    rows = re.findall(r"^(\S+) +([\d.]+)% +([\d.]+)% +([\d.]+)%$", capsys.readouterr().out, re.M)
+    assert [name for name, *_ in rows] == ["untrained", "mini-draft"] and float(rows[0][1]) < float(rows[1][1])
 
 
 def test_records_are_kept_and_resumed_by_whole_rounds(tmp_path, capsys):

@@ -38,6 +38,18 @@ def test_answers_are_what_the_model_says_to_its_questions(monkeypatch):
     assert conversations(model, 60, 1) == made != conversations(model, 60, 2)
 
 
+def test_labels_are_what_the_model_finds_likeliest_after_each_place():
+    """Row by row and place by place, beside the plain model; nothing is learnt where nothing was."""
+    model, rng = random_llama(0), torch.Generator().manual_seed(0)
+    pairs = [(torch.randint(61, (p,), generator=rng).tolist(), torch.randint(61, (a,), generator=rng).tolist())
+             for p, a in ((3, 9), (5, 1), (2, 25), (9, 4), (4, 12))]  # fmt: skip
+    tokens, labels = one_a_row(pairs, 20)
+    found = self_text.likeliest(model, tokens, labels, rows=2)
+    assert found.dtype == labels.dtype and torch.equal(found == -100, labels == -100)
+    for row, place in (labels != -100).nonzero().tolist():
+        assert found[row, place] == model(tokens[row : row + 1, : place + 1])[0, -1].argmax()
+
+
 def test_temperatures_of_answers():
     """First tokens of answers at T = 1 follow the model, counted: chi-square by groups of tokens."""
     model = random_llama(3, scale=0.1, max_position_embeddings=300)

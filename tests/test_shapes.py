@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from s2d import generate
+from s2d import generate, static
 from s2d.bench import __main__ as bench
 from s2d.bench import shapes
 from s2d.weights import empty_model
@@ -48,6 +48,19 @@ def test_the_benchmark_runs_on_a_cpu(capsys):
                     "draft segment", "---", "layers 1-2", "layers 3-3", "layers 4-4",
                     "method", "---", "ar", "s2d", "s2d-tree"]  # fmt: skip
     assert re.search(r"\| ar \| [\d.]+ \| 1\.00 \| 1\.00 \|", text)
+
+
+def test_compiled_passes_have_tables_of_their_own(capsys, monkeypatch):
+    monkeypatch.setattr(static, "ROWS", (1,))
+    arguments = ["shapes", "--shapes", "tiny", "--device", "cpu", "--dtype", "float64", "--context", "40", "--rounds", "1",
+                 "--repetitions", "1", "--max-new-tokens", "8", "--compile"]  # fmt: skip
+    assert bench.main(arguments) == 0
+    output = capsys.readouterr()
+    assert "compiling a block of width 64, rows: 1" in output.err
+    names = re.findall(r"^(pass|draft segment|ar|s2d|s2d-tree)(, compiled)? ", output.out, re.M)
+    tables = ["pass", "draft segment"]
+    assert names == [(name, suffix) for suffix in ("", ", compiled") for name in tables] + [
+        (name, suffix) for suffix in ("", ", compiled") for name in ("ar", "s2d", "s2d-tree")]  # fmt: skip
 
 
 def test_no_gpu_is_said_in_one_line(capsys):

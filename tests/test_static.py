@@ -11,9 +11,8 @@ from helpers import ROOT, WEIGHTS, random_llama, random_parents
 
 import run
 from s2d import generate, load_model, static
-from s2d.static import ROWS, StaticLlama, compiled_block, shape_of
+from s2d.static import ROWS, compiled_block, shape_of, static_twin
 from s2d.tree import Dynamic, TreeAttention, ancestor_mask
-from s2d.weights import empty_model
 
 EXITS = (1, 2, 4)
 SETTINGS = [
@@ -29,14 +28,10 @@ SETTINGS = [
 ]
 
 
-def twin(model):
-    """The same model, its short passes compiled."""
-    other = empty_model(model.config, StaticLlama)
-    other.load_state_dict(model.state_dict(), assign=True)
-    other.to(model.dtype)
-    if model.draft_vocabulary is not None:
-        other.keep_tokens(model.draft_vocabulary)
-    return other.eval()
+@pytest.fixture(autouse=True)
+def compile_when_needed(monkeypatch):
+    """Not all sizes at once, as most tests need few."""
+    monkeypatch.setattr(static.StaticLlama, "prepare", lambda self: None)
 
 
 def models(**changes):
@@ -44,7 +39,7 @@ def models(**changes):
     target = random_llama(0, **changes)
     draft = random_llama(1, exit_layers=EXITS, thresholds=(0.3, 0.3, 0.0))
     draft.keep_tokens(torch.arange(0, 61, 2))
-    return (target, draft), (twin(target), twin(draft))
+    return (target, draft), (static_twin(target), static_twin(draft))
 
 
 def poison(cache, value):
@@ -101,13 +96,13 @@ def check_passes(model, compiled, trials, behind):
 @torch.inference_mode()
 def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context():
     model = random_llama(0)
-    check_passes(model, twin(model), trials=60, behind=torch.nan)
+    check_passes(model, static_twin(model), trials=60, behind=torch.nan)
 
 
 @torch.inference_mode()
 def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
     model = random_llama(0)
-    compiled = twin(model)
+    compiled = static_twin(model)
     check_passes(model, compiled, trials=60, behind=1e9)  # looked at under the mask, as buckets are
     assert compiled.replays and {key[3] for key in compiled.replays} == {128, 256}
 
@@ -115,7 +110,7 @@ def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
 @torch.inference_mode()
 def test_heads_are_the_eager_ones():
     for model in (random_llama(0), models()[0][1]):
-        compiled = twin(model)
+        compiled = static_twin(model)
         for rows in range(1, ROWS[-1] + 2):
             hidden = torch.randn(rows, 32, dtype=torch.float64)
             torch.testing.assert_close(compiled.logits(hidden), model.logits(hidden), rtol=1e-11, atol=1e-11)
@@ -167,7 +162,7 @@ def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype):
     for rows in (1, 4, 16) if dtype == torch.float32 else (1, 4):
         tokens, errors = torch.randint(61, (1, rows)), []
         expected = truth(torch.cat((prompt, tokens), dim=1))[0, -rows:]
-        for model in (eager, twin(eager)):
+        for model in (eager, static_twin(eager)):
             cache = model.new_cache(40)
             model(prompt, cache=cache)
             errors.append((model.logits(model.run_layers(model.embed(tokens), cache=cache)[0]) - expected).square().mean().sqrt())
@@ -177,7 +172,7 @@ def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype):
 def test_one_compilation_serves_all_layers_lengths_and_models(capfd):
     shape = dict(hidden_size=24, head_dim=6, num_attention_heads=4, num_key_value_heads=4)
     for seed in (0, 1):
-        model = twin(random_llama(seed, **shape))
+        model = static_twin(random_llama(seed, **shape))
         generate(model, [5, 3, 1] * (seed + 1), method="ar", max_new_tokens=60)
     lines = capfd.readouterr().err.splitlines()
     assert [line.rpartition(" ... ")[0] for line in lines] == [
@@ -185,6 +180,7 @@ def test_one_compilation_serves_all_layers_lengths_and_models(capfd):
 
 
 def test_run_compiles_first_and_writes_the_same_text(capfd, monkeypatch):
+    monkeypatch.undo()
     monkeypatch.setattr(static, "ROWS", (1, 4))
     texts = []
     for options in ([], ["--compile"]):

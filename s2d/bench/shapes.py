@@ -19,6 +19,7 @@ from torch.nn.attention import sdpa_kernel
 from ..decode import generate, now
 from ..model import DECODING_KERNELS, LlamaConfig
 from ..program import Parser, optional
+from ..static import static_twin
 from ..tree import TreeAttention, ancestor_mask
 from ..weights import DTYPES, check_device, choose_dtype, empty_model
 from .tables import render
@@ -79,7 +80,7 @@ def copy_bandwidth(device, repetitions):
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def forward_table(model, context, repetitions, bandwidth):
+def forward_table(model, context, repetitions, bandwidth, name="pass"):
     """Time of one pass over a prompt of ``context`` tokens, then over trees of 1..64 nodes behind it."""
     config, device = model.config, model.device
     attention = TreeAttention(1, max(NODES), device, model.dtype)
@@ -93,7 +94,7 @@ def forward_table(model, context, repetitions, bandwidth):
         hidden = model.run_layers(model.embed(tokens[:, start:end]), positions=positions, mask=mask, cache=cache)
         model.logits(hidden[0, -max(1, end - context) :])
 
-    lines = [["pass", "ms", "GB/s of weights", "share of a copy's speed"]]
+    lines = [[name, "ms", "GB/s of weights", "share of a copy's speed"]]
     for nodes in (0, *NODES):
         parents = torch.arange(nodes, device=device) // 2 - 1  # any tree will do
         attention.set_tree(ancestor_mask(parents.clamp(min=-1)))
@@ -106,16 +107,16 @@ def forward_table(model, context, repetitions, bandwidth):
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def segment_table(draft, context, repetitions):
+def segment_table(draft, context, repetitions, name="draft segment"):
     """Time of each of the draft's segments for one token behind ``context`` others, LM head included."""
-    exits, lines = draft.config.exit_layers, [["draft segment", "ms"]]
+    exits, lines = draft.config.exit_layers, [[name, "ms"]]
     hidden = torch.randn(1, 1, draft.config.hidden_size, device=draft.device).to(draft.dtype)
     for start, stop in zip((0, *exits), exits):
         cache = draft.new_cache(context + 1, start, stop)
 
         def forward(start=start, stop=stop, cache=cache):
             cache.length = context
-            draft.logits(draft.run_layers(hidden, start, stop, cache=cache))
+            draft.logits(draft.run_layers(hidden, start, stop, cache=cache)[0])
 
         lines.append([f"layers {start + 1}-{stop}", f"{seconds(draft.device, forward, repetitions) * 1e3:.2f}"])
     return lines
@@ -137,19 +138,23 @@ def random_tokens(model, length, seed):
     return torch.randint(model.config.vocab_size, (1, length), generator=generator).to(model.device)
 
 
-def decoding_table(target, draft, context, new_tokens, rounds):
-    """Tokens per second of whole generations, the methods in turn, and the median of their speedups."""
-    results = {"ar": [], "s2d": [], "s2d-tree": []}
+def decoding_table(pairs, context, new_tokens, rounds):
+    """Tokens per second of whole generations, the methods in turn, and the median of their speedups.
+
+    ``pairs`` {what follows the methods' names: (target, draft)}, of which the first has no name.
+    """
+    results = {(method, name): [] for name in pairs for method in ("ar", "s2d", "s2d-tree")}
     for number in range(rounds + 1):  # the first round warms up
-        prompt = random_tokens(target, context, number)[0].tolist()
-        for method, outputs in results.items():
+        prompt = random_tokens(pairs[""][0], context, number)[0].tolist()
+        for (method, name), outputs in results.items():
+            target, draft = pairs[name]
             outputs.append(generate(target, prompt, draft=draft, method=method, max_new_tokens=new_tokens))
-    speed = {name: [len(o.tokens) / o.stats.seconds for o in outputs[1:]] for name, outputs in results.items()}
+    speed = {key: [len(o.tokens) / o.stats.seconds for o in outputs[1:]] for key, outputs in results.items()}
     lines = [["method", "tokens/s", "speedup", "MAT"]]
-    for method, outputs in results.items():
-        ratios = [own / alone for own, alone in zip(speed[method], speed["ar"])]
+    for key, outputs in results.items():
+        ratios = [own / alone for own, alone in zip(speed[key], speed["ar", ""])]
         mat = statistics.mean(output.stats.mean_accepted_tokens for output in outputs[1:])
-        lines.append([method, f"{statistics.median(speed[method]):.1f}", f"{statistics.median(ratios):.2f}", f"{mat:.2f}"])
+        lines.append(["".join(key), f"{statistics.median(speed[key]):.1f}", f"{statistics.median(ratios):.2f}", f"{mat:.2f}"])
     return lines
 
 
@@ -204,12 +209,16 @@ def report(args):
         shares = agreement(model, draft, 256, 1)
         agreeing = ", ".join(f"exit {e} {share:.0%}" for e, share in zip(exits, shares))
         print(f"layers after {exits[0]} scaled by {args.scale:g}; draft and target agree: {agreeing}", flush=True)
-        show(forward_table(model, args.context, args.repetitions, bandwidth))
-        show(segment_table(draft, args.context, args.repetitions))
-        show(decoding_table(model, draft, args.context, args.max_new_tokens, args.rounds))
+        pairs = {"": (model, draft)}
+        if args.compile:
+            pairs[", compiled"] = static_twin(model), static_twin(draft)
+        for name, (target, drafter) in pairs.items():
+            show(forward_table(target, args.context, args.repetitions, bandwidth, f"pass{name}"))
+            show(segment_table(drafter, args.context, args.repetitions, f"draft segment{name}"))
+        show(decoding_table(pairs, args.context, args.max_new_tokens, args.rounds))
         if device.type == "cuda":
             print(f"\npeak memory {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB")
-        del model, draft
+        del model, draft, pairs, target, drafter
 
 
 def parse(arguments):
@@ -222,6 +231,7 @@ def parse(arguments):
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=20, help="of each forward pass; the median is shown")
     parser.add_argument("--rounds", type=int, default=3, help="of whole generations, the methods in turn")
+    parser.add_argument("--compile", action="store_true", help="compiled passes too, on a GPU recorded ones (CUDA graphs)")
     parser.add_argument("--hf", action="store_true", help="compare logits with transformers'")
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args(arguments)
