@@ -2,9 +2,9 @@
 
 A pass over a few tokens is mostly dispatch: some twenty operations a layer for microseconds of arithmetic each. Here the
 block of model.py is compiled once for each size in ROWS. Its weights are arguments, and so is the number of cached
-positions; one compiled block runs every layer of every model of its shape, at every context length. Fewer rows than one was
-compiled for are padded, and nothing reads what the padding leaves behind: its keys lie where the next pass
-writes, and its columns are masked. Knows nothing about decoding.
+positions; one compiled block runs every layer of every model of its shape, at every context length. Where rows are fewer than it
+was compiled for they are padded, and nothing reads what the padding leaves behind: its keys lie where the next pass writes, and
+its columns are masked. Knows nothing about decoding.
 """
 
 import platform
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.overrides import TorchFunctionMode
 
 from .model import Block, Llama, LlamaConfig, RMSNorm
@@ -35,12 +34,12 @@ class StaticLlama(Llama):
     """A Llama whose passes over few tokens behind a context are compiled; ``prepare`` does it before they are needed.
 
     On a GPU, which waits for launches rather than for dispatch, they are recorded instead (Replayed), into one set of
-    caches: there one generation at a time can use such a model.
+    caches: there one generation at a time can use such a model, and only as its target or as its draft.
     """
 
     def __init__(self, config):
         super().__init__(config)
-        self.caches, self.replays = {}, {}  # on a GPU: {(start, stop): KVCache}, {(start, stop, rows, length): Replayed}
+        self.caches, self.replays = {}, {}  # on a GPU: {(start, stop): KVCache}, {(cache, start, stop, rows, length): Replayed}
         self.shape = shape_of(config)
         self.longest = config.max_position_embeddings + ROWS[-1]  # places, the padding's too
         for table in ("rope_cos", "rope_sin"):
@@ -64,8 +63,9 @@ class StaticLlama(Llama):
             return super().new_cache(capacity + ROWS[-1], start, stop, batch)  # padding needs room too
         stop, longest = self.config.num_hidden_layers if stop is None else stop, bucket(capacity + ROWS[-1])
         if (start, stop) not in self.caches or self.caches[start, stop].keys.shape[3] < longest:
+            former = self.caches.get((start, stop))
             self.caches[start, stop] = super().new_cache(longest, start, stop)
-            self.replays = {key: replay for key, replay in self.replays.items() if key[:2] != (start, stop)}
+            self.replays = {key: replay for key, replay in self.replays.items() if key[0] is not former}
         self.caches[start, stop].length = 0
         return self.caches[start, stop]
 
@@ -85,7 +85,7 @@ class StaticLlama(Llama):
         rope = self.rope_cos[positions], self.rope_sin[positions]
         inputs = (hidden if rows == T else F.pad(hidden, (0, 0, 0, rows - T)), *rope, mask, where)
         if gpu:
-            key = start, stop, rows, length
+            key = cache, start, stop, rows, length
             if key not in self.replays:
                 run = partial(self.blocks, run_block, start, stop, cache, length)
                 self.replays[key] = Replayed(run, inputs)
@@ -218,6 +218,8 @@ def compiled(function, example, what, details):
     It is kept in PyTorch's own cache on disk, beside what else it compiles; where it has to be made, stderr says so, and how
     long it took. What is the same in all calls is not checked in each of them: callers keep to the example's shapes.
     """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # here, as it takes a second to import
+
     sources = [Path(__file__).with_name(name).read_bytes() for name in ("model.py", "static.py")]
     made_with = platform.node(), torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), sources
     file = Path(cache_dir()) / "s2d" / sha256(repr((what, details, made_with)).encode()).hexdigest()
@@ -249,7 +251,7 @@ class Written:
 
 def check_compiler():
     """Raise ValueError where PyTorch finds no C++ compiler."""
-    from torch._inductor.cpp_builder import get_cpp_compiler  # takes a second to import
+    from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
         get_cpp_compiler()

@@ -47,7 +47,7 @@ def run(args):
         raise ValueError("--resume needs the --out folder to go on from")
     args.device = str(check_device(args.device))
     paths, sweep = [find_target(name) for name in args.targets], args.program == "sweep"
-    args.draft = args.draft or draft_beside(paths[0])
+    args.draft = args.draft or next(filter(Path.is_dir, (draft_beside(paths[0]), WEIGHTS / "mini-draft")))
     needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
     draft = load_model(args.draft, args.device, args.dtype) if needed else None
     names = args.methods or (sweep_methods(draft) if sweep else default_methods(draft))
@@ -139,7 +139,7 @@ def parse(arguments):
                         "instead; shapes, quality: other programs, each with a --help of its own")  # fmt: skip
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
                         metavar="7b,13b,70b|PATH,...")  # fmt: skip
-    parser.add_argument("--draft", type=Path, help="default: the one beside the first target")
+    parser.add_argument("--draft", type=Path, help="default: the one beside the first target, else mini-draft")
     parser.add_argument("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
     parser.add_argument("--temperature", type=temperatures, default=[0.0, 1.0], metavar="T,T,...")
     parser.add_argument("--questions", type=Path, help="a file in Spec-Bench's format; default: held-out ones of the corpus")
