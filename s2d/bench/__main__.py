@@ -97,9 +97,9 @@ def names_of(paths):
 
 def measure_target(args, name, path, drafts, methods, questions, store):
     """All rounds of one target that ``store`` lacks, at every temperature. ``drafts`` {whether compiled: draft}."""
-    tokenizer, load = Tokenizer(path), partial(load_model, path, args.device, args.dtype)
+    load = partial(load_model, path, args.device, args.dtype)
     models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
-    target, draft = models[False]
+    (target, draft), tokenizer = models[False], Tokenizer(path)
     peers = transformers_methods(path, target, args.draft, draft) if args.hf else {}
     weights, where = checksum(target), placement(*filter(None, (target, draft)))
     for temperature in args.temperature:
