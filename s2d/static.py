@@ -21,8 +21,10 @@ from torch.overrides import TorchFunctionMode
 
 from .model import Block, Llama, LlamaConfig, RMSNorm
 
-ROWS = (1, 2, 4, 8, 16)  # what passes are padded up to; longer ones, prompts and large trees, run as they are,
-HALF_ROWS = (1, 2, 4)  # as do in half precision all for which processors have matrix instructions
+# What passes are padded up to; longer ones, prompts and large trees, run as they are. In half precision processors have matrix
+# instructions that pay off earlier.
+ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4)
+SHORTEST = 128  # places that a recorded pass looks at
 OPTIONS = {  # of the compiler
     "max_fusion_size": 8,  # of more sums in one loop the parts would not fit a processor's registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
@@ -45,7 +47,7 @@ class StaticLlama(Llama):
         for table in ("rope_cos", "rope_sin"):
             self.register_buffer(table, F.pad(getattr(self, table), (0, 0, 0, ROWS[-1])), persistent=False)
         self.register_buffer("places", torch.arange(self.longest, device="cpu"), persistent=False)
-        chains = torch.full((ROWS[-1], 2 * self.longest + ROWS[-1]), -torch.inf, device="cpu").triu(diagonal=self.longest + 1)
+        chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu").triu(diagonal=self.longest + 1)
         self.register_buffer("chains", chains, persistent=False)  # the mask of every chain is a part of it
 
     def prepare(self):
@@ -55,8 +57,7 @@ class StaticLlama(Llama):
         check_compiler()
         for rows in sizes(self.lm_head.weight):
             compiled_block(self.shape, rows, self.dtype)
-            for head in {len(self.lm_head.weight), *(() if self.draft_head is None else (len(self.draft_head),))}:
-                compiled_head(self.shape, head, rows, self.dtype)
+            compiled_head(self.shape, len(self.lm_head.weight if self.draft_head is None else self.draft_head), rows, self.dtype)
 
     def new_cache(self, capacity, start=0, stop=None, batch=1):
         if not on_gpu(self.device) or batch > 1:
@@ -66,8 +67,11 @@ class StaticLlama(Llama):
             former = self.caches.get((start, stop))
             self.caches[start, stop] = super().new_cache(longest, start, stop)
             self.replays = {key: replay for key, replay in self.replays.items() if key[0] is not former}
-        self.caches[start, stop].length = 0
-        return self.caches[start, stop]
+        cache = self.caches[start, stop]
+        cache.keep(0, [])
+        for part in (cache.keys, cache.values):
+            part.zero_()  # what an earlier text left would be looked at under the mask, and might be no numbers
+        return cache
 
     def run_layers(self, hidden, start=0, stop=None, positions=None, mask=None, cache=None):
         B, T, _ = hidden.shape
@@ -83,7 +87,8 @@ class StaticLlama(Llama):
             mask = padded_mask(mask, S + T, rows, length)
         positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
         rope = self.rope_cos[positions], self.rope_sin[positions]
-        inputs = (hidden if rows == T else F.pad(hidden, (0, 0, 0, rows - T)), *rope, mask, where)
+        padded = hidden.contiguous() if rows == T else torch.cat((hidden, hidden[:, -1:].expand(-1, rows - T, -1)), dim=1)
+        inputs = padded, *rope, mask, where
         if gpu:
             key = cache, start, stop, rows, length
             if key not in self.replays:
@@ -116,15 +121,15 @@ class StaticLlama(Llama):
             return eager(hidden)
         rows = padded_to(len(hidden))
         run = compiled_head(self.shape, len(head), rows, hidden.dtype)
-        padded = hidden if rows == len(hidden) else F.pad(hidden, (0, 0, 0, rows - len(hidden)))
+        padded = hidden.contiguous() if rows == len(hidden) else F.pad(hidden, (0, 0, 0, rows - len(hidden)))
         return run(self.model["norm"], head, padded)[: len(hidden)]
 
 
 def static_twin(model):
-    """The StaticLlama with the same weights, in the same memory, as ``model``. Compiled passes want them to lie by rows."""
+    """The StaticLlama with the weights of ``model``, in the same memory where they lie by rows, as compiled passes ask."""
     with torch.device("meta"):
         twin = StaticLlama(model.config)
-    twin.load_state_dict(model.state_dict(), assign=True)
+    twin.load_state_dict({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, assign=True)
     if model.draft_vocabulary is not None:
         twin.keep_tokens(model.draft_vocabulary)
     twin.to(device=model.device, dtype=model.dtype).eval().prepare()
@@ -152,8 +157,8 @@ class Replayed:
 
 def recorded(function, inputs):
     """``function(*inputs)`` as a CUDA graph: (what runs it again, the tensor it writes)."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph, device = torch.cuda.CUDAGraph(), inputs[0].device
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
         output = function(*inputs)
     return graph.replay, output
 
@@ -174,7 +179,7 @@ def padded_to(rows):
 
 def bucket(length):
     """A context of so many places, rounded up to the next power of two: few lengths, none twice as long as needed."""
-    return max(128, 1 << (length - 1).bit_length())
+    return max(SHORTEST, 1 << (length - 1).bit_length())
 
 
 def padded_mask(mask, length, rows, columns):
@@ -229,9 +234,14 @@ def compiled(function, example, what, details):
     except Exception:  # not there, or not whole: whatever is wrong with it, it is made again
         began = time.monotonic()
         print(f"compiling {what} ...", end="", file=sys.stderr, flush=True)
-        result = torch.compile(function, fullgraph=True, dynamic=False, options=OPTIONS).aot_compile((example, {}))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        result.save_compiled_function(file)
+        try:
+            result = torch.compile(function, fullgraph=True, dynamic=False, options=OPTIONS).aot_compile((example, {}))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            result.save_compiled_function(file)
+        except Exception as error:  # a compiler that does not work, a cache that cannot be written
+            print(file=sys.stderr)
+            reason = str(error).strip().splitlines()[:1]
+            raise ValueError(f"{what} could not be compiled ({reason}); is the C++ compiler in order, and is there room in {cache_dir()}?") from None
         print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     result.disable_guard_check()
     return result

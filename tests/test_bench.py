@@ -366,6 +366,7 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, tokenizer, monkeypatc
 def test_check_exits_with_1_for_a_bug(monkeypatch, capsys):
     assert bench.main([*SMALL, "--rounds", "1", "--check"]) == 0
     assert "mini-7b s2d: identical; logits" in capsys.readouterr().out
+    assert bench.main([*SMALL, "--methods", "ar", "--rounds", "1", "--check"]) == 0
 
     def wrong(*arguments, method, **options):
         output = generate(*arguments, method=method, **options)

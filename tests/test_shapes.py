@@ -50,7 +50,7 @@ def test_the_benchmark_runs_on_a_cpu(capsys):
     assert re.search(r"\| ar \| [\d.]+ \| 1\.00 \| 1\.00 \|", text)
 
 
-def test_compiled_passes_have_tables_of_their_own(capsys, monkeypatch):
+def test_compiled_passes_have_tables_of_their_own(nothing_compiled, capsys, monkeypatch):
     monkeypatch.setattr(static, "ROWS", (1,))
     arguments = ["shapes", "--shapes", "tiny", "--device", "cpu", "--dtype", "float64", "--context", "40", "--rounds", "1",
                  "--repetitions", "1", "--max-new-tokens", "8", "--compile"]  # fmt: skip

@@ -47,13 +47,14 @@ def run(args):
         raise ValueError("--resume needs the --out folder to go on from")
     args.device = str(check_device(args.device))
     paths, sweep = [find_target(name) for name in args.targets], args.program == "sweep"
-    args.draft = args.draft or next(filter(Path.is_dir, (draft_beside(paths[0]), WEIGHTS / "mini-draft")))
+    beside = draft_beside(paths[0])
+    args.draft = args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
     needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
     draft = load_model(args.draft, args.device, args.dtype) if needed else None
     names = args.methods or (sweep_methods(draft) if sweep else default_methods(draft))
     names = ["ar", *(name for name in names if name != "ar")]  # what all others are compared to
     if args.compile:
-        names = list(dict.fromkeys(text for name in names for text in (name, name.removesuffix(":compile") + ":compile")))
+        names = list(dict.fromkeys(text for name in names for text in (name, name.replace(":compile", "") + ":compile")))
     questions = (read_questions(args.questions, args.limit) if args.questions
                  else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
     dtype = choose_dtype(args.dtype, check_device(args.device))
@@ -136,7 +137,7 @@ def temperatures(text):
 def parse(arguments):
     parser = Parser(prog="bench", description=__doc__.splitlines()[0])
     parser.add_argument("program", nargs="?", choices=["sweep", *OTHERS], help="sweep: try many settings on training prompts "
-                        "instead; shapes, quality: other programs, each with a --help of its own")  # fmt: skip
+                        "instead; shapes, quality, agreement: other programs, each with a --help of its own")  # fmt: skip
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
                         metavar="7b,13b,70b|PATH,...")  # fmt: skip
     parser.add_argument("--draft", type=Path, help="default: the one beside the first target, else mini-draft")

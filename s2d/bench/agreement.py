@@ -34,13 +34,17 @@ def report(args):
     paths = args.drafts or [draft_beside(args.target)]
     target, template = load_model(args.target, args.device, args.dtype), chat_template(args.target)
     tokenizer, exits = Tokenizer(args.target), read_config(paths[0]).exit_layers
+    if different := [path for path in paths if not exits or read_config(path).exit_layers != exits]:
+        raise ValueError(f"{different[0]} has other exits than {paths[0]}, or none; compare drafts of the same exits")
+    if min(args.limit, args.max_new_tokens) < 1:
+        raise ValueError("--limit and --max-new-tokens must be at least 1")
     questions = read_questions(args.questions, args.limit) if args.questions else corpus_questions("held-out", args.limit)
     prompts = [tokenizer.encode_chat(question["turns"][:1], template) for question in questions]
     untrained = load_model(args.target, args.device, args.dtype, num_layers=exits[-1])
-    drafts = {"untrained": untrained} | {path.name: load_model(path, args.device, args.dtype) for path in paths}
+    drafts = [("untrained", untrained), *((path.name, load_model(path, args.device, args.dtype)) for path in paths)]
     pairs = [(prompt, generate(target, prompt, method="ar", max_new_tokens=args.max_new_tokens).tokens) for prompt in prompts]
     lines = [["", *(f"exit {exit_layer}" for exit_layer in exits)]]
-    for name, draft in drafts.items():
+    for name, draft in drafts:
         right = torch.cat([exits_right(draft, exits, *pair) for pair in pairs], dim=1)  # (E, all tokens)
         lines.append([name, *(f"{share:.1%}" for share in right.float().mean(dim=1).tolist())])
     print(f"{sum(len(answer) for _, answer in pairs)} tokens of {len(pairs)} greedy answers\n\n{render(lines, args.markdown)}")

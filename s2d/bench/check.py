@@ -2,12 +2,11 @@
 
 A pass over many tokens and a pass over one run different kernels, so in less than double precision two nearly equal
 logits can change places. Such a tie is told from a bug by what is true, the same model in float64, and by how far the
-target's own plain passes are from that: a step's pass over a tree may be as far from it, and no farther. Only one of
-the two models is in memory at a time. Knows nothing about timing.
+target's own plain passes are from that: a step's pass over a tree may be as far from it, and no farther. The target and
+its float64 are not in memory together. Knows nothing about timing.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 import torch
@@ -39,10 +38,10 @@ def check_methods(load, dtype, drafts, records, methods):
             turns = zip(expected["prompts"], expected["tokens"], record["tokens"])
             different = filter(None, (first_difference(target, *turn) for turn in turns))
             differences += islice(different, 1)  # from the first different answer on, later turns have another context
-        observe = partial(observe_pass, targets[compiled], target, drafts[compiled], options)
-        passes = [observe(prompt, number) for number, prompt in enumerate(prompts)]
+        passes = [observe_pass(targets[compiled], target, drafts[compiled], options, prompt, number)
+                  for number, prompt in enumerate(prompts)]  # fmt: skip
         found[method] = passes, differences, all(all(record["exact"]) for record in own)
-    del target, targets, observe  # one model at a time
+    del target, targets  # not in memory together with what follows
     precise = load("float64")
     for method, (passes, differences, exact) in found.items():
         line, right = verdict(precise, passes, differences)

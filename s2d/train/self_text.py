@@ -39,6 +39,8 @@ def likeliest(target, tokens, labels, rows=16):
     found, ends = labels.clone(), (labels != -100).long().mul(torch.arange(1, labels.shape[1] + 1)).amax(dim=1)  # (R,)
     for part in ends.argsort().split(rows):
         end = ends[part].max().item()
+        if end == 0:  # rows in which nothing is learnt
+            continue
         own = labels[part, :end]
         learnt = own != -100
         hidden = target.run_layers(target.embed(tokens[part, :end].to(target.device)))[learnt]
