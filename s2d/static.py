@@ -241,7 +241,9 @@ def compiled(function, example, what, details):
         except Exception as error:  # a compiler that does not work, a cache that cannot be written
             print(file=sys.stderr)
             reason = str(error).strip().splitlines()[:1]
-            raise ValueError(f"{what} could not be compiled ({reason}); is the C++ compiler in order, and is there room in {cache_dir()}?") from None
+            raise ValueError(
+                f"{what} could not be compiled ({reason}); is the C++ compiler in order, and is there room in {cache_dir()}?"
+            ) from None
         print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     result.disable_guard_check()
     return result
@@ -266,7 +268,7 @@ def check_compiler():
     try:
         get_cpp_compiler()
     except RuntimeError:
-        raise ValueError("compiling needs a C++ compiler, and none is found: install g++, name one in CXX, or leave it out") from None
+        raise ValueError("compiling needs a C++ compiler; none is found: install g++, name one in CXX, or leave it out") from None
 
 
 def run_block(block, hidden, rope, mask, where, keys, values):
