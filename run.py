@@ -10,10 +10,11 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
-from s2d.options import METHODS
+from s2d.options import METHODS, choose_exits, refuse_knobs
 from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
+from s2d.tune import tuner_for
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config
 from s2d.weights.get import draft_beside, real_folder
@@ -33,6 +34,8 @@ def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, with the target divided among them."""
     if args.compile:
         raise ValueError("--compile is for a target in one process; leave it out, or run without torchrun")
+    if args.method == "auto":
+        raise ValueError("--method auto is for a target in one process; choose another method, or run without torchrun")
     from s2d import parallel  # takes a second to import, which a single process need not wait for
 
     with parallel.joined(args.device) as (mesh, args.device):
@@ -41,14 +44,17 @@ def run_on_every_rank(args):
         return run(args, partial(parallel.load_target, mesh=mesh), parallel.from_rank_0)
 
 
-def run(args, load_target=load_model, share=None):
+def run(args, load_target=None, share=None):
     target_path = find_target(args.target)
     draft_path, args.method = choose_draft(args, target_path)
     print(one_line(f"target {target_path}, draft {draft_path or 'none'}"), file=sys.stderr)
     tokenizer = Tokenizer(target_path)
     prompt = encode_prompt(args, tokenizer, target_path)
-    loading = {"device": args.device, "dtype": args.dtype, **({"compile": True} if args.compile else {})}
-    target, draft = load_target(target_path, **loading), draft_path and load_model(draft_path, **loading)
+    if args.costs and args.method != "auto":
+        raise ValueError("--costs is for --method auto")
+    load = partial(load_model, compile=args.compile)
+    target = (load_target or load)(target_path, args.device, args.dtype)
+    draft = load(draft_path, args.device, args.dtype) if draft_path else None
     print(f"target {'and draft ' if draft else ''}on {placement(*filter(None, (target, draft)))}", file=sys.stderr)
     stop = read_stop(args.stop, draft) if draft and args.stop is not None else None
     options = dict(
@@ -57,15 +63,19 @@ def run(args, load_target=load_model, share=None):
         draft_length=args.draft_length, tree=tree_shape(args, draft), init=args.init, stop=stop,
         replacement=args.with_replacement, share=share,
     )  # fmt: skip
-    only_target = options | {"method": "ar", "draft_length": None, "tree": None}
+    if args.method == "auto":
+        refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)  # before anything is measured
+        options["tuner"] = tuner_for(generate, target, draft, choose_exits(draft.config, "auto", args.exits)[0], args.costs)
+    only_target = options | {"method": "ar", "draft_length": None, "tree": None, "tuner": None}
     demonstration = args.prompt is None and args.method != "ar" and not args.json
     if demonstration:  # the first passes of a process are slow; keep them out of the comparison
         for each in (options, only_target):
             generate(target, prompt, **each | {"max_new_tokens": 8})
 
     if args.json:
-        output = generate(target, prompt, **options)
-        print(json.dumps(as_json(output, prompt, tokenizer), ensure_ascii=False))
+        plans = []
+        output = generate(target, prompt, **options, on_step=lambda step: plans.append(plan_of(step)))
+        print(json.dumps(as_json(output, prompt, tokenizer, plans), ensure_ascii=False))
         return
     stream = TextStream(tokenizer)
     output = generate(target, prompt, **options, on_tokens=lambda ids: print(stream.push(ids), end="", flush=True))
@@ -98,7 +108,7 @@ def choose_draft(args, target_path):
     if args.draft or beside.is_dir() and read_config(beside).vocab_size == read_config(target_path).vocab_size:
         return args.draft or beside, args.method or "s2d"
     drafting = (args.exits, args.thresholds, args.draft_length, args.tree, args.tree_top_k, args.tree_depth, args.tree_size,
-                args.stop, args.with_replacement or None, None if args.init == "draft" else args.init)  # fmt: skip
+                args.stop, args.costs, args.with_replacement or None, None if args.init == "draft" else args.init)  # fmt: skip
     if args.method or any(option is not None for option in drafting):
         raise FileNotFoundError(f"no draft model at {beside}; name one with --draft, or use --method ar")
     print(one_line(f"no draft at {beside}, so the target decodes alone; name one with --draft"), file=sys.stderr)
@@ -150,8 +160,17 @@ def report(output, method):
     return "\n".join(lines)
 
 
-def as_json(output, prompt, tokenizer):
-    stats = output.stats
+def plan_of(step):
+    """What a step of --method auto decided and why, beside what came of it; None for other methods."""
+    proposal = step.proposal
+    return proposal.plan and {
+        "exits": proposal.exits, "nodes": proposal.level_sizes, **proposal.plan,
+        "tokens": len(step.tokens), "ms": 1000 * step.seconds,
+    }  # fmt: skip
+
+
+def as_json(output, prompt, tokenizer, plans):
+    stats, tuned = output.stats, {"plans": plans} if any(plans) else {}
     return {
         "text": tokenizer.decode(output.tokens),
         "tokens": output.tokens,
@@ -167,6 +186,7 @@ def as_json(output, prompt, tokenizer):
             "seconds": stats.seconds,
             "tokens_per_second": speed(output),
         },
+        **tuned,
     }
 
 
@@ -175,7 +195,7 @@ def parse(arguments):
     parser.add_argument("--target", required=True, metavar="7b|13b|70b|smollm2-135m|PATH", help="the large model")
     parser.add_argument("--draft", type=Path, metavar="PATH", help="the sorted draft; default: the one beside the target")
     parser.add_argument("--method", choices=METHODS, help="ar: target alone; sd, mcsd: chain, tree from one exit; s2d "
-                        "(default, where there is a draft), s2d-tree: from sorted exits")
+                        "(default, where there is a draft), s2d-tree: from sorted exits; auto: tunes itself")
     parser.add_argument("--prompt", metavar="TEXT|-", help="what to say to the model, - reads stdin; default: an example")
     said = parser.add_mutually_exclusive_group()
     said.add_argument("--chat", action="store_true", help="in Vicuna's chat template, if the model's own is not known")
@@ -198,6 +218,8 @@ def parse(arguments):
     parser.add_argument("--init", choices=("draft", "target"), default="draft", help="who gives a tree its first level")
     parser.add_argument("--stop", metavar="C|FILE", help="end a draft where the last exit's confidence is below C, or "
                         "where this decision model says so; default: chains by the draft's own C")
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="for auto: the table of what passes cost; written if there is "
+                        "none yet; default: one in your cache directory")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(arguments)
 

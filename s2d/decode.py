@@ -14,9 +14,10 @@ from torch.nn.attention import sdpa_kernel
 
 from .draft import Draft, SortedDraft, no_draft
 from .model import DECODING_KERNELS
-from .options import TREE_METHODS, check, choose_exits, choose_shape
+from .options import TREE_METHODS, check, choose_exits, choose_shape, refuse_knobs
 from .sampling import Sampler, Sampling, warp
 from .tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
+from .tune import tuner_for
 from .verify import follow, verify_sampled, without
 
 
@@ -61,6 +62,24 @@ class Stats:
 
 
 @dataclass
+class Step:
+    """One step as ``on_step`` sees it.
+
+    After ``n`` tokens of context the target gave ``logits`` (N+1, V) for what was proposed; the nodes in ``path`` were accepted and
+    ``tokens`` emitted. ``seconds`` are the whole step's, some of them drafting and the target's pass.
+    """
+
+    n: int
+    proposal: Draft
+    logits: torch.Tensor
+    path: list[int]
+    tokens: list[int]
+    draft_seconds: float
+    target_seconds: float
+    seconds: float
+
+
+@dataclass
 class Output:
     """``tokens`` are the new ones only, with EOS last if it was produced; ``exact`` tells whether the method is lossless."""
 
@@ -74,7 +93,7 @@ class Output:
 def generate(
     target, tokens, draft=None, method="s2d", max_new_tokens=128, temperature=0.0, top_p=1.0, seed=0,
     exits=None, thresholds=None, draft_length=None, tree=None, init="draft", stop=None, replacement=False,
-    on_tokens=None, on_step=None, share=None,
+    tuner=None, on_tokens=None, on_step=None, share=None,
 ):  # fmt: skip
     """Continue ``tokens``, a list of ids, as ``target`` alone would. Returns an Output.
 
@@ -86,16 +105,20 @@ def generate(
     the last exit's confidence falls below it, or a decision model (decision.py); for chains it defaults to the draft's
     config, and 0 never ends one.
 
+    "auto" decides all this by itself, from sorted exits, step by step, by a ``tuner`` (tune/), which goes on learning from
+    one generation to the next; without one it starts from what came with the draft.
+
     ``init`` "target" takes the first level of each tree from the target's last distribution (arXiv 2409.10644, "target
     initialized"): every root counts as accepted and the longest path below one wins. This alone is not lossless, unless
     the first level has one node. The first step only finds roots and emits nothing.
 
-    ``on_tokens`` is called with each step's new tokens, ``on_step`` with each step's Draft and the target's logits
-    (N+1, V). ``share``, where several processes run one target, gives all of them what the first one decides
+    ``on_tokens`` is called with each step's new tokens, ``on_step`` with each Step. ``share``, where several processes run one target, gives all of them what the first one decides
     (parallel.from_rank_0). Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError
     for anything that cannot be run.
     """
     started = now(target.device)
+    if method == "auto":
+        refuse_knobs(thresholds, draft_length, tree, init, stop)
     limit = check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
     shape = choose_shape(target.config, draft and draft.config, method, draft_length, tree)
     sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
@@ -106,12 +129,16 @@ def generate(
     attention = TreeAttention(1, shape.size, target.device, target.dtype)
     if isinstance(shape, KConfig):
         attention.set_tree(ancestor_mask(shape.parents().to(target.device)), shape.chain)
-    drafter, after_context = None, None
+    drafter, after_context, tuner = None, None, tuner if method == "auto" else None
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
         if stop is None and method not in TREE_METHODS:
             stop = draft.config.draft_stop
-        drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit), draft.config.max_position_embeddings
+        if method == "auto" and share:
+            raise ValueError("method 'auto' is for a target in one process")
+        if method == "auto":
+            tuner, stop = tuner or tuner_for(generate, target, draft, exits), None
+        drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit, tuner), draft.config.max_position_embeddings
     target_gives_roots = drafter is not None and init == "target"
     roots = None  # if the target gives them, those of the next tree; before its first pass there are none, and no draft
 
@@ -125,13 +152,14 @@ def generate(
             grow = partial(drafter.grow, context, n, levels, sampling, stop, roots)
             proposal = _first_ones_draft(grow, share, target.device) if share else grow()
         if isinstance(shape, Dynamic):
-            attention.set_tree(proposal.tree.ancestors)
+            attention.set_tree(proposal.tree.ancestors, proposal.tree.chain)
         drafted = now(target.device)
         logits = _score(target, context[:, :n], proposal.tree, attention, cache, after_context)  # (N+1, V)
         if not logits.sum(dtype=torch.float32).isfinite():
             raise ValueError("the target's logits are no numbers: its weights are damaged, or too large for their dtype")
         scored = now(target.device)
-        verify = partial(_verify, proposal, logits, sampling, target_gives_roots)
+        p = warp(logits, temperature, top_p) if temperature > 0 else None
+        verify = partial(_verify, proposal, logits, p, sampling, target_gives_roots)
         path, extra = share(verify) if share else verify()
         after_context = logits[path[-1] + 1 if path else 0]  # (V,)
         cache.keep(n, path)
@@ -144,10 +172,12 @@ def generate(
             new.append(extra)
         context[0, n : n + len(new)] = torch.tensor(new)
 
-        if on_step:
-            on_step(proposal, logits)
+        if tuner:
+            tuner.learn(proposal.slots[path].tolist(), new, p if p is None else p[[0, *(node + 1 for node in path)]])
         end = next((i for i, token in enumerate(new, 1) if token in eos), None)
         new = new[:end]
+        if on_step:
+            on_step(Step(n, proposal, logits, path, new, drafted - began, scored - drafted, now(target.device) - began))
         n += len(new)
         finished = end is not None or n == limit
         stats.count(len(new), proposal, min(len(path), len(new)), drafted - began, scored - drafted)
@@ -195,13 +225,11 @@ def _score(target, context, tree, attention, cache, after_context):
     return target.logits(hidden[0, n - 1 - seen :])
 
 
-def _verify(proposal, logits, sampling, target_gives_roots):
-    """(path, extra) of the verifier that fits. A tree whose roots the target gave has one walk a root; the longest wins."""
+def _verify(proposal, logits, p, sampling, target_gives_roots):
+    """(path, extra) of the verifier that fits, by ``logits`` or, above T = 0, by ``p`` (N+1, V) as warped. A tree whose roots the target gave has one walk a root; the longest wins."""
     tree = proposal.tree
     roots = (tree.parents == -1).nonzero().flatten().tolist() if target_gives_roots else []
     starts = roots or [-1]
-    if sampling.temperature > 0:
-        p = warp(logits, sampling.temperature, sampling.top_p)
     if sampling.temperature > 0 and proposal.q is not None:
         walks = [verify_sampled(tree, p, proposal.q, sampling.replacement, sampling.sampler, start) for start in starts]
     else:

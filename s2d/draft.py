@@ -55,7 +55,7 @@ class Draft:
     ``q`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of node i's; None
     where nothing was drawn. ``slots`` (N,): behind the context, the place of each node in the draft's caches, if it got
     there. ``exits`` and ``level_sizes``: for each level, the exit layer that proposed it (0 where the target gave it)
-    and its number of nodes. ``forwards``: how often the draft ran.
+    and its number of nodes. ``forwards``: how often the draft ran. ``plan``: what a Tuner expected of the step (tune/).
     """
 
     tree: TokenTree
@@ -64,6 +64,7 @@ class Draft:
     exits: list[int]
     level_sizes: list[int]
     forwards: int
+    plan: dict | None = None
 
 
 def no_draft(device):
@@ -84,14 +85,24 @@ def child_chances(first, probs, children):
     return chances
 
 
-class SortedDraft:
-    """A draft model with its exits that continues contexts of at most ``capacity`` tokens by trees of one ``shape``."""
+def over_all_tokens(q, model):
+    """Distributions (R, K) over a draft's vocabulary -> (R, V): no chance for what it never drafts."""
+    if model.draft_vocabulary is None:
+        return q
+    return q.new_zeros(len(q), model.config.vocab_size).index_copy(1, model.draft_vocabulary, q)
 
-    def __init__(self, model, exits, thresholds, shape, capacity):
-        self.model, self.shape = model, shape
+
+class SortedDraft:
+    """A draft model with its exits that continues contexts of at most ``capacity`` tokens by trees of one ``shape``.
+
+    With a ``tuner`` (tune/), that decides where to exit, to stop and to go on, within the shape's limits.
+    """
+
+    def __init__(self, model, exits, thresholds, shape, capacity, tuner=None):
+        self.model, self.shape, self.tuner = model, shape, tuner
         self.static = isinstance(shape, KConfig)
         children = max(shape.widths, default=1) if self.static else shape.top_k
-        if model.draft_vocabulary is not None and children > len(model.draft_vocabulary):
+        if not tuner and model.draft_vocabulary is not None and children > len(model.draft_vocabulary):
             known = len(model.draft_vocabulary)
             raise ValueError(f"a node cannot have {children} different children: there are {known} tokens that the draft drafts")
         places = capacity + (shape.size if self.static else shape.top_k * shape.depth)
@@ -113,16 +124,25 @@ class SortedDraft:
         The exit is the first whose confidence is above its threshold. As confidence comes before temperature and top-p,
         thresholds mean the same at any temperature; and it decides alone: no token has a say in its own exit.
         """
-        for segment, below in zip(self.segments, (None, *self.segments)):
+        waiting = [end - segment.cache.length for segment in self.segments]
+        for number, (segment, below) in enumerate(zip(self.segments, (None, *self.segments))):
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
             logits = self.model.draft_logits(hidden)  # (R, K)
             probs = warp(logits, temperature=1.0)
-            confidence = probs.max().item()
+            sure, places = probs.max(dim=-1)  # (R,)
+            confidence = sure.max().item()
             if confidence != confidence:
                 raise ValueError("the draft's logits are no numbers: its weights are damaged, or too large for their dtype")
-            if confidence > segment.threshold:
+            if self.tuner:
+                if self.tuner.enough(number, sure.tolist(), self.tokens_at(places).tolist(), logits, waiting):
+                    break
+            elif confidence > segment.threshold:
                 break
         return Prediction(hidden, logits, probs, confidence, segment.stop)
+
+    def tokens_at(self, places):
+        """Places in the draft's vocabulary -> tokens."""
+        return places if self.model.draft_vocabulary is None else self.model.draft_vocabulary[places]
 
     def catch_up(self, segment, below, n, end):
         """Run ``segment`` on all places up to ``end`` that it has not seen, from what ``below`` left in its store.
@@ -151,7 +171,10 @@ class SortedDraft:
         that are to be the first level.
         """
         self.tokens[:, :n] = context[:, :n]
-        tree = (StaticTree if self.static else GrowingTree)(self, sampling)
+        if self.tuner:
+            tree, levels = self.tuner.tree(self, sampling), levels if self.tuner.start(n, sampling) else 0
+        else:
+            tree = (StaticTree if self.static else GrowingTree)(self, sampling)
         unsure, decision = (0.0, stop) if callable(stop) else (stop or 0.0, None)
         chances = torch.ones(1, device=self.tokens.device)  # a decision model's: that the target comes to each node
         used, rows, forwards, exits = 0, 1, 0, []  # places behind the context, and how many of the last to predict from
@@ -165,16 +188,19 @@ class SortedDraft:
                 if exit_layer == self.segments[-1].stop and prediction.confidence < unsure:
                     break
                 children, log_probs = tree.children(prediction)  # (R, K), by their places in the draft's vocabulary
+                if children is None:
+                    break
                 if decision:
                     chances = (chances[:, None] * child_chances(decision(prediction), prediction.probs, children)).flatten()
-                if self.model.draft_vocabulary is not None:
-                    children = self.model.draft_vocabulary[children]
+                children = self.tokens_at(children)
             expanded = tree.add(children, log_probs)  # of children.flatten()
             tokens = children.flatten()[expanded]
             rows = len(tokens)
             self.tokens[0, n + used : n + used + rows] = tokens
             used += rows
             exits.append(exit_layer)
+            if rows == 0:
+                break
             if decision:
                 chances = chances[expanded]
                 if chances.max().item() < decision.threshold:
@@ -212,14 +238,8 @@ class StaticTree:
         if self.sampling.temperature == 0:
             return prediction.logits.topk(width).indices, None
         q = warp(prediction.logits, self.sampling.temperature, self.sampling.top_p)  # (R, K)
-        self.q.append(self.over_all_tokens(q))
+        self.q.append(over_all_tokens(q, self.model))
         return self.sampling.sampler.candidates(q, width, self.sampling.replacement), None
-
-    def over_all_tokens(self, q):
-        """Distributions (R, K) over the draft's vocabulary -> (R, V): no chance for what it never drafts."""
-        if self.model.draft_vocabulary is None:
-            return q
-        return q.new_zeros(len(q), self.model.config.vocab_size).index_copy(1, self.model.draft_vocabulary, q)
 
     def add(self, children, log_probs):
         """Take the next level (R, K). Returns which of them are expanded: all."""

@@ -87,3 +87,17 @@ def staged_file(path):
         os.replace(stage, path)
     finally:
         stage.unlink(missing_ok=True)
+
+
+def whole_lines(path):
+    """The lines of a text file that is only ever appended to, as one text, without a last one that a kill cut short."""
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1]
+
+
+def drop_half_line(path):
+    """Cut ``path`` down to its ``whole_lines``, so that more can be appended."""
+    whole = whole_lines(path)
+    if path.stat().st_size != len(whole.encode("utf-8")):
+        with staged_file(path) as stage:
+            stage.write_text(whole, encoding="utf-8")

@@ -5,8 +5,9 @@ A method is a choice of options: ``ar`` drafts nothing, ``sd`` and ``s2d`` a cha
 """
 
 from .tree import Dynamic, KConfig
+from .tune.costs import DEEPEST, LARGEST, WIDEST
 
-METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
+METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree", "auto")
 TREE_METHODS = ("mcsd", "s2d-tree")
 K_CONFIG = (4, 2, 2, 1)
 LARGEST_TREE = 2048  # nodes drafted for one pass: who looks at whom takes this number squared
@@ -15,6 +16,8 @@ SMALLEST_TEMPERATURE = 1e-6  # below it logits divided by it might not be finite
 
 def choose_shape(target_config, draft_config, method, draft_length=None, tree=None):
     """The shape of tree a method drafts; raises ValueError where the options do not fit the method or the target."""
+    if method == "auto":
+        return Dynamic(WIDEST, DEEPEST, LARGEST)
     if tree is not None and method not in TREE_METHODS:
         raise ValueError(f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREE_METHODS))} for one")
     if method == "ar":
@@ -66,6 +69,13 @@ def choose_exits(config, method, exits=None, thresholds=None):
     if not all(0.0 <= threshold <= 1.0 for threshold in thresholds):
         raise ValueError(f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     return chosen, tuple(thresholds)
+
+
+def refuse_knobs(thresholds=None, draft_length=None, tree=None, init="draft", stop=None):
+    """Method "auto" leaves nothing to choose but which exits it may use; ValueError names what was chosen all the same."""
+    knobs = {"thresholds": thresholds, "draft_length": draft_length, "tree": tree, "stop": stop, "init": init if init != "draft" else None}
+    if given := [name for name, value in knobs.items() if value is not None]:
+        raise ValueError(f"method 'auto' decides for itself; leave out {' and '.join(given)}, or use another method")
 
 
 def check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop):

@@ -87,8 +87,7 @@ class StaticLlama(Llama):
             mask = padded_mask(mask, S + T, rows, length)
         positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
         rope = self.rope_cos[positions], self.rope_sin[positions]
-        padded = hidden.contiguous() if rows == T else torch.cat((hidden, hidden[:, -1:].expand(-1, rows - T, -1)), dim=1)
-        inputs = padded, *rope, mask, where
+        inputs = padded(hidden, rows), *rope, mask, where
         if gpu:
             key = cache, start, stop, rows, length
             if key not in self.replays:
@@ -121,8 +120,7 @@ class StaticLlama(Llama):
             return eager(hidden)
         rows = padded_to(len(hidden))
         run = compiled_head(self.shape, len(head), rows, hidden.dtype)
-        padded = hidden.contiguous() if rows == len(hidden) else F.pad(hidden, (0, 0, 0, rows - len(hidden)))
-        return run(self.model["norm"], head, padded)[: len(hidden)]
+        return run(self.model["norm"], head, padded(hidden, rows))[: len(hidden)]
 
 
 def static_twin(model):
@@ -175,6 +173,14 @@ def sizes(tensor):
 def padded_to(rows):
     """The size a pass over so many rows is padded up to."""
     return next(size for size in ROWS if size >= rows)
+
+
+def padded(hidden, rows):
+    """Hidden states (..., T, hidden) -> (..., rows, hidden) in one piece: the last one again, as a norm may not bear zeros."""
+    T = hidden.shape[-2]
+    if T == rows:
+        return hidden.contiguous()
+    return torch.cat((hidden, *[hidden[..., -1:, :]] * (rows - T)), dim=-2)
 
 
 def bucket(length):

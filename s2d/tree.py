@@ -48,6 +48,11 @@ class TokenTree:
         return TokenTree(self.tokens[leading], self.parents[leading])
 
     @cached_property
+    def chain(self):
+        """Whether each node goes on where the one before it ends."""
+        return self.parents.tolist() == list(range(-1, len(self) - 1))
+
+    @cached_property
     def ancestors(self):
         """(N, N) bool, see ``ancestor_mask``."""
         return ancestor_mask(self.parents)

@@ -6,12 +6,22 @@ import pytest
 from helpers import WEIGHTS
 
 from s2d import Tokenizer, load_model, static
+from s2d.tune import measuring
 
 
 @pytest.fixture(scope="session")
 def mini():
     """mini("mini-7b") -> the shipped model in float64."""
     return functools.cache(lambda name: load_model(WEIGHTS / name, dtype="float64"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_cache_of_the_users(tmp_path_factory):
+    """What tests measure is kept apart from what the user's programs did."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(measuring, "PATIENCE", 0.0)  # the least that is measured will do
+        yield
 
 
 @pytest.fixture

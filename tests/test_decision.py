@@ -76,7 +76,7 @@ def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
     target = random_llama(0, eos_token_ids=())
     seen = []
     generate(target, [3, 1], draft=target, method="mcsd", tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, stop=by_token,
-             on_step=lambda proposal, _: seen.append(len(proposal.level_sizes)))  # fmt: skip
+             on_step=lambda step: seen.append(len(step.proposal.level_sizes)))  # fmt: skip
     assert len(set(seen)) > 2
 
 

@@ -174,9 +174,9 @@ def test_target_initialised_growing_trees_as_published(shape):
         for parameter in draft.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
 
-        def roots(proposal, _):
+        def roots(step):
             nonlocal dropped
-            dropped += 0 < (proposal.tree.parents == -1).sum() < shape.top_k
+            dropped += 0 < (step.proposal.tree.parents == -1).sum() < shape.top_k
 
         expected = slow_target_initialised_growing(target, draft, [3, 1, 4], shape, 30)
         output = generate(target, [3, 1, 4], draft=draft, method="s2d-tree", exits=[4], tree=shape, init="target",
@@ -259,7 +259,7 @@ def test_statistics_count_every_target_pass_and_nothing_after_eos(setting, init)
         target.model["layers"][0].register_forward_hook(lambda *_: passes.append(1))  # noqa: B023 - used at once
         draft = random_llama(3)
         output = generate(target, [5, 9], draft=draft, exits=[4], init=init, max_new_tokens=30, **setting,
-                          on_tokens=groups.append, on_step=lambda proposal, _: proposals.append(proposal))  # fmt: skip
+                          on_tokens=groups.append, on_step=lambda step: proposals.append(step.proposal))  # fmt: skip
         stats = output.stats
         assert stats.steps == len(passes) == len(stats.accept_lengths) == len(groups)
         assert stats.accept_lengths == [len(group) for group in groups]
@@ -280,7 +280,7 @@ def test_statistics_count_every_target_pass_and_nothing_after_eos(setting, init)
 def test_on_step_sees_every_draft_with_the_targets_rows():
     target, seen = random_llama(3, eos_token_ids=()), []
     options = dict(draft=random_llama(4), method="mcsd", tree=(3, 2), max_new_tokens=20)
-    output = generate(target, [5], on_step=lambda proposal, logits: seen.append((proposal, logits)), **options)
+    output = generate(target, [5], on_step=lambda step: seen.append((step.proposal, step.logits)), **options)
     assert len(seen) == output.stats.steps
     tokens = [5]
     for (proposal, logits), emitted in zip(seen, output.stats.accept_lengths):

@@ -48,7 +48,7 @@ def test_the_output_is_distributed_as_the_target_alone(method, replacement, monk
 
     def decide(sampler):
         monkeypatch.setattr(decode, "Sampler", lambda seed, device: sampler)
-        seen = lambda proposal, _: drafted.update(proposal.tree.tokens.tolist())  # noqa: E731
+        seen = lambda step: drafted.update(step.proposal.tree.tokens.tolist())  # noqa: E731
         return generate(target, prompt, draft=draft, method=method, max_new_tokens=2, temperature=1.0, replacement=replacement,
                         on_step=seen, **SHAPES[method]).tokens  # fmt: skip
 

@@ -19,7 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import run
 from s2d import Tokenizer, generate, load_model
+from s2d.bench import __main__ as bench
 from s2d.tokenizer import chat_template
+from s2d.tune import read_priors
+from s2d.tune.costs import ROWS, Costs
+from s2d.tune.tuner import Tuner
 from s2d.weights import get as getting
 from s2d.weights.__main__ import main
 
@@ -120,6 +124,33 @@ def test_every_method_is_lossless_with_its_first_layers_as_a_draft(folder, promp
             assert method != "s2d" or len(output.stats.exit_counts) > 1
 
 
+@pytest.fixture(scope="module")
+def shipped(folder):
+    return load_model(WEIGHTS / "smollm2-draft", dtype="float64")
+
+
+def test_the_shipped_draft_is_small_and_lossless(precise, shipped, prompts):
+    files = [file for file in (WEIGHTS / "smollm2-draft").iterdir() if file.name != "README.md"]
+    assert sum(file.stat().st_size for file in files) <= 8 * 2**20
+    assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_vocabulary) == 8192 and shipped.chances
+    costs = Costs("", [0, 512], [[float(rows) + 20 for rows in ROWS]] * 2, [[[2.0] * len(ROWS)] * 3] * 2, 0.5)
+    for prompt in prompts[:2]:
+        alone = generate(precise, prompt, method="ar", max_new_tokens=24).tokens
+        for method in ("sd", "mcsd", "s2d", "s2d-tree", "auto"):
+            tuner = Tuner(costs, (2, 4, 6), read_priors(shipped, precise, (2, 4, 6)), shipped.draft_vocabulary)
+            output = generate(precise, prompt, draft=shipped, method=method, max_new_tokens=24, tuner=tuner)
+            assert output.tokens == alone and output.exact and output.stats.accepted > 0, method
+
+
+def test_the_shipped_draft_agrees_as_its_readme_says(folder, capsys):
+    """The built-in corpus' questions, as everybody has those; measured where it was trained, other machines round otherwise."""
+    arguments = ["--target", str(folder), "--limit", "1", "--max-new-tokens", "32", "--dtype", "bfloat16"]
+    assert bench.main(["agreement", *arguments]) == 0
+    found = [float(share) for share in re.search(r"smollm2-draft +([\d.]+)% +([\d.]+)% +([\d.]+)%", capsys.readouterr().out).groups()]
+    said = re.search(r"built-in questions[^|]*?([\d.]+), ([\d.]+) and ([\d.]+) %", (ROOT / "s2d/bench/README.md").read_text()).groups()
+    assert all(abs(own - float(claim)) < 5 for own, claim in zip(found, said, strict=True))
+
+
 def test_it_drafts_for_a_sister_of_the_same_vocabulary(folder, prompts):
     """As for the 360M and 1.7B models on the hub; here the sister is its own first 20 layers."""
     sister, draft = (load_model(folder, num_layers=layers, dtype="float64") for layers in (20, None))
@@ -129,9 +160,8 @@ def test_it_drafts_for_a_sister_of_the_same_vocabulary(folder, prompts):
 
 
 def test_run_answers_and_says_that_it_has_no_draft(folder, capsys, tmp_path, monkeypatch):
-    if (WEIGHTS / "smollm2-draft").is_dir():
-        (tmp_path / NAME).symlink_to(folder)
-        monkeypatch.setattr(run, "WEIGHTS", tmp_path)
+    (tmp_path / NAME).symlink_to(folder)
+    monkeypatch.setattr(run, "WEIGHTS", tmp_path)
     assert run.main(["--target", NAME, "--max-new-tokens", "12"]) == 0
     out, error = capsys.readouterr()
     assert "sky" in out and "method ar" in out
@@ -186,3 +216,10 @@ def test_what_get_needs_is_named_before_the_download(tmp_path, monkeypatch, caps
         assert run.main(["--target", name]) == 2
         error = capsys.readouterr().err
         assert command in error and error.count("\n") == 1
+
+
+def test_run_uses_the_shipped_draft_and_says_what_it_gained(folder, capsys):
+    assert run.main(["--target", NAME]) == 0
+    out, error = capsys.readouterr()
+    assert f"draft {WEIGHTS / 'smollm2-draft'}" in error
+    assert "sky" in out and re.search(r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast", out)

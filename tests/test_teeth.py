@@ -5,6 +5,7 @@ The wrong verifiers live here only. Each is run through ``emitted_distribution``
 
 import torch
 from enumeration import emitted_distribution, random_distribution
+from test_tune import Reckless, error_of
 
 from s2d.tree import TokenTree
 from s2d.verify import residual, verify_sampled, without
@@ -84,3 +85,29 @@ def test_a_rejection_without_a_residual_is_caught():
         return recursive_rejection(tree, p, q, sampler, lambda p, q: p, without)
 
     assert error(wrong, 1) > 0.01
+
+
+class Drops(Reckless):
+    """Breaks the rule: a drawn token is not sent where the draft finds another likelier."""
+
+    def send(self):
+        order, plan = super().send()
+        last = self.levels[order[-1]] if self.drawn and order else None
+        return order[:-1] if last and last.drawn != last.visits[-1].tokens[0] else order, plan
+
+
+def test_a_policy_that_drops_what_was_drawn_is_caught(monkeypatch):
+    """With p = q = (0.7, 0.3) it turns 0.3 into 0.09; sent or not by what is known before the draw, all is well."""
+    flat = torch.tensor([0.7, 0.3], dtype=torch.float64)
+
+    def drop(tree, p, q, sampler):
+        return right(tree[: int(q[0][tree.tokens[0]] > 0.5)], p, q, sampler)
+
+    def decide_before(tree, p, q, sampler):
+        return right(tree[: int(q[0].max() > 0.5)], p, q, sampler)
+
+    found = emitted_distribution(lambda _: flat, lambda _: flat, (1,), 1, drop)
+    assert torch.allclose(found, torch.tensor([0.91, 0.09], dtype=torch.float64))
+    assert torch.allclose(emitted_distribution(lambda _: flat, lambda _: flat, (1,), 1, decide_before), flat)
+    assert max(error_of(Drops, salt, None, 2, monkeypatch)[0] for salt in range(6)) > 1e-3
+    assert max(error_of(Reckless, salt, None, 2, monkeypatch)[0] for salt in range(6)) < 1e-9

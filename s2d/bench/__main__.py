@@ -7,6 +7,7 @@
     python -m s2d.bench shapes                # full-size shapes with random weights: see shapes.py
     python -m s2d.bench quality               # what the miniatures know: see quality.py
     python -m s2d.bench agreement --target weights/mini-13b     # exits beside the target: see agreement.py
+    python -m s2d.bench simulate --target weights/mini-13b      # drafting that tunes itself elsewhere: see simulate.py
 """
 
 import re
@@ -21,7 +22,7 @@ from ..program import Parser, run_program
 from ..tokenizer import Tokenizer, chat_template
 from ..weights import check_device, checksum, choose_dtype, load_model, placement
 from ..weights.get import draft_beside, real_folder
-from . import agreement, quality, shapes
+from . import agreement, quality, shapes, simulate
 from .check import check_methods
 from .measure import measure, progress_line
 from .methods import default_methods, parse_method, sweep_methods, transformers_methods
@@ -29,7 +30,7 @@ from .specbench import corpus_questions, read_questions, write_answers
 from .store import Store
 from .tables import final_table, render, summarise, target_table
 
-OTHERS = {"shapes": shapes, "quality": quality, "agreement": agreement}  # programs with options of their own
+OTHERS = {"shapes": shapes, "quality": quality, "agreement": agreement, "simulate": simulate}  # programs with options of their own
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
 
 
@@ -108,7 +109,7 @@ def measure_target(args, name, path, drafts, methods, questions, store):
         rounds = [number for number in range(1, args.rounds + 1) if number not in done]
         progress = progress_line(f"{name} T={temperature:g} on {where}")
         for records in measure(models, questions, tokenizer, chat_template(path), methods, peers,
-                               temperature, rounds, args.max_new_tokens, progress):  # fmt: skip
+                               temperature, rounds, args.max_new_tokens, progress, args.costs):  # fmt: skip
             store.add([{"target": name, "weights": weights, "temperature": temperature, **r} for r in records])
 
 
@@ -137,7 +138,7 @@ def temperatures(text):
 def parse(arguments):
     parser = Parser(prog="bench", description=__doc__.splitlines()[0])
     parser.add_argument("program", nargs="?", choices=["sweep", *OTHERS], help="sweep: try many settings on training prompts "
-                        "instead; shapes, quality, agreement: other programs, each with a --help of its own")  # fmt: skip
+                        "instead; shapes, quality, agreement, simulate: other programs, each with a --help of its own")  # fmt: skip
     parser.add_argument("--targets", type=lambda text: text.split(","), default=["7b", "13b", "70b"],
                         metavar="7b,13b,70b|PATH,...")  # fmt: skip
     parser.add_argument("--draft", type=Path, help="default: the one beside the first target, else mini-draft")
@@ -149,6 +150,7 @@ def parse(arguments):
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--costs", type=Path, help="the table of costs for auto, written if there is none yet; default: the user's")
     parser.add_argument("--hf", action="store_true", help="transformers beside ours")
     parser.add_argument("--compile", action="store_true", help="every method compiled too, beside the same one that is not")
     parser.add_argument("--check", action="store_true", help="compare greedy answers with ar's; exit code 1 for a bug")

@@ -103,7 +103,7 @@ def observe_pass(target, plain, draft, options, prompt, number):
     """
     steps, context = [], list(prompt)
     generate(target, prompt, draft=draft, max_new_tokens=NEW_TOKENS, **options, on_tokens=context.extend,
-             on_step=lambda proposal, logits: steps.append((list(context), proposal.tree, logits.cpu())))  # fmt: skip
+             on_step=lambda step: steps.append((list(context), step.proposal.tree, step.logits.cpu())))  # fmt: skip
     context, tree, checked = steps[number % len(steps)]
     paths, where = paths_of(context, tree)
     return Pass(paths, where, checked, plain_logits(plain, paths, where))

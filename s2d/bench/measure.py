@@ -7,6 +7,8 @@ from collections import defaultdict
 from functools import partial
 
 from ..decode import generate
+from ..options import choose_exits
+from ..tune import tuner_for
 from .specbench import group_of
 
 
@@ -32,42 +34,53 @@ def answer(run, question, tokenizer, template, max_new_tokens, context_size):
     return dict(record)
 
 
-def runners(methods, models, peers, temperature, seed):
+def runners(methods, models, tuners, peers, temperature, seed):
     """{name: function of prompt and new tokens -> (tokens, seconds, statistics)} for our methods and the peer's."""
 
-    def ours(compiled, options, prompt, max_new_tokens):
-        target, draft = models[compiled]
-        output = generate(target, prompt, draft=draft, temperature=temperature, seed=seed,
-                          max_new_tokens=min(max_new_tokens, target.config.max_position_embeddings), **options)  # fmt: skip
-        stats = output.stats
+    def ours(tuner, compiled, options, prompt, max_new_tokens):
+        (target, draft), steps = models[compiled], []
+        output = generate(target, prompt, draft=draft, temperature=temperature, seed=seed, tuner=tuner,
+                          max_new_tokens=min(max_new_tokens, target.config.max_position_embeddings),
+                          on_step=tuner and (lambda step: steps.append((step.proposal.plan, len(step.tokens), step.seconds))),
+                          **options)  # fmt: skip
+        stats, (plans, emitted, seconds) = output.stats, list(zip(*steps[1:])) or [()] * 3  # the first step reads the prompt
+        planned = {
+            "expected_tokens": sum(plan["expected_tokens"] for plan in plans), "planned_tokens": sum(emitted),
+            "expected_seconds": sum(plan["expected_ms"] / 1000 for plan in plans), "planned_seconds": sum(seconds),
+        } if tuner else {}  # fmt: skip
         return output.tokens, stats.seconds, {
             "decoding_steps": stats.steps, "accept_lengths": stats.accept_lengths, "exact": output.exact,
             "exit_counts": {str(layer): count for layer, count in stats.exit_counts.items()},
             "accepted": stats.accepted, "draft_levels": stats.draft_levels, "draft_forwards": stats.draft_forwards,
-            "draft_seconds": stats.draft_seconds, "target_seconds": stats.target_seconds,
+            "draft_seconds": stats.draft_seconds, "target_seconds": stats.target_seconds, **planned,
         }  # fmt: skip
 
     def theirs(run, prompt, max_new_tokens):
         target, _ = models[False]
         return *run(prompt, min(max_new_tokens, target.config.max_position_embeddings - len(prompt)), temperature, seed), {}
 
-    return {name: partial(ours, *method) for name, method in methods.items()} | {
+    return {name: partial(ours, tuners.get(name), *method) for name, method in methods.items()} | {
         name: partial(theirs, run) for name, run in peers.items()
     }
 
 
-def measure(models, questions, tokenizer, template, methods, peers, temperature, rounds, max_new_tokens, progress):
+def measure(models, questions, tokenizer, template, methods, peers, temperature, rounds, max_new_tokens, progress, costs=None):
     """Yield for each of ``rounds`` (numbers) the list of its records, one for every question and method.
 
     ``models`` {whether compiled: (target, draft)}; ``methods`` {name: (whether compiled, options of ``generate``)}.
     The methods take turns at each question, so that whatever slows the machine for a while slows all alike, and each time
     in another order, so that none always follows the same one. Before the first round each warms up on the first question.
+    ``costs`` is the file that "auto" takes its table from.
     """
     for number in (0, *rounds):
-        records = []
+        records, tuners = [], {}  # what was learnt is forgotten at the end of a round
+        for name, (compiled, options) in methods.items():
+            if options["method"] == "auto":
+                target, draft = models[compiled]
+                tuners[name] = tuner_for(generate, target, draft, choose_exits(draft.config, "auto", options.get("exits"))[0], costs)
         for place, question in enumerate(questions if number else questions[:1]):
             seed = 1000 * number + place
-            every = runners(methods, models, peers, temperature, seed)
+            every = runners(methods, models, tuners, peers, temperature, seed)
             answers = {}
             for name in random.Random(seed).sample(list(every), len(every)):
                 answers[name] = answer(every[name], question, tokenizer, template, max_new_tokens,

@@ -2,7 +2,7 @@
 
 import json
 
-from ..files import staged_file
+from ..files import drop_half_line, whole_lines
 from ..weights.config import shown
 
 
@@ -20,9 +20,7 @@ class Store:
             self._read()
 
     def _read(self):
-        text = self.file.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        first, *lines = whole.split("\n")[:-1] or [""]
+        first, *lines = whole_lines(self.file).split("\n")[:-1] or [""]
         try:
             found, self.records = json.loads(first), [record for line in lines for record in json.loads(line)]
         except ValueError:
@@ -31,9 +29,7 @@ class Store:
         changed = [(key, found.get(key), value) for key, value in self.settings.items() if found.get(key) != value]
         if different := [f"{key} {shown(before)}, not {shown(now)}" for key, before, now in changed]:
             raise ValueError(f"{self.file} was made with other settings: {'; '.join(different)}")
-        if whole != text:
-            with staged_file(self.file) as stage:
-                stage.write_text(whole, encoding="utf-8")
+        drop_half_line(self.file)
 
     def add(self, records):
         self.records += records

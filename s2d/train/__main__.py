@@ -1,8 +1,9 @@
-"""Training: a sorted draft from any Llama (``soft``), the miniature family (``mini``), a decision model (``decision``).
+"""Training: a sorted draft from any Llama (``soft``), the miniatures (``mini``), when drafting pays (``decision``, ``chances``).
 
     python -m s2d.train soft --init weights/mini-7b --layers 4 --exits 2,3,4 --data mini --out draft
     python -m s2d.train mini --out family
     python -m s2d.train decision --target weights/mini-7b --draft weights/mini-draft --out decision-7b.safetensors
+    python -m s2d.train chances --target weights/mini-7b --draft weights/mini-draft
 """
 
 import argparse
@@ -17,6 +18,7 @@ from ..parallel import joined
 from ..program import Parser, run_program
 from ..weights import check_device, load_model
 from ..weights.config import read_config
+from .chances import train_chances
 from .decision import train_decision
 from .family import DRAFT_TOKENS, TARGETS, train_mini
 from .fit import Recipe
@@ -44,6 +46,8 @@ def run(args, mesh=None):
         raise ValueError(f"{args.program!r} trains in a single process; start it without torchrun")
     elif args.program == "mini":
         train_mini(args.out, args.only, args.device, args.seed, args.resume, args.millions)
+    elif args.program == "chances":
+        train_chances(args)
     else:
         train_decision(args)
 
@@ -138,6 +142,13 @@ def parse(arguments):
     decision.add_argument("--draft-length", type=int, default=10)
     decision.add_argument("--epochs", type=int, default=6)
     decision.add_argument("--threshold", type=float, default=0.4, help="stop where no path is as likely as this")
+    chances = programs.add_parser("chances", parents=[common], help="what a target accepts of a draft, for --method auto")
+    chances.add_argument("--target", type=Path, required=True)
+    chances.add_argument("--draft", type=Path, required=True, help="the folder that the counts are put into")
+    chances.add_argument("--out", type=Path, help="another file for them")
+    chances.add_argument("--data", default="mini", help="ShareGPT JSON file, the .jsonl of --data self, or mini for the built-in corpus")
+    chances.add_argument("--prompts", type=int, default=120, help="how many to answer, at T = 0 and at T = 1")
+    chances.add_argument("--max-new-tokens", type=int, default=96)
     return parser.parse_args(arguments)
 
 

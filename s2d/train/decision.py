@@ -43,8 +43,8 @@ def collect(decision, target, draft, prompts, draft_length, temperature):
     for seed, prompt in enumerate(prompts):
         recorder = Recorder(decision)
 
-        def label(proposal, logits):
-            tokens = proposal.tree.tokens
+        def label(step):
+            proposal, logits, tokens = step.proposal, step.logits, step.proposal.tree.tokens
             if temperature == 0:
                 labels.append((logits[:-1].argmax(dim=-1) == tokens).float())
             elif len(tokens):

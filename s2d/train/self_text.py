@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from ..files import staged_file
+from ..files import drop_half_line, whole_lines
 from ..sampling import warp
 from ..tokenizer import ChatTemplate
 from ..weights import checksum
@@ -97,17 +97,14 @@ class SelfText:
         self.file, self.records = file, []
         self.header = json.dumps({"model": checksum(model)}) + "\n"
         if file.is_file():
-            text = file.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line short
+            whole = whole_lines(file)
             if whole and not whole.startswith(self.header):
                 raise ValueError(f"{file} was sampled from another model, or is none of these files; name another")
             try:
                 self.records = [json.loads(line) for line in whole.split("\n")[1:-1]]
             except ValueError:
                 raise ValueError(f"{file} is damaged; name another") from None
-            if whole != text:
-                with staged_file(file) as stage:
-                    stage.write_text(whole, encoding="utf-8")
+            drop_half_line(file)
 
     @property
     def count(self):

@@ -18,12 +18,13 @@ from ..model import Llama
 from ..static import StaticLlama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
-from .config import config_to_dict, read_config, read_json, shown
+from .config import config_to_dict, read_config, read_json, read_json_if_there, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What a model is spoken to with, and where its answers end: what belongs to its weights wherever they go.
 COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
               "generation_config.json")  # fmt: skip
+CHANCES = "chances.json"  # beside it: what targets accepted of the draft, see tune/
 DRAFT_VOCABULARY = "draft_vocabulary.json"  # beside a draft's config.json: the ids of the only tokens that it drafts
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -46,7 +47,8 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     model, dtype = empty_model(config, StaticLlama if compile else Llama), choose_dtype(dtype, device)
     adapter = Adapter(path) if (path / ADAPTER).is_file() else None
     shapes, products = parameter_shapes(model), ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings])
-    by_columns = device.type == "cpu" and dtype.itemsize >= 4 and not compile  # there one token's products are a third faster so, no others
+    # On the CPU, as they are, one token's products are a third faster with weights by columns, no others.
+    by_columns = device.type == "cpu" and dtype.itemsize >= 4 and not compile
     changes = adapter.changes(shapes) if adapter else {}
     for name, tensor in read_tensors(adapter.base if adapter else path, shapes, device, share):
         if name in changes:
@@ -60,6 +62,8 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
         model.lm_head.weight = model.model["embed_tokens"].weight
     if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
         model.keep_tokens(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))
+    if num_layers is None:
+        model.chances = read_json_if_there(path / CHANCES)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if compile:
         model.prepare()
@@ -99,8 +103,7 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
             copy_companions(Path(tokenizer_from), stage)
         tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.named_parameters()}
         write_shards(split(tensors, max_shard_bytes), stage)
-        write_draft_vocabulary(model, stage)
-        (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
+        write_config(model, stage, dtype)
 
 
 def save_adapter(model, pairs, scale, path, base):
@@ -112,11 +115,12 @@ def save_adapter(model, pairs, scale, path, base):
     with staged_folder(path) as stage:
         pairs = {name: tuple(part.to("cpu", torch.bfloat16) for part in pair) for name, pair in pairs.items()}
         write_adapter(stage, os.path.relpath(Path(base).resolve(), path.resolve()), pairs, scale)
-        write_draft_vocabulary(model, stage)
-        (stage / "config.json").write_text(json.dumps(config_to_dict(model.config, torch.bfloat16), indent=2) + "\n")
+        write_config(model, stage, torch.bfloat16)
 
 
-def write_draft_vocabulary(model, folder):
+def write_config(model, folder, dtype):
+    """config.json, as of weights in ``dtype``, and a draft's vocabulary."""
+    (folder / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
     if model.draft_vocabulary is not None:
         (folder / DRAFT_VOCABULARY).write_text(json.dumps(model.draft_vocabulary.tolist()) + "\n")
 

@@ -1,0 +1,98 @@
+"""What a pass costs, in milliseconds: the table that drafting is tuned by, and where it is kept."""
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..files import staged_file
+
+WIDEST, DEEPEST, LARGEST = 8, 16, 64  # children of a node and nodes drafted from at once; levels; nodes sent
+ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 65)  # whose costs are measured: both ends of the stairs there are
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Milliseconds of the parts of a step at two context lengths, between and beyond which they are taken as a line.
+
+    ``target`` (2, ROWS) of a pass over so many rows, ``segments`` (2, E, ROWS) of a draft's segment with its head, all else a
+    level takes included in the first, and ``step`` of everything else in a step. ``made_for`` says what was measured.
+    """
+
+    made_for: str
+    contexts: list
+    target: list
+    segments: list
+    step: float
+
+    def at(self, n):
+        """(target (LARGEST + 2,), segments (E, LARGEST + 2)) at n tokens of context, for 0, 1, 2, ... rows."""
+        low, high = self.contexts
+        share, wanted = (n - low) / (high - low), np.arange(LARGEST + 2)
+
+        def line(short, long):
+            short, long = np.interp(wanted, ROWS, short), np.interp(wanted, ROWS, long)
+            return np.maximum(short + share * (long - short), 0.2 * np.minimum(short, long))
+
+        return line(*self.target), np.stack([line(*costs) for costs in zip(*self.segments)])
+
+
+def cheapest_growth(costs):
+    """Costs (N,) of 0, 1, ... rows -> (N,): what each further row adds, at best, if some more of them are added.
+
+    Costs are stairs, as wide as a processor's tiles or a compiled size; who looks one row ahead never takes the next.
+    """
+    here = np.arange(len(costs))[:, None]
+    there = np.minimum(here + np.arange(1, WIDEST + 1), len(costs) - 1)  # (N, WIDEST)
+    growth = (costs[there] - costs[here]) / np.maximum(there - here, 1)
+    return np.maximum(growth.min(axis=1), 0.0)
+
+
+def describe(target, draft, exits):
+    """What costs depend on, in words: shapes, dtype, mode, device, threads, torch."""
+
+    def shape(model):
+        c = model.config
+        head = c.vocab_size if model.draft_vocabulary is None else len(model.draft_vocabulary)
+        return f"{c.num_hidden_layers}x{c.hidden_size}x{c.intermediate_size}-{c.num_key_value_heads}-{head}"
+
+    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else f"{platform.machine()} {platform.node()}"
+    mode = "compiled" if type(target).__name__ == "StaticLlama" else "eager"
+    exits = ".".join(map(str, exits))
+    return (f"{shape(target)} by {shape(draft)} exits {exits}, {str(target.dtype).removeprefix('torch.')}, {mode}, {device}, "
+            f"{torch.get_num_threads()} threads, torch {torch.__version__}")  # fmt: skip
+
+
+def known_costs(file, made_for):
+    """The Costs in ``file``, or None where there are none of ``made_for``; with ``made_for`` None any will do."""
+    try:
+        raw = json.loads(Path(file).read_text(encoding="utf-8"))
+        costs = Costs(**raw)
+        target, segments = costs.at(costs.contexts[0])
+        good = np.isfinite(target).all() and np.isfinite(segments).all() and target[1] > 0 and (segments[:, 1] >= 0).all() and costs.step >= 0
+    except FileNotFoundError:
+        return None
+    except (TypeError, ValueError, KeyError, IndexError, RecursionError, ZeroDivisionError):
+        good = False
+    if not good:
+        if made_for is None:
+            raise ValueError(f"{file} holds no table of costs; name another file, or one that is yet to be written") from None
+        return None
+    return costs if made_for in (None, costs.made_for) else None
+
+
+def own_file(made_for):
+    """Where a table is kept: in the user's cache directory."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "s2d" / f"costs-{sha256(made_for.encode()).hexdigest()[:16]}.json"
+
+
+def write_costs(costs, file):
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    with staged_file(Path(file)) as stage:
+        stage.write_text(json.dumps(asdict(costs)) + "\n", encoding="utf-8")
