@@ -10,14 +10,14 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
-from s2d.options import METHODS, choose_exits, refuse_knobs
+from s2d.options import METHODS, check, choose_exits, refuse_knobs
 from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import TextStream, chat_template
 from s2d.tree import Dynamic
 from s2d.tune import tuner_for
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config
-from s2d.weights.get import draft_beside, real_folder
+from s2d.weights.get import draft_beside, is_whole, real_folder
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -64,7 +64,8 @@ def run(args, load_target=None, share=None):
         replacement=args.with_replacement, share=share,
     )  # fmt: skip
     if args.method == "auto":
-        refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)  # before anything is measured
+        refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)  # all before anything is measured
+        check(target, prompt, draft, "auto", args.max_new_tokens, args.temperature, args.top_p, args.seed, args.init, stop)
         options["tuner"] = tuner_for(generate, target, draft, choose_exits(draft.config, "auto", args.exits)[0], args.costs)
     only_target = options | {"method": "ar", "draft_length": None, "tree": None, "tuner": None}
     demonstration = args.prompt is None and args.method != "ar" and not args.json
@@ -105,7 +106,7 @@ def choose_draft(args, target_path):
     if args.method == "ar":
         return None, "ar"
     beside = draft_beside(target_path)
-    if args.draft or beside.is_dir() and read_config(beside).vocab_size == read_config(target_path).vocab_size:
+    if args.draft or is_whole(beside) and read_config(beside).vocab_size == read_config(target_path).vocab_size:
         return args.draft or beside, args.method or "s2d"
     drafting = (args.exits, args.thresholds, args.draft_length, args.tree, args.tree_top_k, args.tree_depth, args.tree_size,
                 args.stop, args.costs, args.with_replacement or None, None if args.init == "draft" else args.init)  # fmt: skip

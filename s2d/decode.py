@@ -14,7 +14,7 @@ from torch.nn.attention import sdpa_kernel
 
 from .draft import Draft, SortedDraft, no_draft
 from .model import DECODING_KERNELS
-from .options import TREE_METHODS, check, choose_exits, choose_shape, refuse_knobs
+from .options import check, choose_exits, choose_shape, refuse_knobs
 from .sampling import Sampler, Sampling, warp
 from .tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
 from .tune import tuner_for
@@ -112,15 +112,25 @@ def generate(
     initialized"): every root counts as accepted and the longest path below one wins. This alone is not lossless, unless
     the first level has one node. The first step only finds roots and emits nothing.
 
-    ``on_tokens`` is called with each step's new tokens, ``on_step`` with each Step. ``share``, where several processes run one target, gives all of them what the first one decides
-    (parallel.from_rank_0). Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError
-    for anything that cannot be run.
+    ``on_tokens`` is called with each step's new tokens, ``on_step`` with each Step. ``share``, where several processes run
+    one target, gives all of them what the first one decides (parallel.from_rank_0). Ends at EOS, after ``max_new_tokens`` or
+    where the target's context is full. Raises ValueError for anything that cannot be run.
     """
-    started = now(target.device)
     if method == "auto":
         refuse_knobs(thresholds, draft_length, tree, init, stop)
     limit = check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
     shape = choose_shape(target.config, draft and draft.config, method, draft_length, tree)
+    if method != "ar":
+        exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
+    if method != "auto":
+        tuner = None
+    elif share:
+        raise ValueError("method 'auto' is for a target in one process")
+    elif tuner is None:
+        tuner = tuner_for(generate, target, draft, exits)  # may measure first, which generates too
+    elif tuple(tuner.exits) != exits:
+        raise ValueError(f"the tuner is for exits {list(tuner.exits)}, not {list(exits)}")
+    started = now(target.device)
     sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
     n, stats, eos = len(tokens), Stats(), set(target.config.eos_token_ids)
     context = torch.zeros(1, limit, dtype=torch.long, device=target.device)
@@ -129,15 +139,10 @@ def generate(
     attention = TreeAttention(1, shape.size, target.device, target.dtype)
     if isinstance(shape, KConfig):
         attention.set_tree(ancestor_mask(shape.parents().to(target.device)), shape.chain)
-    drafter, after_context, tuner = None, None, tuner if method == "auto" else None
+    drafter, after_context = None, None
     if method != "ar":
-        exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
-        if stop is None and method not in TREE_METHODS:
+        if stop is None and method in ("sd", "s2d"):
             stop = draft.config.draft_stop
-        if method == "auto" and share:
-            raise ValueError("method 'auto' is for a target in one process")
-        if method == "auto":
-            tuner, stop = tuner or tuner_for(generate, target, draft, exits), None
         drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit, tuner), draft.config.max_position_embeddings
     target_gives_roots = drafter is not None and init == "target"
     roots = None  # if the target gives them, those of the next tree; before its first pass there are none, and no draft

@@ -21,7 +21,7 @@ from s2d.decision import fingerprint
 from s2d.sampling import Sampler, Sampling
 from s2d.train import __main__ as train
 from s2d.tune.chances import BINS, CENTRES, EDGES, Chances, Level, Visit, bin_of
-from s2d.tune.costs import LARGEST, ROWS, Costs, cheapest_growth, known_costs, write_costs
+from s2d.tune.costs import LARGEST, ROWS, Costs, cheapest_growth, kept_costs, read_costs, write_costs
 from s2d.tune.measuring import measure, rising
 from s2d.tune.tuner import IDLE, Tuner
 from s2d.weights import save_model
@@ -321,6 +321,14 @@ def test_where_a_draft_never_pays_it_is_tried_again_now_and_then():
     assert drafted.count(True) == 2 and not any(drafted[:IDLE])
 
 
+def test_the_rate_is_never_below_the_targets_own():
+    """After a bad stretch time would seem cheap, and more would be drafted for less."""
+    tuner = Tuner(Costs("", [0, 64], [[4.0] * len(ROWS)] * 2, [[[0.5] * len(ROWS)]] * 2, 1.0), (1,))
+    tuner.tokens, tuner.milliseconds, tuner.level_ms = 1.0, 50.0, 0.5
+    tuner.start(10, Sampling(0.0, 1.0, False, None))
+    assert tuner.rate == pytest.approx(1 / 5)
+
+
 def test_a_drawn_chain_or_the_likeliest_by_what_they_bring():
     """Drawing accepts sum min(p, q), the likeliest p of it: which is better, counts decide."""
     for drawn, likeliest in ((0.9, 0.4), (0.3, 0.8)):
@@ -342,8 +350,8 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     assert generate(target, [3, 1], **options).tokens == first == generate(target, [3, 1], method="ar", max_new_tokens=12).tokens
     assert "measuring" not in capsys.readouterr().err
     (file,) = (tmp_path / "cache" / "s2d").glob("costs-*.json")
-    costs = known_costs(file, None)
-    assert known_costs(file, costs.made_for) == costs and known_costs(file, "another machine") is None
+    costs = read_costs(file, 2)
+    assert kept_costs(costs.made_for, 2) == costs and kept_costs("another machine", 2) is None
     assert np.diff(costs.target, axis=0).min() >= 0 and np.diff(costs.target, axis=1).min() >= 0 and np.min(costs.segments) >= 0
     torch.set_num_threads(3 - torch.get_num_threads())  # another number of threads is another machine
     try:
@@ -353,11 +361,15 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.count("measuring") == 1 and len(list((tmp_path / "cache" / "s2d").iterdir())) == 2
     file.write_text("{}")
     generate(target, [3, 1], **options)  # a damaged table of ours is measured anew
-    assert capsys.readouterr().err.count("measuring") == 1 and known_costs(file, None)
+    assert capsys.readouterr().err.count("measuring") == 1 and read_costs(file, 2)
     mine = tmp_path / "mine.json"
     tuner = tune.tuner_for(generate, target, draft, (2, 4), mine)
-    assert known_costs(mine, None) == tuner.costs
-    for text in ("{}", "[1]", "nonsense", json.dumps({"made_for": "", "contexts": [1, 1], "target": [], "segments": [], "step": 0})):
+    assert read_costs(mine, 2) == tuner.costs
+    whole, line = json.loads(mine.read_text()), [1.0] * len(ROWS)
+    damages = [{"contexts": [1, 1]}, {"contexts": [0, 1, 2]}, {"target": []}, {"target": [line, [0.0] * len(ROWS)]}, {"step": -1},
+               {"target": [line, [math.nan] * len(ROWS)]}, {"segments": [[line, line], [line]]}, {"segments": [line, line]},
+               {"step": 10**400}, {"step": math.inf}, {"made_for": 3}, {"step": None}, {"contexts": ["a", "b"]}]  # fmt: skip
+    for text in ("{}", "[1]", "nonsense", "\u00e9", *(json.dumps(whole | damage) for damage in damages)):
         mine.write_text(text)
         with pytest.raises(ValueError, match="holds no table of costs"):
             tune.tuner_for(generate, target, draft, (2, 4), mine)
@@ -365,6 +377,11 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     write_costs(random_costs(np.random.default_rng(0), 3), mine)
     with pytest.raises(ValueError, match="3 exits, not of 2"):
         tune.tuner_for(generate, target, draft, (2, 4), mine)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(mine))  # a file: nothing can be kept there
+    assert generate(target, [3, 1], **options).tokens == first
+    assert "could not be kept" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"for exits \[2, 4\], not \[4\]"):
+        generate(target, [3, 1], exits=[4], tuner=tuner, **options)
 
 
 def test_measuring_finds_what_is_slow():
@@ -387,6 +404,34 @@ def test_measuring_finds_what_is_slow():
     assert second[1] > 3.5 and second[1] > 2 * first[1]
 
 
+@pytest.mark.parametrize("context", [3, 8, 40])
+def test_measuring_in_short_contexts(context):
+    """A draft whose own is shorter than the target's, where hardly a draft fits: a table all the same, or one clear line."""
+    target = random_llama(0, eos_token_ids=())
+    draft = random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0), max_position_embeddings=context)
+    if context == 3:
+        with pytest.raises(ValueError, match="too soon to measure"):
+            measure(generate, target, draft, (2, 4))
+    else:
+        target_ms, segments = measure(generate, target, draft, (2, 4)).at(10)
+        assert target_ms[64] >= target_ms[1] > 0 and (segments[0] > 0).all()
+
+
+def test_a_compiled_model_may_measure_within_a_generation(monkeypatch):
+    """Where a model has one cache for all generations, as on a GPU, none is begun before what it needs is measured."""
+    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    expected, caches = generate(target, [3] * 20, method="ar", max_new_tokens=20).tokens, {}
+
+    def one_cache(capacity, start=0, stop=None, *rest):
+        cache = caches.setdefault((start, stop), type(target).new_cache(target, 200, start, stop, *rest))
+        cache.length = 0
+        return cache
+
+    target.new_cache = one_cache
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert generate(target, [3] * 20, draft=draft, method="auto", max_new_tokens=20).tokens == expected
+
+
 def test_chances_come_with_a_draft(tmp_path):
     target, draft = random_llama(0, eos_token_ids=()), random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0))
     save_model(draft, tmp_path / "draft")
@@ -398,7 +443,9 @@ def test_chances_come_with_a_draft(tmp_path):
     tuner = Tuner(random_costs(np.random.default_rng(0), 2), (2, 4), tune.read_priors(draft, target, (2, 4)))
     assert tuner.chances["greedy"].table == counted.table and tuner.chances["sampled"].table == Chances(2).table
     assert tune.read_priors(draft, target, (4,)) == {} == tune.read_priors(draft, random_llama(5), (2, 4))
-    for damaged in ([[1]], [counted.weighs, [[2.0] * BINS] * len(counted.table)], "text", [[None]], {"a": 1}):
+    save_model(draft, tmp_path / "again")
+    assert load_model(tmp_path / "again").chances == draft.chances
+    for damaged in ([[1]], [[[10**400] * BINS] * len(counted.table)] * 2, [counted.weighs, [[2.0] * BINS] * len(counted.table)], "text", [[None]], {"a": 1}):
         draft.chances[fingerprint(target)] = {"greedy": damaged}
         with pytest.raises(ValueError, match="count them again"):
             tune.read_priors(draft, target, (2, 4))
@@ -428,7 +475,7 @@ def test_run_explains_every_step(tmp_path, capsys):
     assert program(run.main, *arguments, "--json") == 0
     first, said = capsys.readouterr()
     answer = json.loads(first)
-    assert "measuring" in said and known_costs(tmp_path / "new" / "costs.json", None)
+    assert "measuring" in said and read_costs(tmp_path / "new" / "costs.json", 3)
     assert sum(plan["tokens"] for plan in answer["plans"]) == len(answer["tokens"])
     assert [plan["tokens"] for plan in answer["plans"]] == answer["stats"]["accept_lengths"]
     for plan in answer["plans"]:
@@ -449,10 +496,11 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     for arguments in (["--costs", tmp_path / "bad.json", "--method", "auto"], ["--costs", tmp_path / "bad.json"],
                       ["--method", "auto", "--draft-length", "3"], ["--method", "auto", "--tree", "2,2"],
                       ["--method", "auto", "--tree-top-k", "2"], ["--method", "auto", "--stop", "0.5"],
-                      ["--method", "auto", "--init", "target"], ["--method", "auto", "--thresholds", ".5,.5,0"]):  # fmt: skip
+                      ["--method", "auto", "--init", "target"], ["--method", "auto", "--temperature", "-1", "--costs", tmp_path / "no"], ["--method", "auto", "--thresholds", ".5,.5,0"]):  # fmt: skip
         assert program(run.main, "--target", "7b", *arguments) == 2
         last = capsys.readouterr().err.splitlines()[-1]
-        assert last.startswith("run.py: ") and ("auto" in last or "table of costs" in last), last
+        assert last.startswith("run.py: ") and ("auto" in last or "table of costs" in last or "temperature" in last), last
+        assert not (tmp_path / "no").exists()
     for arguments in (["--costs", tmp_path / "none.json"], ["--costs", tmp_path / "bad.json"], ["--limit", 0]):
         assert program(bench.main, "simulate", "--target", WEIGHTS / "mini-7b", *arguments) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
@@ -478,6 +526,8 @@ def test_counting_puts_a_target_beside_the_others(tmp_path, capsys):
     capsys.readouterr()
     assert program(train.main, *command[:5], "--prompts", 0) == 2
     assert program(train.main, *command, "--data", tmp_path / "none.jsonl") == 2
+    (tmp_path / "texts.jsonl").write_text('{}\n{"p": "text"}\n')
+    assert program(train.main, *command, "--data", tmp_path / "texts.jsonl") == 2
     out.write_text("nonsense")
     assert program(train.main, *command) == 2 and out.read_text() == "nonsense"
 
@@ -499,3 +549,21 @@ def test_the_simulation_is_of_what_was_drafted(capsys):
     assert program(bench.main, *common) == 0
     table = capsys.readouterr().out
     assert all(name in table for name in simulate.MACHINES) and table.count("GPU") == 2
+
+
+def test_the_benchmark_says_what_was_expected(tmp_path, capsys):
+    """The last column is the speed that was planned by the one that was measured; records hold both, without first steps."""
+    arguments = ["--targets", "7b", "--methods", "auto", "auto:exits=2,4", "--limit", 1, "--rounds", 1, "--max-new-tokens", 12,
+                 "--temperature", 0, "--out", tmp_path / "out"]  # fmt: skip
+    assert program(bench.main, *arguments) == 0
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line.startswith("auto")]
+    lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
+    records = [record for line in lines[1:] for record in json.loads(line)]
+    for name in ("auto", "auto:exits=2,4"):
+        own = [record for record in records if record["method"] == name]
+        total = {key: sum(sum(record[key]) for record in own) for key in own[0] if key.startswith(("expected_", "planned_"))}
+        emitted = sum(sum(lengths[1:]) for record in own for lengths in record["accept_lengths"])
+        assert total["planned_tokens"] == emitted and total["planned_seconds"] < sum(sum(record["wall_time"]) for record in own)
+        shown = total["expected_tokens"] / total["expected_seconds"] * total["planned_seconds"] / total["planned_tokens"]
+        (row,) = [row for row in rows if row[0].strip() == name and len(row) > 12]
+        assert row[-1].strip() == f"{shown:.2f}"

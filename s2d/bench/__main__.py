@@ -59,6 +59,8 @@ def run(args):
     questions = (read_questions(args.questions, args.limit) if args.questions
                  else corpus_questions("train" if sweep else "held-out", args.limit))  # fmt: skip
     dtype = choose_dtype(args.dtype, check_device(args.device))
+    if args.costs and len(paths) > 1:
+        raise ValueError("--costs is one table, for one target; name one with --targets")
     settings = {"methods": names, "questions": questions, "max_new_tokens": args.max_new_tokens, "hf": args.hf,
                 "draft": draft and checksum(draft), "device": args.device, "dtype": str(dtype),
                 "threads": torch.get_num_threads(), "torch": torch.__version__}  # fmt: skip

@@ -14,9 +14,9 @@ from pathlib import Path
 from ..decode import generate
 from ..program import Parser
 from ..tokenizer import Tokenizer, chat_template
-from ..tune import known_costs, read_priors
+from ..tune import read_priors
 from ..tune.chances import Chances
-from ..tune.costs import LARGEST, ROWS, Costs
+from ..tune.costs import LARGEST, ROWS, Costs, read_costs
 from ..tune.tuner import Tuner
 from ..weights import load_model
 from ..weights.get import draft_beside
@@ -191,12 +191,12 @@ def report(args):
     """Print a table for each temperature."""
     if min(args.limit, args.max_new_tokens) < 1:
         raise ValueError("--limit and --max-new-tokens must be at least 1")
-    if args.costs and known_costs(args.costs, None) is None:
+    if args.costs and not args.costs.is_file():
         raise FileNotFoundError(f"no table of costs at {args.costs}; run.py --method auto --costs {args.costs} measures one")
     simulation = Simulation(args)
     machines = {name: make(len(simulation.exits)) for name, make in MACHINES.items()}
     if args.costs:
-        machines = {args.costs.name: known_costs(args.costs, None), **(machines if args.ablations else {})}
+        machines = {args.costs.name: read_costs(args.costs, len(simulation.exits)), **(machines if args.ablations else {})}
     for temperature in args.temperature:
         make_table = simulation.ablations_table if args.ablations else simulation.machines_table
         what = "speeds as shares of those with nothing missing" if args.ablations else "speedups over the target alone"

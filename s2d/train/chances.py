@@ -73,8 +73,10 @@ def read_prompts(args, tokenizer, template):
     if args.data.endswith(".jsonl"):
         lines = whole_lines(Path(args.data)).split("\n")[1 : 1 + args.prompts]
         try:
-            return [json.loads(line)["p"] for line in lines if line]
-        except (ValueError, TypeError, KeyError):
+            prompts = [json.loads(line)["p"] for line in lines if line]
+            assert all(type(token) is int for prompt in prompts for token in prompt)
+            return prompts
+        except (ValueError, TypeError, KeyError, AssertionError):
             raise ValueError(f"{args.data} is no text that a model wrote for --data self") from None
     skipped = Counter()
     dialogues = corpus_dialogues(args.seed + 3) if args.data == "mini" else read_sharegpt(args.data, skipped)
@@ -91,13 +93,14 @@ def train_chances(args):
     if not draft.config.exit_layers:
         raise ValueError(f"{args.draft} names no exits, so there are none to count for")
     file = args.out or args.draft / CHANCES
-    everything = read_json_if_there(file)
+    read_json_if_there(file)  # no use in counting for a file that cannot be added to
     prompts = read_prompts(args, Tokenizer(args.target), chat_template(args.target))
     if not prompts:
         raise ValueError(f"{args.data} holds no prompts")
     print(f"on {placement(target, draft)}, {len(prompts)} prompts", file=sys.stderr)
-    everything[fingerprint(target)] = count_chances(target, draft, prompts, args.max_new_tokens)
+    counted = {fingerprint(target): count_chances(target, draft, prompts, args.max_new_tokens)}
+    everything = read_json_if_there(file) | counted  # read again: other targets may have been counted meanwhile
     with staged_file(file) as stage:
         stage.write_text(json.dumps(everything, separators=(",", ":")) + "\n", encoding="utf-8")
-    grades = sum(map(sum, everything[fingerprint(target)]["greedy"][0]))
+    grades = sum(weight - 1 for row in everything[fingerprint(target)]["greedy"][0] for weight in row)
     print(f"{file}: {grades} grades at T = 0 for {args.target}")

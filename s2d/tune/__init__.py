@@ -13,16 +13,22 @@ what was given, the token is still drawn from q, or not drawn at all, and the ve
 case; averaging over what was given keeps p. Likeliest candidates are no random choice: any set of them may be sent, as long
 as nothing is known of the target's own draw. What is learnt from a step serves later steps only.
 
-Knows nothing about models: it is told what they said and what they cost.
+To read: costs.py and chances.py, the two tables; tuner.py, the decisions; tree.py, what they make of a draft; measuring.py, how a
+table is measured. A tuner that is given to ``generate`` again goes on from what it has learnt:
+
+    tuner = tuner_for(generate, target, draft, draft.config.exit_layers)
+    for tokens in prompts:
+        output = generate(target, tokens, draft=draft, method="auto", tuner=tuner)
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 
 from ..decision import fingerprint
 from .chances import BINS, Chances
-from .costs import describe, known_costs, own_file, write_costs
+from .costs import describe, kept_costs, own_file, read_costs, write_costs
 from .measuring import measure
 from .tuner import Tuner
 
@@ -33,19 +39,27 @@ def tuner_for(generate, target, draft, exits, file=None):
     Costs are those in ``file``, whatever they were measured for; without one, or where there is none yet, they are measured by
     steps of ``generate`` and kept, there or in the user's cache directory. Raises ValueError for a file that holds none.
     """
+    if file and Path(file).exists():
+        costs = read_costs(file, len(exits))
+    elif file:
+        costs = measure(generate, target, draft, exits)
+        write_costs(costs, file)
+    else:
+        costs = costs_of_this_machine(generate, target, draft, exits)
+    return Tuner(costs, exits, read_priors(draft, target, exits), draft.draft_vocabulary)
+
+
+def costs_of_this_machine(generate, target, draft, exits):
+    """The Costs in the user's cache directory, measured and kept there if there are none; where that cannot be, just measured."""
     made_for = describe(target, draft, exits)
-    costs = known_costs(file or own_file(made_for), None if file else made_for)
+    costs = kept_costs(made_for, len(exits))
     if costs is None:
         costs = measure(generate, target, draft, exits)
         try:
-            write_costs(costs, file or own_file(made_for))
-        except OSError as error:
-            if file:
-                raise
+            write_costs(costs, own_file(made_for))
+        except (OSError, RuntimeError) as error:
             print(f"the table of costs could not be kept, so it will be measured again: {error}", file=sys.stderr)
-    if len(costs.segments[0]) != len(exits):
-        raise ValueError(f"{file} holds the costs of {len(costs.segments[0])} exits, not of {len(exits)}; name another file")
-    return Tuner(costs, exits, read_priors(draft, target, exits), draft.draft_vocabulary)
+    return costs
 
 
 def read_priors(draft, target, exits):
@@ -55,7 +69,7 @@ def read_priors(draft, target, exits):
         priors = {kind: np.array(known[kind], dtype=float) for kind in known}
         shape = 2, len(Chances(len(exits)).table), BINS
         good = all(prior.shape == shape and (prior[0] >= 1).all() and (prior[1] == prior[1].clip(0, 1)).all() for prior in priors.values())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         good = False
     if not good:
         raise ValueError(f"the draft's counted chances (chances.json) do not fit its {len(exits)} exits; count them again")

@@ -14,8 +14,8 @@ EDGES = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 
 BINS = len(EDGES) + 1
 CENTRES = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0))]
 UNKNOWN = 0.6  # the chance of a place of which nothing is known yet: enough to try
-MEMORY = 48.0  # places that what a bin has seen before counts for, at most; so newer ones count for more
-PRIOR = 16.0  # as many of those that came with the draft
+MEMORY = 64.0  # places that what a bin has seen before counts for, at most; so newer ones count for more
+PRIOR = 48.0  # as many of those that came with the draft
 
 
 def bin_of(prob):

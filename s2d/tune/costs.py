@@ -68,22 +68,31 @@ def describe(target, draft, exits):
             f"{torch.get_num_threads()} threads, torch {torch.__version__}")  # fmt: skip
 
 
-def known_costs(file, made_for):
-    """The Costs in ``file``, or None where there are none of ``made_for``; with ``made_for`` None any will do."""
+def read_costs(file, exits):
+    """The Costs in ``file``, for that many ``exits``; FileNotFoundError where there is none, ValueError where it holds none."""
     try:
-        raw = json.loads(Path(file).read_text(encoding="utf-8"))
-        costs = Costs(**raw)
-        target, segments = costs.at(costs.contexts[0])
-        good = np.isfinite(target).all() and np.isfinite(segments).all() and target[1] > 0 and (segments[:, 1] >= 0).all() and costs.step >= 0
-    except FileNotFoundError:
-        return None
-    except (TypeError, ValueError, KeyError, IndexError, RecursionError, ZeroDivisionError):
+        costs = Costs(**json.loads(Path(file).read_text(encoding="utf-8")))
+        contexts, target, segments = (np.array(part, dtype=float) for part in (costs.contexts, costs.target, costs.segments))
+        good = (isinstance(costs.made_for, str) and contexts.shape == (2,) and target.shape == (2, len(ROWS))
+                and segments.ndim == 3 and segments.shape[::2] == (2, len(ROWS)) and 0 <= contexts[0] < contexts[1] < 2**40
+                and 0 < target.min() <= target.max() < 1e12 and 0 <= segments.min() <= segments.max() < 1e12
+                and 0 <= float(costs.step) < 1e12)  # fmt: skip
+    except (TypeError, ValueError, OverflowError, RecursionError):
         good = False
     if not good:
-        if made_for is None:
-            raise ValueError(f"{file} holds no table of costs; name another file, or one that is yet to be written") from None
+        raise ValueError(f"{file} holds no table of costs; name another file, or one that is yet to be written")
+    if segments.shape[1] != exits:
+        raise ValueError(f"{file} holds the costs of {segments.shape[1]} exits, not of {exits}; name another file")
+    return costs
+
+
+def kept_costs(made_for, exits):
+    """The Costs that were kept for just this; None where there are none, or where they cannot be read."""
+    try:
+        costs = read_costs(own_file(made_for), exits)
+    except (OSError, ValueError, RuntimeError):
         return None
-    return costs if made_for in (None, costs.made_for) else None
+    return costs if costs.made_for == made_for else None
 
 
 def own_file(made_for):

@@ -66,32 +66,39 @@ def measure(generate, target, draft, exits):
     Takes some seconds, and says so on stderr. Each number is a median, of steps that took turns.
     """
     print(f"measuring what passes cost ({describe(target, draft, exits)}), once", file=sys.stderr, flush=True)
-    largest = target.config.max_position_embeddings
+    largest = min(model.config.max_position_embeddings for model in (target, draft))
     contexts = [max(1, min(16, largest // 8)), max(2, min(768, largest // 2))]
     cases = [(max(width, next(w for w in WIDTHS if WIDEST + (LEVELS - 1) * w * WIDEST >= rows - 1)), rows - 1)
              for rows, width in zip(ROWS, cycle(WIDTHS))]  # each as wide as it must be to have so many nodes  # fmt: skip
     probes = [(n, exit, Probe(exits, draft.draft_vocabulary, n, exit, cases)) for exit in range(len(exits)) for n in contexts]
     times, few = defaultdict(list), 2 * len(cases) * len(probes)  # milliseconds, by what of
-    generator, began, steps, answers = torch.Generator().manual_seed(0), time.monotonic(), 0, 0
-    while steps < few or (time.monotonic() - began < PATIENCE and steps < 2 * few):
-        answers += 1
-        if answers > few:
-            raise ValueError("the target ends its answers at once, so nothing can be measured; give a table with --costs")
+    generator, began, steps, rounds = torch.Generator().manual_seed(0), time.monotonic(), 0, 0
+    while (steps < few or (time.monotonic() - began < PATIENCE and steps < 2 * few)) and rounds < few:
+        rounds += 1
         for n, exit, probe in probes:  # in turns
             seen = []  # the first step of a generation reads the prompt
             tokens = torch.randint(target.config.vocab_size, (n,), generator=generator).tolist()
-            generate(target, tokens, draft=draft, method="auto", tuner=probe, max_new_tokens=24,
+            generate(target, tokens, draft=draft, method="auto", exits=exits, tuner=probe, max_new_tokens=24,
                      on_step=lambda step: seen.append((step, *probe.case)))  # noqa: B023 - used at once  # fmt: skip
             steps += len(seen[1:])
             for step, width, nodes in seen[1:]:
+                if len(step.proposal.exits) < LEVELS or len(step.proposal.tree) < nodes:
+                    continue  # near the end of the context, or of few tokens to choose from
                 times["target", n, 1 + nodes].append(1000 * step.target_seconds)
                 times["draft", n, exit, width].append(1000 * step.draft_seconds)
                 times["rest"].append(1000 * (step.seconds - step.draft_seconds - step.target_seconds))
     middle = {what: statistics.median(each) for what, each in times.items()}
-    found = [[[middle["target", n, rows] for rows in ROWS],
-              *segments({key[2:]: ms for key, ms in middle.items() if key[:2] == ("draft", n)})]
-             for n in contexts]  # (2, 1 + E, ROWS)  # fmt: skip
-    target_ms, *segments_ms = rising(rising(np.array(found), axis=0), axis=2).transpose(1, 0, 2)
+
+    def of(*what):
+        """Those of the times that begin with ``what``, by size; where a size was never seen, as its neighbours."""
+        known = {key[-1]: ms for key, ms in middle.items() if key[:-1] == what}
+        if not known:
+            raise ValueError("the target ends its answers too soon to measure anything; give a table with --costs")
+        sizes = ROWS if what[0] == "target" else WIDTHS
+        return np.interp(sizes, sorted(known), [known[size] for size in sorted(known)])
+
+    found = [[of("target", n), *segments(np.stack([of("draft", n, exit) for exit in range(len(exits))]))] for n in contexts]
+    target_ms, *segments_ms = rising(rising(np.array(found), axis=0), axis=2).transpose(1, 0, 2)  # of (2, 1 + E, ROWS)
     return Costs(describe(target, draft, exits), contexts, target_ms.tolist(), np.stack(segments_ms, axis=1).tolist(), middle["rest"])
 
 
@@ -103,12 +110,10 @@ def rising(costs, axis):
 
 
 def segments(drafts):
-    """{(exit, width): ms of LEVELS levels, the first of one place, the others of ``width``} -> ms (E, ROWS) of segments."""
-    levels = []  # (E, WIDTHS)
-    for exit in sorted({exit for exit, _ in drafts}):
-        one = drafts[exit, 1] / LEVELS
-        levels.append([one] + [max(one, (drafts[exit, width] - one) / (LEVELS - 1)) for width in WIDTHS[1:]])
-    levels = np.maximum.accumulate(np.array(levels), axis=0)
+    """Milliseconds (E, WIDTHS) of drafts of LEVELS levels, the first of one place, -> (E, ROWS) of segments."""
+    one = drafts[:, :1] / LEVELS
+    levels = np.maximum(one, (drafts - one) / (LEVELS - 1))  # (E, WIDTHS)
+    levels = np.maximum.accumulate(levels, axis=0)
     own = np.diff(levels, axis=0, prepend=0.0)  # of each segment alone
     slope = np.maximum(own[:, -1] - own[:, -2], 0.0) / (WIDTHS[-1] - WIDTHS[-2])
     return [np.where(np.array(ROWS) <= WIDTHS[-1], np.interp(ROWS, WIDTHS, each), each[-1] + (np.array(ROWS) - WIDTHS[-1]) * more).tolist()

@@ -6,7 +6,7 @@ from .chances import Chances, Level, Visit, bin_of
 from .costs import DEEPEST, LARGEST, WIDEST, cheapest_growth
 from .tree import TunedTree
 
-PACE = 0.9  # of a step's tokens and milliseconds in the rate, one step later
+PACE = 0.95  # of a step's tokens and milliseconds in the rate, one step later
 IDLE = 16  # steps without a draft after which one is tried again
 
 
@@ -37,7 +37,8 @@ class Tuner:
         self.sent = 0  # nodes that will probably be sent
         if not self.milliseconds:
             self.guess_rate()
-        self.rate = self.tokens / self.milliseconds
+        alone = 1.0 / (self.target[1] + self.costs.step)  # always to be had, so nothing slower is worth as little as it is
+        self.rate = max(self.tokens / self.milliseconds, alone)
         first = self.segments[0]
         self.level_price = self.rate * (self.level_ms + self.growth[1])
         self.row_price = self.rate * ((first[WIDEST] - first[1]) / (WIDEST - 1) + self.growth[1])
@@ -83,7 +84,7 @@ class Tuner:
         Each token that follows survives with the usual chance if the one before does, and its level costs ``price`` whether
         it does or not; so drafting goes on as long as the path's chance is worth that.
         """
-        again, price = min(self.now.chance("after_drawn" if drawn else "after"), 0.99), price or self.level_price
+        again, price = min(self.now.chance("after_drawn" if drawn else "after"), 0.99), self.level_price if price is None else price
         if path * again <= price:
             return path
         levels = min(int(log(price / path) / log(again)), DEEPEST) if price > 0 else DEEPEST

@@ -119,8 +119,10 @@ def save_adapter(model, pairs, scale, path, base):
 
 
 def write_config(model, folder, dtype):
-    """config.json, as of weights in ``dtype``, and a draft's vocabulary."""
+    """config.json, as of weights in ``dtype``, and what came with a draft: its vocabulary, and what targets accept of it."""
     (folder / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
+    if model.chances:
+        (folder / CHANCES).write_text(json.dumps(model.chances, separators=(",", ":")) + "\n")
     if model.draft_vocabulary is not None:
         (folder / DRAFT_VOCABULARY).write_text(json.dumps(model.draft_vocabulary.tolist()) + "\n")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..program import one_line, optional
 from ..tokenizer import TOKENIZERS_PACKAGE
+from .adapter import CONFIG, Adapter
 from .gguf import PACKAGE as GGUF_PACKAGE
 
 FOLDER = Path(__file__).parent.parent.parent / "weights"
@@ -60,6 +61,16 @@ def draft_beside(target):
     target = target.resolve()
     family = next((family for family in ("mini", "smollm2") if target.name.startswith(f"{family}-")), "vicuna")
     return target.parent / f"{family}-draft"
+
+
+def is_whole(folder):
+    """Whether there is a model in ``folder``: not one that is an adapter of weights that are not there."""
+    try:
+        if (folder / CONFIG).is_file():
+            Adapter(folder)
+    except FileNotFoundError:
+        return False
+    return folder.is_dir()
 
 
 def get(name, convert):
