@@ -164,7 +164,7 @@ def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
 
 
 def test_no_method_always_follows_the_same_one(mini, tokenizer, monkeypatch):
-    order, methods = [], {name: {"method": "ar"} for name in "abcdef"}
+    order, methods = [], {name: (False, {"method": "ar"}) for name in "abcdef"}
 
     def runners(methods, *_):
         return {name: lambda *_, name=name: (order.append(name), ([5], 1.0, {}))[1] for name in methods}

@@ -160,7 +160,9 @@ def test_it_drafts_for_a_sister_of_the_same_vocabulary(folder, prompts):
 
 
 def test_run_answers_and_says_that_it_has_no_draft(folder, capsys, tmp_path, monkeypatch):
-    (tmp_path / NAME).symlink_to(folder)
+    (tmp_path / NAME).mkdir()
+    for file in folder.iterdir():
+        (tmp_path / NAME / file.name).symlink_to(file)
     monkeypatch.setattr(run, "WEIGHTS", tmp_path)
     assert run.main(["--target", NAME, "--max-new-tokens", "12"]) == 0
     out, error = capsys.readouterr()

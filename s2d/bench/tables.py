@@ -49,17 +49,20 @@ def summarise(records):
 def target_table(summary):
     """One target at one temperature, in full: a list of rows of text. MAT and draft passes are by step.
 
-    The last column is for "auto": the speed it expected, by that which was measured after each prompt was read.
+    Where there is "auto", its last column is the speed it expected, by that which was measured after each prompt was read.
     """
     groups = list(next(iter(summary.values()))["groups"])
-    lines = [["method", *groups, "spread", "MAT", "draft passes", "accepted", "exits", "draft/target/rest", "exact", "expected"]]
+    lines = [["method", *groups, "spread", "MAT", "draft passes", "accepted", "exits", "draft/target/rest", "exact"]]
+    tuned = any("expected" in row for row in summary.values())
+    lines[0] += ["expected"] * tuned
     for method, row in summary.items():
         line = [method, *(f"{row['groups'][group]:.2f}" for group in groups), f"{row['low']:.2f}-{row['high']:.2f}"]
         if "mat" in row:
             shares = " ".join(f"{layer}:{share:.0%}" for layer, share in row["exits"].items())
             rest = 1 - row["draft"] - row["target"]
             line += [f"{row['mat']:.2f}", f"{row['forwards']:.1f}", f"{row['rate']:.0%}" if shares else "", shares,
-                     f"{row['draft']:.0%}/{row['target']:.0%}/{rest:.0%}", "yes" if row["exact"] else "NO", f"{row['expected']:.2f}" if "expected" in row else ""]  # fmt: skip
+                     f"{row['draft']:.0%}/{row['target']:.0%}/{rest:.0%}", "yes" if row["exact"] else "NO"]  # fmt: skip
+            line += [f"{row['expected']:.2f}"] if "expected" in row else []
         lines.append(line + [""] * (len(lines[0]) - len(line)))
     return lines
 
