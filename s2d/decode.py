@@ -231,7 +231,10 @@ def _score(target, context, tree, attention, cache, after_context):
 
 
 def _verify(proposal, logits, p, sampling, target_gives_roots):
-    """(path, extra) of the verifier that fits, by ``logits`` or, above T = 0, by ``p`` (N+1, V) as warped. A tree whose roots the target gave has one walk a root; the longest wins."""
+    """(path, extra) of the verifier that fits, by ``logits`` or, above T = 0, by ``p`` (N+1, V), these as warped.
+
+    A tree whose roots the target gave has one walk a root; the longest wins.
+    """
     tree = proposal.tree
     roots = (tree.parents == -1).nonzero().flatten().tolist() if target_gives_roots else []
     starts = roots or [-1]

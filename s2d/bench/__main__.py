@@ -26,6 +26,7 @@ from . import agreement, quality, shapes, simulate
 from .check import check_methods
 from .measure import measure, progress_line
 from .methods import default_methods, parse_method, sweep_methods, transformers_methods
+from .simulate import temperatures
 from .specbench import corpus_questions, read_questions, write_answers
 from .store import Store
 from .tables import final_table, render, summarise, target_table
@@ -131,10 +132,6 @@ def show(store, targets, args):
                 write_answers(args.out / f"{name}.jsonl", name, own)
     if summaries:
         print(f"speedup over ar / mean accepted tokens\n\n{render(final_table(summaries), args.markdown)}")
-
-
-def temperatures(text):
-    return [float(temperature) for temperature in text.split(",")]
 
 
 def parse(arguments):

@@ -6,8 +6,6 @@ counted, and what a deeper exit says where a shallower one is so sure, without a
 
 import json
 import sys
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 from ..decision import fingerprint
@@ -15,11 +13,11 @@ from ..decode import generate
 from ..files import staged_file, whole_lines
 from ..tokenizer import Tokenizer, chat_template
 from ..tune.chances import Chances
-from ..tune.costs import LARGEST, ROWS, WIDEST, Costs
+from ..tune.costs import WIDEST, flat_costs
 from ..tune.tuner import Tuner
 from ..weights import CHANCES, load_model, placement
 from ..weights.config import read_json_if_there
-from .dialogues import corpus_dialogues, read_sharegpt, report_skipped
+from .dialogues import first_prompts
 
 LENGTH = 8  # of the chains that are drafted, each token with its further candidates
 
@@ -28,8 +26,7 @@ class Scout(Tuner):
     """A Tuner to which drafting costs nothing: it goes through every exit up to its ``last``, drafts long chains and sends all it has."""
 
     def __init__(self, exits, vocabulary, chances, last, drawn):
-        free = [[0.0] * len(ROWS)] * len(exits)
-        super().__init__(Costs("nothing", [0, LARGEST], [[1.0] * len(ROWS)] * 2, [free] * 2, 0.0), exits, None, vocabulary)
+        super().__init__(flat_costs(1.0, 0.0, len(exits)), exits, None, vocabulary)
         self.chances = {"greedy": chances, "sampled": chances}  # one table, for all scouts of a temperature
         self.last, self.always_drawn = last, drawn
 
@@ -78,11 +75,7 @@ def read_prompts(args, tokenizer, template):
             return prompts
         except (ValueError, TypeError, KeyError, AssertionError):
             raise ValueError(f"{args.data} is no text that a model wrote for --data self") from None
-    skipped = Counter()
-    dialogues = corpus_dialogues(args.seed + 3) if args.data == "mini" else read_sharegpt(args.data, skipped)
-    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, args.prompts)]
-    report_skipped(skipped)
-    return prompts
+    return first_prompts(args.data, args.seed + 3, args.prompts, tokenizer, template)
 
 
 def train_chances(args):

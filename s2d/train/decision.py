@@ -4,8 +4,6 @@ Improved MCSD (arXiv 2409.10644, "decision model").
 """
 
 import sys
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -16,7 +14,7 @@ from ..decode import generate
 from ..sampling import warp
 from ..tokenizer import Tokenizer, chat_template
 from ..weights import load_model, placement
-from .dialogues import corpus_dialogues, read_sharegpt, report_skipped
+from .dialogues import first_prompts
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
 
@@ -112,10 +110,7 @@ def train_decision(args):
                          f"{args.prompts}, {args.draft_length} and {args.epochs}")  # fmt: skip
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
     tokenizer, template = Tokenizer(args.target), chat_template(args.target)
-    skipped = Counter()
-    dialogues = corpus_dialogues(args.seed + 2) if args.data == "mini" else read_sharegpt(args.data, skipped)
-    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, args.prompts)]
-    report_skipped(skipped)
+    prompts = first_prompts(args.data, args.seed + 2, args.prompts, tokenizer, template)
     kept_out = len(prompts) // 5
     if not kept_out:
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")

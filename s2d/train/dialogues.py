@@ -4,6 +4,8 @@ import json
 import re
 import sys
 from array import array
+from collections import Counter
+from itertools import islice
 
 import numpy as np
 import torch
@@ -46,6 +48,15 @@ def read_sharegpt(path, skipped):
             skipped["a message without text"] += 1
         else:
             yield list(texts[first:end])
+
+
+def first_prompts(data, seed, count, tokenizer, template):
+    """Prompts, lists of ids, of the first messages of ``count`` dialogues: of the built-in corpus ("mini") or a ShareGPT file."""
+    skipped = Counter()
+    dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
+    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, count)]
+    report_skipped(skipped)
+    return prompts
 
 
 def report_skipped(skipped):

@@ -42,6 +42,11 @@ class Costs:
         return line(*self.target), np.stack([line(*costs) for costs in zip(*self.segments)])
 
 
+def flat_costs(target, segment, exits):
+    """Costs of a machine to which rows do not matter: ``target`` ms for a pass, ``segment`` ms for each of the draft's."""
+    return Costs("", [0, LARGEST], [[target] * len(ROWS)] * 2, [[[segment] * len(ROWS)] * exits] * 2, 0.0)
+
+
 def cheapest_growth(costs):
     """Costs (N,) of 0, 1, ... rows -> (N,): what each further row adds, at best, if some more of them are added.
 
@@ -102,6 +107,5 @@ def own_file(made_for):
 
 
 def write_costs(costs, file):
-    Path(file).parent.mkdir(parents=True, exist_ok=True)
     with staged_file(Path(file)) as stage:
         stage.write_text(json.dumps(asdict(costs)) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from .costs import LARGEST, ROWS, WIDEST, Costs, describe
+from .costs import ROWS, WIDEST, Costs, describe, flat_costs
 from .tuner import Tuner
 
 WIDTHS = (1, 2, 4, 8)  # nodes drafted from at once
@@ -25,8 +25,7 @@ class Probe(Tuner):
     """
 
     def __init__(self, exits, vocabulary, n, exit, cases):
-        flat = [[1.0] * len(ROWS)] * len(exits)
-        super().__init__(Costs("", [0, LARGEST], [[1.0] * len(ROWS)] * 2, [flat] * 2, 0.0), exits, None, vocabulary)
+        super().__init__(flat_costs(1.0, 1.0, len(exits)), exits, None, vocabulary)
         self.n, self.exit, self.cases = n, exit, cycle(cases)
 
     def start(self, n, sampling):
