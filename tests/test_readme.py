@@ -1,5 +1,6 @@
 """What README shows works: its Python example, and the commands that made its figures on a small scale."""
 
+import argparse
 import re
 import shlex
 import subprocess
@@ -7,10 +8,13 @@ import subprocess
 import pytest
 from helpers import ROOT
 
+import run
 from s2d import generate
 from s2d.bench import __main__ as bench
 from s2d.bench.specbench import held_out_prompts
+from s2d.train import __main__ as train
 from s2d.train import corpus
+from s2d.weights import __main__ as weights
 from s2d.weights.get import how_to_get
 
 
@@ -26,6 +30,15 @@ def test_the_python_example(monkeypatch, capsys):
 READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/README.md"))]
 
 
+def commands_of_ci():
+    """What .ci/run runs, in its own words."""
+    script = (ROOT / ".ci" / "run").read_text()
+    extraction = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
+    labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
+    return subprocess.run(["bash", "-euo", "pipefail", "-c", f"{extraction}\nfor label in {labels}; do commands $label; done"],
+                          cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
+
+
 def test_ci_runs_every_command_that_a_readme_shows():
     """The texts are cut here by other means than CI's own, whose extraction must come to the same commands."""
     shown, texts = [], ""
@@ -36,14 +49,35 @@ def test_ci_runs_every_command_that_a_readme_shows():
         assert set(re.findall(r"^```(\w+)", readme.read_text(), re.MULTILINE)) <= {"sh", "python"}, "CI reads no other block"
         texts += re.sub(r"```.*?```", "", readme.read_text(), flags=re.DOTALL)
     assert not re.findall(r"`(?:python|torchrun) [^`]*`", texts), "a command outside the blocks that CI runs"
-    script = (ROOT / ".ci" / "run").read_text()
-    extraction = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
-    labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
-    run = subprocess.run(["bash", "-euo", "pipefail", "-c", f"{extraction}\nfor label in {labels}; do commands $label; done"],
-                         cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
-    assert len(run) == len(shown) > 20
+    commands = commands_of_ci()
+    assert len(commands) == len(shown) > 20
     for command in shown:
-        assert any(each.startswith(command) for each in run), command
+        assert any(each.startswith(command) for each in commands), command
+
+
+def test_every_command_of_ci_is_understood(monkeypatch):
+    """With the options that make it small, which a reader does not see and some other program would refuse."""
+
+    class Understood(Exception):
+        pass
+
+    def parse(self, arguments=None, namespace=None):
+        parsed, unknown = self.parse_known_args(arguments, namespace)
+        assert not unknown
+        raise Understood
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    monkeypatch.chdir(ROOT)
+    programs = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.weights": weights}
+    understood = set()
+    for command in commands_of_ci():
+        words = shlex.split(re.sub(r"^OMP_NUM_THREADS=\d+ |\|.*| +#.*", "", command))
+        name = next((word for word in words[1:] if word in programs), None)
+        if name:
+            with pytest.raises(Understood):
+                programs[name].main(words[words.index(name) + 1 :])
+            understood.add(name)
+    assert understood == set(programs)
 
 
 def test_every_pattern_of_a_download_has_its_own_option():
