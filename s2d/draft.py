@@ -38,12 +38,14 @@ class Prediction:
     """What the draft says about the token after each of R places, at one exit.
 
     ``hidden`` (R, hidden) are the exit's hidden states, ``logits`` and ``probs`` (R, K) its distributions over the draft's
-    vocabulary, ``probs`` before temperature and top-p. ``confidence`` is the largest of them, over all rows.
+    vocabulary, ``probs`` before temperature and top-p, and ``likeliest`` (R,) the places of their largest. ``confidence`` is
+    the largest of all.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
     probs: torch.Tensor
+    likeliest: torch.Tensor
     confidence: float
     exit_layer: int
 
@@ -127,18 +129,20 @@ class SortedDraft:
         waiting = [end - segment.cache.length for segment in self.segments]
         for number, (segment, below) in enumerate(zip(self.segments, (None, *self.segments))):
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
+            if self.tuner and self.tuner.passes_by(number, count, waiting):
+                continue
             logits = self.model.draft_logits(hidden)  # (R, K)
             probs = warp(logits, temperature=1.0)
-            sure, places = probs.max(dim=-1)  # (R,)
-            confidence = sure.max().item()
-            if confidence != confidence:
+            sure, likeliest = probs.max(dim=-1)  # (R,)
+            sure = sure.tolist()
+            if any(each != each for each in sure):
                 raise ValueError("the draft's logits are no numbers: its weights are damaged, or too large for their dtype")
             if self.tuner:
-                if self.tuner.enough(number, sure.tolist(), self.tokens_at(places).tolist(), logits, waiting):
+                if self.tuner.enough(number, sure, self.tokens_at(likeliest).tolist(), logits, waiting):
                     break
-            elif confidence > segment.threshold:
+            elif max(sure) > segment.threshold:
                 break
-        return Prediction(hidden, logits, probs, confidence, segment.stop)
+        return Prediction(hidden, logits, probs, likeliest, max(sure), segment.stop)
 
     def tokens_at(self, places):
         """Places in the draft's vocabulary -> tokens."""

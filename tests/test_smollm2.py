@@ -133,7 +133,7 @@ def test_the_shipped_draft_is_small_and_lossless(precise, shipped, prompts):
     files = [file for file in (WEIGHTS / "smollm2-draft").iterdir() if file.name != "README.md"]
     assert sum(file.stat().st_size for file in files) <= 8 * 2**20
     assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_vocabulary) == 8192 and shipped.chances
-    costs = Costs("", [0, 512], [[float(rows) + 20 for rows in ROWS]] * 2, [[[2.0] * len(ROWS)] * 3] * 2, 0.5)
+    costs = Costs("", [0, 512], [[float(rows) + 20 for rows in ROWS]] * 2, [[[2.0] * len(ROWS)] * 3] * 2, [[0.5] * len(ROWS)] * 2, 0.0, 0.0, [0.5, 0.5])
     for prompt in prompts[:2]:
         alone = generate(precise, prompt, method="ar", max_new_tokens=24).tokens
         for method in ("sd", "mcsd", "s2d", "s2d-tree", "auto"):

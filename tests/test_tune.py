@@ -21,7 +21,7 @@ from s2d.decision import fingerprint
 from s2d.sampling import Sampler, Sampling
 from s2d.train import __main__ as train
 from s2d.tune.chances import BINS, CENTRES, EDGES, Chances, Level, Visit, bin_of
-from s2d.tune.costs import LARGEST, ROWS, Costs, cheapest_growth, kept_costs, read_costs, write_costs
+from s2d.tune.costs import LARGEST, ROWS, Costs, cheapest_growth, flat_costs, kept_costs, read_costs, write_costs
 from s2d.tune.measuring import measure, rising
 from s2d.tune.tuner import IDLE, Tuner
 from s2d.weights import save_model
@@ -34,8 +34,8 @@ def random_costs(rng, exits):
         steps = np.cumsum(rng.choice([0.0, 0.02, 0.5], size=len(ROWS)) * rng.random(len(ROWS)))
         return (rng.choice([0.05, 1.0, 5.0]) * rng.random() + 1e-3 + steps).tolist()
 
-    target, segments = line(), [line() for _ in range(exits)]
-    return Costs("a test", [8, 64], [target, target], [segments, segments], float(rng.random()))
+    target, segments, look = line(), [line() for _ in range(exits)], line()
+    return Costs("a test", [8, 64], [target] * 2, [segments] * 2, [look] * 2, *rng.random(2).tolist(), rng.random(2).tolist())
 
 
 class Reckless(Tuner):
@@ -56,6 +56,10 @@ class Reckless(Tuner):
         self.seen = (n,)
         return self.whim() > 0.1
 
+    def passes_by(self, exit, rows, waiting):
+        super().passes_by(exit, rows, waiting)
+        return exit < len(self.exits) - 1 and self.whim(*waiting) > 0.7
+
     def enough(self, exit, sure, tokens, logits, waiting):
         super().enough(exit, sure, tokens, logits, waiting)
         return exit == len(self.exits) - 1 or self.whim(*np.round(sure, 9).tolist(), *tokens) > 0.5
@@ -63,13 +67,13 @@ class Reckless(Tuner):
     def prefers_drawn(self, drawn, likeliest):
         return self.whim() > 0.4
 
-    def worth(self, tokens, probs):
+    def worth(self, tokens=None, probs=()):
         known = len(self.every_path)
         super().worth(tokens, probs)
         del self.every_path[known:]
         worth = self.whim(*itertools.chain(*np.round(probs, 9).tolist())) > 0.15
         if worth and not self.drawn:
-            self.every_path.append([0.5] * sum(map(len, tokens)))
+            self.every_path.append([0.5] * sum(map(len, self.levels[-1].tokens)))
         return worth
 
     def draw(self, place, prob):
@@ -125,7 +129,7 @@ def test_the_worst_policy_still_gives_the_targets_distribution(kept, salt, monke
 def test_greedy_text_is_the_targets_and_the_same_history_gives_the_same_again(temperature):
     """Over random models and random machines: short contexts, ends of answers, draft vocabularies, one exit or several."""
     shapes = set()
-    for seed in range(24):
+    for seed in range(40):
         rng = np.random.default_rng(seed)
         eos = () if seed % 3 else (2, 7, 11)
         exits = [(4,), (1, 4), (1, 2, 4)][seed % 3]
@@ -154,8 +158,9 @@ def test_greedy_text_is_the_targets_and_the_same_history_gives_the_same_again(te
 
 def test_a_table_is_read_between_its_sizes_and_its_lengths():
     target = [[1.0 + rows for rows in ROWS], [2.0 + 2 * rows for rows in ROWS]]
-    costs = Costs("", [0, 100], target, [[[0.5] * len(ROWS)], [[0.5] * len(ROWS)]], 0.1)
-    found, segments = costs.at(50)
+    costs = Costs("", [0, 100], target, [[[0.5] * len(ROWS)], [[0.5] * len(ROWS)]], target, 0.0, 0.0, [0.1, 0.2])
+    found, segments, look = costs.at(50)
+    assert np.array_equal(found, look)
     assert np.allclose(found[1 : LARGEST + 2], 1.5 + 1.5 * np.arange(1, LARGEST + 2)) and segments.shape == (1, LARGEST + 2)
     assert np.allclose(costs.at(200)[0][7], 3 + 3 * 7)
     stairs = np.array([0, 1, 1, 1, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 6], dtype=float)
@@ -275,13 +280,13 @@ def test_the_decisions_are_the_rules():
         rng = np.random.default_rng(seed)
         tuner = a_tuner(rng)
         chances, rate = tuner.now, tuner.rate
-        target, segments = tuner.costs.at(20)
+        target, segments, look = tuner.costs.at(20)
         again, level_price = chances.chance("after"), rate * (tuner.level_ms + tuner.growth[1])
         assert tuner.value(0.7) == pytest.approx(slow_value(tuner, 0.7, again, level_price), abs=1e-9)
         sure = float(rng.random())
         own, price, deeper = chances.chance("first", 0, bin_of(sure)), 0.0, False
         for exit in (1, 2):
-            price += rate * segments[exit][1]
+            price += rate * (segments[exit][1] + look[1])
             better = chances.chance("deeper", exit, bin_of(sure))
             gain = slow_value(tuner, better, again, level_price) - slow_value(tuner, own, again, level_price)
             deeper |= gain > price
@@ -313,9 +318,31 @@ def test_the_decisions_are_the_rules():
     assert decided["deeper"] == {True, False} and len(decided["expand"]) > 3 and len(decided["send"]) > 3
 
 
+def test_an_exit_is_passed_by_once_looks_at_it_have_saved_less_than_they_cost():
+    """A look costs a quarter of a millisecond; what it saves, counted here anew, is all that going deeper would have cost."""
+    for sure, better, saves in ((0.55, 0.9, False), (0.9, 0.91, True)):
+        tuner = Tuner(flat_costs(4.0, 0.1, 2, look=0.25), (1, 2))
+        tuner.now = tuner.chances["greedy"]
+        tuner.now.table[tuner.now.row["first"]] = [sure] * BINS
+        tuner.now.table[tuner.now.row["deeper"] + 1] = [better] * BINS
+        passed = []
+        for _ in range(3 * IDLE):
+            tuner.tokens, tuner.milliseconds, tuner.level_ms = 1.0, 4.0, 0.35
+            tuner.start(10, Sampling(0.0, 1.0, False, None))
+            passed.append(tuner.passes_by(0, 1, [1, 1]))
+            if not passed[-1]:
+                gain, price = tuner.value(better) - tuner.value(sure), tuner.rate * 0.35
+                assert tuner.enough(0, [0.5], [5], None, [1, 1]) == (gain <= price) == saves
+            assert not tuner.passes_by(1, 1, [1, 1])  # the last one never is
+        looked = [number for number, by in enumerate(passed) if not by]
+        assert looked == (list(range(3 * IDLE)) if saves else [0, 1 + IDLE, 2 + 2 * IDLE])
+        if not saves:  # but not where the next exit would have much to catch up on
+            tuner.start(10, Sampling(0.0, 1.0, False, None))
+            assert tuner.passes_by(0, 1, [1, 5]) and not tuner.passes_by(0, 1, [1, 100 * LARGEST])
+
+
 def test_where_a_draft_never_pays_it_is_tried_again_now_and_then():
-    flat = [1.0] * len(ROWS)
-    tuner = Tuner(Costs("", [0, 64], [flat] * 2, [[[50.0] * len(ROWS)]] * 2, 0.0), (1,))
+    tuner = Tuner(flat_costs(1.0, 50.0, 1), (1,))
     tuner.tokens, tuner.milliseconds, tuner.level_ms = 1.0, 1.0, 50.0
     drafted = [tuner.start(10, Sampling(0.0, 1.0, False, None)) for _ in range(3 * IDLE)]
     assert drafted.count(True) == 2 and not any(drafted[:IDLE])
@@ -323,7 +350,7 @@ def test_where_a_draft_never_pays_it_is_tried_again_now_and_then():
 
 def test_the_rate_is_never_below_the_targets_own():
     """After a bad stretch time would seem cheap, and more would be drafted for less."""
-    tuner = Tuner(Costs("", [0, 64], [[4.0] * len(ROWS)] * 2, [[[0.5] * len(ROWS)]] * 2, 1.0), (1,))
+    tuner = Tuner(flat_costs(4.0, 0.5, 1, step=1.0), (1,))
     tuner.tokens, tuner.milliseconds, tuner.level_ms = 1.0, 50.0, 0.5
     tuner.start(10, Sampling(0.0, 1.0, False, None))
     assert tuner.rate == pytest.approx(1 / 5)
@@ -366,9 +393,9 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     tuner = tune.tuner_for(generate, target, draft, (2, 4), mine)
     assert read_costs(mine, 2) == tuner.costs
     whole, line = json.loads(mine.read_text()), [1.0] * len(ROWS)
-    damages = [{"contexts": [1, 1]}, {"contexts": [0, 1, 2]}, {"target": []}, {"target": [line, [0.0] * len(ROWS)]}, {"step": -1},
+    damages = [{"contexts": [1, 1]}, {"contexts": [0, 1, 2]}, {"target": []}, {"target": [line, [0.0] * len(ROWS)]}, {"step": -1}, {"look": [line]},
                {"target": [line, [math.nan] * len(ROWS)]}, {"segments": [[line, line], [line]]}, {"segments": [line, line]},
-               {"step": 10**400}, {"step": math.inf}, {"made_for": 3}, {"step": None}, {"contexts": ["a", "b"]}]  # fmt: skip
+               {"step": [1, 10**400]}, {"step": [1, math.inf]}, {"made_for": 3}, {"step": [1]}, {"drawn": None}, {"start": -1}, {"contexts": ["a", "b"]}]  # fmt: skip
     for text in ("{}", "[1]", "nonsense", "\u00e9", *(json.dumps(whole | damage) for damage in damages)):
         mine.write_text(text)
         with pytest.raises(ValueError, match="holds no table of costs"):
@@ -399,7 +426,7 @@ def test_measuring_finds_what_is_slow():
 
     target.run_layers, draft.run_layers = slow_target, slow_draft
     costs = measure(generate, target, draft, (2, 4))
-    rows, (first, second) = costs.at(16)
+    rows, (first, second), look = costs.at(16)
     assert 0.3 < (rows[64] - rows[1]) / 63 < 0.9
     assert second[1] > 3.5 and second[1] > 2 * first[1]
 
@@ -413,7 +440,7 @@ def test_measuring_in_short_contexts(context):
         with pytest.raises(ValueError, match="too soon to measure"):
             measure(generate, target, draft, (2, 4))
     else:
-        target_ms, segments = measure(generate, target, draft, (2, 4)).at(10)
+        target_ms, segments, _ = measure(generate, target, draft, (2, 4)).at(10)
         assert target_ms[64] >= target_ms[1] > 0 and (segments[0] > 0).all()
 
 
@@ -479,7 +506,7 @@ def test_run_explains_every_step(tmp_path, capsys):
     assert sum(plan["tokens"] for plan in answer["plans"]) == len(answer["tokens"])
     assert [plan["tokens"] for plan in answer["plans"]] == answer["stats"]["accept_lengths"]
     for plan in answer["plans"]:
-        assert set(plan) == {"exits", "nodes", "expected_tokens", "expected_ms", "rate", "drawn", "tokens", "ms"}
+        assert set(plan) == {"exits", "nodes", "expected_tokens", "expected_ms", "alone_ms", "rate", "drawn", "tokens", "ms"}
         assert len(plan["exits"]) == len(plan["nodes"]) and 1 <= plan["expected_tokens"] <= 1 + sum(plan["nodes"])
     assert program(run.main, *arguments, "--json") == 0
     again, said = capsys.readouterr()
@@ -534,7 +561,7 @@ def test_counting_puts_a_target_beside_the_others(tmp_path, capsys):
 
 def test_the_simulation_is_of_what_was_drafted(capsys):
     """By a table in which a target's pass takes 10 ms whatever it checks and drafting nothing, a speedup is the MAT."""
-    free = Costs("", [0, 512], [[10.0] * len(ROWS)] * 2, [[[0.0] * len(ROWS)] * 3] * 2, 0.0)
+    free = flat_costs(10.0, 0.0, 3)
     target, draft = load_model(WEIGHTS / "mini-7b"), load_model(WEIGHTS / "mini-draft")
     prompt = Tokenizer(WEIGHTS / "mini-7b").encode_chat(["What is the capital of Tadastan?"])
     options = {"method": "sd", "exits": [3], "draft_length": 4, "stop": 0.0}
@@ -542,9 +569,12 @@ def test_the_simulation_is_of_what_was_drafted(capsys):
     stats = generate(target, prompt, draft=draft, max_new_tokens=40, **options).stats
     assert [record[0] for record in records] == stats.accept_lengths
     assert simulate.speed(records, free, (2, 3, 4)) * 10 == pytest.approx(stats.mean_accepted_tokens)
-    two = Costs("", [0, 512], [[0.0] * len(ROWS)] * 2, [[[1.0] * len(ROWS), [2.0] * len(ROWS), [4.0] * len(ROWS)]] * 2, 0.0)
-    passes = sum(len(record[3]) for record in records)
-    assert simulate.speed(records, two, (2, 3, 4)) == pytest.approx(len(prompt) < LARGEST and sum(stats.accept_lengths) / (3.0 * passes))
+    two = Costs("", [0, 512], [[0.0] * len(ROWS)] * 2, [[[1.0] * len(ROWS), [2.0] * len(ROWS), [4.0] * len(ROWS)]] * 2,
+                [[0.25] * len(ROWS)] * 2, 0.0, 0.0, [0.0, 0.0])  # fmt: skip
+    passes = sum(stop > 0 for record in records for _, stop, _ in record[3])
+    looks = sum(stop == 0 for record in records for _, stop, _ in record[3])
+    assert looks == passes == stats.draft_forwards
+    assert simulate.speed(records, two, (2, 3, 4)) == pytest.approx(len(prompt) < LARGEST and sum(stats.accept_lengths) / (3.0 * passes + 0.25 * looks))
     common = ["simulate", "--target", WEIGHTS / "mini-7b", "--limit", 1, "--max-new-tokens", 6, "--temperature", 0]
     assert program(bench.main, *common) == 0
     table = capsys.readouterr().out
@@ -552,18 +582,22 @@ def test_the_simulation_is_of_what_was_drafted(capsys):
 
 
 def test_the_benchmark_says_what_was_expected(tmp_path, capsys):
-    """The last column is the speed that was planned by the one that was measured; records hold both, without first steps."""
+    """The last column is the speedup that was planned by the one that was measured; records hold both, without first steps."""
     arguments = ["--targets", "7b", "--methods", "auto", "auto:exits=2,4", "--limit", 1, "--rounds", 1, "--max-new-tokens", 12,
                  "--temperature", 0, "--out", tmp_path / "out"]  # fmt: skip
     assert program(bench.main, *arguments) == 0
     rows = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line.startswith("auto")]
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     records = [record for line in lines[1:] for record in json.loads(line)]
+    def total(name, key):
+        return sum(sum(record[key]) for record in records if record["method"] == name)
+
+    for name in ("ar", "auto", "auto:exits=2,4"):
+        emitted = sum(sum(lengths[1:]) for record in records if record["method"] == name for lengths in record["accept_lengths"])
+        assert total(name, "later_tokens") == emitted and 0 < total(name, "later_seconds") < total(name, "wall_time")
     for name in ("auto", "auto:exits=2,4"):
-        own = [record for record in records if record["method"] == name]
-        total = {key: sum(sum(record[key]) for record in own) for key in own[0] if key.startswith(("expected_", "planned_"))}
-        emitted = sum(sum(lengths[1:]) for record in own for lengths in record["accept_lengths"])
-        assert total["planned_tokens"] == emitted and total["planned_seconds"] < sum(sum(record["wall_time"]) for record in own)
-        shown = total["expected_tokens"] / total["expected_seconds"] * total["planned_seconds"] / total["planned_tokens"]
+        measured = total(name, "later_tokens") / total(name, "later_seconds") * total("ar", "later_seconds") / total("ar", "later_tokens")
+        shown = total(name, "expected_alone") / total(name, "expected_seconds") / measured
+        assert 1 < total(name, "expected_alone") / total(name, "expected_seconds") < total(name, "expected_tokens")
         (row,) = [row for row in rows if row[0].strip() == name and len(row) > 12]
         assert row[-1].strip() == f"{shown:.2f}"

@@ -41,18 +41,20 @@ def runners(methods, models, tuners, peers, temperature, seed):
         (target, draft), steps = models[compiled], []
         output = generate(target, prompt, draft=draft, temperature=temperature, seed=seed, tuner=tuner,
                           max_new_tokens=min(max_new_tokens, target.config.max_position_embeddings),
-                          on_step=tuner and (lambda step: steps.append((step.proposal.plan, len(step.tokens), step.seconds))),
+                          on_step=lambda step: steps.append((step.proposal.plan, len(step.tokens), step.seconds)),
                           **options)  # fmt: skip
         stats, (plans, emitted, seconds) = output.stats, list(zip(*steps[1:])) or [()] * 3  # the first step reads the prompt
         planned = {
-            "expected_tokens": sum(plan["expected_tokens"] for plan in plans), "planned_tokens": sum(emitted),
-            "expected_seconds": sum(plan["expected_ms"] / 1000 for plan in plans), "planned_seconds": sum(seconds),
+            "expected_tokens": sum(plan["expected_tokens"] for plan in plans),
+            "expected_seconds": sum(plan["expected_ms"] / 1000 for plan in plans),
+            "expected_alone": sum(plan["alone_ms"] * plan["expected_tokens"] / 1000 for plan in plans),  # seconds, without a draft
         } if tuner else {}  # fmt: skip
         return output.tokens, stats.seconds, {
             "decoding_steps": stats.steps, "accept_lengths": stats.accept_lengths, "exact": output.exact,
             "exit_counts": {str(layer): count for layer, count in stats.exit_counts.items()},
             "accepted": stats.accepted, "draft_levels": stats.draft_levels, "draft_forwards": stats.draft_forwards,
-            "draft_seconds": stats.draft_seconds, "target_seconds": stats.target_seconds, **planned,
+            "draft_seconds": stats.draft_seconds, "target_seconds": stats.target_seconds,
+            "later_tokens": sum(emitted), "later_seconds": sum(seconds), **planned,
         }  # fmt: skip
 
     def theirs(run, prompt, max_new_tokens):

@@ -25,26 +25,27 @@ from .specbench import corpus_questions, read_questions
 from .tables import render
 
 
-def machine(first, row, segment, segment_row, free, step):
+def machine(first, row, segment, segment_row, look, free, step):
     """Costs of a machine on which ``free`` rows cost what one does and each further one ``row`` ms; a draft's segments alike."""
 
     def line(one, more):
-        return [one + more * max(0, rows - free) for rows in ROWS]
+        return [[one + more * max(0, rows - free) for rows in ROWS]] * 2
 
-    return lambda exits: Costs("", [0, 1024], [line(first, row)] * 2, [[line(segment, segment_row)] * exits] * 2, step)
+    return lambda exits: Costs("", [0, 1024], line(first, row), [[each] * exits for each in line(segment, segment_row)],
+                               line(look, segment_row / 4), 0.0, 0.0, [step, step])  # fmt: skip
 
 
 MACHINES = {
-    "two cores": machine(5.0, 0.25, 0.5, 0.04, 1, 0.2),
-    "two cores, compiled": machine(1.5, 0.3, 0.15, 0.05, 1, 0.2),
-    "GPU, 7B": machine(12.0, 0.02, 1.0, 0.01, 64, 0.5),
-    "GPU, 70B": machine(60.0, 0.1, 1.0, 0.01, 64, 0.5),
-    "slow draft": machine(5.0, 0.25, 2.0, 0.2, 1, 0.2),
+    "two cores": machine(5.0, 0.25, 0.3, 0.03, 0.2, 1, 0.2),
+    "two cores, compiled": machine(1.5, 0.3, 0.1, 0.04, 0.05, 1, 0.2),
+    "GPU, 7B": machine(12.0, 0.02, 0.8, 0.01, 0.2, 64, 0.5),
+    "GPU, 70B": machine(60.0, 0.1, 0.8, 0.01, 0.2, 64, 0.5),
+    "slow draft": machine(5.0, 0.25, 1.8, 0.2, 0.2, 1, 0.2),
 }
 
 
 class Metered:
-    """A model that notes each pass it makes, and is otherwise the model."""
+    """A model that notes each pass it makes, a look at an exit as one from 0 to 0, and is otherwise the model."""
 
     def __init__(self, model):
         self.model, self.passes = model, []
@@ -55,6 +56,10 @@ class Metered:
     def run_layers(self, hidden, start=0, stop=None, *rest, **more):
         self.passes.append((start, stop, hidden.shape[1]))
         return self.model.run_layers(hidden, start, stop, *rest, **more)
+
+    def draft_logits(self, hidden):
+        self.passes.append((0, 0, len(hidden)))
+        return self.model.draft_logits(hidden)
 
 
 def run_through(target, draft, prompts, temperature, max_new_tokens, options):
@@ -83,12 +88,13 @@ def speed(records, costs, exits):
     """Tokens a millisecond, by the table, but for the target's reading of prompts. A pass is charged for each of its segments."""
     tables, tokens, milliseconds = {}, 0, 0.0
     for emitted, n, rows, passes, *_ in records:
-        if n // 32 not in tables:
-            tables[n // 32] = [table.tolist() for table in costs.at(n)]
-        target, segments = tables[n // 32]
+        if n // 64 not in tables:
+            tables[n // 64] = [table.tolist() for table in costs.at(n)]
+        target, segments, look = tables[n // 64]
         draft = sum(segment[min(seen, LARGEST)] * max(1.0, seen / LARGEST) for start, stop, seen in passes
                     for segment, layer in zip(segments, exits) if start < layer <= stop)  # fmt: skip
-        tokens, milliseconds = tokens + emitted, milliseconds + target[rows] + draft + costs.step
+        draft += sum(look[seen] for start, stop, seen in passes if stop == 0) + costs.start * bool(passes)
+        tokens, milliseconds = tokens + emitted, milliseconds + target[rows] + draft + costs.step[0]
     return tokens / milliseconds
 
 
@@ -161,7 +167,7 @@ class Simulation:
                  for text in fixed_settings(self.exits)}  # fmt: skip
         lines = [["machine", "auto", "best fixed", "", "auto over it", "expected", "levels", "nodes", "exits"]]
         for name, costs in machines.items():
-            alone = 1.0 / (costs.at(64)[0][1] + costs.step)
+            alone = 1.0 / (costs.at(64)[0][1] + costs.step[0])
             speeds = {text: speed(records, costs, self.exits) for text, records in fixed.items()}
             best = max(speeds, key=speeds.get)
             records = self.run(temperature, method="auto", tuner=Tuner(costs, self.exits, *self.known))

@@ -39,9 +39,9 @@ def summarise(records):
             row["exits"] = {layer: exits[layer] / exits.total() for layer in sorted(exits, key=int)}
             row["draft"], row["target"] = (total(f"{part}_seconds") / total("wall_time") for part in ("draft", "target"))
             row["exact"] = all(all(record["exact"]) for record in own)
+            row["ms"] = 1000 * total("later_seconds") / max(1, total("later_tokens"))
             if total("expected_seconds"):
-                expected, measured = (total(f"{part}_tokens") / total(f"{part}_seconds") for part in ("expected", "planned"))
-                row["expected"] = expected / measured
+                row["expected"] = total("expected_alone") / total("expected_seconds")
         summary[method] = row
     return summary
 
@@ -49,7 +49,7 @@ def summarise(records):
 def target_table(summary):
     """One target at one temperature, in full: a list of rows of text. MAT and draft passes are by step.
 
-    Where there is "auto", its last column is the speed it expected, by that which was measured after each prompt was read.
+    Where there is "auto", its last column is the speedup it expected, by that which was measured after each prompt was read.
     """
     groups = list(next(iter(summary.values()))["groups"])
     lines = [["method", *groups, "spread", "MAT", "draft passes", "accepted", "exits", "draft/target/rest", "exact"]]
@@ -62,7 +62,7 @@ def target_table(summary):
             rest = 1 - row["draft"] - row["target"]
             line += [f"{row['mat']:.2f}", f"{row['forwards']:.1f}", f"{row['rate']:.0%}" if shares else "", shares,
                      f"{row['draft']:.0%}/{row['target']:.0%}/{rest:.0%}", "yes" if row["exact"] else "NO"]  # fmt: skip
-            line += [f"{row['expected']:.2f}"] if "expected" in row else []
+            line += [f"{row['expected'] * row['ms'] / summary['ar']['ms']:.2f}"] if "expected" in row else []
         lines.append(line + [""] * (len(lines[0]) - len(line)))
     return lines
 

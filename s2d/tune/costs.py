@@ -20,18 +20,23 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 65)  # whose costs are m
 class Costs:
     """Milliseconds of the parts of a step at two context lengths, between and beyond which they are taken as a line.
 
-    ``target`` (2, ROWS) of a pass over so many rows, ``segments`` (2, E, ROWS) of a draft's segment with its head, all else a
-    level takes included in the first, and ``step`` of everything else in a step. ``made_for`` says what was measured.
+    ``target`` (2, ROWS) of a pass over so many rows, ``segments`` (2, E, ROWS) of a draft's segment, all else a level takes
+    included in the first, and ``look`` (2, ROWS) of what an exit says of so many places, its head above all. Then ``drawn`` of
+    drawing a level's token, ``start`` of beginning a draft, and ``step`` (2,) of everything else in a step, at T = 0 and above.
+    ``made_for`` says what was measured.
     """
 
     made_for: str
     contexts: list
     target: list
     segments: list
-    step: float
+    look: list
+    drawn: float
+    start: float
+    step: list
 
     def at(self, n):
-        """(target (LARGEST + 2,), segments (E, LARGEST + 2)) at n tokens of context, for 0, 1, 2, ... rows."""
+        """(target (R,), segments (E, R), look (R,)) at n tokens of context, for 0, 1, 2, ... LARGEST + 1 rows."""
         low, high = self.contexts
         share, wanted = (n - low) / (high - low), np.arange(LARGEST + 2)
 
@@ -39,12 +44,13 @@ class Costs:
             short, long = np.interp(wanted, ROWS, short), np.interp(wanted, ROWS, long)
             return np.maximum(short + share * (long - short), 0.2 * np.minimum(short, long))
 
-        return line(*self.target), np.stack([line(*costs) for costs in zip(*self.segments)])
+        return line(*self.target), np.stack([line(*costs) for costs in zip(*self.segments)]), line(*self.look)
 
 
-def flat_costs(target, segment, exits):
-    """Costs of a machine to which rows do not matter: ``target`` ms for a pass, ``segment`` ms for each of the draft's."""
-    return Costs("", [0, LARGEST], [[target] * len(ROWS)] * 2, [[[segment] * len(ROWS)] * exits] * 2, 0.0)
+def flat_costs(target, segment, exits, look=0.0, step=0.0):
+    """Costs of a machine to which rows do not matter: ``target`` ms for a pass, ``segment`` ms for each of the draft's ..."""
+    target, segment, look = ([ms] * len(ROWS) for ms in (target, segment, look))
+    return Costs("", [0, LARGEST], [target] * 2, [[segment] * exits] * 2, [look] * 2, 0.0, 0.0, [step, step])
 
 
 def cheapest_growth(costs):
@@ -77,11 +83,12 @@ def read_costs(file, exits):
     """The Costs in ``file``, for that many ``exits``; FileNotFoundError where there is none, ValueError where it holds none."""
     try:
         costs = Costs(**json.loads(Path(file).read_text(encoding="utf-8")))
-        contexts, target, segments = (np.array(part, dtype=float) for part in (costs.contexts, costs.target, costs.segments))
-        good = (isinstance(costs.made_for, str) and contexts.shape == (2,) and target.shape == (2, len(ROWS))
-                and segments.ndim == 3 and segments.shape[::2] == (2, len(ROWS)) and 0 <= contexts[0] < contexts[1] < 2**40
-                and 0 < target.min() <= target.max() < 1e12 and 0 <= segments.min() <= segments.max() < 1e12
-                and 0 <= float(costs.step) < 1e12)  # fmt: skip
+        contexts, target, segments, look, rest = (np.array(part, dtype=float) for part in (
+            costs.contexts, costs.target, costs.segments, costs.look, [costs.drawn, costs.start, *costs.step]))  # fmt: skip
+        good = (isinstance(costs.made_for, str) and contexts.shape == (2,) and target.shape == look.shape == (2, len(ROWS))
+                and segments.ndim == 3 and segments.shape[::2] == (2, len(ROWS)) and rest.shape == (4,)
+                and 0 <= contexts[0] < contexts[1] < 2**40 and 0 < target.min()
+                and all(0 <= part.min() <= part.max() < 1e12 for part in (target, segments, look, rest)))  # fmt: skip
     except (TypeError, ValueError, OverflowError, RecursionError):
         good = False
     if not good:

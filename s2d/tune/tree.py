@@ -21,8 +21,13 @@ class TunedTree:
 
     def children(self, prediction):
         """Candidates (R, K) for the R nodes that a Prediction is about, or one that is drawn; None where none is worth it."""
-        probs, places = prediction.probs.topk(min(self.tuner.width(prediction.confidence), prediction.probs.shape[-1]))
-        if not self.tuner.worth(self.drafter.tokens_at(places).tolist(), probs.tolist()):
+        width = min(self.tuner.width(prediction.confidence), prediction.probs.shape[-1])
+        if width == 1:  # is known already
+            places, seen = prediction.likeliest[:, None], ()
+        else:
+            probs, places = prediction.probs.topk(width)
+            seen = self.drafter.tokens_at(places).tolist(), probs.tolist()
+        if not self.tuner.worth(*seen):
             return None, None
         if self.tuner.drawn:
             q = warp(prediction.logits, self.sampling.temperature, self.sampling.top_p)  # (1, K)
