@@ -12,7 +12,9 @@ from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
 from s2d.options import METHODS, check, choose_exits, refuse_knobs
 from s2d.program import Parser, one_line, run_program
-from s2d.tokenizer import TextStream, chat_template
+from s2d.terminal import Streamed, colors_of, gain, report, speed
+from s2d.tokenizer import chat_template
+from s2d.trace import Recorder, check_page, traced
 from s2d.tree import Dynamic
 from s2d.tune import tuner_for
 from s2d.weights import DTYPES, placement
@@ -32,30 +34,54 @@ def main(arguments=None):
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, with the target divided among them."""
-    if args.compile:
-        raise ValueError("--compile is for a target in one process; leave it out, or run without torchrun")
-    if args.method == "auto":
-        raise ValueError("--method auto is for a target in one process; choose another method, or run without torchrun")
+    for chosen, what in ((args.compile, "--compile"), (args.method == "auto", "--method auto"), (args.interactive, "--interactive")):
+        if chosen:
+            raise ValueError(f"{what} is for a target in one process; leave it out, or run without torchrun")
+    if args.trace:
+        check_page(args.trace)
     from s2d import parallel  # takes a second to import, which a single process need not wait for
 
     with parallel.joined(args.device) as (mesh, args.device):
         if args.prompt == "-":
             args.prompt = parallel.from_rank_0(read_stdin)
+        if mesh.get_local_rank():
+            args.trace = None  # the first one writes it
         return run(args, partial(parallel.load_target, mesh=mesh), parallel.from_rank_0)
 
 
 def run(args, load_target=None, share=None):
+    refuse_what_does_not_go_together(args)
+    if args.trace:
+        check_page(args.trace)
     target_path = find_target(args.target)
     draft_path, args.method = choose_draft(args, target_path)
-    print(one_line(f"target {target_path}, draft {draft_path or 'none'}"), file=sys.stderr)
-    tokenizer = Tokenizer(target_path)
-    prompt = encode_prompt(args, tokenizer, target_path)
+    args.target, args.draft = target_path, draft_path
     if args.costs and args.method != "auto":
         raise ValueError("--costs is for --method auto")
+    print(one_line(f"loading target {target_path}, draft {draft_path or 'none'}"), file=sys.stderr)
+    tokenizer, template = Tokenizer(target_path), None
+    if not args.raw:
+        template = chat_template(target_path, unknown="vicuna" if args.chat else None)
+    prompt = encode_prompt(args, tokenizer, template, target_path)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype)
     draft = load(draft_path, args.device, args.dtype) if draft_path else None
     print(f"target {'and draft ' if draft else ''}on {placement(*filter(None, (target, draft)))}", file=sys.stderr)
+    options = generation_options(args, target, draft, prompt, share)
+    if args.interactive:
+        converse(args, target, tokenizer, template, options)
+    else:
+        answer(args, target, tokenizer, prompt, options)
+
+
+def refuse_what_does_not_go_together(args):
+    others = {"--json": args.json, "--trace": args.trace, "--raw": args.raw, "--prompt -": args.prompt == "-"}
+    if args.interactive and (given := [name for name, value in others.items() if value]):
+        raise ValueError(f"--interactive does not go with {' and '.join(given)}")
+
+
+def generation_options(args, target, draft, prompt, share):
+    """Everything that ``generate`` is told besides the target and the prompt."""
     stop = read_stop(args.stop, draft) if draft and args.stop is not None else None
     options = dict(
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
@@ -67,26 +93,88 @@ def run(args, load_target=None, share=None):
         refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)  # all before anything is measured
         check(target, prompt, draft, "auto", args.max_new_tokens, args.temperature, args.top_p, args.seed, args.init, stop)
         options["tuner"] = tuner_for(generate, target, draft, choose_exits(draft.config, "auto", args.exits)[0], args.costs)
+    return options
+
+
+def colors_for(args, draft):
+    return colors_of(choose_exits(draft.config, args.method, args.exits, args.thresholds)[0] if draft else (), args.color, sys.stdout)
+
+
+def answer(args, target, tokenizer, prompt, options):
+    """One answer, on the terminal or as JSON, and what it took."""
     only_target = options | {"method": "ar", "draft_length": None, "tree": None, "tuner": None}
     demonstration = args.prompt is None and args.method != "ar" and not args.json
     if demonstration:  # the first passes of a process are slow; keep them out of the comparison
         for each in (options, only_target):
             generate(target, prompt, **each | {"max_new_tokens": 8})
 
+    plans, streamed = [], Streamed(tokenizer, sys.stdout, colors_for(args, options["draft"]))
+    watch = (lambda step: plans.append(plan_of(step))) if args.json else streamed
+    if args.trace:
+        names = {"target": args.target.name, "draft": args.draft and args.draft.name}
+        with traced(args.trace, Recorder(tokenizer, prompt, names, options, watch)) as recorder:
+            output = generate(target, prompt, **options, on_step=recorder)
+            if options["share"] is None:
+                recorder.time_alone(generate, target, prompt, **only_target)
+    else:
+        output = generate(target, prompt, **options, on_step=watch)
     if args.json:
-        plans = []
-        output = generate(target, prompt, **options, on_step=lambda step: plans.append(plan_of(step)))
         print(json.dumps(as_json(output, prompt, tokenizer, plans), ensure_ascii=False))
         return
-    stream = TextStream(tokenizer)
-    output = generate(target, prompt, **options, on_tokens=lambda ids: print(stream.push(ids), end="", flush=True))
-    print(stream.finish())
+    streamed.finish()
     print()
-    print(report(output, args.method))
+    print(report(output, args.method, streamed.colors))
     if demonstration:
+        print("timing the target alone, to compare", file=sys.stderr)
         alone = generate(target, prompt, **only_target)
         ratio = speed(output) / speed(alone)
         print(f"target alone   {speed(alone):.1f} tokens/s: {args.method} is {ratio:.2f} times as fast")
+
+
+def converse(args, target, tokenizer, template, options):
+    """A conversation, a line a turn. Ctrl-C ends an answer, Ctrl-D all; what does not fit the context any more is forgotten."""
+    print("Ctrl-C ends an answer, Ctrl-D the conversation", file=sys.stderr)
+    colors, size, messages, said = colors_for(args, options["draft"]), target.config.max_position_embeddings, [], args.prompt
+    while True:
+        if (line := said or ask()) is None:
+            return
+        said, messages = None, [*messages, line]
+        prompt = tokenizer.encode_chat(messages, template)
+        forgotten = 0
+        while len(messages) > 1 and len(prompt) + min(args.max_new_tokens, size // 4) > size:
+            messages, forgotten = messages[2:], forgotten + 1
+            prompt = tokenizer.encode_chat(messages, template)
+        if forgotten:
+            print(f"the context of {size} tokens is full: forgotten, turns from the beginning: {forgotten}", file=sys.stderr)
+        if len(prompt) >= size:
+            print(f"that makes {len(prompt)} tokens, and the context has room for {size}; say it in fewer words", file=sys.stderr)
+            messages = []
+            continue
+        streamed = Streamed(tokenizer, sys.stdout, colors)
+        try:
+            output = generate(target, prompt, **options, on_step=streamed)
+        except KeyboardInterrupt:
+            output = None
+        streamed.finish()
+        messages.append(tokenizer.decode(streamed.tokens))
+        print(gain(output) if output else "interrupted", file=sys.stderr)
+        if len(prompt) + len(streamed.tokens) >= size:
+            print(f"the context of {size} tokens is full: the answer ends here", file=sys.stderr)
+
+
+def ask():
+    """A line from the user that says something; None at the end of input."""
+    while True:
+        try:
+            if line := input("> ").strip():
+                return line
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+        except UnicodeDecodeError:
+            print("that line is not UTF-8", file=sys.stderr)
 
 
 def find_target(name):
@@ -123,13 +211,14 @@ def read_stdin():
         raise ValueError(f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first") from None
 
 
-def encode_prompt(args, tokenizer, target_path):
-    """Said to the model in its chat template where one is known, else, or with --raw, continued as it is."""
+def encode_prompt(args, tokenizer, template, target_path):
+    """The prompt in a chat template, or where there is none continued as it is."""
     example = MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
     text = example if args.prompt is None else read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
-    template = None if args.raw else chat_template(target_path, unknown="vicuna" if args.chat else None)
+    if args.interactive and not template:
+        raise ValueError(f"{target_path} knows no chat template; a conversation in Vicuna's takes --chat")
     return tokenizer.encode_chat([text.strip()], template) if template else tokenizer.encode(text)
 
 
@@ -140,25 +229,6 @@ def tree_shape(args, draft):
     if args.tree is not None and grown:
         raise ValueError("--tree gives a fixed shape; it does not go with --tree-top-k, --tree-depth or --tree-size")
     return replace(Dynamic(*draft.config.draft_tree), **grown) if grown and draft else args.tree
-
-
-def speed(output):
-    return len(output.tokens) / output.stats.seconds
-
-
-def report(output, method):
-    """The short block under the text."""
-    stats = output.stats
-    lines = [
-        f"tokens         {len(output.tokens)} in {stats.seconds:.2f} s, {speed(output):.1f} tokens/s",
-        f"steps          {stats.steps}, mean accepted tokens {stats.mean_accepted_tokens:.2f}",
-    ]
-    if drafted := sum(stats.exit_counts.values()):
-        shares = [f"{count / drafted:.0%} after layer {layer}" for layer, count in sorted(stats.exit_counts.items())]
-        lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
-    lossy = "no: with several roots from the target the text is not the target's own"
-    lines.append(f"exact          {'yes' if output.exact else lossy}, method {method}")
-    return "\n".join(lines)
 
 
 def plan_of(step):
@@ -221,6 +291,9 @@ def parse(arguments):
                         "where this decision model says so; default: chains by the draft's own C")
     parser.add_argument("--costs", type=Path, metavar="FILE", help="for auto: the table of what passes cost; written if there is "
                         "none yet; default: one in your cache directory")
+    parser.add_argument("--interactive", action="store_true", help="a conversation, a line a turn")
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="text in colours of the exits it came from")
+    parser.add_argument("--trace", type=Path, metavar="FILE.html", help="write the whole answer, step by step, as one page to look at")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(arguments)
 

@@ -65,18 +65,25 @@ class Stats:
 class Step:
     """One step as ``on_step`` sees it.
 
-    After ``n`` tokens of context the target gave ``logits`` (N+1, V) for what was proposed; the nodes in ``path`` were accepted and
-    ``tokens`` emitted. ``seconds`` are the whole step's, some of them drafting and the target's pass.
+    After ``n`` tokens of context the target gave ``logits`` (N+1, V) for what was proposed; the nodes in ``path`` were accepted, by
+    tests for which the numbers ``draws`` were drawn, and ``tokens`` emitted. ``seconds`` are the whole step's, some of them drafting
+    and the target's pass.
     """
 
     n: int
     proposal: Draft
     logits: torch.Tensor
     path: list[int]
+    draws: list[torch.Tensor]
     tokens: list[int]
     draft_seconds: float
     target_seconds: float
     seconds: float
+
+    @property
+    def sources(self):
+        """Where each of ``tokens`` came from: the exit layer that drafted it, or 0 for the target's own."""
+        return [*self.proposal.exits[: len(self.path)], 0][: len(self.tokens)]
 
 
 @dataclass
@@ -165,7 +172,7 @@ def generate(
         scored = now(target.device)
         p = warp(logits, temperature, top_p) if temperature > 0 else None
         verify = partial(_verify, proposal, logits, p, sampling, target_gives_roots)
-        path, extra = share(verify) if share else verify()
+        path, extra, draws = share(lambda: (*verify()[:2], [])) if share else verify()  # noqa: B023 - used at once
         after_context = logits[path[-1] + 1 if path else 0]  # (V,)
         cache.keep(n, path)
         if drafter and proposal.slots is not None:
@@ -182,7 +189,7 @@ def generate(
         end = next((i for i, token in enumerate(new, 1) if token in eos), None)
         new = new[:end]
         if on_step:
-            on_step(Step(n, proposal, logits, path, new, drafted - began, scored - drafted, now(target.device) - began))
+            on_step(Step(n, proposal, logits, path, draws, new, drafted - began, scored - drafted, now(target.device) - began))
         n += len(new)
         finished = end is not None or n == limit
         stats.count(len(new), proposal, min(len(path), len(new)), drafted - began, scored - drafted)
@@ -200,13 +207,13 @@ def _first_ones_draft(grow, share, device):
     def lists():
         own.append(grow())
         draft = own[0]
-        return draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.exits, draft.level_sizes, draft.forwards
+        return draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.exits, draft.level_sizes, draft.looks
 
-    tokens, parents, *rest = share(lists)
+    tokens, parents, exits, level_sizes, looks = share(lists)
     if own:
         return own[0]
     tree = TokenTree(*(torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (tokens, parents)))
-    return Draft(tree, None, None, *rest)
+    return Draft(tree, None, None, exits, level_sizes, looks=looks)
 
 
 def now(device):
@@ -231,7 +238,7 @@ def _score(target, context, tree, attention, cache, after_context):
 
 
 def _verify(proposal, logits, p, sampling, target_gives_roots):
-    """(path, extra) of the verifier that fits, by ``logits`` or, above T = 0, by ``p`` (N+1, V), these as warped.
+    """(path, extra, draws) of the verifier that fits, by ``logits`` or, above T = 0, by ``p`` (N+1, V), these as warped.
 
     A tree whose roots the target gave has one walk a root; the longest wins.
     """
@@ -243,8 +250,8 @@ def _verify(proposal, logits, p, sampling, target_gives_roots):
     else:
         choices = logits.argmax(dim=-1) if sampling.temperature == 0 else sampling.sampler.draw(p)
         walks = [follow(tree, choices, start) for start in starts]
-    path, extra = max(walks, key=lambda walk: len(walk[0]))
-    return path, int(extra)
+    path, extra, draws = max(walks, key=lambda walk: len(walk[0]))
+    return path, int(extra), draws
 
 
 def _target_roots(first, logits, shape, sampling):

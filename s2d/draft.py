@@ -7,7 +7,7 @@ it has not seen, context or tree, up to the newest, from the hidden states that 
 Knows nothing about the target.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -38,16 +38,23 @@ class Prediction:
     """What the draft says about the token after each of R places, at one exit.
 
     ``hidden`` (R, hidden) are the exit's hidden states, ``logits`` and ``probs`` (R, K) its distributions over the draft's
-    vocabulary, ``probs`` before temperature and top-p, and ``likeliest`` (R,) the places of their largest. ``confidence`` is
-    the largest of all.
+    vocabulary, ``probs`` before temperature and top-p, and ``likeliest`` (R,) the places of their largest. ``looks`` are the
+    exit layers that were looked at, and how confident each was: its largest probability of all; the last one was used.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
     probs: torch.Tensor
     likeliest: torch.Tensor
-    confidence: float
-    exit_layer: int
+    looks: list[tuple[int, float]]
+
+    @property
+    def exit_layer(self):
+        return self.looks[-1][0]
+
+    @property
+    def confidence(self):
+        return self.looks[-1][1]
 
 
 @dataclass
@@ -57,7 +64,11 @@ class Draft:
     ``q`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of node i's; None
     where nothing was drawn. ``slots`` (N,): behind the context, the place of each node in the draft's caches, if it got
     there. ``exits`` and ``level_sizes``: for each level, the exit layer that proposed it (0 where the target gave it)
-    and its number of nodes. ``forwards``: how often the draft ran. ``plan``: what a Tuner expected of the step (tune/).
+    and its number of nodes. ``plan``: what a Tuner expected of the step (tune/).
+
+    For who wants to see how it came about: ``looks``, those of every Prediction, that after which it gave up included;
+    ``stopped``, why there are no more levels ("length" of the shape, "room" in the context, "confidence", "decision" model, or
+    the "rate" of a Tuner); and ``seen``, how many places each segment's cache then held.
     """
 
     tree: TokenTree
@@ -65,14 +76,21 @@ class Draft:
     slots: torch.Tensor | None
     exits: list[int]
     level_sizes: list[int]
-    forwards: int
     plan: dict | None = None
+    looks: list = field(default_factory=list)
+    stopped: str = ""
+    seen: list[int] = field(default_factory=list)
+
+    @property
+    def forwards(self):
+        """How often the draft ran: once for a level, and once more where it then gave up."""
+        return len(self.looks)
 
 
 def no_draft(device):
     """Nothing proposed: the target decodes on its own."""
     none = torch.zeros(0, dtype=torch.long, device=device)
-    return Draft(TokenTree(none, none), None, none, [], [], 0)
+    return Draft(TokenTree(none, none), None, none, [], [])
 
 
 def child_chances(first, probs, children):
@@ -126,7 +144,7 @@ class SortedDraft:
         The exit is the first whose confidence is above its threshold. As confidence comes before temperature and top-p,
         thresholds mean the same at any temperature; and it decides alone: no token has a say in its own exit.
         """
-        waiting = [end - segment.cache.length for segment in self.segments]
+        waiting, looks = [end - segment.cache.length for segment in self.segments], []
         for number, (segment, below) in enumerate(zip(self.segments, (None, *self.segments))):
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
             if self.tuner and self.tuner.passes_by(number, count, waiting):
@@ -135,6 +153,7 @@ class SortedDraft:
             probs = warp(logits, temperature=1.0)
             sure, likeliest = probs.max(dim=-1)  # (R,)
             sure = sure.tolist()
+            looks.append((segment.stop, max(sure)))
             if any(each != each for each in sure):
                 raise ValueError("the draft's logits are no numbers: its weights are damaged, or too large for their dtype")
             if self.tuner:
@@ -142,7 +161,7 @@ class SortedDraft:
                     break
             elif max(sure) > segment.threshold:
                 break
-        return Prediction(hidden, logits, probs, likeliest, max(sure), segment.stop)
+        return Prediction(hidden, logits, probs, likeliest, looks)
 
     def tokens_at(self, places):
         """Places in the draft's vocabulary -> tokens."""
@@ -175,24 +194,30 @@ class SortedDraft:
         that are to be the first level.
         """
         self.tokens[:, :n] = context[:, :n]
+        stopped = "length" if levels >= self.shape.depth else "room"
         if self.tuner:
-            tree, levels = self.tuner.tree(self, sampling), levels if self.tuner.start(n, sampling) else 0
+            tree = self.tuner.tree(self, sampling)
+            if not self.tuner.start(n, sampling):
+                levels, stopped = 0, "rate"
         else:
             tree = (StaticTree if self.static else GrowingTree)(self, sampling)
         unsure, decision = (0.0, stop) if callable(stop) else (stop or 0.0, None)
         chances = torch.ones(1, device=self.tokens.device)  # a decision model's: that the target comes to each node
-        used, rows, forwards, exits = 0, 1, 0, []  # places behind the context, and how many of the last to predict from
+        used, rows, exits, looks = 0, 1, [], []  # places behind the context, and how many of the last to predict from
         for level in range(min(levels, self.shape.depth)):
             if level == 0 and roots is not None:
                 children, log_probs = tree.roots(*roots)  # (1, K)
                 exit_layer, chances = 0, chances.expand(children.shape[1])
             else:
                 prediction = self.predict(n, n + used, rows)
-                forwards, exit_layer = forwards + 1, prediction.exit_layer
+                looks.append(prediction.looks)
+                exit_layer = prediction.exit_layer
                 if exit_layer == self.segments[-1].stop and prediction.confidence < unsure:
+                    stopped = "confidence"
                     break
                 children, log_probs = tree.children(prediction)  # (R, K), by their places in the draft's vocabulary
                 if children is None:
+                    stopped = "rate"
                     break
                 if decision:
                     chances = (chances[:, None] * child_chances(decision(prediction), prediction.probs, children)).flatten()
@@ -204,12 +229,16 @@ class SortedDraft:
             used += rows
             exits.append(exit_layer)
             if rows == 0:
+                stopped = "rate"
                 break
             if decision:
                 chances = chances[expanded]
                 if chances.max().item() < decision.threshold:
+                    stopped = "decision"
                     break
-        return tree.draft(exits, forwards)
+        draft = tree.draft(exits)
+        draft.looks, draft.stopped, draft.seen = looks, stopped, [segment.cache.length for segment in self.segments]
+        return draft
 
     def keep(self, n, slots):
         """After verification: n places of context stay, and behind them what the caches hold in ``slots``, a list."""
@@ -251,11 +280,11 @@ class StaticTree:
         self.depth += 1
         return slice(None)
 
-    def draft(self, exits, forwards):
+    def draft(self, exits):
         """The Draft, all of whose levels are there."""
         tokens, q = torch.cat(self.tokens), torch.cat(self.q) if self.q else None
         tree, slots = TokenTree(tokens, self.parents[: len(tokens)]), torch.arange(len(tokens), device=tokens.device)
-        return Draft(tree, q, slots, exits, self.shape.level_sizes[: len(exits)], forwards)
+        return Draft(tree, q, slots, exits, self.shape.level_sizes[: len(exits)])
 
 
 class GrowingTree:
@@ -303,7 +332,7 @@ class GrowingTree:
         self.count, self.depth = self.count + len(scores), self.depth + 1
         return best
 
-    def draft(self, exits, forwards):
+    def draft(self, exits):
         """The Draft of the best candidates, numbered anew."""
         tokens, parents, slots, scores, depths = (torch.cat(column) for column in zip(*self.levels))
         # A parent scores no less than its children and comes before them, so it is kept where they are.
@@ -311,4 +340,4 @@ class GrowingTree:
         number = torch.full((self.count + 1,), -1, device=kept.device)  # old number -> new one; the last is the context's
         number[kept] = torch.arange(len(kept), device=kept.device)
         level_sizes = depths[kept].bincount(minlength=len(exits)).tolist()
-        return Draft(TokenTree(tokens[kept], number[parents[kept]]), None, slots[kept], exits, level_sizes, forwards)
+        return Draft(TokenTree(tokens[kept], number[parents[kept]]), None, slots[kept], exits, level_sizes)

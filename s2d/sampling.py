@@ -35,8 +35,9 @@ class Sampler:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def flip(self, chance):
-        """A coin: chance () of heads -> bool."""
-        return bool(torch.rand((), device=chance.device, dtype=chance.dtype, generator=self.generator) < chance)
+        """A coin: chance () of heads -> whether it is heads, and the number () drawn from [0, 1), which then lies below it."""
+        number = torch.rand((), device=chance.device, dtype=chance.dtype, generator=self.generator)
+        return bool(number < chance), number
 
     def draw(self, probs):
         """Distributions (R, V) -> one token of each (R,)."""

@@ -1,9 +1,9 @@
 """Verifiers: which path of a drafted tree stays, and the token the target adds to it. Pure functions of tensors.
 
 Each takes a TokenTree of N nodes and the target's rows for the context and for every node, N+1 in all: row 0 is about
-what follows the context, row i + 1 about what follows node i. It returns ``(path, extra)``: the accepted nodes from the
-root (or ``start``) down, a list, and the token after them. A chain is a tree with one child a node; with N = 0 all of this is
-autoregressive decoding.
+what follows the context, row i + 1 about what follows node i. It returns ``(path, extra, draws)``: the accepted nodes from
+the root (or ``start``) down, a list, the token after them, and the numbers that were drawn for each test on the way. A chain is
+a tree with one child a node; with N = 0 all of this is autoregressive decoding.
 """
 
 import torch
@@ -24,7 +24,7 @@ def follow(tree, choices, start=-1):
         if parent == node:
             path.append(child)
             node = child
-    return path, choices[node + 1]
+    return path, choices[node + 1], []
 
 
 def verify_sampled(tree, p, q, replacement, sampler, start=-1):
@@ -39,7 +39,7 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
     That breaks if candidates are sorted or dropped after they were drawn, or if q is not what they were drawn from, such
     as a softmax beside its argmax.
     """
-    path, node = [start][start < 0 :], start
+    path, node, draws = [start][start < 0 :], start, []
     while True:
         children = (tree.parents == node).nonzero().flatten().tolist()
         rest_p, rest_q = p[node + 1], q[node + 1] if children else None
@@ -47,12 +47,14 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
             token = tree.tokens[child]
             if rest_q[token] == 0:
                 continue  # never drawn: q had fewer tokens to give than the node has children
-            if sampler.flip(rest_p[token] / rest_q[token]):
+            stays, number = sampler.flip(rest_p[token] / rest_q[token])
+            draws.append(number)
+            if stays:
                 break
             rest_p = residual(rest_p, rest_q)
             rest_q = rest_q if replacement else without(rest_q, token)
         else:
-            return path, sampler.draw(rest_p[None])[0]
+            return path, sampler.draw(rest_p[None])[0], draws
         path.append(child)
         node = child
 

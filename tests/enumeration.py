@@ -27,7 +27,7 @@ class EveryOutcome:
 
     def flip(self, chance):
         heads = min(1.0, chance.item())
-        return self._choose([1 - heads, heads]) == 1
+        return self._choose([1 - heads, heads]) == 1, None
 
     def draw(self, probs):
         return torch.tensor([self._choose(row.tolist()) for row in probs])
@@ -92,7 +92,7 @@ def emitted_distribution(p, q, widths, length, decide, replacement=False):
     joint = torch.zeros((vocab,) * length, dtype=torch.float64)
     for tree, prefixes, chance in drawn_trees(q, widths, replacement):
         p_rows, q_rows = torch.stack([p(prefix) for prefix in prefixes]), torch.stack([q(prefix) for prefix in prefixes])
-        for (path, extra), likely in enumerate_outcomes(lambda sampler: decide(tree, p_rows, q_rows, sampler)):
+        for (path, extra, *_), likely in enumerate_outcomes(lambda sampler: decide(tree, p_rows, q_rows, sampler)):
             emitted = (*tree.tokens[path].tolist(), int(extra))[:length]
             joint[emitted] += chance * likely * joint_distribution(p, length - len(emitted), emitted)
     return joint

@@ -98,7 +98,7 @@ def run_case(*arguments, stdin=b""):
             code = stopped.code
     err.flush()
     lines = err.buffer.getvalue().decode().splitlines()
-    errors = [line for line in lines if not line.startswith(("target ", "measuring what passes cost "))]
+    errors = [line for line in lines if not line.startswith(("target ", "loading target ", "measuring what passes cost "))]
     assert (code, len(errors)) in ((0, 0), (2, 1)), (code, lines)
     assert all(line.startswith("run.py: ") for line in errors) and not warned
     return code, "".join(errors)

@@ -17,7 +17,7 @@ from s2d.train.decision import auc, calibration, fit_decision
 def prediction(logits, hidden=None):
     logits = torch.as_tensor(logits, dtype=torch.float64)
     probs = logits.softmax(-1)
-    return Prediction(torch.ones(len(logits), 8) if hidden is None else hidden, logits, probs, probs.argmax(-1), probs.max().item(), 2)
+    return Prediction(torch.ones(len(logits), 8) if hidden is None else hidden, logits, probs, probs.argmax(-1), [(2, probs.max().item())])
 
 
 def test_the_two_feature_sets():

@@ -27,8 +27,8 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
     """From any directory: a correct answer, the short block, and the comparison with the target alone."""
     done = subprocess.run([*RUN, "--target", "13b"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0
-    first, second = done.stderr.splitlines()
-    assert first == f"target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}"
+    first, second, third = done.stderr.splitlines()
+    assert first == f"loading target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}" and third == "timing the target alone, to compare"
     assert re.fullmatch(r"target and draft on (cpu, \d+ threads, float32|cuda.* GB, bfloat16), 0\.\d\d GB of weights", second)
     text, _, block = done.stdout.partition("\n\n")
     assert text == EXAMPLE_ANSWER
@@ -59,7 +59,7 @@ def test_stdin_and_json():
     stats = answer["stats"]
     assert stats["steps"] == len(stats["accept_lengths"])
     assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
-    assert stats["seconds"] > 0 and done.stderr.startswith(b"target ")
+    assert stats["seconds"] > 0 and done.stderr.startswith(b"loading target ")
 
 
 def run_json(capsys, *arguments):
@@ -191,7 +191,7 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, message, other_models, c
     except SystemExit as stopped:  # argparse
         code = stopped.code
     output = capsys.readouterr()
-    errors = [line for line in output.err.splitlines() if not line.startswith("target ")]
+    errors = [line for line in output.err.splitlines() if not line.startswith(("target ", "loading target "))]
     assert code == 2
     assert output.out == ""
     assert len(errors) == 1 and errors[0].startswith("run.py: ") and message in errors[0], errors

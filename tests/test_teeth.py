@@ -39,7 +39,7 @@ def test_argmax_drafts_tested_against_softmax_are_caught():
 def test_candidates_reordered_by_probability_are_caught():
     def wrong(tree, p, q, sampler):
         order = q[0][tree.tokens].argsort(descending=True)
-        path, extra = right(TokenTree(tree.tokens[order], tree.parents), p, q, sampler)
+        path, extra, _ = right(TokenTree(tree.tokens[order], tree.parents), p, q, sampler)
         return order[path].tolist(), extra
 
     assert error(wrong, 2) > 0.01
@@ -49,7 +49,7 @@ def test_candidates_reordered_by_probability_are_caught():
 def test_dropping_unlikely_candidates_is_caught():
     def wrong(tree, p, q, sampler):
         likely = tree.tokens != Q.argmin()
-        path, extra = right(TokenTree(tree.tokens[likely], tree.parents[likely]), p, q, sampler)
+        path, extra, _ = right(TokenTree(tree.tokens[likely], tree.parents[likely]), p, q, sampler)
         return likely.nonzero().flatten()[path].tolist(), extra
 
     assert error(wrong, 2) > 1e-4
@@ -59,7 +59,7 @@ def recursive_rejection(tree, p, q, sampler, next_p, next_q):
     """One level of recursive rejection sampling with its two updates given."""
     rest_p, rest_q = p[0], q[0]
     for node, token in enumerate(tree.tokens):
-        if sampler.flip(rest_p[token] / rest_q[token]):
+        if sampler.flip(rest_p[token] / rest_q[token])[0]:
             return [node], 0
         rest_p, rest_q = next_p(rest_p, rest_q), next_q(rest_q, token)
     return [], sampler.draw(rest_p[None])[0]

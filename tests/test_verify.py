@@ -65,7 +65,7 @@ def test_deterministic_candidates_leave_the_targets_distribution(vocab):
             for tokens in (q.topk(k).indices, q.topk(k, largest=False).indices, torch.zeros(k, dtype=torch.long)):
                 tree, output = TokenTree(tokens, torch.full((k,), -1)), torch.zeros(vocab, dtype=torch.float64)
                 for choice in range(vocab):  # what follows the roots has no say in the first token
-                    path, extra = follow(tree, torch.tensor([choice] + [0] * k))
+                    path, extra, _ = follow(tree, torch.tensor([choice] + [0] * k))
                     output[tree.tokens[path[0]] if path else extra] += p[choice]
                 assert (output - p).abs().max() < 1e-12
 
@@ -98,7 +98,7 @@ def test_a_deterministic_tree_leaves_the_targets_triples(seed):
     prefixes = [(), (0,), (2,), (0,), (0, 1), (0, 2), (2, 0)]
     output = torch.zeros((vocab,) * 3, dtype=torch.float64)
     rows = torch.stack([p(prefix) for prefix in prefixes])
-    for (path, extra), chance in enumerate_outcomes(lambda sampler: follow(tree, sampler.draw(rows))):
+    for (path, extra, _), chance in enumerate_outcomes(lambda sampler: follow(tree, sampler.draw(rows))):
         emitted = (*tree.tokens[path].tolist(), int(extra))
         output[emitted] += chance * joint_distribution(p, 3 - len(emitted), emitted)
     assert (output - joint_distribution(p, 3)).abs().max() < 1e-9
@@ -115,7 +115,7 @@ def test_where_a_path_ends_may_depend_on_the_path(replacement):
         number = torch.cat((keep.cumsum(0) - 1, torch.tensor([-1])))
         small = TokenTree(tree.tokens[keep], number[tree.parents[keep]])
         rows = torch.cat((torch.tensor([True]), keep))
-        path, extra = verify_sampled(small, p_rows[rows], q_rows[rows], replacement, sampler)
+        path, extra, _ = verify_sampled(small, p_rows[rows], q_rows[rows], replacement, sampler)
         return keep.nonzero().flatten()[path], extra
 
     output = emitted_distribution(p, q, (2, 2), 2, pruned, replacement)
@@ -131,9 +131,9 @@ def test_greedy_follows_the_argmax_and_adds_the_next_one():
         ([1, 0, 2, 0, 0, 3, 0], [1, 4], 3),
         ([2, 0, 0, 0, 0, 0, 0], [], 2),
     ):
-        kept, added = follow(tree, torch.tensor(best))
+        kept, added, _ = follow(tree, torch.tensor(best))
         assert (kept, int(added)) == (path, extra)
-    kept, added = follow(tree[:0], torch.tensor([3]))
+    kept, added, _ = follow(tree[:0], torch.tensor([3]))
     assert (kept, int(added)) == ([], 3)
 
 
@@ -153,10 +153,10 @@ def test_sampler_repeats_with_its_seed():
     probs = torch.full((40, 100), 0.01)
     first, again, other = (Sampler(seed, "cpu") for seed in (1, 1, 2))
     assert torch.equal(first.draw(probs), again.draw(probs))
-    assert [first.flip(double(0.5)[0]) for _ in range(50)] == [again.flip(double(0.5)[0]) for _ in range(50)]
+    assert [first.flip(double(0.5)[0])[0] for _ in range(50)] == [again.flip(double(0.5)[0])[0] for _ in range(50)]
     assert torch.equal(first.candidates(probs, 5, False), again.candidates(probs, 5, False))
     assert not torch.equal(Sampler(1, "cpu").draw(probs), other.draw(probs))
-    assert not any(first.flip(double(0.0)[0]) for _ in range(50)) and all(first.flip(double(1.0)[0]) for _ in range(50))
+    assert not any(first.flip(double(0.0)[0])[0] for _ in range(50)) and all(first.flip(double(1.0)[0])[0] for _ in range(50))
 
 
 @pytest.mark.parametrize("replacement", [False, True])

@@ -54,7 +54,7 @@ class TunedTree:
             self.drafter.attention.set_tree(ancestor_mask(torch.tensor(self.slot_parents, device=children.device)))
         return slice(order[0], order[0] + 1) if len(order) == 1 else torch.tensor(order, dtype=torch.long, device=children.device)
 
-    def draft(self, exits, forwards):
+    def draft(self, exits):
         """The Draft of the candidates that the tuner sends, numbered anew."""
         kept, plan = self.tuner.send()
         number = {old: new for new, old in enumerate(kept)} | {-1: -1}
@@ -64,4 +64,4 @@ class TunedTree:
         tokens, parents, slots = (torch.tensor(column, dtype=torch.long, device=device) for column in (
             [self.tokens[old] for old in kept], [number[self.parents[old]] for old in kept], [self.slots[old] for old in kept],
         ))  # fmt: skip
-        return Draft(TokenTree(tokens, parents), torch.cat(self.q) if self.q else None, slots, exits, level_sizes, forwards, plan)
+        return Draft(TokenTree(tokens, parents), torch.cat(self.q) if self.q else None, slots, exits, level_sizes, plan)

@@ -1,0 +1,29 @@
+"""One answer as a page to walk through: where each token came from, every step's tree, mask, tests, caches and time.
+
+    with traced("page.html", Recorder(tokenizer, prompt, names, options)) as recorder:
+        generate(target, prompt, **options, on_step=recorder)
+
+Everything comes through ``on_step``: record.py turns Steps into plain numbers, page.py puts these, page.js and page.css into one
+file that needs nothing else. Knows nothing about training and benchmark.
+"""
+
+import sys
+from contextlib import contextmanager
+
+from ..program import one_line
+from .page import check_page, write_page
+from .record import Recorder
+
+__all__ = ["Recorder", "check_page", "traced"]
+
+
+@contextmanager
+def traced(file, recorder):
+    """The ``recorder``, which is written to ``file`` in the end: also where an answer was interrupted, if it had begun."""
+    check_page(file)
+    try:
+        yield recorder
+    finally:
+        if recorder.steps:
+            write_page(recorder.data(), file)
+            print(one_line(f"every step: {file}"), file=sys.stderr)

@@ -1,0 +1,145 @@
+"""What a page shows of each step, as plain numbers: of vocabulary-sized rows only the tokens that matter there."""
+
+import statistics
+
+import torch
+
+from ..options import choose_exits
+from ..sampling import warp
+from ..tokenizer import TextStream
+from ..verify import residual, without
+
+LIKELY = 6  # tokens that are shown of each distribution, besides those that were drafted or taken
+
+
+class Recorder:
+    """A function for ``on_step`` that keeps what there is to see, and calls ``watch`` before, if there is one.
+
+    ``options`` are those of ``generate``, ``names`` those of the models.
+    """
+
+    def __init__(self, tokenizer, prompt, names, options, watch=None):
+        self.tokenizer, self.prompt, self.watch, self.steps, self.alone = tokenizer, prompt, watch, [], None
+        self.temperature, self.top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
+        self.replacement, draft = options.get("replacement", False), options.get("draft")
+        method, stop = options.get("method", "s2d"), options.get("stop")
+        exits, thresholds = (), ()
+        if draft and method != "ar":
+            exits, thresholds = choose_exits(draft.config, method, options.get("exits"), options.get("thresholds"))
+            if stop is None and method in ("sd", "s2d"):
+                stop = draft.config.draft_stop
+        self.about = names | {
+            "method": method, "temperature": self.temperature, "top_p": self.top_p, "seed": options.get("seed", 0),
+            "init": options.get("init", "draft"), "replacement": self.replacement, "exits": list(exits),
+            "thresholds": [] if method == "auto" else list(thresholds), "stop": None if callable(stop) else stop or None,
+            "decision": callable(stop), "prompt_tokens": len(prompt),
+        }  # fmt: skip
+
+    def __call__(self, step):
+        if self.watch:
+            self.watch(step)
+        proposal, tree = step.proposal, step.proposal.tree
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        p, q = warp(step.logits, self.temperature or 1.0, self.top_p if self.temperature else 1.0), proposal.q
+        given = bool(proposal.exits) and proposal.exits[0] == 0  # the first level is the target's: it faces no test
+        own = step.tokens[len(step.path)] if len(step.tokens) > len(step.path) else None
+        places, draws = [], iter([draw if draw is None else draw.item() for draw in step.draws])
+        for depth, row in enumerate([0, *(node + 1 for node in step.path)]):
+            children = [node for node, parent in enumerate(parents) if parent == row - 1]
+            taken = step.path[depth] if depth < len(step.path) else None
+            if depth == 0 and given:
+                children = []
+            if q is not None and self.temperature:
+                place = tested(p[row], q[row] if children else None, children, taken, tokens, draws, self.replacement)
+            else:
+                place = matched(p[row], children, taken, tokens)
+            places.append({"row": row, "taken": taken, "own": own if taken is None else None, **place})
+        below = [parent + 1 for parent in parents]  # the row that is about each node's place
+        chance = lambda rows: [short(rows[row, token]) for row, token in zip(below, tokens)]  # noqa: E731
+        self.steps.append({
+            "n": step.n, "tokens": step.tokens, "sources": step.sources, "path": step.path, "draws": len(step.draws),
+            "nodes": {"tokens": tokens, "parents": parents, "p": chance(p), "q": None if q is None else chance(q)},
+            "levels": [{"exit": exit_layer, "size": size, "looks": [] if given and not level else looked(proposal.looks[level - given])}
+                       for level, (exit_layer, size) in enumerate(zip(proposal.exits, proposal.level_sizes))],
+            "gave_up": looked(proposal.looks[len(proposal.exits) - given]) if len(proposal.looks) > len(proposal.exits) - given else None,
+            "stopped": proposal.stopped, "places": places, "caches": self.caches(step), "plan": proposal.plan,
+            "ms": [short(1000 * seconds) for seconds in (
+                step.draft_seconds, step.target_seconds, step.seconds - step.draft_seconds - step.target_seconds)],
+        })  # fmt: skip
+
+    def caches(self, step):
+        """Of every cache its name, how many places it held after the target's pass, and how many of these it keeps."""
+        n, proposal = step.n, step.proposal
+        held = [{"name": "target", "held": n + len(proposal.tree), "kept": n + len(step.path)}]
+        slots = [] if proposal.slots is None else proposal.slots[step.path].tolist()
+        first = 1
+        for exit_layer, seen in zip(self.about["exits"], proposal.seen):
+            kept = min(seen, n + sum(n + slot < seen for slot in slots))
+            held.append({"name": f"draft, layers {first} to {exit_layer}", "held": seen, "kept": kept})
+            first = exit_layer + 1
+        return held
+
+    def time_alone(self, generate, target, prompt, **options):
+        """See how long the target alone takes for a token, on the first few of the same answer."""
+        seconds = []
+        emitted = sum(len(step["tokens"]) for step in self.steps)
+        generate(target, prompt, **options | {"max_new_tokens": min(16, emitted)}, on_step=lambda step: seconds.append(step.seconds))
+        self.alone = short(1000 * statistics.median(seconds[1:] or seconds))  # the first one reads the prompt
+
+    def data(self):
+        """All of it, to be written as JSON: also the text of every token, and of the answer token by token."""
+        stream, anchor, answer = TextStream(self.tokenizer), self.tokenizer.encode("a"), []
+        emitted = [token for step in self.steps for token in step["tokens"]]
+        answer = [stream.push([token]) for token in emitted]
+        answer[-1:] = [answer[-1] + stream.finish()] if answer else []
+        known = {token for step in self.steps for token in step["nodes"]["tokens"] + step["tokens"]}
+        known |= {token for step in self.steps for place in step["places"] for token in place["ids"]}
+        before = len(self.tokenizer.decode(anchor))
+        pieces = {token: self.tokenizer.decode([*anchor, token])[before:] for token in sorted(known)}
+        return {"about": self.about, "prompt": self.tokenizer.decode(self.prompt), "answer": answer, "pieces": pieces,
+                "alone_ms": self.alone, "steps": self.steps}  # fmt: skip
+
+
+def short(number):
+    """Four digits of a number are enough to look at."""
+    return float(f"{float(number):.4g}")
+
+
+def looked(looks):
+    return [[exit_layer, short(confidence)] for exit_layer, confidence in looks]
+
+
+def to_show(p, q, children, tokens):
+    """Which tokens of a place are shown, a list: what was drafted, and the likeliest by p (V,) and q (V,) or None."""
+    likely = p.topk(min(LIKELY, len(p))).indices.tolist() + ([] if q is None else q.topk(min(3, len(q))).indices.tolist())
+    return list(dict.fromkeys([tokens[node] for node in children] + likely))
+
+
+def cut(row, ids):
+    """The shown part of a row (V,)."""
+    return [short(chance) for chance in row[ids].tolist()]
+
+
+def matched(p, children, taken, tokens):
+    """A place where the target's own choice decides: a child that carries it stays."""
+    ids = to_show(p, None, children, tokens)
+    tests = [{"node": node, "p": short(p[tokens[node]]), "stays": node == taken} for node in children]
+    return {"ids": ids, "stages": [{"p": cut(p, ids), "q": None}], "tests": tests}
+
+
+def tested(p, q, children, taken, tokens, draws, replacement):
+    """A place whose children were drawn from q: the tests of verify.verify_sampled over again, with the numbers it drew."""
+    ids = to_show(p, q, children, tokens)
+    stages, tests = [{"p": cut(p, ids), "q": None if q is None else cut(q, ids)}], []
+    for node in children:
+        token = tokens[node]
+        if q[token] == 0:
+            continue
+        ratio, draw = (p[token] / q[token]).item(), next(draws, None)
+        tests.append({"node": node, "p": short(p[token]), "q": short(q[token]), "chance": short(min(1.0, ratio)),
+                      "draw": draw if draw is None else short(draw), "stays": node == taken})  # fmt: skip
+        if node == taken:
+            break
+        p, q = residual(p, q), q if replacement else without(q, torch.tensor(token, device=q.device))
+        stages.append({"p": cut(p, ids), "q": cut(q, ids)})
+    return {"ids": ids, "stages": stages, "tests": tests}

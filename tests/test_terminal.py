@@ -1,0 +1,227 @@
+"""Colours and conversations, as a user at a terminal has them."""
+
+import builtins
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import ROOT, WEIGHTS
+
+import run
+from s2d import Tokenizer, generate, load_model
+from s2d.terminal import COLORS, Streamed, colors_of
+from s2d.tokenizer import chat_template
+
+QUESTION = "Tell me two things about Tadastan: its capital and its main export."
+RUN = [sys.executable, str(ROOT / "run.py"), "--target", "7b"]
+ESCAPES = re.compile(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", re.DOTALL)
+
+
+def program(*arguments):
+    try:
+        return run.main([str(each) for each in arguments])
+    except SystemExit as end:
+        return end.code
+
+
+def plain_colours(steps, tokenizer, exits):
+    """[(colour or None, text)] of runs of one colour, token by token and by no means of terminal.py's."""
+    runs, ids = [], []
+    for step in steps:
+        for place, token in enumerate(step.tokens):
+            drafted = place < len(step.path)
+            exit_layer = step.proposal.exits[place] if drafted else 0
+            before = tokenizer.decode(ids)
+            ids.append(token)
+            text, color = tokenizer.decode(ids)[len(before) :], COLORS[exits.index(exit_layer)] if exit_layer else None
+            if text and runs and runs[-1][0] == color:
+                runs[-1] = color, runs[-1][1] + text
+            elif text:
+                runs.append((color, text))
+    return runs
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--method", "ar"], ["--method", "sd", "--exits", "3"], ["--method", "s2d"], ["--method", "s2d-tree"], ["--method", "auto"],
+    ["--method", "mcsd", "--tree", "3,2", "--init", "target"], ["--method", "s2d", "--exits", "2,4", "--thresholds", ".5,0"],
+])  # fmt: skip
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_token_has_the_colour_of_its_exit(arguments, temperature, capsys, monkeypatch):
+    steps, push = [], Streamed.__call__
+    monkeypatch.setattr(Streamed, "__call__", lambda self, step: (steps.append(step), push(self, step)))
+    common = ["--target", "7b", "--prompt", QUESTION, "--temperature", temperature, "--max-new-tokens", 40, *arguments]
+    assert program(*common, "--color", "always") == 0
+    shown, _, block = capsys.readouterr().out.partition("\n\n")
+    exits = [int(each) for each in arguments[arguments.index("--exits") + 1].split(",")] if "--exits" in arguments else [2, 3, 4]
+    exits = exits[-1:] if arguments[1] in ("sd", "mcsd") else exits
+    found = []
+    for color, text, plain in ESCAPES.findall(shown):
+        color = int(color) if color else None
+        if found and found[-1][0] == color:
+            found[-1] = color, found[-1][1] + (text or plain)
+        else:
+            found.append((color, text or plain))
+    assert found == plain_colours(steps, Tokenizer(WEIGHTS / "mini-7b"), exits)
+    legend = [line for line in block.splitlines() if line.startswith("colours")]
+    if arguments[1] == "ar":
+        assert legend == [] and "\033" not in shown
+    else:
+        assert [int(color) for color, text, _ in ESCAPES.findall(legend[0]) if color] == [COLORS[i] for i in range(len(exits))]
+        assert len({color for color, _ in found}) > 1
+    assert program(*common, "--color", "never") == 0
+    assert "".join(text for _, text in found) == capsys.readouterr().out.partition("\n\n")[0]
+
+
+def test_when_there_are_colours(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert colors_of((2, 3), "auto", Terminal()) == {2: COLORS[0], 3: COLORS[1]} == colors_of((2, 3), "always", io.StringIO())
+    assert colors_of((2, 3), "auto", io.StringIO()) == {} == colors_of((2, 3), "never", Terminal())
+    monkeypatch.setenv("TERM", "dumb")
+    assert colors_of((2, 3), "auto", Terminal()) == {}
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert colors_of((2, 3), "auto", Terminal()) == {} and colors_of((2, 3), "always", Terminal())
+
+
+def test_on_a_real_terminal(tmp_path):
+    """Colours without being asked for, and none into a file."""
+    ours, theirs = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
+    command = [*RUN, "--prompt", QUESTION]
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment, close_fds=True)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    assert process.wait() == 0 and b"\033[36m" in shown and b"colours" in shown
+    assert b"\033" not in subprocess.run(command, capture_output=True, env=environment).stdout
+
+
+def said(monkeypatch, *lines):
+    """What the user types: texts, and exceptions where a key is pressed instead."""
+    waiting = iter([*lines, EOFError()])
+
+    def typed(prompt=""):
+        line = next(waiting)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    monkeypatch.setattr(builtins, "input", typed)
+
+
+def talk(capsys, *arguments):
+    assert program("--target", "7b", "--interactive", "--dtype", "float64", *arguments) == 0
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize("method", ["ar", "s2d", "auto"])
+def test_a_conversation_has_its_earlier_turns_in_context(method, monkeypatch, capsys):
+    said(monkeypatch, QUESTION, "", "   ", "What is the capital of Tadastan?")
+    out, error = talk(capsys, "--method", method)
+    target, tokenizer = load_model(WEIGHTS / "mini-7b", dtype="float64"), Tokenizer(WEIGHTS / "mini-7b")
+    messages = []
+    for line, shown in zip((QUESTION, "What is the capital of Tadastan?"), out.splitlines(), strict=False):
+        tokens = generate(target, tokenizer.encode_chat([*messages, line]), method="ar").tokens
+        messages += [line, tokenizer.decode(tokens)]
+        assert shown == messages[-1]
+    gains = re.findall(r"(\d+) tokens in (\d+) passes of the target \(([\d.]+) each\), [\d.]+ tokens/s", error)
+    assert len(gains) == 2 and all((float(each) > 1) == (method != "ar") for *_, each in gains)
+
+
+def test_a_prompt_is_the_first_turn(monkeypatch, capsys):
+    said(monkeypatch)
+    out, error = talk(capsys, "--prompt", QUESTION)
+    assert "Vorbiburg" in out and error.count("passes of the target") == 1
+
+
+def test_what_does_not_fit_is_forgotten_and_said(monkeypatch, capsys):
+    """A context of 512: turns are dropped from the beginning, a message that is too long is refused, and it goes on."""
+    said(monkeypatch, *[QUESTION] * 12, "far too long " * 400, "What is the capital of Tadastan?")
+    prompts, plain = [], run.generate
+    monkeypatch.setattr(run, "generate", lambda target, prompt, **options: (prompts.append(prompt), plain(target, prompt, **options))[1])
+    out, error = talk(capsys, "--max-new-tokens", "60")
+    assert re.search(r"the context of \d+ tokens is full: forgotten, turns from the beginning: 1\n", error)
+    assert error.count("say it in fewer words") == 1
+    size = load_model(WEIGHTS / "mini-7b").config.max_position_embeddings
+    assert len(prompts) == 13 and max(map(len, prompts)) + 60 <= size and max(map(len, prompts)) > size / 2
+    template = chat_template(WEIGHTS / "mini-7b")
+    assert prompts[-1] == Tokenizer(WEIGHTS / "mini-7b").encode_chat(["What is the capital of Tadastan?"], template)
+
+
+def test_an_answer_that_fills_the_context_says_so(monkeypatch, capsys):
+    said(monkeypatch, "a " * 480)
+    _, error = talk(capsys, "--method", "ar", "--max-new-tokens", "400")
+    assert "is full: the answer ends here" in error or "passes of the target" in error
+
+
+def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
+    """Ctrl-C at the prompt does nothing, within an answer it ends that; what was said so far stays in the conversation."""
+    said(monkeypatch, KeyboardInterrupt(), QUESTION, UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"), "And its language?")
+    prompts, plain, steps = [], run.generate, []
+
+    def interrupted(target, prompt, on_step, **options):
+        prompts.append(prompt)
+
+        def watch(step):
+            on_step(step)
+            steps.append(step)
+            if len(steps) == 2:
+                raise KeyboardInterrupt
+
+        return plain(target, prompt, on_step=watch, **options)
+
+    monkeypatch.setattr(run, "generate", interrupted)
+    out, error = talk(capsys, "--method", "s2d")
+    tokenizer = Tokenizer(WEIGHTS / "mini-7b")
+    partial = tokenizer.decode(steps[0].tokens + steps[1].tokens)
+    assert out.splitlines()[1] == partial and "interrupted" in error and "not UTF-8" in error
+    assert prompts[1] == tokenizer.encode_chat([QUESTION, partial, "And its language?"])
+
+
+def test_a_real_ctrl_c():
+    """SIGINT while a process is answering: it asks for the next line."""
+    command = [*RUN, "--interactive", "--method", "ar", "--max-new-tokens", "3000", "--temperature", "3", "--color", "never"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    process.stdin.write(QUESTION.encode() + b"\n")
+    assert process.stdout.read(12)  # the prompt, and something of an answer
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    out, error = process.communicate(b"What is the capital of Tadastan?\n", timeout=120)
+    assert process.returncode == 0 and error.count(b"passes of the target") + error.count(b"interrupted") == 2, error
+
+
+@pytest.mark.parametrize("arguments", [["--json"], ["--trace", "x.html"], ["--raw"], ["--prompt", "-"]])
+def test_what_does_not_go_with_a_conversation(arguments, capsys):
+    assert program("--target", "7b", "--interactive", *arguments) == 2
+    out, error = capsys.readouterr()
+    assert error.count("\n") == 1 and arguments[0] in error and out == ""
+
+
+def test_a_model_without_a_template_has_no_conversation(tmp_path, capsys, monkeypatch):
+    (tmp_path / "plain").symlink_to(WEIGHTS / "mini-7b")
+    folder = tmp_path / "base"
+    folder.mkdir()
+    for file in (WEIGHTS / "mini-7b").iterdir():
+        (folder / file.name).symlink_to(file)
+    assert program("--target", folder, "--interactive", "--method", "ar") == 2
+    assert "no chat template" in capsys.readouterr().err.splitlines()[-1]
+    said(monkeypatch, QUESTION)
+    assert program("--target", folder, "--interactive", "--method", "ar", "--chat") == 0
