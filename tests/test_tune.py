@@ -23,7 +23,7 @@ from s2d.train import __main__ as train
 from s2d.tune.chances import BINS, CENTRES, EDGES, Chances, Level, Visit, bin_of
 from s2d.tune.costs import LARGEST, ROWS, Costs, cheapest_growth, flat_costs, kept_costs, read_costs, write_costs
 from s2d.tune.measuring import measure, rising
-from s2d.tune.tuner import IDLE, Tuner
+from s2d.tune.tuner import IDLE, SAVINGS, Tuner
 from s2d.weights import save_model
 
 
@@ -339,6 +339,26 @@ def test_an_exit_is_passed_by_once_looks_at_it_have_saved_less_than_they_cost():
         if not saves:  # but not where the next exit would have much to catch up on
             tuner.start(10, Sampling(0.0, 1.0, False, None))
             assert tuner.passes_by(0, 1, [1, 5]) and not tuner.passes_by(0, 1, [1, 100 * LARGEST])
+
+
+def test_catching_up_is_paid_out_of_what_an_exit_has_earned():
+    """Beside a ledger: prompts of any length to read, after each of which the deeper exit is right so much more often."""
+    tuner, rng, earned, decided = Tuner(flat_costs(4.0, 0.1, 2), (1, 2)), np.random.default_rng(0), 0.0, set()
+    table = tuner.chances["greedy"]
+    for _ in range(400):
+        sure, better = sorted(rng.uniform(0.2, 1.0, 2))
+        table.table[table.row["first"]], table.table[table.row["deeper"] + 1] = [sure] * BINS, [better] * BINS
+        tuner.tokens, tuner.milliseconds, tuner.level_ms = 1.0, 4.0, 0.1
+        tuner.start(10, Sampling(0.0, 1.0, False, None))
+        behind = int(rng.choice([1, LARGEST * 40, LARGEST * 120]))
+        surplus = tuner.value(better) - tuner.value(sure) - tuner.rate * 0.1
+        debt = tuner.rate * 0.1 * (max(behind, LARGEST) / LARGEST - 1)
+        earned = min(earned + max(surplus, 0.0), SAVINGS)
+        deeper = surplus > 0 and earned >= debt
+        assert tuner.enough(0, [0.5], [5], None, [1, behind]) == (not deeper)
+        earned -= debt * deeper
+        decided.add((deeper, surplus > 0, behind))
+    assert len(decided) > 6
 
 
 def test_where_a_draft_never_pays_it_is_tried_again_now_and_then():

@@ -8,6 +8,7 @@ from .tree import TunedTree
 
 PACE = 0.95  # of a step's tokens and milliseconds in the rate, one step later
 IDLE = 16  # steps without a draft, or levels without a look at an exit, after which one is tried again
+SAVINGS = 4.0  # tokens that an exit may have earned, at most, to pay for catching up
 MEMORY = 32.0  # looks at an exit that what they saved before counts for, at most
 
 
@@ -25,7 +26,7 @@ class Tuner:
         self.chances = {kind: Chances(len(exits), (priors or {}).get(kind)) for kind in ("greedy", "sampled")}
         self.tokens = self.milliseconds = self.level_ms = 0.0  # of recent steps; of a level, on the mean
         self.idle = 0  # steps since the last draft
-        self.missed = [0.0] * len(exits)  # tokens that each exit would have added, since it was used, net of its price
+        self.earned = [0.0] * len(exits)  # tokens that each exit added or would have, net of its price and of what it caught up on
         self.saved = {}  # by exit and what came before: the tokens' worth that a look there saves, and by how many looks
         self.passed = [0] * len(exits)  # levels since each exit was last looked at
 
@@ -107,7 +108,6 @@ class Tuner:
         self.drafting += self.pass_ms(exit, waiting[exit])
         self.steady += self.pass_ms(exit, rows)
         self.reading += self.pass_ms(exit, waiting[exit]) if waiting[exit] > LARGEST else 0.0
-        self.missed[exit] = 0.0
         if exit + 1 < len(self.exits) and self.passed[exit] < IDLE:
             debt = self.pass_ms(exit + 1, waiting[exit + 1]) - self.pass_ms(exit + 1, rows)
             saved, _ = self.saved.get((self.sampled, exit, self.before), (inf, 0.0))
@@ -124,9 +124,9 @@ class Tuner:
 
         There it is ``sure`` (R,) of its ``tokens`` (R,), lists, by its ``logits`` (R, K). ``waiting`` (E,) are the places each
         segment has to run over to get there. A deeper exit is worth it when it adds more tokens, at these places and after
-        them, than its segments take of time. What they have to catch up on besides, above all a prompt, is paid once and
-        serves all later places, nobody knows how many: so it is paid when as much has been missed without (as who rents
-        skis should buy them when the rent has come to their price: never more than twice what was best).
+        them, than its segments take of time. What they have to catch up on besides, above all a prompt, serves all later places,
+        nobody knows how many: so it is paid out of what that exit has earned, where it was used or would have been. Without a
+        history that is how to rent skis: buy them when the rent has come to their price, and never pay more than twice the best.
         """
         bins = [bin_of(each) for each in sure]
         self.visits.append(Visit(exit, tokens, bins, logits))
@@ -144,11 +144,12 @@ class Tuner:
             debt += self.rate * (self.pass_ms(deeper, waiting[deeper]) - one)
             gain = sum(self.value(path * better[bin], drawn) for path, bin in zip(self.paths, bins)) - worth
             if gain > price:
-                self.missed[deeper] += gain - price
-                if self.missed[deeper] >= debt:
+                self.earned[deeper] = min(self.earned[deeper] + gain - price, SAVINGS)
+                if self.earned[deeper] >= debt:
+                    self.earned[deeper] -= debt
                     self.learn_what_looks_save(exit, 0.0)
                     return False
-            saved = min(saved, price - gain if gain <= price else debt - self.missed[deeper])
+            saved = min(saved, price - gain if gain <= price else debt - self.earned[deeper])
         self.learn_what_looks_save(exit, saved)
         return True
 
