@@ -12,9 +12,9 @@ from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
 from s2d.options import METHODS, check, choose_exits, refuse_knobs
 from s2d.program import Parser, one_line, run_program
-from s2d.terminal import Streamed, colors_of, gain, report, speed
 from s2d.tokenizer import chat_template
 from s2d.trace import Recorder, check_page, traced
+from s2d.trace.terminal import Streamed, colors_of, gain, report, speed
 from s2d.tree import Dynamic
 from s2d.tune import tuner_for
 from s2d.weights import DTYPES, placement
@@ -166,14 +166,16 @@ def ask():
     """A line from the user that says something; None at the end of input."""
     while True:
         try:
-            if line := input("> ").strip():
+            line = input("> ").strip()
+            line.encode()
+            if line:
                 return line
         except EOFError:
             print()
             return None
         except KeyboardInterrupt:
             print()
-        except UnicodeDecodeError:
+        except UnicodeError:
             print("that line is not UTF-8", file=sys.stderr)
 
 

@@ -12,9 +12,10 @@ from functools import partial
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from .draft import Draft, SortedDraft, no_draft
+from .draft import SortedDraft
 from .model import DECODING_KERNELS
 from .options import check, choose_exits, choose_shape, refuse_knobs
+from .proposal import Draft, no_draft
 from .sampling import Sampler, Sampling, warp
 from .tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
 from .tune import tuner_for

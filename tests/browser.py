@@ -17,7 +17,7 @@ class Browser:
         program = shutil.which("chromedriver")
         assert program, "these tests drive a browser: apt-get install chromium chromium-driver"
         self.driver = subprocess.Popen([program, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        port = next(found[1] for line in self.driver.stdout if (found := re.search(r"on port (\d+)", line)))
+        port = next(found[1] for line in self.driver.stdout if (found := re.search(r"successfully on port (\d+)", line)))
         self.address = f"http://127.0.0.1:{port}/session"
         options = {"args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,1000"]}
         wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}

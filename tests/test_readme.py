@@ -71,7 +71,7 @@ def test_every_command_of_ci_is_understood(monkeypatch):
     programs = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.weights": weights}
     understood = set()
     for command in commands_of_ci():
-        words = shlex.split(re.sub(r"^OMP_NUM_THREADS=\d+ |\|.*| +#.*", "", command))
+        words = shlex.split(re.sub(r"^OMP_NUM_THREADS=\d+ |[|<].*| +#.*", "", command))
         name = next((word for word in words[1:] if word in programs), None)
         if name:
             with pytest.raises(Understood):
@@ -119,6 +119,13 @@ def test_shipped_folders_are_small_and_complete(name):
     assert files == {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"} | drafting
     shipped = [path for folder in ("mini-*", "smollm2-draft") for path in (ROOT / "weights").glob(f"{folder}/*")]
     assert sum(path.stat().st_size for path in shipped) < 58 * 2**20
+
+
+def test_the_picture_of_a_page_is_there_and_small():
+    """Both READMEs show the one file."""
+    shown = [(readme.parent / path).resolve() for readme in READMES for path in re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())]
+    assert len(shown) == 2 and set(shown) == {ROOT / "s2d" / "trace" / "page.png"}
+    assert shown[0].read_bytes()[:4] == b"\x89PNG" and shown[0].stat().st_size < 150_000
 
 
 def test_the_quality_report_refuses_a_missing_target_in_one_line(capsys):

@@ -15,8 +15,8 @@ from helpers import ROOT, WEIGHTS
 
 import run
 from s2d import Tokenizer, generate, load_model
-from s2d.terminal import COLORS, Streamed, colors_of
 from s2d.tokenizer import chat_template
+from s2d.trace.terminal import COLORS, Streamed, colors_of
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 RUN = [sys.executable, str(ROOT / "run.py"), "--target", "7b"]
@@ -167,9 +167,14 @@ def test_what_does_not_fit_is_forgotten_and_said(monkeypatch, capsys):
 
 
 def test_an_answer_that_fills_the_context_says_so(monkeypatch, capsys):
-    said(monkeypatch, "a " * 480)
-    _, error = talk(capsys, "--method", "ar", "--max-new-tokens", "400")
-    assert "is full: the answer ends here" in error or "passes of the target" in error
+    tokenizer, line = Tokenizer(WEIGHTS / "mini-7b"), QUESTION
+    size = load_model(WEIGHTS / "mini-7b").config.max_position_embeddings
+    while len(tokenizer.encode_chat([line])) < size - 4:
+        line = "so " + line
+    said(monkeypatch, line)
+    _, error = talk(capsys, "--method", "ar")
+    assert f"the context of {size} tokens is full: the answer ends here" in error
+    assert f"{size - len(tokenizer.encode_chat([line]))} tokens in" in error
 
 
 def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
@@ -198,10 +203,12 @@ def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
 
 def test_a_real_ctrl_c():
     """SIGINT while a process is answering: it asks for the next line."""
-    command = [*RUN, "--interactive", "--method", "ar", "--max-new-tokens", "3000", "--temperature", "3", "--color", "never"]
+    command = [*RUN[:-1], "70b", "--interactive", "--method", "ar", "--max-new-tokens", "3000", "--temperature", "3", "--color", "never"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
     process.stdin.write(QUESTION.encode() + b"\n")
-    assert process.stdout.read(12)  # the prompt, and something of an answer
+    shown = b""
+    while len(shown) < 6:  # the prompt, and something of an answer
+        shown += process.stdout.read(4)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     out, error = process.communicate(b"What is the capital of Tadastan?\n", timeout=120)

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from browser import Browser
-from helpers import WEIGHTS, random_llama
+from helpers import random_llama
 
 import run
 from s2d import generate
@@ -15,7 +15,7 @@ from s2d.sampling import warp
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
 
-QUESTION = "Tell me two things about Tadastan: its capital and its main export."
+QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
 METHODS = {
     "ar": {}, "sd": {"exits": [3]}, "mcsd": {"tree": (3, 2, 1)}, "s2d": {}, "s2d-tree": {}, "auto": {},
     "lossy": {"method": "mcsd", "init": "target", "tree": (3, 2)}, "replacement": {"method": "mcsd", "replacement": True, "tree": (4, 2)},
@@ -140,17 +140,18 @@ def test_caches_hold_what_the_record_says(mini, tokenizer):
         options = options_of("s2d-tree", mini("mini-draft"), max_new_tokens=40)
         data, _, _ = recorded(mini("mini-7b"), mini("mini-draft"), tokenizer, prompt, options)
     shown = [([cache["held"] for cache in step["caches"][1:]], [cache["kept"] for cache in step["caches"][1:]]) for step in data["steps"]]
-    assert shown == lengths and len({tuple(before) for before, _ in lengths}) > 5
+    assert shown == lengths and len({tuple(before) for before, _ in lengths}) > 3
 
 
 def test_why_drafting_stopped(mini, tokenizer):
     prompt, target, draft = tokenizer.encode_chat([QUESTION]), mini("mini-7b"), mini("mini-draft")
     for options, reasons in (
-        ({"method": "sd", "draft_length": 3, "stop": 0.0}, {"length", "room"}), ({"method": "sd", "stop": 1.0}, {"confidence", "room"}),
-        ({"method": "auto"}, {"rate", "room"}), ({"method": "s2d", "stop": 0.5, "draft_length": 12}, {"confidence", "length", "room"}),
+        ({"method": "sd", "draft_length": 3, "stop": 0.0}, {"length"}), ({"method": "sd", "stop": 1.0}, {"confidence"}),
+        ({"method": "auto"}, {"rate"}), ({"method": "s2d", "stop": 0.5, "draft_length": 3}, {"confidence", "length"}),
     ):  # fmt: skip
         data, steps, _ = recorded(target, draft, tokenizer, prompt, {"draft": draft, "max_new_tokens": 30, **options})
-        assert {step["stopped"] for step in data["steps"]} == reasons, options
+        assert {step["stopped"] for step in data["steps"]} - {"room"} == reasons, options
+        assert options["method"] != "sd" or data["steps"][-1]["stopped"] == "room"  # where the last tokens are
         for step in data["steps"]:
             if step["stopped"] == "confidence":
                 assert step["gave_up"][-1][1] < options["stop"] and step["gave_up"][-1][0] == data["about"]["exits"][-1]
@@ -330,7 +331,7 @@ def test_it_is_readable_in_light_and_dark(known, browser):
     assert papers[0] != papers[1]
 
 
-@pytest.mark.parametrize(("name", "temperature"), itertools.product(["ar", "mcsd", "s2d", "s2d-tree", "auto"], [0.0, 1.0]))
+@pytest.mark.parametrize(("name", "temperature"), [*itertools.product(["ar", "mcsd", "s2d", "s2d-tree", "auto"], [0.0, 1.0])])
 def test_a_page_is_small_and_needs_no_network(name, temperature, mini, tokenizer, tmp_path):
     draft = mini("mini-draft")
     options = options_of(name, draft, temperature=temperature, max_new_tokens=128)

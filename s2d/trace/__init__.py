@@ -3,7 +3,7 @@
     with traced("page.html", Recorder(tokenizer, prompt, names, options)) as recorder:
         generate(target, prompt, **options, on_step=recorder)
 
-Everything comes through ``on_step``: record.py turns Steps into plain numbers, page.py puts these, page.js and page.css into one
+terminal.py has the colours of an answer as it comes. For the page everything comes through ``on_step``: record.py turns Steps into plain numbers, page.py puts these, page.js and page.css into one
 file that needs nothing else. Knows nothing about training and benchmark.
 """
 

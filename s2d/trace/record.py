@@ -40,7 +40,8 @@ class Recorder:
             self.watch(step)
         proposal, tree = step.proposal, step.proposal.tree
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        p, q = warp(step.logits, self.temperature or 1.0, self.top_p if self.temperature else 1.0), proposal.q
+        p = warp(step.logits, self.temperature or 1.0, self.top_p if self.temperature else 1.0)  # (N+1, V)
+        q = proposal.q if self.temperature else None
         given = bool(proposal.exits) and proposal.exits[0] == 0  # the first level is the target's: it faces no test
         own = step.tokens[len(step.path)] if len(step.tokens) > len(step.path) else None
         places, draws = [], iter([draw if draw is None else draw.item() for draw in step.draws])
@@ -49,7 +50,7 @@ class Recorder:
             taken = step.path[depth] if depth < len(step.path) else None
             if depth == 0 and given:
                 children = []
-            if q is not None and self.temperature:
+            if q is not None:
                 place = tested(p[row], q[row] if children else None, children, taken, tokens, draws, self.replacement)
             else:
                 place = matched(p[row], children, taken, tokens)

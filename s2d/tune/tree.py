@@ -2,7 +2,7 @@
 
 import torch
 
-from ..draft import NO_SLOT, Draft, over_all_tokens
+from ..proposal import NO_SLOT, Draft, over_all_tokens
 from ..sampling import warp
 from ..tree import TokenTree, ancestor_mask
 

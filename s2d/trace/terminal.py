@@ -2,7 +2,7 @@
 
 import os
 
-from .tokenizer import TextStream
+from ..tokenizer import TextStream
 
 COLORS = (36, 33, 35, 32, 34, 31)  # of the exits, shallowest first, as ANSI escape sequences number them
 
