@@ -14,7 +14,7 @@ from s2d.options import METHODS, check, choose_exits, refuse_knobs
 from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import chat_template
 from s2d.trace import Recorder, check_page, traced
-from s2d.trace.terminal import Streamed, colors_of, gain, report, speed
+from s2d.trace.terminal import Streamed, as_json, colors_of, gain, plan_of, report, speed
 from s2d.tree import Dynamic
 from s2d.tune import tuner_for
 from s2d.weights import DTYPES, placement
@@ -231,36 +231,6 @@ def tree_shape(args, draft):
     if args.tree is not None and grown:
         raise ValueError("--tree gives a fixed shape; it does not go with --tree-top-k, --tree-depth or --tree-size")
     return replace(Dynamic(*draft.config.draft_tree), **grown) if grown and draft else args.tree
-
-
-def plan_of(step):
-    """What a step of --method auto decided and why, beside what came of it; None for other methods."""
-    proposal = step.proposal
-    return proposal.plan and {
-        "exits": proposal.exits, "nodes": proposal.level_sizes, **proposal.plan,
-        "tokens": len(step.tokens), "ms": 1000 * step.seconds,
-    }  # fmt: skip
-
-
-def as_json(output, prompt, tokenizer, plans):
-    stats, tuned = output.stats, {"plans": plans} if any(plans) else {}
-    return {
-        "text": tokenizer.decode(output.tokens),
-        "tokens": output.tokens,
-        "prompt_tokens": len(prompt),
-        "exact": output.exact,
-        "stats": {
-            "steps": stats.steps,
-            "mean_accepted_tokens": stats.mean_accepted_tokens,
-            "accept_lengths": stats.accept_lengths,
-            "acceptance_rate": stats.acceptance_rate,
-            "exit_counts": dict(sorted(stats.exit_counts.items())),
-            "draft_forwards": stats.draft_forwards,
-            "seconds": stats.seconds,
-            "tokens_per_second": speed(output),
-        },
-        **tuned,
-    }
 
 
 def parse(arguments):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -103,16 +104,26 @@ def decode_disturbed(family):
         print(json.dumps(every))
 
 
-def test_run_py_under_torchrun_reads_stdin_once_and_prints_once():
-    """70b has two key/value heads: two ranks share it; rank 0 alone reads the prompt and prints the answer."""
-    arguments = [ROOT / "run.py", "--target", "70b", "--dtype", "float64", "--chat", "--prompt", "-", "--json"]
+def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
+    """70b has two key/value heads: two ranks share it; rank 0 alone reads the prompt, prints the answer and writes the page."""
+    arguments = [ROOT / "run.py", "--target", "70b", "--dtype", "float64", "--chat", "--prompt", "-", "--json", "--trace", tmp_path / "page.html"]
     question = "What is the capital of Tadastan?"
     done = torchrun(2, *arguments, input=question)
     assert done.returncode == 0, done.stderr
     target, draft = (load_model(WEIGHTS / name, dtype="float64") for name in ("mini-70b", "mini-draft"))
     prompt = Tokenizer(WEIGHTS / "mini-70b/tokenizer.model").encode_chat([question])
-    assert json.loads(done.stdout)["tokens"] == generate(target, prompt, draft=draft).tokens
-    assert done.stderr.count("target /") == 1
+    expected = generate(target, prompt, draft=draft).tokens
+    assert json.loads(done.stdout)["tokens"] == expected
+    assert done.stderr.count("target /") == done.stderr.count("every step: ") == 1
+    page = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text())[1])
+    assert sum((step["tokens"] for step in page["steps"]), []) == expected and page["steps"][-1]["levels"][0]["looks"]
+
+
+@pytest.mark.parametrize("option", [["--interactive"], ["--method", "auto"], ["--trace", "/nowhere/page.html"]])
+def test_what_several_processes_do_not_do(option):
+    done = torchrun(2, ROOT / "run.py", "--target", "70b", *option)
+    assert done.returncode != 0 and "Traceback" not in done.stderr.split("torch/distributed")[0]
+    assert f"run.py: {' '.join(option).removeprefix('--trace ')}" in done.stderr
 
 
 def test_heads_that_cannot_be_divided():

@@ -56,9 +56,9 @@ class Reckless(Tuner):
         self.seen = (n,)
         return self.whim() > 0.1
 
-    def passes_by(self, exit, rows, waiting):
-        super().passes_by(exit, rows, waiting)
-        return exit < len(self.exits) - 1 and self.whim(*waiting) > 0.7
+    def skips(self, exit, rows, waiting):
+        super().skips(exit, rows, waiting)
+        return self.whim(*waiting) > 0.7
 
     def enough(self, exit, sure, tokens, logits, waiting):
         super().enough(exit, sure, tokens, logits, waiting)

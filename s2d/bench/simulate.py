@@ -113,9 +113,19 @@ class OneExit(Tuner):
         super().__init__(*given)
         self.last = last
 
+    def skips(self, exit, *where):
+        return exit < self.last
+
     def enough(self, exit, *said):
         super().enough(exit, *said)
         return exit == self.last
+
+
+class EveryLook(Tuner):
+    """Without passing by: it looks at every exit on its way."""
+
+    def skips(self, exit, *where):
+        return False
 
 
 class OneWide(Tuner):
@@ -140,8 +150,8 @@ class Trusting(Tuner):
 def ablations(costs, machines, exits, *known):
     """{what is missing: a Tuner without it}."""
     without = {f"always exit {layer}": OneExit(last, costs, exits, *known) for last, layer in enumerate(exits)}
-    without |= {"chains only": OneWide(costs, exits, *known), "no counted chances": Trusting(costs, exits, *known),
-                "chances counted from nothing": Tuner(costs, exits, None, known[1])}  # fmt: skip
+    without |= {"every look": EveryLook(costs, exits, *known), "chains only": OneWide(costs, exits, *known),
+                "no counted chances": Trusting(costs, exits, *known), "chances counted from nothing": Tuner(costs, exits, None, known[1])}  # fmt: skip
     return without | {f"costs of: {name}": Tuner(other, exits, *known) for name, other in machines.items() if other is not costs}
 
 

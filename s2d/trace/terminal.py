@@ -1,4 +1,4 @@
-"""An answer on a terminal: streamed, each token in the colour of the exit it came from. Knows nothing about models."""
+"""An answer on a terminal: streamed, each token in the colour of the exit it came from, and reported. Knows nothing about models."""
 
 import os
 
@@ -70,3 +70,33 @@ def gain(output):
     """One line about an answer: what it took, and what the draft saved."""
     stats = output.stats
     return f"{len(output.tokens)} tokens in {stats.steps} passes of the target ({stats.mean_accepted_tokens:.2f} each), {speed(output):.1f} tokens/s"
+
+
+def plan_of(step):
+    """What a step of --method auto decided and why, beside what came of it; None for other methods."""
+    proposal = step.proposal
+    return proposal.plan and {
+        "exits": proposal.exits, "nodes": proposal.level_sizes, **proposal.plan,
+        "tokens": len(step.tokens), "ms": 1000 * step.seconds,
+    }  # fmt: skip
+
+
+def as_json(output, prompt, tokenizer, plans):
+    stats, tuned = output.stats, {"plans": plans} if any(plans) else {}
+    return {
+        "text": tokenizer.decode(output.tokens),
+        "tokens": output.tokens,
+        "prompt_tokens": len(prompt),
+        "exact": output.exact,
+        "stats": {
+            "steps": stats.steps,
+            "mean_accepted_tokens": stats.mean_accepted_tokens,
+            "accept_lengths": stats.accept_lengths,
+            "acceptance_rate": stats.acceptance_rate,
+            "exit_counts": dict(sorted(stats.exit_counts.items())),
+            "draft_forwards": stats.draft_forwards,
+            "seconds": stats.seconds,
+            "tokens_per_second": speed(output),
+        },
+        **tuned,
+    }

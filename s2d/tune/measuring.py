@@ -33,8 +33,8 @@ class Probe(Tuner):
         self.case = next(self.cases) if n > self.n else (1, 1, 1)
         return True
 
-    def passes_by(self, exit, *where):
-        super().passes_by(exit, *where)
+    def skips(self, exit, *where):
+        super().skips(exit, *where)
         return exit < self.exit and not self.looks
 
     def enough(self, exit, *said):

@@ -102,22 +102,27 @@ class Tuner:
     def passes_by(self, exit, rows, waiting):
         """Whether to go on to the next exit without a look at what this one, of this number, says of so many places.
 
-        A look saves something where the exit suffices. Once looks at it, after such tokens, have saved less of late than they
-        cost, there is none, but now and then. ``waiting`` (E,): see ``enough``.
+        ``waiting`` (E,): see ``enough``.
         """
         self.drafting += self.pass_ms(exit, waiting[exit])
         self.steady += self.pass_ms(exit, rows)
         self.reading += self.pass_ms(exit, waiting[exit]) if waiting[exit] > LARGEST else 0.0
-        if exit + 1 < len(self.exits) and self.passed[exit] < IDLE:
-            debt = self.pass_ms(exit + 1, waiting[exit + 1]) - self.pass_ms(exit + 1, rows)
-            saved, _ = self.saved.get((self.sampled, exit, self.before), (inf, 0.0))
-            if saved + self.rate * debt < self.rate * self.look[rows]:
-                self.passed[exit] += 1
-                return True
+        if exit + 1 < len(self.exits) and self.skips(exit, rows, waiting):
+            self.passed[exit] += 1
+            return True
         self.passed[exit] = 0
         self.drafting += self.look[rows]
         self.steady += self.look[rows]
         return False
+
+    def skips(self, exit, rows, waiting):
+        """Whether looks at an exit, after such tokens, have saved less of late than they cost; now and then it is looked at again.
+
+        A look saves something where the exit suffices.
+        """
+        debt = self.pass_ms(exit + 1, waiting[exit + 1]) - self.pass_ms(exit + 1, rows)
+        saved, _ = self.saved.get((self.sampled, exit, self.before), (inf, 0.0))
+        return self.passed[exit] < IDLE and saved + self.rate * debt < self.rate * self.look[rows]
 
     def enough(self, exit, sure, tokens, logits, waiting):
         """Whether the exit of this number suffices for the R places of a level.
