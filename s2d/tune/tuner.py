@@ -8,7 +8,7 @@ from .tree import TunedTree
 
 PACE = 0.95  # of a step's tokens and milliseconds in the rate, one step later
 IDLE = 16  # steps without a draft, or levels without a look at an exit, after which one is tried again
-SAVINGS = 4.0  # tokens that an exit may have earned, at most, to pay for catching up
+SAVINGS = 1.0  # tokens that an exit may have earned, at most, to pay for catching up
 MEMORY = 32.0  # looks at an exit that what they saved before counts for, at most
 
 
