@@ -134,22 +134,22 @@ def answer(args, target, tokenizer, prompt, options):
 def converse(args, target, tokenizer, template, options):
     """A conversation, a line a turn. Ctrl-C ends an answer, Ctrl-D all; what does not fit the context any more is forgotten."""
     print("Ctrl-C ends an answer, Ctrl-D the conversation", file=sys.stderr)
-    colors, size, messages, said = colors_for(args, options["draft"]), target.config.max_position_embeddings, [], args.prompt
+    size, messages, said = target.config.max_position_embeddings, [], args.prompt and args.prompt.strip()
+    colors = colors_for(args, options["draft"])
     while True:
         if (line := said or ask()) is None:
             return
-        said, messages = None, [*messages, line]
+        said, forgotten = None, 0
+        if (alone := len(tokenizer.encode_chat([line], template))) >= size:
+            print(f"that makes {alone} tokens, and the context has room for {size}; say it in fewer words", file=sys.stderr)
+            continue
+        messages.append(line)
         prompt = tokenizer.encode_chat(messages, template)
-        forgotten = 0
         while len(messages) > 1 and len(prompt) + min(args.max_new_tokens, size // 4) > size:
             messages, forgotten = messages[2:], forgotten + 1
             prompt = tokenizer.encode_chat(messages, template)
         if forgotten:
             print(f"the context of {size} tokens is full: forgotten, turns from the beginning: {forgotten}", file=sys.stderr)
-        if len(prompt) >= size:
-            print(f"that makes {len(prompt)} tokens, and the context has room for {size}; say it in fewer words", file=sys.stderr)
-            messages = []
-            continue
         streamed = Streamed(tokenizer, sys.stdout, colors)
         try:
             output = generate(target, prompt, **options, on_step=streamed)

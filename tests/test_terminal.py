@@ -163,7 +163,8 @@ def test_what_does_not_fit_is_forgotten_and_said(monkeypatch, capsys):
     size = load_model(WEIGHTS / "mini-7b").config.max_position_embeddings
     assert len(prompts) == 13 and max(map(len, prompts)) + 60 <= size and max(map(len, prompts)) > size / 2
     template = chat_template(WEIGHTS / "mini-7b")
-    assert prompts[-1] == Tokenizer(WEIGHTS / "mini-7b").encode_chat(["What is the capital of Tadastan?"], template)
+    last = Tokenizer(WEIGHTS / "mini-7b").encode_chat(["What is the capital of Tadastan?"], template)
+    assert prompts[-1][-5:] == last[-5:] and len(prompts[-1]) > len(last) + 100  # what was refused takes nothing with it
 
 
 def test_an_answer_that_fills_the_context_says_so(monkeypatch, capsys):
