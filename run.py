@@ -1,7 +1,9 @@
 """Generate text with Sorted Speculative Decoding: ``python run.py --target 13b``. ``--help`` lists every option."""
 
 import json
+import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import read_stop
-from s2d.options import METHODS, check, choose_exits, refuse_knobs
+from s2d.options import METHODS, check, choose_exits, choose_shape, refuse_knobs
 from s2d.program import Parser, one_line, run_program
 from s2d.tokenizer import chat_template
 from s2d.trace import Recorder, check_page, traced
@@ -34,6 +36,8 @@ def main(arguments=None):
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, with the target divided among them."""
+    if os.environ["RANK"] != "0":
+        args.trace = None  # the first one writes it
     for chosen, what in ((args.compile, "--compile"), (args.method == "auto", "--method auto"), (args.interactive, "--interactive")):
         if chosen:
             raise ValueError(f"{what} is for a target in one process; leave it out, or run without torchrun")
@@ -44,8 +48,6 @@ def run_on_every_rank(args):
     with parallel.joined(args.device) as (mesh, args.device):
         if args.prompt == "-":
             args.prompt = parallel.from_rank_0(read_stdin)
-        if mesh.get_local_rank():
-            args.trace = None  # the first one writes it
         return run(args, partial(parallel.load_target, mesh=mesh), parallel.from_rank_0)
 
 
@@ -90,8 +92,11 @@ def generation_options(args, target, draft, prompt, share):
         replacement=args.with_replacement, share=share,
     )  # fmt: skip
     if args.method == "auto":
-        refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)  # all before anything is measured
-        check(target, prompt, draft, "auto", args.max_new_tokens, args.temperature, args.top_p, args.seed, args.init, stop)
+        refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)
+    if args.method == "auto" or args.interactive:  # before anything is measured, or typed
+        check(target, prompt, draft, args.method, args.max_new_tokens, args.temperature, args.top_p, args.seed, args.init, stop)
+        choose_shape(target.config, draft and draft.config, args.method, args.draft_length, options["tree"])
+    if args.method == "auto":
         options["tuner"] = tuner_for(generate, target, draft, choose_exits(draft.config, "auto", args.exits)[0], args.costs)
     return options
 
@@ -109,21 +114,25 @@ def answer(args, target, tokenizer, prompt, options):
             generate(target, prompt, **each | {"max_new_tokens": 8})
 
     plans, streamed = [], Streamed(tokenizer, sys.stdout, colors_for(args, options["draft"]))
-    watch = (lambda step: plans.append(plan_of(step))) if args.json else streamed
+    watch = recorder = (lambda step: plans.append(plan_of(step))) if args.json else streamed
     if args.trace:
-        names = {"target": args.target.name, "draft": args.draft and args.draft.name}
-        with traced(args.trace, Recorder(tokenizer, prompt, names, options, watch)) as recorder:
+        names = {"target": args.target.resolve().name, "draft": args.draft and args.draft.resolve().name}
+        recorder = Recorder(tokenizer, prompt, names, options, watch)
+    with traced(args.trace, recorder) if args.trace else nullcontext():
+        try:
             output = generate(target, prompt, **options, on_step=recorder)
-            if options["share"] is None:
-                recorder.time_alone(generate, target, prompt, **only_target)
-    else:
-        output = generate(target, prompt, **options, on_step=watch)
-    if args.json:
-        print(json.dumps(as_json(output, prompt, tokenizer, plans), ensure_ascii=False))
-        return
-    streamed.finish()
-    print()
-    print(report(output, args.method, streamed.colors))
+        except KeyboardInterrupt:
+            if streamed.tokens:
+                streamed.finish()
+            raise
+        if args.json:
+            print(json.dumps(as_json(output, prompt, tokenizer, plans), ensure_ascii=False), flush=True)
+        else:
+            streamed.finish()
+            print(f"\n{report(output, args.method, streamed.colors)}", flush=True)
+        if args.trace and options["share"] is None:
+            print("timing the target alone, to compare", file=sys.stderr)
+            recorder.time_alone(generate, target, prompt, **only_target)
     if demonstration:
         print("timing the target alone, to compare", file=sys.stderr)
         alone = generate(target, prompt, **only_target)
@@ -134,6 +143,8 @@ def answer(args, target, tokenizer, prompt, options):
 def converse(args, target, tokenizer, template, options):
     """A conversation, a line a turn. Ctrl-C ends an answer, Ctrl-D all; what does not fit the context any more is forgotten."""
     print("Ctrl-C ends an answer, Ctrl-D the conversation", file=sys.stderr)
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # so that a line which is not UTF-8 takes no other with it
     size, messages, said = target.config.max_position_embeddings, [], args.prompt and args.prompt.strip()
     colors = colors_for(args, options["draft"])
     while True:
@@ -156,7 +167,7 @@ def converse(args, target, tokenizer, template, options):
         except KeyboardInterrupt:
             output = None
         streamed.finish()
-        messages.append(tokenizer.decode(streamed.tokens))
+        messages = [*messages, tokenizer.decode(streamed.tokens)] if streamed.tokens else messages[:-1]
         print(gain(output) if output else "interrupted", file=sys.stderr)
         if len(prompt) + len(streamed.tokens) >= size:
             print(f"the context of {size} tokens is full: the answer ends here", file=sys.stderr)
@@ -170,7 +181,7 @@ def ask():
             line.encode()
             if line:
                 return line
-        except EOFError:
+        except (EOFError, RuntimeError):  # the end, or no stdin at all
             print()
             return None
         except KeyboardInterrupt:
@@ -215,7 +226,7 @@ def read_stdin():
 
 def encode_prompt(args, tokenizer, template, target_path):
     """The prompt in a chat template, or where there is none continued as it is."""
-    example = MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
+    example = "?" if args.interactive else MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
     text = example if args.prompt is None else read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")

@@ -79,6 +79,7 @@ def staged_file(path):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     stage = stage_of(path)
+    stage.unlink(missing_ok=True)  # a leftover, or a link that would lead elsewhere
     stage.write_bytes(b"")
     mode = stage.stat().st_mode & 0o666
     try:

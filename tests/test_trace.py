@@ -3,14 +3,15 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from browser import Browser
-from helpers import random_llama
+from helpers import WEIGHTS, random_llama
 
 import run
-from s2d import generate
+from s2d import generate, load_model
 from s2d.sampling import warp
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
@@ -277,6 +278,16 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
             browser.press("End")
         assert browser.script(lit) == [sorted(above), sorted(above), [deepest]], way
         assert f"node {deepest}" in browser.text("#node")
+    # The Tab key comes to the step that is shown, and an address names one.
+    browser.focus("#slider")
+    browser.press("Home", "Right", "Right")
+    assert browser.script("return [...document.querySelectorAll('#time g')].map((each) => each.tabIndex).indexOf(0)") == 2
+    browser.focus("#time g", 2)
+    assert step() == 3
+    browser.focus("#answer span")
+    browser.press("End")
+    browser.script("location.hash = '#step-2'")
+    assert step() == 2
     # Places, bars of time, and the code.
     number = next(i for i, each in enumerate(data["steps"]) if len(each["places"]) > 2)
     browser.focus("#slider")
@@ -314,7 +325,7 @@ def test_it_is_readable_in_light_and_dark(known, browser):
         browser.dark(dark)
         colors = browser.script(
             "const of = (element, name) => getComputedStyle(element)[name].match(/[\\d.]+/g).slice(0, 3).map(Number);"
-            "const all = [...document.querySelectorAll('#answer span, .why, h2, #legend span')];"
+            "const all = [...document.querySelectorAll('#answer span:not(.lit), .why, h2, #legend span')];"
             "return [of(document.body, 'backgroundColor'), ...new Set(all.map((each) => JSON.stringify(of(each, 'color'))))]")
         paper, *inks = [json.loads(color) if isinstance(color, str) else color for color in colors]
         papers.append(paper)
@@ -332,13 +343,15 @@ def test_it_is_readable_in_light_and_dark(known, browser):
 
 
 @pytest.mark.parametrize(("name", "temperature"), [*itertools.product(["ar", "mcsd", "s2d", "s2d-tree", "auto"], [0.0, 1.0])])
-def test_a_page_is_small_and_needs_no_network(name, temperature, mini, tokenizer, tmp_path):
-    draft = mini("mini-draft")
+def test_a_page_is_small_and_needs_no_network(name, temperature, tokenizer, tmp_path):
+    draft = load_model(WEIGHTS / "mini-draft")
     options = options_of(name, draft, temperature=temperature, max_new_tokens=128)
-    prompt = tokenizer.encode("Once upon a time there was a robot.")
-    _, _, output = recorded(mini("mini-7b"), draft, tokenizer, prompt, options, tmp_path / "page.html")
+    options.pop("tree", None)  # the default's 44 nodes
+    target, prompt = load_model(WEIGHTS / "mini-7b"), tokenizer.encode_chat([QUESTION])
+    target.config = replace(target.config, eos_token_ids=())  # 128 tokens, whatever they are
+    _, _, output = recorded(target, draft, tokenizer, prompt, options, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    assert len(text.encode()) < 300_000 * max(1, len(output.tokens)) / 128 + 60_000 * (len(output.tokens) < 128)
+    assert len(text.encode()) < 300_000 and len(output.tokens) == 128
     style, script = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1] for tag in ("style", "script"))
     assert "default-src 'none'" in text and not re.search(r"url\(|@import", style) and not re.search(r"fetch|import\(|XMLHttp|innerHTML|eval", script)
     assert re.findall(r"https?://[^\"'\s]*", script) == ["http://www.w3.org/2000/svg"]
@@ -394,6 +407,54 @@ def test_an_interrupted_answer_still_has_its_page(tmp_path, monkeypatch, capsys,
     browser.open(tmp_path / "page.html")
     assert browser.complaints() == [] and browser.text("#step-number") == "1 of 3"
     assert capsys.readouterr().out.startswith(browser.text("#answer"))
+
+
+def test_a_page_of_steps_that_emitted_nothing(browser, mini, tokenizer, tmp_path):
+    """Roots of the target: interrupted after its first step there is a page, and no token to show."""
+    options = options_of("lossy", mini("mini-draft"), max_new_tokens=20)
+    prompt, file = tokenizer.encode_chat([QUESTION]), tmp_path / "page.html"
+
+    def interrupt(step):
+        assert step.tokens == []
+
+    recorder = Recorder(tokenizer, prompt, {"target": "T", "draft": "D"}, options, interrupt)
+    with pytest.raises(AssertionError), traced(file, recorder):
+        generate(mini("mini-7b"), prompt, **options, on_step=recorder)
+    browser.open(file)
+    assert browser.complaints() == [] and browser.text("#step-number") == "1 of 1" and browser.text("#answer") == ""
+
+
+def test_an_answer_is_not_lost_with_its_page(tmp_path, monkeypatch, capsys):
+    """A disk that is full at the end, and an interruption while the target alone is timed: the answer was given before."""
+    def full(data, file):
+        raise OSError(28, "No space left on device")
+
+    arguments = ["--target", "7b", "--prompt", QUESTION, "--json", "--trace", tmp_path / "page.html"]
+    with monkeypatch.context() as patch:
+        patch.setattr("s2d.trace.write_page", full)
+        assert program(*arguments) == 2
+        out, error = capsys.readouterr()
+        assert json.loads(out)["tokens"] and error.splitlines()[-1] == f"run.py: {tmp_path / 'page.html'} could not be written (No space left on device)"
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recorder, "time_alone", interrupted)
+    assert program(*arguments) == 130
+    assert json.loads(capsys.readouterr().out)["tokens"] and (tmp_path / "page.html").is_file()
+
+
+def test_files_beside_a_page_are_left_alone(tmp_path):
+    """Links under the name that a page is written by lead nowhere, and a link to a page is not replaced."""
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / ".page.html.s2d-partial").symlink_to(tmp_path / "precious")
+    check_page(tmp_path / "page.html")
+    assert (tmp_path / ".page.html.s2d-partial").is_symlink()
+    write_page({}, tmp_path / "page.html")
+    assert (tmp_path / "precious").read_text() == "mine" and not (tmp_path / "page.html").is_symlink()
+    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    with pytest.raises(ValueError, match="in the way"):
+        check_page(tmp_path / "link.html")
 
 
 def test_nothing_is_written_where_nothing_was_begun(tmp_path):

@@ -353,7 +353,7 @@ def test_catching_up_is_paid_out_of_what_an_exit_has_earned():
         behind = int(rng.choice([1, LARGEST * 40, LARGEST * 120]))
         surplus = tuner.value(better) - tuner.value(sure) - tuner.rate * 0.1
         debt = tuner.rate * 0.1 * (max(behind, LARGEST) / LARGEST - 1)
-        earned = min(earned + max(surplus, 0.0), SAVINGS)
+        earned = min(earned + max(surplus, 0.0), max(SAVINGS, debt)) if surplus > 0 else earned
         deeper = surplus > 0 and earned >= debt
         assert tuner.enough(0, [0.5], [5], None, [1, behind]) == (not deeper)
         earned -= debt * deeper

@@ -1,10 +1,11 @@
-"""One answer as a page to walk through: where each token came from, every step's tree, mask, tests, caches and time.
+"""Looking at an answer: where each token came from, and as a page every step's tree, mask, tests, caches and time.
 
     with traced("page.html", Recorder(tokenizer, prompt, names, options)) as recorder:
         generate(target, prompt, **options, on_step=recorder)
 
-terminal.py has the colours of an answer as it comes. For the page everything comes through ``on_step``: record.py turns Steps into plain numbers, page.py puts these, page.js and page.css into one
-file that needs nothing else. Knows nothing about training and benchmark.
+terminal.py has the colours of an answer as it comes. For the page everything comes through ``on_step``: record.py turns Steps
+into plain numbers, page.py puts these, page.js and page.css into one file that needs nothing else. Knows nothing about training
+and benchmark.
 """
 
 import sys
@@ -25,5 +26,8 @@ def traced(file, recorder):
         yield recorder
     finally:
         if recorder.steps:
-            write_page(recorder.data(), file)
+            try:
+                write_page(recorder.data(), file)
+            except OSError as error:
+                raise ValueError(f"{file} could not be written ({error.strerror})") from None
             print(one_line(f"every step: {file}"), file=sys.stderr)

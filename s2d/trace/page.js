@@ -14,7 +14,6 @@ function make(name, attributes = {}, ...children) {
 }
 
 const number = (value) => (value === null || value === undefined ? "?" : value === 0 ? "0" : value < 0.001 ? value.toExponential(1) : value.toFixed(3));
-const percent = (value) => (100 * value).toFixed(value < 0.0995 ? 1 : 0) + " %";
 const ms = (value) => value.toFixed(value < 10 ? 2 : 1) + " ms";
 
 /** A token's text where it stands alone: spaces and ends of lines can be seen, what has no text is shown by its number. */
@@ -60,7 +59,11 @@ function drawAnswer() {
   rove(tokenElements, showToken);
   tokenElements.forEach((element, i) => {
     element.addEventListener("click", () => show(origins[i].s, origins[i].place));
-    element.addEventListener("keydown", (event) => event.key === "Enter" && show(origins[i].s, origins[i].place));
+    element.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      show(origins[i].s, origins[i].place);
+    });
   });
   const exits = [...new Set(origins.map(({ exit }) => exit))].sort((a, b) => a - b);
   const of = (exit) => origins.filter((origin) => origin.exit === exit).length;
@@ -69,25 +72,29 @@ function drawAnswer() {
 
 /** Why a token is what it is, in sentences. */
 function showToken(i) {
-  const { s, place, token, exit } = origins[i], step = steps[s], { tests, row } = step.places[place];
+  const { s, place, token, exit } = origins[i], step = steps[s], { tests, row, ids, stages } = step.places[place];
   tokenElements.forEach((element, j) => element.classList.toggle("lit", j === i));
   const lines = [make("p", {}, piece(token), ` token ${i + 1} of ${origins.length}, step ${s + 1}: ${sourceName(exit)}`)];
   const passed = tests.find((test) => test.stays), failed = tests.filter((test) => !test.stays);
-  if (step.levels[place] && exit) lines.push(make("p", {}, looksText(step.levels[place].looks, exit)));
+  if (step.levels[place] && exit) lines.push(make("p", {}, (step.levels[place].size > 1 ? "the surest place of its level: " : "") + looksText(step.levels[place].looks, exit)));
   if (passed && passed.chance !== undefined)
     lines.push(make("p", {}, `p = ${number(passed.p)}, q = ${number(passed.q)}, min(1, p/q) = ${number(passed.chance)}, draw = ${number(passed.draw)}: it stays`));
   else if (passed) lines.push(make("p", {}, `p = ${number(passed.p)}: it is the token that the target ${about.temperature ? "drew" : "finds likeliest"}`));
   else if (exit === 0 && row === 0 && step.levels.length && step.levels[0].exit === 0) lines.push(make("p", {}, "a root that the target gave; the longest path below one wins"));
   for (const test of failed)
     lines.push(make("p", {}, "instead of ", piece(step.nodes.tokens[test.node]), test.chance === undefined ? `, p = ${number(test.p)}` : `, min(1, ${number(test.p)}/${number(test.q)}) = ${number(test.chance)}, draw = ${number(test.draw)}: rejected`));
-  if (exit === 0 && !tests.length) lines.push(make("p", {}, `Nothing was drafted here. ${stopText(step)}`));
+  if (step.places[place].own === token) {
+    const left = stages.length > 1, chance = stages.at(-1).p[ids.indexOf(token)];
+    lines.push(make("p", {}, `The target's own: p = ${number(chance)}${left ? " of what is left" : ""}.`));
+    if (!tests.length) lines.push(make("p", {}, place < step.levels.length ? "The node before it has no child: none was drafted, or none was sent." : `Nothing was drafted here. ${stopText(step)}`));
+  }
   at("token").replaceChildren(...lines);
 }
 
 function looksText(looks, exit) {
   const said = looks.map(([layer, confidence]) => {
     const threshold = about.thresholds[about.exits.indexOf(layer)];
-    return `layer ${layer}: confidence ${number(confidence)}` + (threshold === undefined ? "" : layer === about.exits.at(-1) ? " (the last exit)" : confidence > threshold ? ` > ${threshold}` : ` ≤ ${threshold}`);
+    return `layer ${layer}: confidence ${number(confidence)}` + (threshold === undefined ? "" : layer === about.exits.at(-1) ? " (the last exit)" : layer === exit ? ` > ${threshold}` : ` ≤ ${threshold}`);
   });
   const passedBy = about.exits.filter((layer) => exit && layer < exit && !looks.some(([seen]) => seen === layer));
   if (passedBy.length) said.push(`passed by without a look: layer ${passedBy.join(", ")}`);
@@ -98,7 +105,7 @@ function looksText(looks, exit) {
 function stopText(step) {
   const last = step.gave_up ? ` (${looksText(step.gave_up)})` : "";
   return {
-    "": "There is no draft.", length: "Drafting ended at the full length of its shape.", room: "Drafting ended where there was no room left.",
+    "": about.method === "ar" ? "There is no draft." : "The target is asked for roots first.", length: "Drafting ended at the full length of its shape.", room: "Drafting ended where there was no room left.",
     confidence: `Drafting ended where the last exit's confidence was below ${about.stop}${last}.`, decision: "Drafting ended where a decision model found no node likely enough.",
     rate: `Drafting ended where another level was not worth its time, at ${step.plan ? number(step.plan.rate) : "?"} tokens a millisecond${last}.`,
   }[step.stopped];
@@ -121,7 +128,11 @@ function show(s, place = 0) {
   drawPlaces(step, place);
   drawCaches(step);
   drawTook(step);
-  timeElements.forEach((element, i) => element.classList.toggle("lit", i === current));
+  at("why-verify").textContent = whyVerify(step);
+  timeElements.forEach((element, i) => {
+    element.classList.toggle("lit", i === current);
+    element.setAttribute("tabindex", i === current ? 0 : -1); // so that the Tab key comes to the step that is shown
+  });
 }
 
 function depths(parents) {
@@ -181,7 +192,8 @@ function drawMask(step) {
   const groups = tokens.map((token, row) => {
     const sees = new Set(), y = 20 + size * row;
     for (let up = row; up >= 0; up = parents[up]) sees.add(up);
-    const cells = tokens.map((_, column) => make("svg:rect", { class: `cell ${sees.has(column) ? "seen" : ""}`, x: context + size * column, y, width: size - 1, height: size - 1 }));
+    const shown = tokens.map((_, column) => column).filter((column) => count <= 64 || sees.has(column)); // of a large grid no empty cells
+    const cells = shown.map((column) => make("svg:rect", { class: `cell ${sees.has(column) ? "seen" : ""}`, x: context + size * column, y, width: size - 1, height: size - 1 }));
     return make("svg:g", { "data-row": row, role: "img", "aria-label": `node ${row} sees the context and ${[...sees].sort((a, b) => a - b).join(", ")}` },
       make("svg:text", { x: 2, y: y + 8 }, `${row} ${label(token).slice(0, 7)}`), make("svg:rect", { class: "cell seen", x: left, y, width: 26, height: size - 1 }), ...cells);
   });
@@ -276,22 +288,27 @@ function drawTime() {
 
 // Words and code -----------------------------------------------------------------------------------------------------------
 
+const exact = !(about.init === "target" && steps.some((step) => step.nodes.parents.filter((parent) => parent < 0).length > 1));
+
+/** The theorem that makes a step exact. */
+function whyVerify(step) {
+  return !exact ? "Every root counts as accepted: this alone is not lossless (arXiv 2409.10644)."
+    : !about.temperature ? "A node stays only where it is the target's own likeliest token, so the text is the target's, token by token."
+    : step.nodes.q ? "A test leaves the target's distribution as it is (Leviathan et al. 2023, theorem 1), so all of them, one after the other, do (recursive rejection sampling, Jeon et al. 2024)."
+    : "The target draws its token from p and the walk follows it: rejection sampling with a one-hot q (Leviathan et al. 2023, theorem 1).";
+}
+
 function drawWords() {
-  const { target, draft, method, temperature, top_p, seed, exits, thresholds, init } = about;
-  const exact = !(init === "target" && steps.some((step) => step.nodes.parents.filter((parent) => parent < 0).length > 1));
+  const { target, draft, method, temperature, top_p, seed, exits, thresholds } = about;
   at("about").textContent = [`target ${target}`, draft ? `draft ${draft}` : "no draft", `method ${method}`, `temperature ${temperature}` + (top_p < 1 ? `, top-p ${top_p}` : ""), `seed ${seed}`,
     exits.length ? `exits ${exits.join(", ")}` + (thresholds.length ? ` with thresholds ${thresholds.join(", ")}` : "") : "", `${origins.length} tokens in ${steps.length} steps, ${(origins.length / steps.length).toFixed(2)} each`,
     exact ? "exact" : "not exact: the roots come from the target"].filter(Boolean).join(" · ");
   at("prompt").textContent = data.prompt;
   const drawn = steps.some((step) => step.nodes.q);
-  at("why-draft").textContent = method === "auto" ? "Exact, as whatever is decided about a place is decided before its token is drawn, and what is drawn is always sent (the lemma in s2d/tune)."
+  at("why-draft").textContent = method === "ar" ? "" : method === "auto" ? "Exact, as whatever is decided about a place is decided before its token is drawn, and what is drawn is always sent (the lemma in s2d/tune)."
     : "A confidence is known before a token is drawn, so no token has a say in its own exit (S2D, arXiv 2407.01955, section 3).";
-  at("why-verify").textContent = !exact ? "Every root counts as accepted: this alone is not lossless (arXiv 2409.10644)."
-    : !temperature ? "A node stays only where it is the target's own likeliest token, so the text is the target's, token by token."
-    : drawn ? "A test leaves the target's distribution as it is (Leviathan et al. 2023, theorem 1), so all of them, one after the other, do (recursive rejection sampling, Jeon et al. 2024)."
-    : "The target draws its token from p and the walk follows it: rejection sampling with a one-hot q (Leviathan et al. 2023, theorem 1).";
-  at("verify-code").dataset.code = temperature && drawn ? "verify_sampled residual warp" : "follow warp";
-  if (method === "auto") document.querySelector('[data-code^="SortedDraft.predict"]').dataset.code += " Tuner.enough Tuner.worth Tuner.expand Tuner.send";
+  at("verify-code").dataset.code = temperature && drawn ? `verify_sampled residual warp${method === "auto" ? " follow" : ""}` : "follow warp";
+  if (method === "auto") document.querySelector('[data-code^="SortedDraft.predict"]').dataset.code += " Tuner.passes_by Tuner.skips Tuner.enough Tuner.worth Tuner.expand Tuner.send";
   for (const [name, { file, text }] of Object.entries(data.code))
     at("code").append(make("details", { id: `code-${name}` }, make("summary", {}, `${file}: ${name}`), make("pre", {}, text)));
   for (const place of document.querySelectorAll("[data-code]")) {
@@ -316,9 +333,15 @@ function start() {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (move && !event.altKey && !event.ctrlKey && !event.metaKey && event.target.id !== "slider") show(current + move);
   });
-  const asked = /^#step-(\d+)$/.exec(location.hash); // an address may name a step
-  show(asked ? asked[1] - 1 : 0);
-  showToken(Math.max(0, origins.findIndex(({ s }) => s === current)));
+  const goTo = () => {
+    const asked = /^#step-(\d+)$/.exec(location.hash); // an address may name a step
+    if (asked) show(asked[1] - 1);
+    const first = origins.findIndex(({ s }) => s === current);
+    if (first >= 0) showToken(first);
+  };
+  show(0);
+  goTo();
+  window.addEventListener("hashchange", () => location.hash.startsWith("#step-") && goTo());
 }
 
 start();

@@ -3,6 +3,7 @@
 import inspect
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from ..cache import KVCache
 from ..decode import _score
@@ -16,18 +17,17 @@ from ..verify import follow, residual, verify_sampled
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
 CODE = (SortedDraft.predict, SortedDraft.catch_up, SortedDraft.grow, SortedDraft.keep, ancestor_mask, _score, warp, follow, verify_sampled,
-        residual, KVCache.keep, Tuner.enough, Tuner.worth, Tuner.expand, Tuner.send)  # fmt: skip
+        residual, KVCache.keep, Tuner.passes_by, Tuner.skips, Tuner.enough, Tuner.worth, Tuner.expand, Tuner.send)  # fmt: skip
 
 
 def check_page(file):
     """Raise ValueError unless a page can be written to ``file``: there is a folder for it, and nothing in the way but such a page."""
     file = Path(file)
-    if file.exists() or file.is_symlink():
-        if not file.is_file() or not file.read_bytes().startswith(BEGINNING.encode()):
-            raise ValueError(f"{file} is in the way, and no page that was written here; name another file or remove it first")
+    if file.is_symlink() or file.exists() and not (file.is_file() and file.read_bytes().startswith(BEGINNING.encode())):
+        raise ValueError(f"{file} is in the way, and no page that was written here; name another file or remove it first")
     try:
-        stage_of(file).write_bytes(b"")
-        stage_of(file).unlink()
+        with TemporaryFile(dir=file.parent, prefix=stage_of(file).name):  # a name as long, and nobody else's
+            pass
     except OSError as error:
         raise ValueError(f"{file} cannot be written ({error.strerror}); name another file") from None
 

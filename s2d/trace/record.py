@@ -50,11 +50,12 @@ class Recorder:
             taken = step.path[depth] if depth < len(step.path) else None
             if depth == 0 and given:
                 children = []
+            added = own if taken is None else None
             if q is not None:
-                place = tested(p[row], q[row] if children else None, children, taken, tokens, draws, self.replacement)
+                place = tested(p[row], q[row] if children else None, children, taken, tokens, draws, self.replacement, added)
             else:
-                place = matched(p[row], children, taken, tokens)
-            places.append({"row": row, "taken": taken, "own": own if taken is None else None, **place})
+                place = matched(p[row], children, taken, tokens, added)
+            places.append({"row": row, "taken": taken, "own": added, **place})
         below = [parent + 1 for parent in parents]  # the row that is about each node's place
         chance = lambda rows: [short(rows[row, token]) for row, token in zip(below, tokens)]  # noqa: E731
         self.steps.append({
@@ -81,11 +82,11 @@ class Recorder:
         return held
 
     def time_alone(self, generate, target, prompt, **options):
-        """See how long the target alone takes for a token, on the first few of the same answer."""
-        seconds = []
-        emitted = sum(len(step["tokens"]) for step in self.steps)
-        generate(target, prompt, **options | {"max_new_tokens": min(16, emitted)}, on_step=lambda step: seconds.append(step.seconds))
-        self.alone = short(1000 * statistics.median(seconds[1:] or seconds))  # the first one reads the prompt
+        """See how long the target alone takes for a token, on the first few of an answer of its own."""
+        seconds, emitted = [], sum(len(step["tokens"]) for step in self.steps)
+        generate(target, prompt, **options | {"max_new_tokens": max(2, min(16, emitted))}, on_step=lambda step: seconds.append(step.seconds))
+        if len(seconds) > 1:  # the first one reads the prompt
+            self.alone = short(1000 * statistics.median(seconds[1:]))
 
     def data(self):
         """All of it, to be written as JSON: also the text of every token, and of the answer token by token."""
@@ -110,10 +111,10 @@ def looked(looks):
     return [[exit_layer, short(confidence)] for exit_layer, confidence in looks]
 
 
-def to_show(p, q, children, tokens):
-    """Which tokens of a place are shown, a list: what was drafted, and the likeliest by p (V,) and q (V,) or None."""
+def to_show(p, q, children, tokens, own):
+    """Which tokens of a place are shown, a list: what was drafted, the step's ``own``, the likeliest by p (V,) and q (V,) or None."""
     likely = p.topk(min(LIKELY, len(p))).indices.tolist() + ([] if q is None else q.topk(min(3, len(q))).indices.tolist())
-    return list(dict.fromkeys([tokens[node] for node in children] + likely))
+    return list(dict.fromkeys([tokens[node] for node in children] + [own] * (own is not None) + likely))
 
 
 def cut(row, ids):
@@ -121,16 +122,16 @@ def cut(row, ids):
     return [short(chance) for chance in row[ids].tolist()]
 
 
-def matched(p, children, taken, tokens):
+def matched(p, children, taken, tokens, own):
     """A place where the target's own choice decides: a child that carries it stays."""
-    ids = to_show(p, None, children, tokens)
+    ids = to_show(p, None, children, tokens, own)
     tests = [{"node": node, "p": short(p[tokens[node]]), "stays": node == taken} for node in children]
     return {"ids": ids, "stages": [{"p": cut(p, ids), "q": None}], "tests": tests}
 
 
-def tested(p, q, children, taken, tokens, draws, replacement):
+def tested(p, q, children, taken, tokens, draws, replacement, own):
     """A place whose children were drawn from q: the tests of verify.verify_sampled over again, with the numbers it drew."""
-    ids = to_show(p, q, children, tokens)
+    ids = to_show(p, q, children, tokens, own)
     stages, tests = [{"p": cut(p, ids), "q": None if q is None else cut(q, ids)}], []
     for node in children:
         token = tokens[node]

@@ -9,7 +9,7 @@ COLORS = (36, 33, 35, 32, 34, 31)  # of the exits, shallowest first, as ANSI esc
 
 def colors_of(exits, choice, out):
     """{exit layer: colour}, or {} for none: "always", "never", or "auto", where ``out`` is a terminal and NO_COLOR is not set."""
-    wanted = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" if choice == "auto" else choice == "always"
+    wanted = out and out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" if choice == "auto" else choice == "always"
     return {exit_layer: COLORS[number % len(COLORS)] for number, exit_layer in enumerate(exits)} if wanted else {}
 
 

@@ -8,7 +8,7 @@ from .tree import TunedTree
 
 PACE = 0.95  # of a step's tokens and milliseconds in the rate, one step later
 IDLE = 16  # steps without a draft, or levels without a look at an exit, after which one is tried again
-SAVINGS = 1.0  # tokens that an exit may have earned, at most, to pay for catching up
+SAVINGS = 1.0  # tokens that an exit may have earned before they are needed, to pay for catching up
 MEMORY = 32.0  # looks at an exit that what they saved before counts for, at most
 
 
@@ -17,8 +17,8 @@ class Tuner:
 
     ``exits`` are the layers that the draft may leave after; ``priors`` {"greedy" or "sampled": (weights, chances)} come with the
     draft, as does its ``vocabulary``, where it has one. The draft asks, in this order: ``start``, then for each level
-    ``passes_by`` and ``enough`` at every exit, ``width``, ``worth`` and ``expand``, at the end ``send``; after the target's pass
-    the loop calls ``learn``. Prices are milliseconds by the rate, that is, in tokens.
+    ``passes_by`` and ``enough`` at every exit, ``width``, ``worth``, ``draw`` where a token was drawn, and ``expand``, at the end
+    ``send``; after the target's pass the loop calls ``learn``. Prices are milliseconds by the rate, that is, in tokens.
     """
 
     def __init__(self, costs, exits, priors=None, vocabulary=None):
@@ -149,7 +149,7 @@ class Tuner:
             debt += self.rate * (self.pass_ms(deeper, waiting[deeper]) - one)
             gain = sum(self.value(path * better[bin], drawn) for path, bin in zip(self.paths, bins)) - worth
             if gain > price:
-                self.earned[deeper] = min(self.earned[deeper] + gain - price, SAVINGS)
+                self.earned[deeper] = min(self.earned[deeper] + gain - price, max(SAVINGS, debt))
                 if self.earned[deeper] >= debt:
                     self.earned[deeper] -= debt
                     self.learn_what_looks_save(exit, 0.0)
