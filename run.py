@@ -36,7 +36,7 @@ def main(arguments=None):
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, with the target divided among them."""
-    if os.environ["RANK"] != "0":
+    if os.environ.get("RANK", "0") != "0":
         args.trace = None  # the first one writes it
     for chosen, what in ((args.compile, "--compile"), (args.method == "auto", "--method auto"), (args.interactive, "--interactive")):
         if chosen:

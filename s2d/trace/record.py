@@ -57,13 +57,15 @@ class Recorder:
                 place = matched(p[row], children, taken, tokens, added)
             places.append({"row": row, "taken": taken, "own": added, **place})
         below = [parent + 1 for parent in parents]  # the row that is about each node's place
+        looks = [looked(each) for each in proposal.looks]
+        looks = [[], *looks] if given else looks  # one for each level, and perhaps one after which the draft gave up
         chance = lambda rows: [short(rows[row, token]) for row, token in zip(below, tokens)]  # noqa: E731
         self.steps.append({
             "n": step.n, "tokens": step.tokens, "sources": step.sources, "path": step.path, "draws": len(step.draws),
             "nodes": {"tokens": tokens, "parents": parents, "p": chance(p), "q": None if q is None else chance(q)},
-            "levels": [{"exit": exit_layer, "size": size, "looks": [] if given and not level else looked(proposal.looks[level - given])}
-                       for level, (exit_layer, size) in enumerate(zip(proposal.exits, proposal.level_sizes))],
-            "gave_up": looked(proposal.looks[len(proposal.exits) - given]) if len(proposal.looks) > len(proposal.exits) - given else None,
+            "levels": [{"exit": exit_layer, "size": size, "looks": each}
+                       for exit_layer, size, each in zip(proposal.exits, proposal.level_sizes, looks)],
+            "gave_up": looks[-1] if len(looks) > len(proposal.exits) else None,
             "stopped": proposal.stopped, "places": places, "caches": self.caches(step), "plan": proposal.plan,
             "ms": [short(1000 * seconds) for seconds in (
                 step.draft_seconds, step.target_seconds, step.seconds - step.draft_seconds - step.target_seconds)],
@@ -84,7 +86,8 @@ class Recorder:
     def time_alone(self, generate, target, prompt, **options):
         """See how long the target alone takes for a token, on the first few of an answer of its own."""
         seconds, emitted = [], sum(len(step["tokens"]) for step in self.steps)
-        generate(target, prompt, **options | {"max_new_tokens": max(2, min(16, emitted))}, on_step=lambda step: seconds.append(step.seconds))
+        options["max_new_tokens"] = max(2, min(16, emitted))
+        generate(target, prompt, **options, on_step=lambda step: seconds.append(step.seconds))
         if len(seconds) > 1:  # the first one reads the prompt
             self.alone = short(1000 * statistics.median(seconds[1:]))
 

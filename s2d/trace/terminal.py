@@ -9,7 +9,9 @@ COLORS = (36, 33, 35, 32, 34, 31)  # of the exits, shallowest first, as ANSI esc
 
 def colors_of(exits, choice, out):
     """{exit layer: colour}, or {} for none: "always", "never", or "auto", where ``out`` is a terminal and NO_COLOR is not set."""
-    wanted = out and out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" if choice == "auto" else choice == "always"
+    wanted = choice == "always"
+    if choice == "auto":
+        wanted = out and out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return {exit_layer: COLORS[number % len(COLORS)] for number, exit_layer in enumerate(exits)} if wanted else {}
 
 
@@ -60,7 +62,8 @@ def report(output, method, colors=()):
         shares = [f"{count / drafted:.0%} after layer {layer}" for layer, count in sorted(stats.exit_counts.items())]
         lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
     if colors:
-        lines.append(f"colours        {', '.join(paint(f'after layer {layer}', colors[layer]) for layer in colors)}, the target's own plain")
+        legend = ", ".join(paint(f"after layer {layer}", color) for layer, color in colors.items())
+        lines.append(f"colours        {legend}, the target's own plain")
     lossy = "no: with several roots from the target the text is not the target's own"
     lines.append(f"exact          {'yes' if output.exact else lossy}, method {method}")
     return "\n".join(lines)
@@ -68,8 +71,8 @@ def report(output, method, colors=()):
 
 def gain(output):
     """One line about an answer: what it took, and what the draft saved."""
-    stats = output.stats
-    return f"{len(output.tokens)} tokens in {stats.steps} passes of the target ({stats.mean_accepted_tokens:.2f} each), {speed(output):.1f} tokens/s"
+    passes = f"{output.stats.steps} passes of the target ({output.stats.mean_accepted_tokens:.2f} each)"
+    return f"{len(output.tokens)} tokens in {passes}, {speed(output):.1f} tokens/s"
 
 
 def plan_of(step):

@@ -91,7 +91,8 @@ def measure(generate, target, draft, exits):
             seen = []  # the first step of a generation reads the prompt
             tokens = torch.randint(target.config.vocab_size, (n,), generator=generator).tolist()
             generate(target, tokens, draft=draft, method="auto", exits=exits, tuner=probe, max_new_tokens=24,
-                     temperature=float(way == "drawn"), on_step=lambda step: seen.append((step, *probe.case)))  # noqa: B023 - used at once  # fmt: skip
+                     temperature=float(way == "drawn"),
+                     on_step=lambda step: seen.append((step, *probe.case)))  # noqa: B023 - used at once  # fmt: skip
             for step, levels, width, nodes in seen[1:]:
                 if len(step.proposal.exits) < levels or len(step.proposal.tree) < nodes:
                     continue  # near the end of the context, or of few tokens to choose from

@@ -173,8 +173,9 @@ class Tuner:
     def worth(self, tokens=None, probs=None):
         """Whether a level has candidates ``tokens`` (R, C), likeliest first, by ``probs`` (R, C), that are worth a check.
 
-        Without these there is but the likeliest of each place, of which ``enough`` was told. Where tokens are sampled, the first level decides whether this draft is ``drawn`` from q, one token a level, or takes the
-        likeliest. What is drawn has no chance of its own yet, only its place has.
+        Without these there is but the likeliest of each place, of which ``enough`` was told. Where tokens are sampled, the first
+        level decides whether this draft is ``drawn`` from q, one token a level, or takes the likeliest. What is drawn has no
+        chance of its own yet, only its place has.
         """
         visit, price = self.visits[-1], self.another_row
         if tokens is None:
