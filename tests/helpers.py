@@ -31,6 +31,14 @@ def random_llama(seed, scale=0.3, **changes):
     return model
 
 
+def program(main, *arguments):
+    """Exit code of a command line, ended by its parser or by itself."""
+    try:
+        return main([str(each) for each in arguments])
+    except SystemExit as end:
+        return end.code
+
+
 def run_and_kill(seconds, function, *arguments):
     """Run ``function`` in a process of its own, SIGKILLed if it lasts longer than ``seconds``; returns how long it ran."""
     process = multiprocessing.get_context("fork").Process(target=_alone, args=(function, *arguments))

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 from helpers import ROOT, WEIGHTS
+from helpers import program as program_of
 
 import run
 from s2d import Tokenizer, generate, load_model
@@ -23,11 +25,7 @@ RUN = [sys.executable, str(ROOT / "run.py"), "--target", "7b"]
 ESCAPES = re.compile(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", re.DOTALL)
 
 
-def program(*arguments):
-    try:
-        return run.main([str(each) for each in arguments])
-    except SystemExit as end:
-        return end.code
+program = partial(program_of, run.main)
 
 
 def plain_colours(steps, tokenizer, exits):

@@ -4,11 +4,13 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from browser import Browser
 from helpers import WEIGHTS, random_llama
+from helpers import program as program_of
 
 import run
 from s2d import generate, load_model
@@ -357,11 +359,7 @@ def test_a_page_is_small_and_needs_no_network(name, temperature, tokenizer, tmp_
     assert re.findall(r"https?://[^\"'\s]*", script) == ["http://www.w3.org/2000/svg"]
 
 
-def program(*arguments):
-    try:
-        return run.main([str(each) for each in arguments])
-    except SystemExit as end:
-        return end.code
+program = partial(program_of, run.main)
 
 
 def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from enumeration import enumerate_outcomes
-from helpers import WEIGHTS, random_llama
+from helpers import WEIGHTS, program, random_llama
 from test_draft_vocabulary import EveryDraw
 
 import run
@@ -506,14 +506,6 @@ def test_chances_come_with_a_draft(tmp_path):
 def test_it_takes_no_knobs(options):
     with pytest.raises(ValueError, match="auto"):
         generate(random_llama(0), [1], draft=random_llama(1), method="auto", **options)
-
-
-def program(main, *arguments):
-    """Exit code of a command line, ended by its parser or by itself."""
-    try:
-        return main([str(each) for each in arguments])
-    except SystemExit as end:
-        return end.code
 
 
 def test_run_explains_every_step(tmp_path, capsys):
