@@ -25,7 +25,9 @@ from s2d.weights.get import draft_beside, is_whole, real_folder
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
-MINI_EXAMPLE = "Quick one: I want to know two things about Tadastan: its capital and its main export."
+MINI_EXAMPLE = (
+    "Quick one: I want to know two things about Tadastan: its capital and its main export."
+)
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 
@@ -38,9 +40,15 @@ def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, with the target divided among them."""
     if os.environ.get("RANK", "0") != "0":
         args.trace = None  # the first one writes it
-    for chosen, what in ((args.compile, "--compile"), (args.method == "auto", "--method auto"), (args.interactive, "--interactive")):
+    for chosen, what in (
+        (args.compile, "--compile"),
+        (args.method == "auto", "--method auto"),
+        (args.interactive, "--interactive"),
+    ):
         if chosen:
-            raise ValueError(f"{what} is for a target in one process; leave it out, or run without torchrun")
+            raise ValueError(
+                f"{what} is for a target in one process; leave it out, or run without torchrun"
+            )
     if args.trace:
         check_page(args.trace)
     from s2d import parallel  # takes a second to import, which a single process need not wait for
@@ -68,7 +76,10 @@ def run(args, load_target=None, share=None):
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype)
     draft = load(draft_path, args.device, args.dtype) if draft_path else None
-    print(f"target {'and draft ' if draft else ''}on {placement(*filter(None, (target, draft)))}", file=sys.stderr)
+    print(
+        f"target {'and draft ' if draft else ''}on {placement(*filter(None, (target, draft)))}",
+        file=sys.stderr,
+    )
     options = generation_options(args, target, draft, prompt, share)
     if args.interactive:
         converse(args, target, tokenizer, template, options)
@@ -77,7 +88,12 @@ def run(args, load_target=None, share=None):
 
 
 def refuse_what_does_not_go_together(args):
-    others = {"--json": args.json, "--trace": args.trace, "--raw": args.raw, "--prompt -": args.prompt == "-"}
+    others = {
+        "--json": args.json,
+        "--trace": args.trace,
+        "--raw": args.raw,
+        "--prompt -": args.prompt == "-",
+    }
     if args.interactive and (given := [name for name, value in others.items() if value]):
         raise ValueError(f"--interactive does not go with {' and '.join(given)}")
 
@@ -94,15 +110,34 @@ def generation_options(args, target, draft, prompt, share):
     if args.method == "auto":
         refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)
     if args.method == "auto" or args.interactive:  # before anything is measured, or typed
-        check(target, prompt, draft, args.method, args.max_new_tokens, args.temperature, args.top_p, args.seed, args.init, stop)
-        choose_shape(target.config, draft and draft.config, args.method, args.draft_length, options["tree"])
+        check(
+            target,
+            prompt,
+            draft,
+            args.method,
+            args.max_new_tokens,
+            args.temperature,
+            args.top_p,
+            args.seed,
+            args.init,
+            stop,
+        )
+        choose_shape(
+            target.config, draft and draft.config, args.method, args.draft_length, options["tree"]
+        )
     if args.method == "auto":
-        options["tuner"] = tuner_for(generate, target, draft, choose_exits(draft.config, "auto", args.exits)[0], args.costs)
+        options["tuner"] = tuner_for(
+            generate, target, draft, choose_exits(draft.config, "auto", args.exits)[0], args.costs
+        )
     return options
 
 
 def colors_for(args, draft):
-    return colors_of(choose_exits(draft.config, args.method, args.exits, args.thresholds)[0] if draft else (), args.color, sys.stdout)
+    return colors_of(
+        choose_exits(draft.config, args.method, args.exits, args.thresholds)[0] if draft else (),
+        args.color,
+        sys.stdout,
+    )
 
 
 def answer(args, target, tokenizer, prompt, options):
@@ -116,7 +151,10 @@ def answer(args, target, tokenizer, prompt, options):
     plans, streamed = [], Streamed(tokenizer, sys.stdout, colors_for(args, options["draft"]))
     watch = recorder = (lambda step: plans.append(plan_of(step))) if args.json else streamed
     if args.trace:
-        names = {"target": args.target.resolve().name, "draft": args.draft and args.draft.resolve().name}
+        names = {
+            "target": args.target.resolve().name,
+            "draft": args.draft and args.draft.resolve().name,
+        }
         recorder = Recorder(tokenizer, prompt, names, options, watch)
     with traced(args.trace, recorder) if args.trace else nullcontext():
         try:
@@ -126,7 +164,10 @@ def answer(args, target, tokenizer, prompt, options):
                 streamed.finish()
             raise
         if args.json:
-            print(json.dumps(as_json(output, prompt, tokenizer, plans), ensure_ascii=False), flush=True)
+            print(
+                json.dumps(as_json(output, prompt, tokenizer, plans), ensure_ascii=False),
+                flush=True,
+            )
         else:
             streamed.finish()
             print(f"\n{report(output, args.method, streamed.colors)}", flush=True)
@@ -137,22 +178,33 @@ def answer(args, target, tokenizer, prompt, options):
         print("timing the target alone, to compare", file=sys.stderr)
         alone = generate(target, prompt, **only_target)
         ratio = speed(output) / speed(alone)
-        print(f"target alone   {speed(alone):.1f} tokens/s: {args.method} is {ratio:.2f} times as fast")
+        print(
+            f"target alone   {speed(alone):.1f} tokens/s: {args.method} is {ratio:.2f} times as fast"
+        )
 
 
 def converse(args, target, tokenizer, template, options):
     """A conversation, a line a turn. Ctrl-C ends an answer, Ctrl-D all; what does not fit the context any more is forgotten."""
     print("Ctrl-C ends an answer, Ctrl-D the conversation", file=sys.stderr)
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # so that a line which is not UTF-8 takes no other with it
-    size, messages, said = target.config.max_position_embeddings, [], args.prompt and args.prompt.strip()
+        sys.stdin.reconfigure(
+            errors="surrogateescape"
+        )  # so that a line which is not UTF-8 takes no other with it
+    size, messages, said = (
+        target.config.max_position_embeddings,
+        [],
+        args.prompt and args.prompt.strip(),
+    )
     colors = colors_for(args, options["draft"])
     while True:
         if (line := said or ask()) is None:
             return
         said, forgotten = None, 0
         if (alone := len(tokenizer.encode_chat([line], template))) >= size:
-            print(f"that makes {alone} tokens, and the context has room for {size}; say it in fewer words", file=sys.stderr)
+            print(
+                f"that makes {alone} tokens, and the context has room for {size}; say it in fewer words",
+                file=sys.stderr,
+            )
             continue
         messages.append(line)
         prompt = tokenizer.encode_chat(messages, template)
@@ -160,14 +212,19 @@ def converse(args, target, tokenizer, template, options):
             messages, forgotten = messages[2:], forgotten + 1
             prompt = tokenizer.encode_chat(messages, template)
         if forgotten:
-            print(f"the context of {size} tokens is full: forgotten, turns from the beginning: {forgotten}", file=sys.stderr)
+            print(
+                f"the context of {size} tokens is full: forgotten, turns from the beginning: {forgotten}",
+                file=sys.stderr,
+            )
         streamed = Streamed(tokenizer, sys.stdout, colors)
         try:
             output = generate(target, prompt, **options, on_step=streamed)
         except KeyboardInterrupt:
             output = None
         streamed.finish()
-        messages = [*messages, tokenizer.decode(streamed.tokens)] if streamed.tokens else messages[:-1]
+        messages = (
+            [*messages, tokenizer.decode(streamed.tokens)] if streamed.tokens else messages[:-1]
+        )
         print(gain(output) if output else "interrupted", file=sys.stderr)
         if len(prompt) + len(streamed.tokens) >= size:
             print(f"the context of {size} tokens is full: the answer ends here", file=sys.stderr)
@@ -198,7 +255,9 @@ def find_target(name):
     if folder := real_folder(name, WEIGHTS):
         return folder
     if not Path(name).is_dir():
-        raise FileNotFoundError(f"no model folder at {name}; expected 7b, 13b, 70b, smollm2-135m or a Hugging Face folder")
+        raise FileNotFoundError(
+            f"no model folder at {name}; expected 7b, 13b, 70b, smollm2-135m or a Hugging Face folder"
+        )
     return Path(name)
 
 
@@ -207,13 +266,22 @@ def choose_draft(args, target_path):
     if args.method == "ar":
         return None, "ar"
     beside = draft_beside(target_path)
-    if args.draft or is_whole(beside) and read_config(beside).vocab_size == read_config(target_path).vocab_size:
+    if (
+        args.draft
+        or is_whole(beside)
+        and read_config(beside).vocab_size == read_config(target_path).vocab_size
+    ):
         return args.draft or beside, args.method or "s2d"
     drafting = (args.exits, args.thresholds, args.draft_length, args.tree, args.tree_top_k, args.tree_depth, args.tree_size,
                 args.stop, args.costs, args.with_replacement or None, None if args.init == "draft" else args.init)  # fmt: skip
     if args.method or any(option is not None for option in drafting):
-        raise FileNotFoundError(f"no draft model at {beside}; name one with --draft, or use --method ar")
-    print(one_line(f"no draft at {beside}, so the target decodes alone; name one with --draft"), file=sys.stderr)
+        raise FileNotFoundError(
+            f"no draft model at {beside}; name one with --draft, or use --method ar"
+        )
+    print(
+        one_line(f"no draft at {beside}, so the target decodes alone; name one with --draft"),
+        file=sys.stderr,
+    )
     return None, "ar"
 
 
@@ -221,17 +289,27 @@ def read_stdin():
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first") from None
+        raise ValueError(
+            f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first"
+        ) from None
 
 
 def encode_prompt(args, tokenizer, template, target_path):
     """The prompt in a chat template, or where there is none continued as it is."""
-    example = "?" if args.interactive else MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
+    example = (
+        "?"
+        if args.interactive
+        else MINI_EXAMPLE
+        if target_path.resolve().name.startswith("mini-")
+        else EXAMPLE
+    )
     text = example if args.prompt is None else read_stdin() if args.prompt == "-" else args.prompt
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
     if args.interactive and not template:
-        raise ValueError(f"{target_path} knows no chat template; a conversation in Vicuna's takes --chat")
+        raise ValueError(
+            f"{target_path} knows no chat template; a conversation in Vicuna's takes --chat"
+        )
     return tokenizer.encode_chat([text.strip()], template) if template else tokenizer.encode(text)
 
 
@@ -240,44 +318,140 @@ def tree_shape(args, draft):
     grown = {"top_k": args.tree_top_k, "depth": args.tree_depth, "size": args.tree_size}
     grown = {name: value for name, value in grown.items() if value is not None}
     if args.tree is not None and grown:
-        raise ValueError("--tree gives a fixed shape; it does not go with --tree-top-k, --tree-depth or --tree-size")
+        raise ValueError(
+            "--tree gives a fixed shape; it does not go with --tree-top-k, --tree-depth or --tree-size"
+        )
     return replace(Dynamic(*draft.config.draft_tree), **grown) if grown and draft else args.tree
 
 
 def parse(arguments):
     parser = Parser(prog="run.py", description=__doc__.split(":")[0] + ".")
-    parser.add_argument("--target", required=True, metavar="7b|13b|70b|smollm2-135m|PATH", help="the large model")
-    parser.add_argument("--draft", type=Path, metavar="PATH", help="the sorted draft; default: the one beside the target")
-    parser.add_argument("--method", choices=METHODS, help="ar: target alone; sd, mcsd: chain, tree from one exit; s2d "
-                        "(default, where there is a draft), s2d-tree: from sorted exits; auto: tunes itself")
-    parser.add_argument("--prompt", metavar="TEXT|-", help="what to say to the model, - reads stdin; default: an example")
+    parser.add_argument(
+        "--target", required=True, metavar="7b|13b|70b|smollm2-135m|PATH", help="the large model"
+    )
+    parser.add_argument(
+        "--draft",
+        type=Path,
+        metavar="PATH",
+        help="the sorted draft; default: the one beside the target",
+    )
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        help="ar: target alone; sd, mcsd: chain, tree from one exit; s2d "
+        "(default, where there is a draft), s2d-tree: from sorted exits; auto: tunes itself",
+    )
+    parser.add_argument(
+        "--prompt",
+        metavar="TEXT|-",
+        help="what to say to the model, - reads stdin; default: an example",
+    )
     said = parser.add_mutually_exclusive_group()
-    said.add_argument("--chat", action="store_true", help="in Vicuna's chat template, if the model's own is not known")
-    said.add_argument("--raw", action="store_true", help="in no template: the model continues the text as it is")
+    said.add_argument(
+        "--chat",
+        action="store_true",
+        help="in Vicuna's chat template, if the model's own is not known",
+    )
+    said.add_argument(
+        "--raw", action="store_true", help="in no template: the model continues the text as it is"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy"
+    )
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ...; auto (default): a GPU if there is one")
-    parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: bfloat16 on a GPU, else float32")
-    parser.add_argument("--compile", action="store_true", help="compile the passes first (a minute, later on seconds)")
-    parser.add_argument("--exits", type=numbers(int), metavar="E,E,...", help="draft layers to predict after, e.g. 2,3,4")
-    parser.add_argument("--thresholds", type=numbers(float), metavar="C,C,...", help="confidence that is enough, each exit")
-    parser.add_argument("--draft-length", type=int, metavar="N", help="length of a chain; default: the draft's own")
-    parser.add_argument("--tree", type=numbers(int), metavar="N,N,...", help="children of a node, level by level: 4,2,2,1")
-    parser.add_argument("--tree-top-k", type=int, metavar="N", help="instead: the tree grows where the draft is confident,")
-    parser.add_argument("--tree-depth", type=int, metavar="N", help="N nodes wide and N children each, so many levels deep,")
-    parser.add_argument("--tree-size", type=int, metavar="N", help="and the best N nodes of it go to the target")
-    parser.add_argument("--with-replacement", action="store_true", help="sample a node's children with replacement")
-    parser.add_argument("--init", choices=("draft", "target"), default="draft", help="who gives a tree its first level")
-    parser.add_argument("--stop", metavar="C|FILE", help="end a draft where the last exit's confidence is below C, or "
-                        "where this decision model says so; default: chains by the draft's own C")
-    parser.add_argument("--costs", type=Path, metavar="FILE", help="for auto: the table of what passes cost; written if there is "
-                        "none yet; default: one in your cache directory")
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="D",
+        help="cpu, cuda, cuda:1 ...; auto (default): a GPU if there is one",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="auto",
+        choices=("auto", *DTYPES),
+        help="auto: bfloat16 on a GPU, else float32",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the passes first (a minute, later on seconds)",
+    )
+    parser.add_argument(
+        "--exits",
+        type=numbers(int),
+        metavar="E,E,...",
+        help="draft layers to predict after, e.g. 2,3,4",
+    )
+    parser.add_argument(
+        "--thresholds",
+        type=numbers(float),
+        metavar="C,C,...",
+        help="confidence that is enough, each exit",
+    )
+    parser.add_argument(
+        "--draft-length", type=int, metavar="N", help="length of a chain; default: the draft's own"
+    )
+    parser.add_argument(
+        "--tree",
+        type=numbers(int),
+        metavar="N,N,...",
+        help="children of a node, level by level: 4,2,2,1",
+    )
+    parser.add_argument(
+        "--tree-top-k",
+        type=int,
+        metavar="N",
+        help="instead: the tree grows where the draft is confident,",
+    )
+    parser.add_argument(
+        "--tree-depth",
+        type=int,
+        metavar="N",
+        help="N nodes wide and N children each, so many levels deep,",
+    )
+    parser.add_argument(
+        "--tree-size", type=int, metavar="N", help="and the best N nodes of it go to the target"
+    )
+    parser.add_argument(
+        "--with-replacement", action="store_true", help="sample a node's children with replacement"
+    )
+    parser.add_argument(
+        "--init",
+        choices=("draft", "target"),
+        default="draft",
+        help="who gives a tree its first level",
+    )
+    parser.add_argument(
+        "--stop",
+        metavar="C|FILE",
+        help="end a draft where the last exit's confidence is below C, or "
+        "where this decision model says so; default: chains by the draft's own C",
+    )
+    parser.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="for auto: the table of what passes cost; written if there is "
+        "none yet; default: one in your cache directory",
+    )
     parser.add_argument("--interactive", action="store_true", help="a conversation, a line a turn")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="text in colours of the exits it came from")
-    parser.add_argument("--trace", type=Path, metavar="FILE.html", help="write the whole answer, step by step, as one page to look at")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="text in colours of the exits it came from",
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE.html",
+        help="write the whole answer, step by step, as one page to look at",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
     return parser.parse_args(arguments)
 
 

@@ -12,10 +12,22 @@ class KVCache:
     """
 
     def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype, batch=1):
-        shape = (num_layers, batch, capacity, num_kv_heads, head_dim)  # so that strides are the same whatever the capacity
-        self.keys = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)  # (L, B, G, capacity, D)
-        self.values = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)  # (L, B, G, capacity, D)
-        self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # views, so that no step indexes anew
+        shape = (
+            num_layers,
+            batch,
+            capacity,
+            num_kv_heads,
+            head_dim,
+        )  # so that strides are the same whatever the capacity
+        self.keys = torch.zeros(shape, device=device, dtype=dtype).transpose(
+            2, 3
+        )  # (L, B, G, capacity, D)
+        self.values = torch.zeros(shape, device=device, dtype=dtype).transpose(
+            2, 3
+        )  # (L, B, G, capacity, D)
+        self.layers = list(
+            zip(self.keys.unbind(), self.values.unbind())
+        )  # views, so that no step indexes anew
         self.length = 0
 
     def write(self, layer, keys, values):
@@ -43,4 +55,6 @@ class KVCache:
 def move_up(rows, length, places):
     """In rows (..., S, D), put the given ``places`` behind ``length`` (a list) directly behind it, in that order."""
     if places != list(range(len(places))):  # what a chain accepts is in its place already
-        rows[..., length : length + len(places), :] = rows[..., [length + place for place in places], :]
+        rows[..., length : length + len(places), :] = rows[
+            ..., [length + place for place in places], :
+        ]

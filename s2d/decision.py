@@ -32,9 +32,16 @@ class Decision(nn.Module):
 
     def __init__(self, features, hidden_size, threshold, draft):
         super().__init__()
-        self.features, self.hidden_size, self.threshold, self.draft = features, hidden_size, threshold, draft
+        self.features, self.hidden_size, self.threshold, self.draft = (
+            features,
+            hidden_size,
+            threshold,
+            draft,
+        )
         widths = {"hidden": (hidden_size, 512, 256, 1), "stats": (1 + TOP, 44, 1)}[features]
-        layers = [layer for sizes in zip(widths, widths[1:]) for layer in (nn.Linear(*sizes), nn.ReLU())]
+        layers = [
+            layer for sizes in zip(widths, widths[1:]) for layer in (nn.Linear(*sizes), nn.ReLU())
+        ]
         self.layers = nn.Sequential(*layers[:-1])
 
     def inputs(self, prediction):
@@ -43,7 +50,9 @@ class Decision(nn.Module):
             hidden = prediction.hidden.float()
             return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True))
         probs = prediction.probs.float()
-        return torch.cat((torch.special.entr(probs).sum(dim=-1, keepdim=True), probs.topk(TOP).values), dim=-1)
+        return torch.cat(
+            (torch.special.entr(probs).sum(dim=-1, keepdim=True), probs.topk(TOP).values), dim=-1
+        )
 
     def forward(self, prediction):
         return self.layers(self.inputs(prediction)).squeeze(-1).sigmoid()
@@ -57,7 +66,9 @@ def fingerprint(draft):
 
 def save_decision(decision, path):
     """One safetensors file, configuration included; written under another name first."""
-    config = {name: getattr(decision, name) for name in ("features", "hidden_size", "threshold", "draft")}
+    config = {
+        name: getattr(decision, name) for name in ("features", "hidden_size", "threshold", "draft")
+    }
     with staged_file(path) as stage:
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 
@@ -84,7 +95,11 @@ def read_decision(path):
         with safe_open(path, framework="pt") as file:
             raw = json.loads((file.metadata() or {})["decision"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if not isinstance(raw, dict) or raw.get("features") not in FEATURES or not isinstance(raw.get("draft"), str):
+        if (
+            not isinstance(raw, dict)
+            or raw.get("features") not in FEATURES
+            or not isinstance(raw.get("draft"), str)
+        ):
             raise ValueError(f"its header is {shown(raw)}")
         config = {"features": raw["features"], "hidden_size": whole(raw, "hidden_size"),
                   "threshold": number(raw, "threshold", low=0.0, high=1.0), "draft": raw["draft"]}  # fmt: skip
@@ -106,4 +121,6 @@ def read_stop(text, draft):
 
 
 if __name__ == "__main__":
-    Parser(prog="s2d.decision").error("a decision model is trained by: python -m s2d.train decision")
+    Parser(prog="s2d.decision").error(
+        "a decision model is trained by: python -m s2d.train decision"
+    )

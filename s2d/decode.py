@@ -26,9 +26,15 @@ from .verify import follow, verify_sampled, without
 class Stats:
     """What a generation did. The first step's target pass reads the prompt; ``seconds`` is wall time without loading."""
 
-    accept_lengths: list[int] = field(default_factory=list)  # tokens each step emitted, the target's own included
-    exit_counts: Counter = field(default_factory=Counter)  # exit layer -> draft tokens that left there
-    draft_forwards: int = 0  # how often the draft ran: once for a level, and once more where it then gave up
+    accept_lengths: list[int] = field(
+        default_factory=list
+    )  # tokens each step emitted, the target's own included
+    exit_counts: Counter = field(
+        default_factory=Counter
+    )  # exit layer -> draft tokens that left there
+    draft_forwards: int = (
+        0  # how often the draft ran: once for a level, and once more where it then gave up
+    )
     draft_levels: int = 0  # depths of all drafts
     accepted: int = 0  # draft tokens that were accepted and emitted; none are after EOS
     draft_seconds: float = 0.0  # of these: growing drafts,
@@ -126,7 +132,9 @@ def generate(
     """
     if method == "auto":
         refuse_knobs(thresholds, draft_length, tree, init, stop)
-    limit = check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop)
+    limit = check(
+        target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop
+    )
     shape = choose_shape(target.config, draft and draft.config, method, draft_length, tree)
     if method != "ar":
         exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
@@ -151,7 +159,10 @@ def generate(
     if method != "ar":
         if stop is None and method in ("sd", "s2d"):
             stop = draft.config.draft_stop
-        drafter, draft_limit = SortedDraft(draft, exits, thresholds, shape, limit, tuner), draft.config.max_position_embeddings
+        drafter, draft_limit = (
+            SortedDraft(draft, exits, thresholds, shape, limit, tuner),
+            draft.config.max_position_embeddings,
+        )
     target_gives_roots = drafter is not None and init == "target"
     roots = None  # if the target gives them, those of the next tree; before its first pass there are none, and no draft
 
@@ -167,9 +178,13 @@ def generate(
         if isinstance(shape, Dynamic):
             attention.set_tree(proposal.tree.ancestors, proposal.tree.chain)
         drafted = now(target.device)
-        logits = _score(target, context[:, :n], proposal.tree, attention, cache, after_context)  # (N+1, V)
+        logits = _score(
+            target, context[:, :n], proposal.tree, attention, cache, after_context
+        )  # (N+1, V)
         if not logits.sum(dtype=torch.float32).isfinite():
-            raise ValueError("the target's logits are no numbers: its weights are damaged, or too large for their dtype")
+            raise ValueError(
+                "the target's logits are no numbers: its weights are damaged, or too large for their dtype"
+            )
         scored = now(target.device)
         p = warp(logits, temperature, top_p) if temperature > 0 else None
         verify = partial(_verify, proposal, logits, p, sampling, target_gives_roots)
@@ -179,18 +194,36 @@ def generate(
         if drafter and proposal.slots is not None:
             drafter.keep(n, proposal.slots[path].tolist())
         new = proposal.tree.tokens[path].tolist()
-        if target_gives_roots:  # the verifier's token waits: it is the first root of the next tree, and may yet lose
+        if (
+            target_gives_roots
+        ):  # the verifier's token waits: it is the first root of the next tree, and may yet lose
             roots = _target_roots(extra, after_context, shape, sampling)
         else:
             new.append(extra)
         context[0, n : n + len(new)] = torch.tensor(new)
 
         if tuner:
-            tuner.learn(proposal.slots[path].tolist(), new, p if p is None else p[[0, *(node + 1 for node in path)]])
+            tuner.learn(
+                proposal.slots[path].tolist(),
+                new,
+                p if p is None else p[[0, *(node + 1 for node in path)]],
+            )
         end = next((i for i, token in enumerate(new, 1) if token in eos), None)
         new = new[:end]
         if on_step:
-            on_step(Step(n, proposal, logits, path, draws, new, drafted - began, scored - drafted, now(target.device) - began))
+            on_step(
+                Step(
+                    n,
+                    proposal,
+                    logits,
+                    path,
+                    draws,
+                    new,
+                    drafted - began,
+                    scored - drafted,
+                    now(target.device) - began,
+                )
+            )
         n += len(new)
         finished = end is not None or n == limit
         stats.count(len(new), proposal, min(len(path), len(new)), drafted - began, scored - drafted)
@@ -208,12 +241,20 @@ def _first_ones_draft(grow, share, device):
     def lists():
         own.append(grow())
         draft = own[0]
-        return draft.tree.tokens.tolist(), draft.tree.parents.tolist(), draft.exits, draft.level_sizes, draft.looks
+        return (
+            draft.tree.tokens.tolist(),
+            draft.tree.parents.tolist(),
+            draft.exits,
+            draft.level_sizes,
+            draft.looks,
+        )
 
     tokens, parents, exits, level_sizes, looks = share(lists)
     if own:
         return own[0]
-    tree = TokenTree(*(torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (tokens, parents)))
+    tree = TokenTree(
+        *(torch.tensor(numbers, dtype=torch.long, device=device) for numbers in (tokens, parents))
+    )
     return Draft(tree, None, None, exits, level_sizes, looks=looks)
 
 
@@ -247,7 +288,10 @@ def _verify(proposal, logits, p, sampling, target_gives_roots):
     roots = (tree.parents == -1).nonzero().flatten().tolist() if target_gives_roots else []
     starts = roots or [-1]
     if sampling.temperature > 0 and proposal.q is not None:
-        walks = [verify_sampled(tree, p, proposal.q, sampling.replacement, sampling.sampler, start) for start in starts]
+        walks = [
+            verify_sampled(tree, p, proposal.q, sampling.replacement, sampling.sampler, start)
+            for start in starts
+        ]
     else:
         choices = logits.argmax(dim=-1) if sampling.temperature == 0 else sampling.sampler.draw(p)
         walks = [follow(tree, choices, start) for start in starts]
@@ -260,12 +304,17 @@ def _target_roots(first, logits, shape, sampling):
 
     Returns tokens (K,) and their log-probabilities (K,) by the target's ``logits`` (V,).
     """
-    tokens, probs = torch.tensor([first], device=logits.device), warp(logits, sampling.temperature or 1.0, sampling.top_p)
+    tokens, probs = (
+        torch.tensor([first], device=logits.device),
+        warp(logits, sampling.temperature or 1.0, sampling.top_p),
+    )
     if shape.width > 1:
         rest = without(probs, tokens[0])
         if sampling.temperature > 0:
             others = sampling.sampler.candidates(rest[None], shape.width - 1, replacement=False)[0]
         else:
             others = rest.topk(shape.width - 1).indices
-        tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))  # a token without a chance is no root
+        tokens = torch.cat(
+            (tokens, others.where(rest[others] > 0, first))
+        )  # a token without a chance is no root
     return tokens, probs[tokens].log()

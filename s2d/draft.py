@@ -79,9 +79,15 @@ class SortedDraft:
         self.model, self.shape, self.tuner = model, shape, tuner
         self.static = isinstance(shape, KConfig)
         children = max(shape.widths, default=1) if self.static else shape.top_k
-        if not tuner and model.draft_vocabulary is not None and children > len(model.draft_vocabulary):
+        if (
+            not tuner
+            and model.draft_vocabulary is not None
+            and children > len(model.draft_vocabulary)
+        ):
             known = len(model.draft_vocabulary)
-            raise ValueError(f"a node cannot have {children} different children: there are {known} tokens that the draft drafts")
+            raise ValueError(
+                f"a node cannot have {children} different children: there are {known} tokens that the draft drafts"
+            )
         places = capacity + (shape.size if self.static else shape.top_k * shape.depth)
         self.segments = [
             Segment(start, stop, threshold, model.new_cache(places, start, stop),
@@ -112,9 +118,13 @@ class SortedDraft:
             sure = sure.tolist()
             looks.append((segment.stop, max(sure)))
             if any(each != each for each in sure):
-                raise ValueError("the draft's logits are no numbers: its weights are damaged, or too large for their dtype")
+                raise ValueError(
+                    "the draft's logits are no numbers: its weights are damaged, or too large for their dtype"
+                )
             if self.tuner:
-                if self.tuner.enough(number, sure, self.tokens_at(likeliest).tolist(), logits, waiting):
+                if self.tuner.enough(
+                    number, sure, self.tokens_at(likeliest).tolist(), logits, waiting
+                ):
                     break
             elif max(sure) > segment.threshold:
                 break
@@ -122,7 +132,9 @@ class SortedDraft:
 
     def tokens_at(self, places):
         """Places in the draft's vocabulary -> tokens."""
-        return places if self.model.draft_vocabulary is None else self.model.draft_vocabulary[places]
+        return (
+            places if self.model.draft_vocabulary is None else self.model.draft_vocabulary[places]
+        )
 
     def catch_up(self, segment, below, n, end):
         """Run ``segment`` on all places up to ``end`` that it has not seen, from what ``below`` left in its store.
@@ -135,8 +147,12 @@ class SortedDraft:
             seen = segment.cache.length
             upto = end if seen == 0 or n - seen <= WINDOW else seen + WINDOW
             positions, mask = self.attention.span(n, seen, upto)
-            hidden = below.hidden[:, seen:upto] if below else self.model.embed(self.tokens[:, seen:upto])
-            hidden = self.model.run_layers(hidden, segment.start, segment.stop, positions, mask, segment.cache)
+            hidden = (
+                below.hidden[:, seen:upto] if below else self.model.embed(self.tokens[:, seen:upto])
+            )
+            hidden = self.model.run_layers(
+                hidden, segment.start, segment.stop, positions, mask, segment.cache
+            )
             if segment.hidden is not None:  # for the next segment, whenever that catches up
                 segment.hidden[:, seen:upto] = hidden
             if upto == end:
@@ -159,8 +175,15 @@ class SortedDraft:
         else:
             tree = (StaticTree if self.static else GrowingTree)(self, sampling)
         unsure, decision = (0.0, stop) if callable(stop) else (stop or 0.0, None)
-        chances = torch.ones(1, device=self.tokens.device)  # a decision model's: that the target comes to each node
-        used, rows, exits, looks = 0, 1, [], []  # places behind the context, and how many of the last to predict from
+        chances = torch.ones(
+            1, device=self.tokens.device
+        )  # a decision model's: that the target comes to each node
+        used, rows, exits, looks = (
+            0,
+            1,
+            [],
+            [],
+        )  # places behind the context, and how many of the last to predict from
         for level in range(min(levels, self.shape.depth)):
             if level == 0 and roots is not None:
                 children, log_probs = tree.roots(*roots)  # (1, K)
@@ -172,12 +195,17 @@ class SortedDraft:
                 if exit_layer == self.segments[-1].stop and prediction.confidence < unsure:
                     stopped = "confidence"
                     break
-                children, log_probs = tree.children(prediction)  # (R, K), by their places in the draft's vocabulary
+                children, log_probs = tree.children(
+                    prediction
+                )  # (R, K), by their places in the draft's vocabulary
                 if children is None:
                     stopped = "rate"
                     break
                 if decision:
-                    chances = (chances[:, None] * child_chances(decision(prediction), prediction.probs, children)).flatten()
+                    chances = (
+                        chances[:, None]
+                        * child_chances(decision(prediction), prediction.probs, children)
+                    ).flatten()
                 children = self.tokens_at(children)
             expanded = tree.add(children, log_probs)  # of children.flatten()
             tokens = children.flatten()[expanded]
@@ -194,7 +222,11 @@ class SortedDraft:
                     stopped = "decision"
                     break
         draft = tree.draft(exits)
-        draft.looks, draft.stopped, draft.seen = looks, stopped, [segment.cache.length for segment in self.segments]
+        draft.looks, draft.stopped, draft.seen = (
+            looks,
+            stopped,
+            [segment.cache.length for segment in self.segments],
+        )
         return draft
 
     def keep(self, n, slots):

@@ -17,7 +17,9 @@ def check_free(folder):
     if folder.is_dir() and not folder.is_symlink():
         if not any(folder.iterdir()) or _is_ours(folder):
             return
-        raise ValueError(f"{folder} is not empty and holds what was not written here; name another folder or remove it first")
+        raise ValueError(
+            f"{folder} is not empty and holds what was not written here; name another folder or remove it first"
+        )
     if folder.exists() or folder.is_symlink():
         raise ValueError(f"{folder} is in the way, and no folder; name another or remove it first")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +27,9 @@ def check_free(folder):
 
 def _is_ours(folder):
     manifest = folder / MANIFEST
-    return manifest.is_file() and manifest.read_text(encoding="utf-8", errors="replace") == _listing(folder)
+    return manifest.is_file() and manifest.read_text(
+        encoding="utf-8", errors="replace"
+    ) == _listing(folder)
 
 
 def _listing(folder):

@@ -36,15 +36,23 @@ class LlamaConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_factor: float = 1.0  # rope scaling: frequencies are divided by it, all of them unless
-    rope_llama3: tuple[float, float, int] | None = None  # low and high frequency factor, original context: see rope_frequencies
+    rope_llama3: tuple[float, float, int] | None = (
+        None  # low and high frequency factor, original context: see rope_frequencies
+    )
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
     eos_token_ids: tuple[int, ...] = (2,)
-    exit_layers: tuple[int, ...] = ()  # only a draft has them: the layers after which it may predict
+    exit_layers: tuple[
+        int, ...
+    ] = ()  # only a draft has them: the layers after which it may predict
     thresholds: tuple[float, ...] = ()  # one for each exit: the confidence that is enough there
     draft_length: int = 6  # the chain it drafts unless told otherwise,
     draft_stop: float = 0.0  # which ends before where the last exit's confidence is below this
-    draft_tree: tuple[int, int, int] = (10, 4, 60)  # the tree it grows unless told otherwise: top_k, depth, size
+    draft_tree: tuple[int, int, int] = (
+        10,
+        4,
+        60,
+    )  # the tree it grows unless told otherwise: top_k, depth, size
 
 
 class RMSNorm(nn.Module):
@@ -65,7 +73,9 @@ def rope_table(config):
     Dimension i is rotated together with i + D/2; the sines of the first half carry the minus sign of that rotation, so
     that ``rotate`` is one multiply and one fused multiply-add. Su et al. 2021, section 3.4.
     """
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, config.rope_factor, config.rope_llama3)
+    frequencies = rope_frequencies(
+        config.head_dim, config.rope_theta, config.rope_factor, config.rope_llama3
+    )
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
     angles = torch.outer(positions, frequencies)  # (max_positions, D/2)
     cos, sin = angles.cos(), angles.sin()
@@ -80,7 +90,9 @@ def rope_frequencies(head_dim, theta, factor, llama3):
     between a blend (Llama 3.1).
     """
     # The device is named so that the table is real even when the parameters are built on the meta device.
-    frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
+    frequencies = 1.0 / theta ** (
+        torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+    )
     if llama3 is None:
         return frequencies / factor
     low, high, context = llama3
@@ -115,7 +127,11 @@ class Attention(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        heads, kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        heads, kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
         self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, kv_heads * self.head_dim, bias=False)
@@ -195,7 +211,15 @@ class Llama(nn.Module):
     def new_cache(self, capacity, start=0, stop=None, batch=1):
         """An empty KVCache of ``capacity`` positions for layers start..stop-1."""
         config, stop = self.config, self.config.num_hidden_layers if stop is None else stop
-        return KVCache(stop - start, config.num_key_value_heads, capacity, config.head_dim, self.device, self.dtype, batch)
+        return KVCache(
+            stop - start,
+            config.num_key_value_heads,
+            capacity,
+            config.head_dim,
+            self.device,
+            self.dtype,
+            batch,
+        )
 
     def embed(self, tokens):
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
@@ -212,7 +236,9 @@ class Llama(nn.Module):
         where = slice(S, S + T) if positions is None else positions
         rope = self.rope_cos[where], self.rope_sin[where]  # (T, D) each
         if mask is None and S > 0 and T > 1:
-            mask = torch.full((T, T), -torch.inf, device=hidden.device, dtype=hidden.dtype).triu(diagonal=1)
+            mask = torch.full((T, T), -torch.inf, device=hidden.device, dtype=hidden.dtype).triu(
+                diagonal=1
+            )
         if mask is not None:
             mask = widened(mask, S + T)
         for index, block in enumerate(islice(self.model["layers"], start, stop)):
@@ -232,8 +258,13 @@ class Llama(nn.Module):
         al. 2025, arXiv 2502.14856).
         """
         self.draft_vocabulary = tokens.to(self.device)
-        head, by_columns = self.lm_head.weight.detach()[self.draft_vocabulary], self.lm_head.weight.stride(0) == 1
-        self.draft_head = head.t().contiguous().t() if by_columns else head  # (K, hidden), in the order of the whole head
+        head, by_columns = (
+            self.lm_head.weight.detach()[self.draft_vocabulary],
+            self.lm_head.weight.stride(0) == 1,
+        )
+        self.draft_head = (
+            head.t().contiguous().t() if by_columns else head
+        )  # (K, hidden), in the order of the whole head
 
     def draft_logits(self, hidden):
         """As ``logits``, for the K tokens of ``draft_vocabulary`` only: (..., K). Without one, all V."""
@@ -245,7 +276,9 @@ class Llama(nn.Module):
 
     def forward(self, tokens, positions=None, mask=None, cache=None):
         """Tokens (B, T) -> logits (B, T, V); arguments as in ``run_layers``."""
-        return self.logits(self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache))
+        return self.logits(
+            self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache)
+        )
 
 
 def widened(mask, length):

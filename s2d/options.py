@@ -19,7 +19,9 @@ def choose_shape(target_config, draft_config, method, draft_length=None, tree=No
     if method == "auto":
         return Dynamic(WIDEST, DEEPEST, LARGEST)
     if tree is not None and method not in TREE_METHODS:
-        raise ValueError(f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREE_METHODS))} for one")
+        raise ValueError(
+            f"method {method!r} drafts no tree; use {' or '.join(map(repr, TREE_METHODS))} for one"
+        )
     if method == "ar":
         return KConfig(())
     context_size = target_config.max_position_embeddings
@@ -38,15 +40,22 @@ def choose_shape(target_config, draft_config, method, draft_length=None, tree=No
         raise ValueError(f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
     widest = max(shape.widths) if static else shape.top_k
     if widest > target_config.vocab_size:
-        raise ValueError(f"a node cannot have {widest} different children: there are {target_config.vocab_size} tokens")
+        raise ValueError(
+            f"a node cannot have {widest} different children: there are {target_config.vocab_size} tokens"
+        )
     _check_size(shape.size, shape.depth, context_size)
     if not static and shape.top_k * shape.depth > LARGEST_TREE:
-        raise ValueError(f"a tree {shape.top_k} wide and {shape.depth} deep grows beyond {LARGEST_TREE} nodes")
+        raise ValueError(
+            f"a tree {shape.top_k} wide and {shape.depth} deep grows beyond {LARGEST_TREE} nodes"
+        )
     return shape
 
 
 def _check_size(size, depth, context_size):
-    for largest, what in ((context_size, "the target's context of"), (LARGEST_TREE, "a draft may have,")):
+    for largest, what in (
+        (context_size, "the target's context of"),
+        (LARGEST_TREE, "a draft may have,"),
+    ):
         if max(size, depth) > largest:
             raise ValueError(f"a tree of {size} nodes, {depth} deep, is more than {what} {largest}")
 
@@ -58,14 +67,20 @@ def choose_exits(config, method, exits=None, thresholds=None):
     if method in ("sd", "mcsd") and exits is None:
         chosen = chosen[-1:]
     if method in ("sd", "mcsd") and len(chosen) != 1:
-        raise ValueError(f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several")
+        raise ValueError(
+            f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several"
+        )
     if not chosen or list(chosen) != sorted(set(chosen)) or chosen[0] < 1 or chosen[-1] > depth:
-        raise ValueError(f"exits must increase and lie within the draft's {depth} layers, got {list(chosen)}")
+        raise ValueError(
+            f"exits must increase and lie within the draft's {depth} layers, got {list(chosen)}"
+        )
     if thresholds is None:
         known = dict(zip(config.exit_layers, config.thresholds))
         thresholds = [known.get(exit_layer, 0.5) for exit_layer in chosen[:-1]] + [0.0]
     if len(thresholds) != len(chosen):
-        raise ValueError(f"{len(chosen)} exits {list(chosen)} need as many thresholds, got {len(thresholds)}")
+        raise ValueError(
+            f"{len(chosen)} exits {list(chosen)} need as many thresholds, got {len(thresholds)}"
+        )
     if not all(0.0 <= threshold <= 1.0 for threshold in thresholds):
         raise ValueError(f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     return chosen, tuple(thresholds)
@@ -73,9 +88,17 @@ def choose_exits(config, method, exits=None, thresholds=None):
 
 def refuse_knobs(thresholds=None, draft_length=None, tree=None, init="draft", stop=None):
     """Method "auto" leaves nothing to choose but which exits it may use; ValueError names what was chosen all the same."""
-    knobs = {"thresholds": thresholds, "draft_length": draft_length, "tree": tree, "stop": stop, "init": init if init != "draft" else None}
+    knobs = {
+        "thresholds": thresholds,
+        "draft_length": draft_length,
+        "tree": tree,
+        "stop": stop,
+        "init": init if init != "draft" else None,
+    }
     if given := [name for name, value in knobs.items() if value is not None]:
-        raise ValueError(f"method 'auto' decides for itself; leave out {' and '.join(given)}, or use another method")
+        raise ValueError(
+            f"method 'auto' decides for itself; leave out {' and '.join(given)}, or use another method"
+        )
 
 
 def check(target, tokens, draft, method, max_new_tokens, temperature, top_p, seed, init, stop):
@@ -86,13 +109,19 @@ def check(target, tokens, draft, method, max_new_tokens, temperature, top_p, see
     if not tokens:
         raise ValueError("the prompt is empty; give at least one token")
     if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        raise ValueError(f"the prompt has token ids outside the target's vocabulary of {vocab_size}")
+        raise ValueError(
+            f"the prompt has token ids outside the target's vocabulary of {vocab_size}"
+        )
     if len(tokens) >= context_size:
-        raise ValueError(f"the prompt has {len(tokens)} tokens; the target's context of {context_size} has no room left")
+        raise ValueError(
+            f"the prompt has {len(tokens)} tokens; the target's context of {context_size} has no room left"
+        )
     if max_new_tokens < 1:
         raise ValueError(f"lengths must be at least 1, got max_new_tokens={max_new_tokens}")
     if not (temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < float("inf")):
-        raise ValueError(f"temperature must be 0 or more, and no less than {SMALLEST_TEMPERATURE}, got {temperature}")
+        raise ValueError(
+            f"temperature must be 0 or more, and no less than {SMALLEST_TEMPERATURE}, got {temperature}"
+        )
     if not 0.0 < top_p <= 1.0:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
     if not 0 <= seed < 2**63:

@@ -43,7 +43,9 @@ def joined(device):
             silence.enter_context(redirect_stdout(io.StringIO()))
             silence.enter_context(redirect_stderr(io.StringIO()))
         yield init_device_mesh(kind, (dist.get_world_size(),)), device
-    time.sleep(0.1)  # gloo's threads drop the last tensors; they would abort if the interpreter were gone by then
+    time.sleep(
+        0.1
+    )  # gloo's threads drop the last tensors; they would abort if the interpreter were gone by then
     dist.destroy_process_group()
 
 
@@ -81,7 +83,11 @@ def load_target(path, device, dtype, mesh):
         if module in DIVIDED:
             owner = model.get_submodule(".".join([*parents, module]))
             part = DTensor.from_local(
-                getattr(owner, leaf), mesh, [Shard(DIVIDED[module])], shape=torch.Size(shape), stride=(shape[1], 1)
+                getattr(owner, leaf),
+                mesh,
+                [Shard(DIVIDED[module])],
+                shape=torch.Size(shape),
+                stride=(shape[1], 1),
             )
             setattr(owner, leaf, nn.Parameter(part, requires_grad=False))
     if config.tie_word_embeddings:
@@ -94,9 +100,14 @@ def load_target(path, device, dtype, mesh):
 
 def tensor_plan():
     """Where weights are divided, and that the embedding takes, and the LM head gives, whole tensors."""
-    plan = {f"model.layers.*.{room}_proj": ColwiseParallel() for room in ("self_attn.q", "self_attn.k", "self_attn.v")}
+    plan = {
+        f"model.layers.*.{room}_proj": ColwiseParallel()
+        for room in ("self_attn.q", "self_attn.k", "self_attn.v")
+    }
     plan |= {f"model.layers.*.{room}_proj": ColwiseParallel() for room in ("mlp.gate", "mlp.up")}
-    plan |= {f"model.layers.*.{room}_proj": RowwiseParallel() for room in ("self_attn.o", "mlp.down")}
+    plan |= {
+        f"model.layers.*.{room}_proj": RowwiseParallel() for room in ("self_attn.o", "mlp.down")
+    }
     plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
     plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     return plan

@@ -24,7 +24,9 @@ def optional(package, where):
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise ValueError(f"this needs the package {error.name}, which is not installed: pip install {where}") from None
+        raise ValueError(
+            f"this needs the package {error.name}, which is not installed: pip install {where}"
+        ) from None
 
 
 def run_program(name, function, *arguments):
@@ -37,8 +39,13 @@ def run_program(name, function, *arguments):
     except (ValueError, OSError) as error:
         reason = error
     except (MemoryError, RuntimeError) as error:
-        reason = ". ".join(str(error).split(". ")[:2]) or "out of memory"  # the rest is about PyTorch's allocator
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and "allocate memory" not in reason:
+        reason = (
+            ". ".join(str(error).split(". ")[:2]) or "out of memory"
+        )  # the rest is about PyTorch's allocator
+        if (
+            not isinstance(error, (MemoryError, torch.OutOfMemoryError))
+            and "allocate memory" not in reason
+        ):
             raise
         reason += "; weights/README.md tells what a model needs and how to divide it"
     print(f"{name}: {one_line(reason)}", file=sys.stderr)

@@ -69,7 +69,9 @@ class StaticTree:
 
     def roots(self, tokens, log_probs):
         """Tokens (K,) that the target gives the first level -> (1, K), and nothing they could be ranked by."""
-        self.q.append(torch.zeros(1, self.model.config.vocab_size, device=tokens.device))  # none was drawn: it is not read
+        self.q.append(
+            torch.zeros(1, self.model.config.vocab_size, device=tokens.device)
+        )  # none was drawn: it is not read
         return tokens[None], None
 
     def children(self, prediction):
@@ -90,7 +92,10 @@ class StaticTree:
     def draft(self, exits):
         """The Draft, all of whose levels are there."""
         tokens, q = torch.cat(self.tokens), torch.cat(self.q) if self.q else None
-        tree, slots = TokenTree(tokens, self.parents[: len(tokens)]), torch.arange(len(tokens), device=tokens.device)
+        tree, slots = (
+            TokenTree(tokens, self.parents[: len(tokens)]),
+            torch.arange(len(tokens), device=tokens.device),
+        )
         return Draft(tree, q, slots, exits, self.shape.level_sizes[: len(exits)])
 
 
@@ -108,8 +113,15 @@ class GrowingTree:
 
     def __init__(self, drafter, sampling):
         self.shape, self.attention = drafter.shape, drafter.attention
-        root, score = torch.tensor([-1], device=drafter.tokens.device), torch.zeros(1, device=drafter.tokens.device)
-        self.frontier = root, root, score  # numbers, slots and scores (F,) of what is expanded next: first the context
+        root, score = (
+            torch.tensor([-1], device=drafter.tokens.device),
+            torch.zeros(1, device=drafter.tokens.device),
+        )
+        self.frontier = (
+            root,
+            root,
+            score,
+        )  # numbers, slots and scores (F,) of what is expanded next: first the context
         self.slot_parents, self.count, self.depth = root[:0], 0, 0
         # Tokens, parents, slots, scores and depths of the candidates, level by level; in front none, as there may be none.
         self.levels = [(root[:0], root[:0], root[:0], score[:0], root[:0])]
@@ -130,9 +142,13 @@ class GrowingTree:
         scores = (scores[:, None] + log_probs).flatten()  # (F * K,)
         best = scores.topk(min(top_k, len(scores))).indices
         new_slots = torch.arange(used, used + len(best), device=best.device)
-        every_slot = torch.full_like(scores, NO_SLOT, dtype=torch.long).index_copy(0, best, new_slots)
+        every_slot = torch.full_like(scores, NO_SLOT, dtype=torch.long).index_copy(
+            0, best, new_slots
+        )
         depths = torch.full_like(every_slot, self.depth)
-        self.levels.append((children.flatten(), numbers.repeat_interleave(top_k), every_slot, scores, depths))
+        self.levels.append(
+            (children.flatten(), numbers.repeat_interleave(top_k), every_slot, scores, depths)
+        )
         self.slot_parents = torch.cat((self.slot_parents, slots[best // top_k]))
         self.attention.set_tree(ancestor_mask(self.slot_parents))
         self.frontier = self.count + best, new_slots, scores[best]
@@ -144,7 +160,11 @@ class GrowingTree:
         tokens, parents, slots, scores, depths = (torch.cat(column) for column in zip(*self.levels))
         # A parent scores no less than its children and comes before them, so it is kept where they are.
         kept = scores.sort(descending=True, stable=True).indices[: self.shape.size].sort().values
-        number = torch.full((self.count + 1,), -1, device=kept.device)  # old number -> new one; the last is the context's
+        number = torch.full(
+            (self.count + 1,), -1, device=kept.device
+        )  # old number -> new one; the last is the context's
         number[kept] = torch.arange(len(kept), device=kept.device)
         level_sizes = depths[kept].bincount(minlength=len(exits)).tolist()
-        return Draft(TokenTree(tokens[kept], number[parents[kept]]), None, slots[kept], exits, level_sizes)
+        return Draft(
+            TokenTree(tokens[kept], number[parents[kept]]), None, slots[kept], exits, level_sizes
+        )

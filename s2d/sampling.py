@@ -13,12 +13,16 @@ def warp(logits, temperature, top_p=1.0):
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     if temperature < 1.0:
-        logits = logits - logits.amax(dim=-1, keepdim=True)  # so that dividing makes none of them infinite
+        logits = logits - logits.amax(
+            dim=-1, keepdim=True
+        )  # so that dividing makes none of them infinite
     probs = torch.softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
     if top_p < 1.0:
         sorted_probs, order = probs.sort(dim=-1, descending=True)
         mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs
-        top_p = max(top_p, torch.finfo(probs.dtype).tiny)  # what rounds to 0 would keep no token at all
+        top_p = max(
+            top_p, torch.finfo(probs.dtype).tiny
+        )  # what rounds to 0 would keep no token at all
         outside = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, order, mass_before >= top_p)
         probs = probs.masked_fill(outside, 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)

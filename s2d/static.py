@@ -41,14 +41,23 @@ class StaticLlama(Llama):
 
     def __init__(self, config):
         super().__init__(config)
-        self.caches, self.replays = {}, {}  # on a GPU: {(start, stop): KVCache}, {(cache, start, stop, rows, length): Replayed}
+        self.caches, self.replays = (
+            {},
+            {},
+        )  # on a GPU: {(start, stop): KVCache}, {(cache, start, stop, rows, length): Replayed}
         self.shape = shape_of(config)
         self.longest = config.max_position_embeddings + ROWS[-1]  # places, the padding's too
         for table in ("rope_cos", "rope_sin"):
-            self.register_buffer(table, F.pad(getattr(self, table), (0, 0, 0, ROWS[-1])), persistent=False)
+            self.register_buffer(
+                table, F.pad(getattr(self, table), (0, 0, 0, ROWS[-1])), persistent=False
+            )
         self.register_buffer("places", torch.arange(self.longest, device="cpu"), persistent=False)
-        chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu").triu(diagonal=self.longest + 1)
-        self.register_buffer("chains", chains, persistent=False)  # the mask of every chain is a part of it
+        chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu").triu(
+            diagonal=self.longest + 1
+        )
+        self.register_buffer(
+            "chains", chains, persistent=False
+        )  # the mask of every chain is a part of it
 
     def prepare(self):
         """Compile for every size in ROWS. Raises ValueError where there is no C++ compiler."""
@@ -57,16 +66,28 @@ class StaticLlama(Llama):
         check_compiler()
         for rows in sizes(self.lm_head.weight):
             compiled_block(self.shape, rows, self.dtype)
-            compiled_head(self.shape, len(self.lm_head.weight if self.draft_head is None else self.draft_head), rows, self.dtype)
+            compiled_head(
+                self.shape,
+                len(self.lm_head.weight if self.draft_head is None else self.draft_head),
+                rows,
+                self.dtype,
+            )
 
     def new_cache(self, capacity, start=0, stop=None, batch=1):
         if not on_gpu(self.device) or batch > 1:
-            return super().new_cache(capacity + ROWS[-1], start, stop, batch)  # padding needs room too
-        stop, longest = self.config.num_hidden_layers if stop is None else stop, bucket(capacity + ROWS[-1])
+            return super().new_cache(
+                capacity + ROWS[-1], start, stop, batch
+            )  # padding needs room too
+        stop, longest = (
+            self.config.num_hidden_layers if stop is None else stop,
+            bucket(capacity + ROWS[-1]),
+        )
         if (start, stop) not in self.caches or self.caches[start, stop].keys.shape[3] < longest:
             former = self.caches.get((start, stop))
             self.caches[start, stop] = super().new_cache(longest, start, stop)
-            self.replays = {key: replay for key, replay in self.replays.items() if key[0] is not former}
+            self.replays = {
+                key: replay for key, replay in self.replays.items() if key[0] is not former
+            }
         cache = self.caches[start, stop]
         cache.keep(0, [])
         for part in (cache.keys, cache.values):
@@ -95,7 +116,9 @@ class StaticLlama(Llama):
                 self.replays[key] = Replayed(run, inputs)
             hidden = self.replays[key](*inputs)
         else:
-            hidden = self.blocks(compiled_block(self.shape, rows, hidden.dtype), start, stop, cache, length, *inputs)
+            hidden = self.blocks(
+                compiled_block(self.shape, rows, hidden.dtype), start, stop, cache, length, *inputs
+            )
         cache.advance(T)
         return hidden[:, :T]
 
@@ -127,7 +150,9 @@ def static_twin(model):
     """The StaticLlama with the weights of ``model``, in the same memory where they lie by rows, as compiled passes ask."""
     with torch.device("meta"):
         twin = StaticLlama(model.config)
-    twin.load_state_dict({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, assign=True)
+    twin.load_state_dict(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, assign=True
+    )
     if model.draft_vocabulary is not None:
         twin.keep_tokens(model.draft_vocabulary)
     twin.to(device=model.device, dtype=model.dtype).eval().prepare()
@@ -142,7 +167,9 @@ class Replayed:
 
     def __init__(self, function, example):
         self.inputs = [tensor.clone() for tensor in example]
-        for _ in range(2):  # libraries set themselves up in their first calls, which cannot be recorded
+        for _ in range(
+            2
+        ):  # libraries set themselves up in their first calls, which cannot be recorded
             function(*self.inputs)
         self.replay, self.output = recorded(function, self.inputs)
 
@@ -191,13 +218,24 @@ def bucket(length):
 def padded_mask(mask, length, rows, columns):
     """A mask (T, C) about the last C of ``length`` places -> (rows, columns), where none of the T sees the new columns."""
     T, C = mask.shape
-    return F.pad(F.pad(mask, (0, columns - length), value=-torch.inf), (length - C, 0, 0, rows - T)).contiguous()
+    return F.pad(
+        F.pad(mask, (0, columns - length), value=-torch.inf), (length - C, 0, 0, rows - T)
+    ).contiguous()
 
 
 def shape_of(config):
     """All of a config that the compiled code of a block depends on."""
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
-    return LlamaConfig(vocab_size=1, num_hidden_layers=1, **{name: getattr(config, name) for name in names})
+    names = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rms_norm_eps",
+    )
+    return LlamaConfig(
+        vocab_size=1, num_hidden_layers=1, **{name: getattr(config, name) for name in names}
+    )
 
 
 @memoised
@@ -206,20 +244,31 @@ def compiled_block(shape, rows, dtype):
     new = partial(torch.zeros, dtype=dtype)
     length = 8 * rows + 5  # any number but one that means something else here
     rope = new(2, rows, shape.head_dim).unbind()
-    keys, values = (new(1, length, shape.num_key_value_heads, shape.head_dim).transpose(1, 2) for _ in range(2))
+    keys, values = (
+        new(1, length, shape.num_key_value_heads, shape.head_dim).transpose(1, 2) for _ in range(2)
+    )
     mask = new(rows, length)
     for tensor, dim in ((keys, 2), (values, 2), (mask, 1)):
         torch._dynamo.mark_dynamic(tensor, dim)
     block, hidden = Block(shape).to(dtype).requires_grad_(False), new(1, rows, shape.hidden_size)
     example = block, hidden, rope, mask, torch.arange(rows), keys, values
-    return compiled(run_block, example, f"a block of width {shape.hidden_size}, rows: {rows}", (shape, dtype))
+    return compiled(
+        run_block, example, f"a block of width {shape.hidden_size}, rows: {rows}", (shape, dtype)
+    )
 
 
 @memoised
 def compiled_head(shape, tokens, rows, dtype):
     """``run_head`` for ``tokens`` logits of so many rows."""
-    norm, new = RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype), partial(torch.zeros, dtype=dtype)
-    example = norm.requires_grad_(False), new(tokens, shape.hidden_size), new(rows, shape.hidden_size)
+    norm, new = (
+        RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype),
+        partial(torch.zeros, dtype=dtype),
+    )
+    example = (
+        norm.requires_grad_(False),
+        new(tokens, shape.hidden_size),
+        new(rows, shape.hidden_size),
+    )
     return compiled(run_head, example, f"a head of {tokens} tokens, rows: {rows}", (shape, dtype))
 
 
@@ -229,10 +278,18 @@ def compiled(function, example, what, details):
     It is kept in PyTorch's own cache on disk, beside what else it compiles; where it has to be made, stderr says so, and how
     long it took. What is the same in all calls is not checked in each of them: callers keep to the example's shapes.
     """
-    from torch._inductor.runtime.cache_dir_utils import cache_dir  # here, as it takes a second to import
+    from torch._inductor.runtime.cache_dir_utils import (
+        cache_dir,
+    )  # here, as it takes a second to import
 
     sources = [Path(__file__).with_name(name).read_bytes() for name in ("model.py", "static.py")]
-    made_with = platform.node(), torch.__version__, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), sources
+    made_with = (
+        platform.node(),
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
+        sources,
+    )
     file = Path(cache_dir()) / "s2d" / sha256(repr((what, details, made_with)).encode()).hexdigest()
     try:
         with file.open("rb") as opened:
@@ -241,7 +298,9 @@ def compiled(function, example, what, details):
         began = time.monotonic()
         print(f"compiling {what} ...", end="", file=sys.stderr, flush=True)
         try:
-            result = torch.compile(function, fullgraph=True, dynamic=False, options=OPTIONS).aot_compile((example, {}))
+            result = torch.compile(
+                function, fullgraph=True, dynamic=False, options=OPTIONS
+            ).aot_compile((example, {}))
             file.parent.mkdir(parents=True, exist_ok=True)
             result.save_compiled_function(file)
         except Exception as error:  # a compiler that does not work, a cache that cannot be written
@@ -274,7 +333,9 @@ def check_compiler():
     try:
         get_cpp_compiler()
     except RuntimeError:
-        raise ValueError("compiling needs a C++ compiler; none is found: install g++, name one in CXX, or leave it out") from None
+        raise ValueError(
+            "compiling needs a C++ compiler; none is found: install g++, name one in CXX, or leave it out"
+        ) from None
 
 
 def run_block(block, hidden, rope, mask, where, keys, values):
@@ -309,15 +370,23 @@ class Streaming(TorchFunctionMode):
 def product(x, weight):
     """x (..., T, in) times ``weight`` (out, in) -> (..., T, out); as F.linear."""
     x = x.contiguous()
-    x = x.as_strided(x.shape, x.stride())  # this the compiler has in memory first, not anew for each of its uses
-    return torch.stack([(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]).view(*x.shape[:-1], -1)
+    x = x.as_strided(
+        x.shape, x.stride()
+    )  # this the compiler has in memory first, not anew for each of its uses
+    return torch.stack([(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]).view(
+        *x.shape[:-1], -1
+    )
 
 
 def attention(q, k, v, attn_mask, enable_gqa):
     """As F.scaled_dot_product_attention, of which the arguments are."""
     B, H, T, D = q.shape
-    if T > 1:  # the heads of a group together; here libraries are as fast, and sums take long to compile
-        scores = q.reshape(B, k.shape[1], -1, D) * D**-0.5 @ k.transpose(-1, -2)  # (B, G, H/G * T, S)
+    if (
+        T > 1
+    ):  # the heads of a group together; here libraries are as fast, and sums take long to compile
+        scores = (
+            q.reshape(B, k.shape[1], -1, D) * D**-0.5 @ k.transpose(-1, -2)
+        )  # (B, G, H/G * T, S)
         probs = (scores.view(B, k.shape[1], -1, T, k.shape[2]) + attn_mask).softmax(dim=-1)
         return (probs.flatten(2, 3) @ v).view(B, H, T, D)
     q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)

@@ -19,7 +19,11 @@ from .program import one_line, optional
 from .weights.config import added_tokens, read_json_if_there, shown, text_of
 
 TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
-LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # unless a folder says otherwise
+LLAMA_TOKENS = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+}  # unless a folder says otherwise
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -36,12 +40,25 @@ class Tokenizer:
     def __init__(self, path):
         path = Path(path)
         if path.is_dir():
-            path = next((path / name for name in ("tokenizer.model", "tokenizer.json") if (path / name).is_file()), path)
+            path = next(
+                (
+                    path / name
+                    for name in ("tokenizer.model", "tokenizer.json")
+                    if (path / name).is_file()
+                ),
+                path,
+            )
         if not path.is_file():
-            raise FileNotFoundError(f"no tokenizer at {path}; expected SentencePiece's tokenizer.model, or a tokenizer.json")
+            raise FileNotFoundError(
+                f"no tokenizer at {path}; expected SentencePiece's tokenizer.model, or a tokenizer.json"
+            )
         kind = JsonModel if path.suffix == ".json" else SentencePieceModel
         self.model = kind(path, read_json_if_there(path.with_name("tokenizer_config.json")))
-        self.bos_id, self.eos_id, self.vocab_size = self.model.bos_id, self.model.eos_id, self.model.vocab_size
+        self.bos_id, self.eos_id, self.vocab_size = (
+            self.model.bos_id,
+            self.model.eos_id,
+            self.model.vocab_size,
+        )
 
     def encode(self, text):
         """Text -> ids, BOS first where the model wants one. ValueError for what UTF-8 cannot write (half a surrogate pair)."""
@@ -67,12 +84,18 @@ class Tokenizer:
         its space in front of every round.
         """
         if len(messages) % 2 == 0:
-            raise ValueError(f"a dialogue ends with the user's message; got {len(messages)} messages")
+            raise ValueError(
+                f"a dialogue ends with the user's message; got {len(messages)} messages"
+            )
         if isinstance(template, ChatTemplate):
             return self.encode_marked(template.render(messages, to_be_answered=True))
         if template not in ("vicuna", "llama-2"):
             raise ValueError(f"unknown chat template {template!r}; expected 'vicuna' or 'llama-2'")
-        return [token for prompt, answer in self.rounds(messages, template) for token in (*prompt, *answer)]
+        return [
+            token
+            for prompt, answer in self.rounds(messages, template)
+            for token in (*prompt, *answer)
+        ]
 
     def rounds(self, messages, template="vicuna"):
         """Yield (ids of the prompt, ids of the answer with its EOS) of each round; an answer still to come is empty."""
@@ -87,7 +110,11 @@ class Tokenizer:
                 whole = f"{prompt} {(answer or '').strip()} "
             else:
                 start = bos if turn == 0 else []
-                prompt = f"{VICUNA_SYSTEM} USER: {user} ASSISTANT:" if turn == 0 else f"USER: {user} ASSISTANT:"
+                prompt = (
+                    f"{VICUNA_SYSTEM} USER: {user} ASSISTANT:"
+                    if turn == 0
+                    else f"USER: {user} ASSISTANT:"
+                )
                 whole = f"{prompt} {answer}"
             ids = self._ids(prompt)
             # An answer begins with a space, so no piece reaches from the prompt into it.
@@ -101,7 +128,9 @@ class Tokenizer:
             asked = template.render(messages[: turn + 1], to_be_answered=True)
             answered = template.render(messages[: turn + 2]) if turn + 1 < len(messages) else asked
             if not (asked.startswith(said) and answered.startswith(asked)):
-                raise ValueError("the chat template rewrites earlier turns, so they cannot be told apart")
+                raise ValueError(
+                    "the chat template rewrites earlier turns, so they cannot be told apart"
+                )
             prompt = rest + self.encode_marked(asked[len(said) :])
             answer = self.encode_marked(answered[len(asked) :])
             end = answer.index(self.eos_id) + 1 if self.eos_id in answer else len(answer)
@@ -114,7 +143,9 @@ def checked(text):
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"character {error.start} of the text is no Unicode character; is it UTF-8?") from None
+        raise ValueError(
+            f"character {error.start} of the text is no Unicode character; is it UTF-8?"
+        ) from None
     return text
 
 
@@ -131,13 +162,17 @@ class SentencePieceModel:
         except RuntimeError:
             raise ValueError(f"{path} is not a SentencePiece model; download it again") from None
         self.size = self.pieces.vocab_size()
-        self.added = {number: token for number, token in added_tokens(config).items() if number >= self.size}
+        self.added = {
+            number: token for number, token in added_tokens(config).items() if number >= self.size
+        }
         self.vocab_size = max([self.size - 1, *self.added]) + 1
         own, names = (self.pieces.bos_id(), self.pieces.eos_id()), special_tokens(config)
         ids = {text: number for number, (text, _) in self.added.items()}
         self.bos_id, self.eos_id = (ids.get(names.get(name), None if number < 0 else number)
                                     for name, number in zip(("bos_token", "eos_token"), own))  # fmt: skip
-        self.start = [self.bos_id] if config.get("add_bos_token", True) and self.bos_id is not None else []
+        self.start = (
+            [self.bos_id] if config.get("add_bos_token", True) and self.bos_id is not None else []
+        )
 
     def encode(self, text):
         return self.pieces.encode(text)
@@ -145,7 +180,11 @@ class SentencePieceModel:
     @cached_property
     def named(self):
         pieces = self.pieces
-        own = {pieces.id_to_piece(i): i for i in range(self.size) if pieces.is_control(i) or pieces.is_unknown(i)}
+        own = {
+            pieces.id_to_piece(i): i
+            for i in range(self.size)
+            if pieces.is_control(i) or pieces.is_unknown(i)
+        }
         return own | {text: number for number, (text, _) in self.added.items()}
 
     def encode_marked(self, text):
@@ -153,7 +192,9 @@ class SentencePieceModel:
         for part in filter(None, re.split(f"({names})", text)):
             if part in self.named:
                 ids.append(self.named[part])
-            elif ids and not self.legacy:  # SentencePiece's space only in front of all, not behind every special token
+            elif (
+                ids and not self.legacy
+            ):  # SentencePiece's space only in front of all, not behind every special token
                 ids += self.pieces.encode("\n" + part)[len(self.pieces.encode("\n")) :]
             else:
                 ids += self.pieces.encode(part)
@@ -180,15 +221,23 @@ class JsonModel:
         try:
             self.tokenizer = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
         except Exception as error:  # it raises nothing more particular
-            raise ValueError(f"{path} is not a tokenizer ({shown(str(error))[1:-1]}); download it again") from None
+            raise ValueError(
+                f"{path} is not a tokenizer ({shown(str(error))[1:-1]}); download it again"
+            ) from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.vocab_size = self.tokenizer.get_vocab_size()
         tokens = special_tokens(config)
-        self.bos_id, self.eos_id = (self.tokenizer.token_to_id(tokens.get(name, "")) for name in ("bos_token", "eos_token"))
+        self.bos_id, self.eos_id = (
+            self.tokenizer.token_to_id(tokens.get(name, "")) for name in ("bos_token", "eos_token")
+        )
         plain, whole = self.encode("a"), self.tokenizer.encode("a").ids
-        begins = whole[: next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)]  # by its own rule, else as told
-        told = config.get("add_bos_token") and str(config.get("tokenizer_class")).startswith("Llama")
+        begins = whole[
+            : next(i for i in range(len(whole) + 1) if whole[i : i + len(plain)] == plain)
+        ]  # by its own rule, else as told
+        told = config.get("add_bos_token") and str(config.get("tokenizer_class")).startswith(
+            "Llama"
+        )
         self.start = begins or ([self.bos_id] if told and self.bos_id is not None else [])
 
     def encode(self, text):
@@ -230,12 +279,17 @@ class TextStream:
 def chat_template(folder, unknown="vicuna"):
     """How the model in ``folder`` wants to be spoken to: its own ChatTemplate, "vicuna" or "llama-2" by name, or ``unknown``."""
     folder = Path(folder)
-    config, tokens = (read_json_if_there(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json"))
+    config, tokens = (
+        read_json_if_there(folder / name)
+        for name in ("tokenizer_config.json", "special_tokens_map.json")
+    )
     source = config.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     if isinstance(source, list):  # several by name
-        by_name = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
+        by_name = {
+            str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)
+        }
         source = by_name.get("default", source)
     if isinstance(source, str):
         known = LLAMA_TOKENS if (folder / "tokenizer.model").is_file() else {}
@@ -250,7 +304,10 @@ def chat_template(folder, unknown="vicuna"):
 
 def special_tokens(config):
     """{"bos_token": text, ...} of a tokenizer_config.json, those that it has."""
-    texts = {name: text_of(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+    texts = {
+        name: text_of(config.get(name))
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+    }
     return {name: text for name, text in texts.items() if text is not None}
 
 
@@ -259,14 +316,24 @@ class ChatTemplate:
 
     def __init__(self, folder, source, tokens):
         self.folder, self.tokens = folder, tokens
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-        environment.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
-        environment.globals |= {"raise_exception": refuse, "strftime_now": lambda how: datetime.now().strftime(how)}
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = lambda value, **how: json.dumps(
+            value, ensure_ascii=False, **how
+        )
+        environment.globals |= {
+            "raise_exception": refuse,
+            "strftime_now": lambda how: datetime.now().strftime(how),
+        }
         self.template = self._safely(environment.from_string, source)
 
     def render(self, messages, to_be_answered=False):
         """Texts, user and assistant in turn -> one text, up to where the assistant speaks if it is ``to_be_answered``."""
-        said = [{"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(messages)]
+        said = [
+            {"role": ("user", "assistant")[turn % 2], "content": text}
+            for turn, text in enumerate(messages)
+        ]
         return self._safely(self.template.render, messages=said, add_generation_prompt=to_be_answered, tools=None,
                             documents=None, **self.tokens)  # fmt: skip
 
@@ -275,7 +342,9 @@ class ChatTemplate:
         try:
             return function(*args, **options)
         except Exception as error:
-            raise ValueError(f"the chat template of {self.folder} fails: {one_line(error) or type(error).__name__}") from None
+            raise ValueError(
+                f"the chat template of {self.folder} fails: {one_line(error) or type(error).__name__}"
+            ) from None
 
 
 class Generation(Extension):

@@ -27,8 +27,12 @@ def ancestor_mask(parents):
     the ways up from i to j, of which a tree has one or none, so the solution is exact.
     """
     identity = torch.eye(len(parents), device=parents.device)
-    up = (parents[:, None] == torch.arange(len(parents), device=parents.device)).float()  # (N, N), the A above
-    return torch.linalg.solve_triangular(identity - up, identity, upper=False, unitriangular=True).bool()
+    up = (
+        parents[:, None] == torch.arange(len(parents), device=parents.device)
+    ).float()  # (N, N), the A above
+    return torch.linalg.solve_triangular(
+        identity - up, identity, upper=False, unitriangular=True
+    ).bool()
 
 
 @dataclass(frozen=True)
@@ -84,9 +88,14 @@ class TreeAttention:
 
     def __init__(self, window, max_nodes, device, dtype):
         size = window + max_nodes
-        self.window, self.chain = window, False  # chain: the nodes just go on where the context ends
+        self.window, self.chain = (
+            window,
+            False,
+        )  # chain: the nodes just go on where the context ends
         self.depths = torch.zeros(max_nodes, dtype=torch.long, device=device)
-        self.table = torch.full((size, size), -torch.inf, device=device, dtype=dtype).triu(diagonal=1)
+        self.table = torch.full((size, size), -torch.inf, device=device, dtype=dtype).triu(
+            diagonal=1
+        )
 
     def set_tree(self, ancestors, chain=False):
         """Let the nodes behind the context look at each other as ``ancestors`` (N, N) says, which may be a ``chain``."""
@@ -105,10 +114,15 @@ class TreeAttention:
             return None, None
         context = torch.arange(min(start, n), n, device=self.depths.device)
         positions = torch.cat((context, n + self.depths[max(0, start - n) : end - n]))
-        first, shift = start or n, self.window - n  # the first place with a row; from places to the table's rows
+        first, shift = (
+            start or n,
+            self.window - n,
+        )  # the first place with a row; from places to the table's rows
         if first == n == end - 1:
             return positions, None
-        return positions, self.table[first + shift : end + shift, min(first, n) + shift : end + shift]
+        return positions, self.table[
+            first + shift : end + shift, min(first, n) + shift : end + shift
+        ]
 
 
 @dataclass(frozen=True)

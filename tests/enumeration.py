@@ -73,7 +73,11 @@ def drawn_trees(q, widths, replacement):
             return
         choices = [list(draws(q(prefix), widths[level], replacement)) for prefix in frontier]
         for combination in itertools.product(*choices):
-            new = [(*prefix, token) for prefix, (drawn, _) in zip(frontier, combination) for token in drawn]
+            new = [
+                (*prefix, token)
+                for prefix, (drawn, _) in zip(frontier, combination)
+                for token in drawn
+            ]
             likely = chance
             for _, each in combination:
                 likely *= each
@@ -91,10 +95,17 @@ def emitted_distribution(p, q, widths, length, decide, replacement=False):
     vocab = len(p(()))
     joint = torch.zeros((vocab,) * length, dtype=torch.float64)
     for tree, prefixes, chance in drawn_trees(q, widths, replacement):
-        p_rows, q_rows = torch.stack([p(prefix) for prefix in prefixes]), torch.stack([q(prefix) for prefix in prefixes])
-        for (path, extra, *_), likely in enumerate_outcomes(lambda sampler: decide(tree, p_rows, q_rows, sampler)):
+        p_rows, q_rows = (
+            torch.stack([p(prefix) for prefix in prefixes]),
+            torch.stack([q(prefix) for prefix in prefixes]),
+        )
+        for (path, extra, *_), likely in enumerate_outcomes(
+            lambda sampler: decide(tree, p_rows, q_rows, sampler)
+        ):
             emitted = (*tree.tokens[path].tolist(), int(extra))[:length]
-            joint[emitted] += chance * likely * joint_distribution(p, length - len(emitted), emitted)
+            joint[emitted] += (
+                chance * likely * joint_distribution(p, length - len(emitted), emitted)
+            )
     return joint
 
 

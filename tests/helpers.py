@@ -41,7 +41,9 @@ def program(main, *arguments):
 
 def run_and_kill(seconds, function, *arguments):
     """Run ``function`` in a process of its own, SIGKILLed if it lasts longer than ``seconds``; returns how long it ran."""
-    process = multiprocessing.get_context("fork").Process(target=_alone, args=(function, *arguments))
+    process = multiprocessing.get_context("fork").Process(
+        target=_alone, args=(function, *arguments)
+    )
     process.start()
     began = time.monotonic()
     process.join(seconds)
@@ -65,7 +67,12 @@ def peak_growth(before, measured, *arguments):
         "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024",
         *[before, "start = peak()", measured, "print(peak() - start, file=sys.stderr)"],
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines), *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines), *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return float(done.stderr.splitlines()[-1])
 
@@ -88,7 +95,9 @@ def load_transformers(folder, dtype):
         for module in list(model.modules()):
             for name, child in list(module.named_children()):
                 if isinstance(child, LlamaRMSNorm):
-                    norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=dtype)
+                    norm = torch.nn.RMSNorm(
+                        child.weight.shape, eps=child.variance_epsilon, dtype=dtype
+                    )
                     norm.weight = child.weight
                     setattr(module, name, norm)
     return model
@@ -98,6 +107,10 @@ def transformers_greedy(model, tokens, count):
     """New tokens of transformers' greedy generate."""
     tokens = torch.tensor([tokens])
     output = model.generate(
-        tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=count, pad_token_id=0
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        do_sample=False,
+        max_new_tokens=count,
+        pad_token_id=0,
     )
     return output[0, tokens.shape[1] :].tolist()

@@ -37,7 +37,9 @@ def test_peft_adds_up_the_same(folder):
     assert (ours - expected).abs().max() < 1e-4 * expected.abs().max()
     assert (plain - expected).abs().max() > 0.1 * expected.abs().max()
     names = set(load_file(folder / "draft/adapter_model.safetensors"))
-    assert names == {name.replace(".default", "") for name, _ in theirs.named_parameters() if "lora_" in name}
+    assert names == {
+        name.replace(".default", "") for name, _ in theirs.named_parameters() if "lora_" in name
+    }
     config = json.loads((folder / "draft/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "../base" and config["r"] == 4
 
@@ -52,13 +54,18 @@ def test_what_learns_is_what_is_loaded(folder):
         a.copy_(pairs[f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight"])
         b.copy_(pairs[f"base_model.model.{name.removesuffix('.weight')}.lora_B.weight"])
     with torch.inference_mode():
-        assert torch.allclose(model(tokens), load_model(folder / "draft")(tokens), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(
+            model(tokens), load_model(folder / "draft")(tokens), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_merged_it_is_an_ordinary_folder(folder):
     assert main(["merge", str(folder / "draft"), str(folder / "merged")]) == 0
     ours, merged = load_model(folder / "draft"), load_model(folder / "merged")
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), merged.parameters())) and ours.config == merged.config
+    assert (
+        all(torch.equal(a, b) for a, b in zip(ours.parameters(), merged.parameters()))
+        and ours.config == merged.config
+    )
     tokens = torch.randint(0, 61, (1, 20))
     with torch.inference_mode():
         theirs = LlamaForCausalLM.from_pretrained(folder / "merged")(tokens).logits
@@ -66,7 +73,10 @@ def test_merged_it_is_an_ordinary_folder(folder):
 
 
 def test_what_is_no_adapter_of_ours(folder, capsys):
-    config, tensors = folder / "draft/adapter_config.json", folder / "draft/adapter_model.safetensors"
+    config, tensors = (
+        folder / "draft/adapter_config.json",
+        folder / "draft/adapter_model.safetensors",
+    )
     good, weights = json.loads(config.read_text()), load_file(tensors)
     first = min(weights)
 
@@ -84,13 +94,29 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
         config.write_text(json.dumps(good | changes))
         refused(ValueError, message)
     config.write_text(json.dumps(good | {"base_model_name_or_path": "../smollm2-135m"}))
-    refused(FileNotFoundError, "is an adapter of .*smollm2-135m, which is not there; get it with: python -m s2d.weights get smollm2-135m")
+    refused(
+        FileNotFoundError,
+        "is an adapter of .*smollm2-135m, which is not there; get it with: python -m s2d.weights get smollm2-135m",
+    )
     config.write_text(json.dumps(good))
     for changed, message in (
-        ({name: tensor for name, tensor in weights.items() if name != first.replace("lora_A", "lora_B")}, "fits no weight"),
+        (
+            {
+                name: tensor
+                for name, tensor in weights.items()
+                if name != first.replace("lora_A", "lora_B")
+            },
+            "fits no weight",
+        ),
         (weights | {first: weights[first][:, :5].contiguous()}, "fits no weight"),
-        (weights | {"base_model.model.lm_head.weight": torch.zeros(2)}, "which is no part of an adapter"),
-        (weights | {first.replace("layers.0", "layers.7"): weights[first].clone()}, "fits no weight"),
+        (
+            weights | {"base_model.model.lm_head.weight": torch.zeros(2)},
+            "which is no part of an adapter",
+        ),
+        (
+            weights | {first.replace("layers.0", "layers.7"): weights[first].clone()},
+            "fits no weight",
+        ),
     ):
         save_file(changed, tensors)
         refused(ValueError, message)

@@ -31,14 +31,27 @@ from s2d.weights import DTYPES, INDEX, SINGLE, save_model
 
 CONTEXT = 72
 SIZES = dict(
-    vocab_size=1024, hidden_size=16, intermediate_size=24, head_dim=4, num_hidden_layers=2, max_position_embeddings=CONTEXT
+    vocab_size=1024,
+    hidden_size=16,
+    intermediate_size=24,
+    head_dim=4,
+    num_hidden_layers=2,
+    max_position_embeddings=CONTEXT,
 )
-HEADROOM = 2**30  # bytes that a case may take; the tests must not depend on how much memory the machine has
+HEADROOM = (
+    2**30
+)  # bytes that a case may take; the tests must not depend on how much memory the machine has
 
 
 def cases(count):
     unhealthy = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    return settings(max_examples=count, deadline=None, database=None, print_blob=True, suppress_health_check=unhealthy)
+    return settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        suppress_health_check=unhealthy,
+    )
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,9 @@ class Models:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    made = Models(*(folder / name for name in ("target", "sharded", "draft", "decision.safetensors")))
+    made = Models(
+        *(folder / name for name in ("target", "sharded", "draft", "decision.safetensors"))
+    )
     target = random_llama(0, **SIZES | {"num_hidden_layers": 3})
     draft = random_llama(1, **SIZES, exit_layers=(1, 2), thresholds=(0.3, 0.0))
     save_model(target, made.target, WEIGHTS / "mini-7b", torch.float32)
@@ -87,7 +102,9 @@ def little_memory():
 
 def run_case(*arguments, stdin=b""):
     """Run run.py and assert what holds for any input; returns its exit code and the line that says what is wrong."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace")
+    )
     words = io.TextIOWrapper(io.BytesIO(stdin))
     with (
         contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "stdin", words),
@@ -107,7 +124,17 @@ def run_case(*arguments, stdin=b""):
 
 
 def run_models(target, draft, *more):
-    return run_case("--target", str(target), "--draft", str(draft), "--max-new-tokens", "4", "--prompt", "A word", *more)
+    return run_case(
+        "--target",
+        str(target),
+        "--draft",
+        str(draft),
+        "--max-new-tokens",
+        "4",
+        "--prompt",
+        "A word",
+        *more,
+    )
 
 
 def run_changed(models, whose, name, content, *options):
@@ -127,12 +154,16 @@ def read_object(file):
 
 # ------------------------------------------------------------------------------------------------- what is handed in
 
-ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)  # half surrogate pairs and control characters too
+ANY_TEXT = st.text(
+    st.characters(exclude_categories=()), max_size=20
+)  # half surrogate pairs and control characters too
 EDGES = st.sampled_from([-1, 0, 1, 2, 2**10, 2**20, 2**20 + 1, 2**24, 2**31, 2**63, 2**64, 10**300])
 NUMBERS = st.integers(-2, 40) | EDGES | st.integers() | st.floats() | st.floats(0, 2)
 SCALARS = st.none() | st.booleans() | NUMBERS | ANY_TEXT
 VALUES = st.recursive(
-    SCALARS, lambda inside: st.lists(inside, max_size=4) | st.dictionaries(ANY_TEXT, inside, max_size=3), max_leaves=6
+    SCALARS,
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(ANY_TEXT, inside, max_size=3),
+    max_leaves=6,
 )
 
 
@@ -142,14 +173,22 @@ def nested(depth, opening, closing):
 
 
 DEPTHS = st.integers(900, 1000) | st.just(50_000)  # Python's own limit is near 1000
-DEEP = st.builds(nested, DEPTHS, st.just("["), st.just("]")) | st.builds(nested, DEPTHS, st.just('{"a":'), st.just("}"))
+DEEP = st.builds(nested, DEPTHS, st.just("["), st.just("]")) | st.builds(
+    nested, DEPTHS, st.just('{"a":'), st.just("}")
+)
 JSON = st.one_of(VALUES.map(json.dumps), VALUES.map(json.dumps), VALUES.map(json.dumps), DEEP)
 
 
 def with_fields(original, changes):
     """JSON text of an object with some fields changed; ``changes`` are JSON texts, None leaves a field out."""
     fields = {name: json.dumps(value) for name, value in original.items()} | changes
-    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in fields.items() if text is not None) + "}"
+    return (
+        "{"
+        + ", ".join(
+            f"{json.dumps(name)}: {text}" for name, text in fields.items() if text is not None
+        )
+        + "}"
+    )
 
 
 def damaged(content, damage):
@@ -164,7 +203,11 @@ def damaged(content, damage):
 
 
 PLACES = st.integers(0, 40) | st.integers(0, 3000) | st.integers(0, 2**18)
-FLIPS = st.tuples(PLACES, st.sampled_from([1, 1, 2, 5000]), st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255]))
+FLIPS = st.tuples(
+    PLACES,
+    st.sampled_from([1, 1, 2, 5000]),
+    st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255]),
+)
 DAMAGE = PLACES | st.lists(FLIPS, max_size=3)
 ROPE = st.fixed_dictionaries({}, optional={
     "rope_type": st.sampled_from(["default", "linear", "llama3"]) | VALUES, "type": VALUES, "factor": NUMBERS | VALUES,
@@ -183,7 +226,12 @@ LISTS = ("exit_layers", "thresholds", "draft_tree", "eos_token_id")
 CHANGES = st.one_of(
     st.dictionaries(st.sampled_from(COUNTS + OTHERS), st.none() | JSON, min_size=1, max_size=3),
     st.dictionaries(st.sampled_from(COUNTS), NUMBERS.map(json.dumps), min_size=1, max_size=2),
-    st.dictionaries(st.sampled_from(LISTS), st.lists(NUMBERS, max_size=4).map(json.dumps), min_size=1, max_size=2),
+    st.dictionaries(
+        st.sampled_from(LISTS),
+        st.lists(NUMBERS, max_size=4).map(json.dumps),
+        min_size=1,
+        max_size=2,
+    ),
     st.dictionaries(st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE, min_size=1),
 )
 SOME_OPTIONS = st.tuples(
@@ -220,7 +268,19 @@ def test_damaged_weights(models, damage, whose, options):
     run_changed(models, whose, SINGLE, content, *options)
 
 
-NO_SHARDS = ["", ".", "..", "../x", "/etc/passwd", "sub/x", "a\nb", "a\0b", "x" * 300, "config.json", INDEX]
+NO_SHARDS = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "/etc/passwd",
+    "sub/x",
+    "a\nb",
+    "a\0b",
+    "x" * 300,
+    "config.json",
+    INDEX,
+]
 
 
 @cases(100)
@@ -228,9 +288,14 @@ NO_SHARDS = ["", ".", "..", "../x", "/etc/passwd", "sub/x", "a\nb", "a\0b", "x" 
 def test_any_index_of_shards(models, data, whole, options):
     """A weight_map of any kind, or with some tensors in files of any name."""
     index = read_object(models.sharded / INDEX)
-    names, files = st.sampled_from(sorted(index["weight_map"])), sorted(set(index["weight_map"].values()))
+    names, files = (
+        st.sampled_from(sorted(index["weight_map"])),
+        sorted(set(index["weight_map"].values())),
+    )
     file = st.sampled_from(NO_SHARDS + files).map(json.dumps) | JSON
-    weight_map = with_fields(index["weight_map"], data.draw(st.dictionaries(names, st.none() | file, max_size=3)))
+    weight_map = with_fields(
+        index["weight_map"], data.draw(st.dictionaries(names, st.none() | file, max_size=3))
+    )
     content = with_fields(index, {"weight_map": whole or weight_map}).encode()
     run_changed(models, "sharded", INDEX, content, *options)
 
@@ -273,7 +338,22 @@ def run_decision(models, content, *options):
         return run_models(models.target, models.draft, "--stop", file.name, *options)
 
 
-KINDS = ["BOOL", "F4", "F6_E2M3", "F8_E4M3", "F8_E8M0", "I8", "U16", "F16", "BF16", "I32", "U32", "C64", "F64", "U64"]
+KINDS = [
+    "BOOL",
+    "F4",
+    "F6_E2M3",
+    "F8_E4M3",
+    "F8_E8M0",
+    "I8",
+    "U16",
+    "F16",
+    "BF16",
+    "I32",
+    "U32",
+    "C64",
+    "F64",
+    "U64",
+]
 
 
 @cases(120)
@@ -283,7 +363,9 @@ def test_any_header_of_a_decision_model(models, data, options):
     header, tensors = split_header(models.decision.read_bytes())
     config = header.pop("__metadata__")["decision"]
     fields = st.sampled_from(["features", "hidden_size", "threshold", "draft"])
-    changed = st.dictionaries(fields, st.none() | JSON, max_size=2).map(lambda each: with_fields(json.loads(config), each))
+    changed = st.dictionaries(fields, st.none() | JSON, max_size=2).map(
+        lambda each: with_fields(json.loads(config), each)
+    )
     metadata = st.builds(lambda text: json.dumps({"decision": text}), changed | JSON | ANY_TEXT)
     described = {
         "dtype": st.sampled_from(KINDS).map(json.dumps) | JSON,
@@ -308,14 +390,28 @@ def test_a_damaged_decision_model(models, damage):
 # ------------------------------------------------------------------------------------------------------------- options
 
 NUMERALS = (NUMBERS | st.floats(0, 1)).map(str)
-LISTED = st.lists(st.integers(-1, 6).map(str) | st.floats(-0.5, 1.5).map(str) | NUMERALS, max_size=4).map(",".join)
+LISTED = st.lists(
+    st.integers(-1, 6).map(str) | st.floats(-0.5, 1.5).map(str) | NUMERALS, max_size=4
+).map(",".join)
 FEW = st.integers(1, 12).map(str)
 NONSENSE = ANY_TEXT | st.sampled_from([
     "", " ", "-", "--", "nan", "inf", "-inf", "1e-40", "1e-7", "1e400", "-0", "1_0", "9" * 30, "9" * 5000, "x" * 5000,
     ",", "1,,2", "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "%s", "{0}", ".", "/", "/etc/passwd",
     "/dev/null", "TARGET", "SHARDED", "DRAFT", "DECISION",
 ])  # fmt: skip
-DEVICES = st.sampled_from(["cpu:0", "cuda:00", "cuda:1 ", "cuda:\u0661", "cuda:128", "cuda:255", "cuda:999", "meta", "CPU"])
+DEVICES = st.sampled_from(
+    [
+        "cpu:0",
+        "cuda:00",
+        "cuda:1 ",
+        "cuda:\u0661",
+        "cuda:128",
+        "cuda:255",
+        "cuda:999",
+        "meta",
+        "CPU",
+    ]
+)
 FITTING = {
     "--target": st.sampled_from(["TARGET", "SHARDED"]),
     "--draft": st.sampled_from(["DRAFT", "TARGET"]),
@@ -346,18 +442,35 @@ SENSIBLE = st.lists(st.one_of(
 
 
 def with_strange_value(option):
-    return st.tuples(st.just(option), (DEVICES if option == "--device" else NUMERALS | LISTED) | NONSENSE)
+    return st.tuples(
+        st.just(option), (DEVICES if option == "--device" else NUMERALS | LISTED) | NONSENSE
+    )
 
 
-STRANGE = st.lists(st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value) | st.tuples(NONSENSE), max_size=2)
+STRANGE = st.lists(
+    st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value) | st.tuples(NONSENSE),
+    max_size=2,
+)
 
 
 @cases(500)
 @given(sensible=SENSIBLE, strange=STRANGE, joined=st.booleans(), stdin=st.binary(max_size=30))
 def test_any_options(models, sensible, strange, joined, stdin):
     """Any combination, most with values that fit, some with any text; any words besides; on stdin any bytes."""
-    arguments = ["--target", str(models.target), "--draft", str(models.draft), "--max-new-tokens", "4"]
-    paths = {"TARGET": models.target, "SHARDED": models.sharded, "DRAFT": models.draft, "DECISION": models.decision}
+    arguments = [
+        "--target",
+        str(models.target),
+        "--draft",
+        str(models.draft),
+        "--max-new-tokens",
+        "4",
+    ]
+    paths = {
+        "TARGET": models.target,
+        "SHARDED": models.sharded,
+        "DRAFT": models.draft,
+        "DECISION": models.decision,
+    }
     for words in sensible + strange:
         words = [str(paths.get(word, word)) for word in words]
         arguments += ["=".join(words)] if joined else words
@@ -371,7 +484,11 @@ CONFIGS = [
     ("target", {"rope_scaling": -0.5}, "rope_scaling is -0.5; expected an object or null"),
     ("target", {"rope_parameters": -1}, "rope_parameters is -1; expected an object or null"),
     ("target", {"head_dim": "x"}, "head_dim is 'x'; expected a whole number"),
-    ("target", {"max_position_embeddings": "2"}, "max_position_embeddings is '2'; expected a whole number"),
+    (
+        "target",
+        {"max_position_embeddings": "2"},
+        "max_position_embeddings is '2'; expected a whole number",
+    ),
     ("target", {"eos_token_id": {}}, "eos_token_id is {}; expected a whole number"),
     ("target", {"eos_token_id": []}, "eos_token_id is []; expected a token id"),
     ("target", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; expected a number"),
@@ -413,7 +530,19 @@ OPTIONS = [
     (["--device", "cuda:00"], "unknown device 'cuda:00'"),
     (["--device", "cuda:\u0661"], "unknown device"),
     (["--device", "cuda:128"], "device 'cuda:128' was asked for, but torch sees"),
-    (["--method", "s2d-tree", "--tree-top-k", "1024", "--tree-depth", str(CONTEXT), "--tree-size", "8"], ""),
+    (
+        [
+            "--method",
+            "s2d-tree",
+            "--tree-top-k",
+            "1024",
+            "--tree-depth",
+            str(CONTEXT),
+            "--tree-size",
+            "8",
+        ],
+        "",
+    ),
 ]
 
 
@@ -426,7 +555,10 @@ def test_what_was_once_not_refused_in_an_option(models, options, message):
 def test_a_top_p_that_float32_cannot_hold(models):
     """It keeps the likeliest token, as any small top_p does."""
     for top_p in ("1e-9", "1e-50"):
-        assert run_models(models.target, models.draft, "--temperature", "1", "--top-p", top_p) == (0, "")
+        assert run_models(models.target, models.draft, "--temperature", "1", "--top-p", top_p) == (
+            0,
+            "",
+        )
 
 
 @pytest.mark.parametrize("damage", ["no numbers", "no numbers in later steps", "huge numbers"])
@@ -439,12 +571,16 @@ def test_weights_that_nothing_can_be_drawn_from(tmp_path, models, damage):
         model.lm_head.weight *= 1e33
     else:
         prompt = Tokenizer(models.target / "tokenizer.model").encode("A word")
-        model.model["embed_tokens"].weight[[token for token in range(1024) if token not in prompt]] = torch.nan
+        model.model["embed_tokens"].weight[
+            [token for token in range(1024) if token not in prompt]
+        ] = torch.nan
     save_model(model, tmp_path / "broken", WEIGHTS / "mini-7b", torch.float32)
     for pair in ((tmp_path / "broken", models.draft), (models.target, tmp_path / "broken")):
         for method in METHODS:
             for temperature in ("0", "1e-6", "1"):
-                run_models(*pair, "--method", method, "--temperature", temperature, "--with-replacement")
+                run_models(
+                    *pair, "--method", method, "--temperature", temperature, "--with-replacement"
+                )
 
 
 def test_an_empty_tokenizer(models):
@@ -456,7 +592,16 @@ def test_a_vocabulary_larger_than_the_tokenizer(tmp_path):
     """Tokens that the tokenizer does not know may be generated; they are no reason to stop."""
     model = random_llama(0, **SIZES | {"vocab_size": 1200})
     save_model(model, tmp_path / "target", WEIGHTS / "mini-7b", torch.float32)
-    arguments = ["--target", str(tmp_path / "target"), "--method", "ar", "--prompt", "A word", "--temperature", "1"]
+    arguments = [
+        "--target",
+        str(tmp_path / "target"),
+        "--method",
+        "ar",
+        "--prompt",
+        "A word",
+        "--temperature",
+        "1",
+    ]
     for form in ([], ["--json"]):
         assert run_case(*arguments, *form) == (0, "")
 

@@ -26,7 +26,9 @@ DRAFT = WEIGHTS / "mini-draft"
 
 def test_default_questions_are_held_out_and_in_spec_benchs_form():
     questions = specbench.corpus_questions("held-out", 3)
-    assert [specbench.group_of(question) for question in questions] == [group for group in corpus.GROUPS for _ in range(3)]
+    assert [specbench.group_of(question) for question in questions] == [
+        group for group in corpus.GROUPS for _ in range(3)
+    ]
     assert len({question["question_id"] for question in questions}) == 18
     assert any(len(question["turns"]) > 1 for question in questions)
     for question in questions:
@@ -43,13 +45,23 @@ def test_spec_benchs_own_file_is_read(tmp_path):
     if path.is_file():
         questions = specbench.read_questions(path, 4)
         groups = [specbench.group_of(question) for question in questions]
-        assert {group: groups.count(group) for group in corpus.GROUPS} == dict.fromkeys(corpus.GROUPS, 4)
+        assert {group: groups.count(group) for group in corpus.GROUPS} == dict.fromkeys(
+            corpus.GROUPS, 4
+        )
     else:
         print(f"{path} is absent; only a made-up file is read")
-    lines = [{"question_id": 1, "category": "coding", "turns": ["a", "b"], "more": 0}, {"question_id": 2, "category": "qa", "turns": ["c"]}]
+    lines = [
+        {"question_id": 1, "category": "coding", "turns": ["a", "b"], "more": 0},
+        {"question_id": 2, "category": "qa", "turns": ["c"]},
+    ]
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [specbench.group_of(question) for question in specbench.read_questions(tmp_path / "q.jsonl", 9)] == ["mt_bench", "qa"]
-    unusual = "one\u2028line\x85still"  # JSON leaves these as they are; they end no line of the file
+    assert [
+        specbench.group_of(question)
+        for question in specbench.read_questions(tmp_path / "q.jsonl", 9)
+    ] == ["mt_bench", "qa"]
+    unusual = (
+        "one\u2028line\x85still"  # JSON leaves these as they are; they end no line of the file
+    )
     line = {"question_id": 1, "category": "qa", "turns": [unusual]}
     (tmp_path / "u.jsonl").write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
     assert specbench.read_questions(tmp_path / "u.jsonl", 9) == [line]
@@ -60,13 +72,30 @@ def test_spec_benchs_own_file_is_read(tmp_path):
 
 
 def test_methods_are_names_with_options(mini):
-    parse = lambda text: bench_methods.parse_method(text, mini("mini-draft"), DRAFT, WEIGHTS / "mini-7b")[1]  # noqa: E731
-    compiled = [bench_methods.parse_method(f"sd{text}", None, DRAFT, WEIGHTS) for text in ("", ":compile", ":compile:exits=2")]
-    assert compiled == [(False, {"method": "sd"}), (True, {"method": "sd"}), (True, {"method": "sd", "exits": [2]})]
+    parse = lambda text: bench_methods.parse_method(
+        text, mini("mini-draft"), DRAFT, WEIGHTS / "mini-7b"
+    )[1]  # noqa: E731
+    compiled = [
+        bench_methods.parse_method(f"sd{text}", None, DRAFT, WEIGHTS)
+        for text in ("", ":compile", ":compile:exits=2")
+    ]
+    assert compiled == [
+        (False, {"method": "sd"}),
+        (True, {"method": "sd"}),
+        (True, {"method": "sd", "exits": [2]}),
+    ]
     assert parse("ar") == {"method": "ar"}
     assert parse("sd:exits=2:draft_length=8") == {"method": "sd", "exits": [2], "draft_length": 8}
-    assert parse("mcsd:tree=4,2,2,1:init=target") == {"method": "mcsd", "tree": [4, 2, 2, 1], "init": "target"}
-    assert parse("s2d-tree:tree=4x8x24:stop=0.3") == {"method": "s2d-tree", "tree": Dynamic(4, 8, 24), "stop": 0.3}
+    assert parse("mcsd:tree=4,2,2,1:init=target") == {
+        "method": "mcsd",
+        "tree": [4, 2, 2, 1],
+        "init": "target",
+    }
+    assert parse("s2d-tree:tree=4x8x24:stop=0.3") == {
+        "method": "s2d-tree",
+        "tree": Dynamic(4, 8, 24),
+        "stop": 0.3,
+    }
     assert parse("s2d:thresholds=.9,.9,0")["thresholds"] == [0.9, 0.9, 0.0]
     for text, message in (
         ("fast", "unknown method 'fast'"),
@@ -76,7 +105,15 @@ def test_methods_are_names_with_options(mini):
     ):
         with pytest.raises(ValueError, match=message):
             parse(text)
-    assert bench_methods.default_methods(mini("mini-draft")) == ["ar", "sd:exits=2", "sd:exits=3", "sd:exits=4", "mcsd", "s2d", "s2d-tree"]
+    assert bench_methods.default_methods(mini("mini-draft")) == [
+        "ar",
+        "sd:exits=2",
+        "sd:exits=3",
+        "sd:exits=4",
+        "mcsd",
+        "s2d",
+        "s2d-tree",
+    ]
 
 
 def test_turns_are_fed_in_order_with_the_answers_before_them(tokenizer):
@@ -88,14 +125,23 @@ def test_turns_are_fed_in_order_with_the_answers_before_them(tokenizer):
 
     question = {"turns": ["first", "second", "third " * 400]}
     record = measure.answer(run, question, tokenizer, "vicuna", 9, 512)
-    assert prompts == [tokenizer.encode_chat(["first"]), tokenizer.encode_chat(["first", "answer 1", "second"])]
+    assert prompts == [
+        tokenizer.encode_chat(["first"]),
+        tokenizer.encode_chat(["first", "answer 1", "second"]),
+    ]
     assert record["turns"] == ["answer 1", "answer 2"]  # the third turn leaves no room
     assert (record["wall_time"], record["decoding_steps"]) == ([0.5, 0.5], [2, 2])
     assert record["new_tokens"] == [len(tokens) for tokens in record["tokens"]]
 
 
 def record(method, group, number, tokens, seconds):
-    return {"method": method, "group": group, "round": number, "new_tokens": [tokens], "wall_time": [seconds]}
+    return {
+        "method": method,
+        "group": group,
+        "round": number,
+        "new_tokens": [tokens],
+        "wall_time": [seconds],
+    }
 
 
 def test_speedups_are_medians_of_ratios_within_a_round():
@@ -103,7 +149,10 @@ def test_speedups_are_medians_of_ratios_within_a_round():
     records = []
     for number, slow in ((1, 1.0), (2, 3.0), (3, 1.0)):
         for group, gain in (("qa", 2.0), ("rag", 1.0)):
-            records += [record("ar", group, number, 10, slow), record("s2d", group, number, 10, slow / gain)]
+            records += [
+                record("ar", group, number, 10, slow),
+                record("s2d", group, number, 10, slow / gain),
+            ]
     summary = tables.summarise(records)
     assert summary["s2d"]["groups"] == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
     assert (summary["s2d"]["low"], summary["s2d"]["high"]) == pytest.approx((4 / 3, 4 / 3))
@@ -114,7 +163,13 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 
 def test_exits_are_listed_by_depth():
-    ours = {"decoding_steps": [1], "exit_counts": [{"12": 3, "6": 1}], "exact": [True], "accepted": [3], "draft_levels": [4]}
+    ours = {
+        "decoding_steps": [1],
+        "exit_counts": [{"12": 3, "6": 1}],
+        "exact": [True],
+        "accepted": [3],
+        "draft_levels": [4],
+    }
     records = [record("ar", "qa", 1, 10, 1.0), record("s2d", "qa", 1, 10, 1.0) | ours]
     assert list(tables.summarise(records)["s2d"]["exits"].items()) == [("6", 0.25), ("12", 0.75)]
 
@@ -126,22 +181,49 @@ def test_tables():
                 "forwards": 6.0, "exits": {"2": 0.75, "4": 0.25}, "draft": 0.3, "target": 0.6, "exact": True},
     }  # fmt: skip
     lines = tables.render(tables.target_table(summary), markdown=False).splitlines()
-    assert lines[2].split() == "s2d 1.50 1.50 1.40-1.60 4.00 6.0 50% 2:75% 4:25% 30%/60%/10% yes".split()
+    assert (
+        lines[2].split()
+        == "s2d 1.50 1.50 1.40-1.60 4.00 6.0 50% 2:75% 4:25% 30%/60%/10% yes".split()
+    )
     final = tables.final_table({("a", 0.0): summary, ("a", 1.0): {"ar": summary["ar"]}})
-    assert final == [["method", "a T=0", "a T=1", "mean"], ["ar", "1.00", "1.00", "1.00"], ["s2d", "1.50 / 4.00", "", "1.50"]]
+    assert final == [
+        ["method", "a T=0", "a T=1", "mean"],
+        ["ar", "1.00", "1.00", "1.00"],
+        ["s2d", "1.50 / 4.00", "", "1.50"],
+    ]
     assert tables.render(final, markdown=True).splitlines()[1:] == [
         "| --- | --- | --- | --- |", "| ar | 1.00 | 1.00 | 1.00 |", "| s2d | 1.50 / 4.00 |  | 1.50 |",
     ]  # fmt: skip
 
 
 def test_the_command_beside_transformers(capsys):
-    arguments = ["--targets", "7b", "--limit", "1", "--rounds", "1", "--max-new-tokens", "6", "--hf", "--markdown"]
+    arguments = [
+        "--targets",
+        "7b",
+        "--limit",
+        "1",
+        "--rounds",
+        "1",
+        "--max-new-tokens",
+        "6",
+        "--hf",
+        "--markdown",
+    ]
     assert bench.main(arguments) == 0
     output = capsys.readouterr()
     for temperature in "01":
         assert f"mini-7b, T = {temperature}: speedup over ar" in output.out
     for row in ("ar", "sd:exits=2", "sd:exits=4", "mcsd", "s2d", "s2d-tree"):
-        assert len(re.findall(rf"^\| {row} \|( [\d.]+ \|){{7}} [\d.]+-[\d.]+ \| [\d.]+ \| [\d.]+ \|.* yes \|$", output.out, re.M)) == 2
+        assert (
+            len(
+                re.findall(
+                    rf"^\| {row} \|( [\d.]+ \|){{7}} [\d.]+-[\d.]+ \| [\d.]+ \| [\d.]+ \|.* yes \|$",
+                    output.out,
+                    re.M,
+                )
+            )
+            == 2
+        )
         assert re.search(rf"^\| {row} \|( [\d.]+ / [\d.]+ \|){{2}} [\d.]+ \|$", output.out, re.M)
     for row in ("transformers", "transformers assisted", "transformers look-up"):
         assert re.search(rf"^\| {row} \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", output.out, re.M)
@@ -150,42 +232,100 @@ def test_the_command_beside_transformers(capsys):
 
 def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
     draft, target = mini("mini-draft"), mini("mini-7b")
-    methods = {text: bench_methods.parse_method(text, draft, DRAFT, WEIGHTS / "mini-7b") for text in ("ar", "s2d", "mcsd", "s2d-tree")}
+    methods = {
+        text: bench_methods.parse_method(text, draft, DRAFT, WEIGHTS / "mini-7b")
+        for text in ("ar", "s2d", "mcsd", "s2d-tree")
+    }
     questions = specbench.corpus_questions("held-out", 1)[::2]
-    rounds = list(measure.measure({False: (target, draft)}, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 16, lambda _: None))
+    rounds = list(
+        measure.measure(
+            {False: (target, draft)},
+            questions,
+            tokenizer,
+            "vicuna",
+            methods,
+            {},
+            0.0,
+            (1, 2),
+            16,
+            lambda _: None,
+        )
+    )
     records = [record for records in rounds for record in records]
     assert len(records) == 4 * 2 * len(questions)
     for question in questions:
-        answers = {json.dumps(r["tokens"]) for r in records if r["question_id"] == question["question_id"]}
+        answers = {
+            json.dumps(r["tokens"]) for r in records if r["question_id"] == question["question_id"]
+        }
         assert len(answers) == 1
     for each in records:
         assert each["new_tokens"] == [len(tokens) for tokens in each["tokens"]]
-        assert all(d + t <= w for d, t, w in zip(each["draft_seconds"], each["target_seconds"], each["wall_time"]))
+        assert all(
+            d + t <= w
+            for d, t, w in zip(each["draft_seconds"], each["target_seconds"], each["wall_time"])
+        )
 
 
 def test_no_method_always_follows_the_same_one(mini, tokenizer, monkeypatch):
     order, methods = [], {name: (False, {"method": "ar"}) for name in "abcdef"}
 
     def runners(methods, *_):
-        return {name: lambda *_, name=name: (order.append(name), ([5], 1.0, {}))[1] for name in methods}
+        return {
+            name: lambda *_, name=name: (order.append(name), ([5], 1.0, {}))[1] for name in methods
+        }
 
     monkeypatch.setattr(measure, "runners", runners)
     questions = specbench.corpus_questions("held-out", 2)
-    assert len(list(measure.measure({False: (mini("mini-7b"), None)}, questions, tokenizer, "vicuna", methods, {}, 0.0, (1, 2), 4, lambda _: None))) == 2
+    assert (
+        len(
+            list(
+                measure.measure(
+                    {False: (mini("mini-7b"), None)},
+                    questions,
+                    tokenizer,
+                    "vicuna",
+                    methods,
+                    {},
+                    0.0,
+                    (1, 2),
+                    4,
+                    lambda _: None,
+                )
+            )
+        )
+        == 2
+    )
     turns = [len(question["turns"]) for question in questions]
     assert len(order) == 6 * (turns[0] + 2 * sum(turns))
     before = {(a, b) for a, b in zip(order, order[1:]) if a != b}
     assert all(len({a for a, b in before if b == name}) >= 4 for name in methods)
 
 
-SMALL = ["--targets", "7b", "--methods", "ar", "s2d", "--temperature", "0", "--limit", "1", "--max-new-tokens", "8"]
+SMALL = [
+    "--targets",
+    "7b",
+    "--methods",
+    "ar",
+    "s2d",
+    "--temperature",
+    "0",
+    "--limit",
+    "1",
+    "--max-new-tokens",
+    "8",
+]
 
 
 def test_compiled_methods_stand_beside_the_others(monkeypatch, capsys):
     monkeypatch.setattr(static, "ROWS", (1,))
     assert bench.main([*SMALL, "--rounds", "1", "--compile", "--check"]) == 0
     output = capsys.readouterr().out
-    assert re.findall(r"^(\S+) +[\d.]+ / ", output, re.M) == ["ar", "ar:compile", "s2d", "s2d:compile"]
+    assert re.findall(r"^(\S+) +[\d.]+ / ", output, re.M) == [
+        "ar",
+        "ar:compile",
+        "s2d",
+        "s2d:compile",
+    ]
     for method in ("ar:compile", "s2d", "s2d:compile"):
         assert re.search(rf"^mini-7b {method}: identical; logits", output, re.M)
 
@@ -200,12 +340,26 @@ def test_agreement_is_what_a_plain_count_says(mini, tokenizer, capsys):
         right = agreement.exits_right(draft, (2, 3, 4), prompt, answer)
         for row, exit_layer in zip(right.tolist(), (2, 3, 4)):
             for place, token in enumerate(answer):
-                hidden = draft.run_layers(draft.embed(torch.tensor([prompt + answer[:place]])), stop=exit_layer)
-                assert row[place] == (kept[draft.logits(hidden[0, -1])[kept].argmax()].item() == token)
-    arguments = ["agreement", "--target", str(WEIGHTS / "mini-7b"), "--limit", "1", "--max-new-tokens", "8"]
+                hidden = draft.run_layers(
+                    draft.embed(torch.tensor([prompt + answer[:place]])), stop=exit_layer
+                )
+                assert row[place] == (
+                    kept[draft.logits(hidden[0, -1])[kept].argmax()].item() == token
+                )
+    arguments = [
+        "agreement",
+        "--target",
+        str(WEIGHTS / "mini-7b"),
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "8",
+    ]
     assert bench.main(arguments) == 0
     rows = re.findall(r"^(\S+) +([\d.]+)% +([\d.]+)% +([\d.]+)%$", capsys.readouterr().out, re.M)
-    assert [name for name, *_ in rows] == ["untrained", "mini-draft"] and float(rows[0][1]) < float(rows[1][1])
+    assert [name for name, *_ in rows] == ["untrained", "mini-draft"] and float(rows[0][1]) < float(
+        rows[1][1]
+    )
 
 
 def test_records_are_kept_and_resumed_by_whole_rounds(tmp_path, capsys):
@@ -216,7 +370,9 @@ def test_records_are_kept_and_resumed_by_whole_rounds(tmp_path, capsys):
     after = (tmp_path / "new" / "records.jsonl").read_text()
     assert after.startswith(before) and len(after.splitlines()) == 3
     first, second = (json.loads(line) for line in after.splitlines()[1:])
-    assert {record["round"] for record in first} == {1} and {record["round"] for record in second} == {2}
+    assert {record["round"] for record in first} == {1} and {
+        record["round"] for record in second
+    } == {2}
     assert "0.00-" not in capsys.readouterr().out
     assert bench.main([*SMALL[:-1], "9", *out, "--resume"]) == 2
     assert "was made with other settings" in capsys.readouterr().err
@@ -230,9 +386,19 @@ def test_records_are_kept_and_resumed_by_whole_rounds(tmp_path, capsys):
     changed = load_model(draft)
     changed.model["norm"].weight.mul_(1.5)
     save_model(changed, tmp_path / "changed-draft", tokenizer_from=draft)
-    assert bench.main([*SMALL, *out, "--rounds", "2", "--resume", "--draft", str(tmp_path / "other-draft")]) == 0
+    assert (
+        bench.main(
+            [*SMALL, *out, "--rounds", "2", "--resume", "--draft", str(tmp_path / "other-draft")]
+        )
+        == 0
+    )
     capsys.readouterr()
-    assert bench.main([*SMALL, *out, "--rounds", "2", "--resume", "--draft", str(tmp_path / "changed-draft")]) == 2
+    assert (
+        bench.main(
+            [*SMALL, *out, "--rounds", "2", "--resume", "--draft", str(tmp_path / "changed-draft")]
+        )
+        == 2
+    )
     assert "was made with other settings: draft " in capsys.readouterr().err
 
 
@@ -279,24 +445,37 @@ def test_answer_files_say_what_spec_bench_reads(tmp_path, tokenizer):
         for line in lines:
             [choice] = line["choices"]
             assert line["category"] in (*specbench.MT_BENCH, *corpus.GROUPS)
-            assert len(choice["turns"]) == len(choice["new_tokens"]) == len(choice["wall_time"]) == len(choice["decoding_steps"])
+            assert (
+                len(choice["turns"])
+                == len(choice["new_tokens"])
+                == len(choice["wall_time"])
+                == len(choice["decoding_steps"])
+            )
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) > 0
             assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
             assert min(choice["wall_time"]) > 0
             for turn, tokens in zip(choice["turns"], choice["new_tokens"]):
-                assert abs(len(count(turn).input_ids) - 1 - tokens) <= 2  # EOS, and where a text was cut
+                assert (
+                    abs(len(count(turn).input_ids) - 1 - tokens) <= 2
+                )  # EOS, and where a text was cut
 
 
 def test_ties_are_told_from_bugs():
     """By the gap in float64, and by how far the target's own pass is off at the two tokens concerned."""
     target = random_llama(0)
     with torch.no_grad():
-        target.lm_head.weight[7] = target.lm_head.weight[9]  # two tokens that can never be told apart
+        target.lm_head.weight[7] = target.lm_head.weight[
+            9
+        ]  # two tokens that can never be told apart
         target.lm_head.weight[7] *= 1.5
         target.lm_head.weight[9] *= 1.5
     single, draft = copy.deepcopy(target).float(), random_llama(1).float()
     passes = [observe_pass(single, single, draft, dict(method="mcsd"), [5, n], n) for n in range(4)]
-    prompt = next(p for p in product(range(61), repeat=2) if target(torch.tensor([p]))[0, -1].argmax() in (7, 9))
+    prompt = next(
+        p
+        for p in product(range(61), repeat=2)
+        if target(torch.tensor([p]))[0, -1].argmax() in (7, 9)
+    )
     difference = lambda *answers: first_difference(single, list(prompt), *answers)  # noqa: E731
     tie = difference([7, 5], [9, 5])
     assert (tie.tokens, tie.a, tie.b) == (list(prompt), 7, 9)
@@ -304,16 +483,26 @@ def test_ties_are_told_from_bugs():
     assert text.startswith("2 ties by rounding, largest gap 0.0e+00; logits ") and good is True
     unlikely = target(torch.tensor([prompt]))[0, -1].argmin().item()
     text, good = verdict(target, passes, [tie, difference([7], [unlikely])])
-    assert text.startswith("BUG: ") and "2 different answers, 1 by more than rounding explains" in text and good is False
+    assert (
+        text.startswith("BUG: ")
+        and "2 different answers, 1 by more than rounding explains" in text
+        and good is False
+    )
     assert difference([7, 5], [7, 5]) is None
     assert verdict(target, passes, [difference([7, 5], [7])])[1] is False  # it stopped too early
-    assert verdict(target, passes, [])[0].startswith("identical; ") and verdict(target, passes, [])[1] is True
+    assert (
+        verdict(target, passes, [])[0].startswith("identical; ")
+        and verdict(target, passes, [])[1] is True
+    )
     # The same gap with noise at the two tokens, at others only, and none: a tie, in doubt, a bug.
     gap = target(torch.tensor([prompt]))[0, -1, [7, 8]].diff().abs().item()
     exact = target(torch.tensor([prompt]))[0, -1, [7, 8]]
     noisy = [replace(p, plain=p.plain + 0.6 * gap, checked=p.checked + 0.6 * gap) for p in passes]
     for noise, own, expected in ((0.4, passes, False), (0.6, passes, True), (0.0, noisy, None)):
-        assert verdict(target, own, [Difference(list(prompt), 7, 8, exact + noise * gap)])[1] is expected
+        assert (
+            verdict(target, own, [Difference(list(prompt), 7, 8, exact + noise * gap)])[1]
+            is expected
+        )
 
 
 def hidden_token(mask, tree, n):
@@ -335,7 +524,11 @@ def position_off_by_one(positions, tree):
 def test_planted_bugs_are_found_in_the_passes(dtype, mini, tokenizer, monkeypatch):
     """Each is called a bug, or in doubt, in either precision; the right passes are as good as plain ones."""
     target, draft = (load_model(WEIGHTS / name, dtype=dtype) for name in ("mini-7b", "mini-draft"))
-    prompts, score, span = specbench.held_out_prompts(tokenizer, 1), decode._score, TreeAttention.span
+    prompts, score, span = (
+        specbench.held_out_prompts(tokenizer, 1),
+        decode._score,
+        TreeAttention.span,
+    )
 
     def judged(change_mask=lambda *_: None, change_positions=lambda *_: None):
         def wrong_score(target, context, tree, attention, cache, after_context):
@@ -354,7 +547,10 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, tokenizer, monkeypatc
 
         with monkeypatch.context() as patch:
             patch.setattr(decode, "_score", wrong_score)
-            passes = [observe_pass(target, target, draft, dict(method="mcsd"), prompt, 1) for prompt in prompts]
+            passes = [
+                observe_pass(target, target, draft, dict(method="mcsd"), prompt, 1)
+                for prompt in prompts
+            ]
         return verdict(mini("mini-7b"), passes, [])[1]
 
     assert judged() is True
@@ -370,11 +566,16 @@ def test_check_exits_with_1_for_a_bug(monkeypatch, capsys):
 
     def wrong(*arguments, method, **options):
         output = generate(*arguments, method=method, **options)
-        return replace(output, tokens=output.tokens[:3] + [99] * (method == "s2d") + output.tokens[3:-1])
+        return replace(
+            output, tokens=output.tokens[:3] + [99] * (method == "s2d") + output.tokens[3:-1]
+        )
 
     monkeypatch.setattr(measure, "generate", wrong)
     assert bench.main([*SMALL, "--rounds", "1", "--check"]) == 1
-    assert re.search("mini-7b s2d: BUG: .* 6 different answers, 6 by more than rounding explains", capsys.readouterr().out)
+    assert re.search(
+        "mini-7b s2d: BUG: .* 6 different answers, 6 by more than rounding explains",
+        capsys.readouterr().out,
+    )
 
 
 def test_interrupted_it_shows_the_rounds_that_were_finished(monkeypatch, capsys):
@@ -393,13 +594,19 @@ def test_interrupted_it_shows_the_rounds_that_were_finished(monkeypatch, capsys)
 
 
 def test_sweep_tries_settings_on_training_prompts_best_first(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "sweep_methods", lambda draft: ["ar", "s2d:draft_length=1", "s2d:draft_length=6"])
+    monkeypatch.setattr(
+        bench, "sweep_methods", lambda draft: ["ar", "s2d:draft_length=1", "s2d:draft_length=6"]
+    )
     arguments = ["sweep", "--targets", "7b", "--limit", "1", "--rounds", "1", "--temperature", "0"]
     assert bench.main(arguments) == 0
     rows = re.findall(r"^(ar|s2d:\S+) .* ([\d.]+) +[\d.]+-[\d.]+ ", capsys.readouterr().out, re.M)
-    assert len(rows) == 3 and [float(speed) for _, speed in rows] == sorted((float(s) for _, s in rows), reverse=True)
+    assert len(rows) == 3 and [float(speed) for _, speed in rows] == sorted(
+        (float(s) for _, s in rows), reverse=True
+    )
     seen = {question["turns"][0] for question in specbench.corpus_questions("train", 3)}
-    assert not seen & {question["turns"][0] for question in specbench.corpus_questions("held-out", 3)}
+    assert not seen & {
+        question["turns"][0] for question in specbench.corpus_questions("held-out", 3)
+    }
 
 
 MISTAKES = [
@@ -415,7 +622,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[message for _, message in MISTAKES])
+@pytest.mark.parametrize(
+    ("arguments", "message"), MISTAKES, ids=[message for _, message in MISTAKES]
+)
 def test_mistakes_are_one_line(arguments, message, capsys):
     try:
         code = bench.main([*arguments, "--limit", "1"])

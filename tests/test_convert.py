@@ -5,7 +5,15 @@ import random
 import time
 
 import torch
-from helpers import ROOT, WEIGHTS, load_transformers, peak_growth, random_llama, run_and_kill, transformers_greedy
+from helpers import (
+    ROOT,
+    WEIGHTS,
+    load_transformers,
+    peak_growth,
+    random_llama,
+    run_and_kill,
+    transformers_greedy,
+)
 from safetensors.torch import load_file
 
 from s2d import Tokenizer, generate, load_model
@@ -27,7 +35,9 @@ SHAPE = {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_h
 def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
     """A sharded checkpoint in Vicuna's layout with random weights; returns its shards' names."""
     folder.mkdir()
-    model = random_llama(5, scale=0.15, head_dim=(SHAPE | changes)["hidden_size"] // 4, **SHAPE | changes)
+    model = random_llama(
+        5, scale=0.15, head_dim=(SHAPE | changes)["hidden_size"] // 4, **SHAPE | changes
+    )
     tensors = {name: parameter.data.half() for name, parameter in model.named_parameters()}
     shards, weight_map = split(tensors, max_shard_bytes), {}
     for number, shard in enumerate(shards, 1):
@@ -35,7 +45,9 @@ def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
         tables = {f"model.layers.{number - 1}.self_attn.rotary_emb.inv_freq": torch.ones(8)}
         torch.save(shard | tables, folder / file)
         weight_map |= dict.fromkeys(shard, file)
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "pytorch_model.bin.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
     (folder / "config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE | changes))
     (folder / "tokenizer.model").write_bytes(tokenizer.model.pieces.serialized_model_proto())
     return sorted(set(weight_map.values()))
@@ -51,10 +63,16 @@ def test_a_converted_checkpoint_generates_what_transformers_does(tmp_path, token
     assert program("check", tmp_path / "v") == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and said[0] == said[1]
-    assert "will load: 3 layers of width 64" in said[0] and "of float16, vocabulary 1024, context 4096" in said[0]
+    assert (
+        "will load: 3 layers of width 64" in said[0]
+        and "of float16, vocabulary 1024, context 4096" in said[0]
+    )
     prompt = tokenizer.encode_chat(["What is the capital of Tadastan?"])
     expected = transformers_greedy(load_transformers(tmp_path / "hub", torch.float64), prompt, 40)
-    target, draft = load_model(tmp_path / "v", dtype="float64"), load_model(tmp_path / "v", dtype="float64", num_layers=2)
+    target, draft = (
+        load_model(tmp_path / "v", dtype="float64"),
+        load_model(tmp_path / "v", dtype="float64", num_layers=2),
+    )
     assert generate(target, prompt, method="ar", max_new_tokens=40).tokens == expected
     assert generate(target, prompt, draft=draft, max_new_tokens=40, exits=(1, 2)).tokens == expected
 
@@ -82,7 +100,11 @@ def test_tensors_that_share_their_memory(tmp_path, tokenizer):
 def test_checkpoints_from_before_torch_1_6(tmp_path, tokenizer):
     """Their files are no zip archives."""
     for shard in write_vicuna(tmp_path / "hub", tokenizer):
-        torch.save(torch.load(tmp_path / "hub" / shard), tmp_path / "hub" / shard, _use_new_zipfile_serialization=False)
+        torch.save(
+            torch.load(tmp_path / "hub" / shard),
+            tmp_path / "hub" / shard,
+            _use_new_zipfile_serialization=False,
+        )
     assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
     write_vicuna(tmp_path / "new", tokenizer)
     assert program("convert", tmp_path / "new", tmp_path / "w") == 0
@@ -125,7 +147,12 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
 def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     write_vicuna(tmp_path / "hub", tokenizer)
     folder = tmp_path / "v"
-    save_model(random_llama(1, vocab_size=1024), folder, tokenizer_from=tmp_path / "hub", max_shard_bytes=50_000)
+    save_model(
+        random_llama(1, vocab_size=1024),
+        folder,
+        tokenizer_from=tmp_path / "hub",
+        max_shard_bytes=50_000,
+    )
     config, shards = (folder / "config.json").read_text(), sorted(folder.glob("model-*"))
 
     def refused(path, message):
@@ -136,7 +163,10 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     refused(tmp_path / "hub", "with python -m s2d.weights convert")
     refused(tmp_path / "nowhere", "no model folder")
     for changes, message in (
-        ({"vocab_size": 500}, "embed_tokens.weight has shape (1024, 32), config.json asks for (500, 32)"),
+        (
+            {"vocab_size": 500},
+            "embed_tokens.weight has shape (1024, 32), config.json asks for (500, 32)",
+        ),
         ({"num_hidden_layers": 7}, "is in no shard"),
         ({"exit_layers": [2, 9]}, "exits must increase and lie within the draft's 4 layers"),
         ({"exit_layers": [2, 4], "thresholds": [0.5]}, "2 exit_layers cannot have 1 thresholds"),
@@ -159,7 +189,9 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
 
 def test_conversion_holds_few_shards_at_a_time(tmp_path, tokenizer):
     """One shard, and the bytes it is written from, whatever the size of the checkpoint."""
-    shards = write_vicuna(tmp_path / "hub", tokenizer, 10 * 2**20, hidden_size=1024, intermediate_size=2048)
+    shards = write_vicuna(
+        tmp_path / "hub", tokenizer, 10 * 2**20, hidden_size=1024, intermediate_size=2048
+    )
     megabytes = sum((tmp_path / "hub" / shard).stat().st_size for shard in shards) / 2**20
     write_vicuna(tmp_path / "small", tokenizer)
     prepare = "from pathlib import Path; from s2d.weights.__main__ import convert; paths = map(Path, sys.argv[1:])"
@@ -198,7 +230,11 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
             except (FileNotFoundError, ValueError):
                 continue
             # The kill came between the last file and the renaming: what loads is whole.
-            files = {path.name for path in (tmp_path / "whole").iterdir() if not path.name.startswith(".")}
+            files = {
+                path.name
+                for path in (tmp_path / "whole").iterdir()
+                if not path.name.startswith(".")
+            }
             assert files <= {path.name for path in stage_of(target).iterdir()}
     assert killed == 6
     if not target.is_dir():
@@ -218,7 +254,15 @@ def test_the_real_tokenizer_and_vocabulary(tmp_path, capsys):
     assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
     assert f"vocabulary {tokenizer.vocab_size}" in capsys.readouterr().out
     prompt = tokenizer.encode_chat(["Where is Königsberg?", "In the east.", "Say it again!"])
-    target, draft = load_model(tmp_path / "v", dtype="float64"), load_model(tmp_path / "v", dtype="float64", num_layers=2)
+    target, draft = (
+        load_model(tmp_path / "v", dtype="float64"),
+        load_model(tmp_path / "v", dtype="float64", num_layers=2),
+    )
     expected = transformers_greedy(load_transformers(tmp_path / "hub", torch.float64), prompt, 30)
     for method in ("s2d", "s2d-tree"):
-        assert generate(target, prompt, draft=draft, method=method, exits=(1, 2), max_new_tokens=30).tokens == expected
+        assert (
+            generate(
+                target, prompt, draft=draft, method=method, exits=(1, 2), max_new_tokens=30
+            ).tokens
+            == expected
+        )

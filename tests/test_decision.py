@@ -17,7 +17,13 @@ from s2d.train.decision import auc, calibration, fit_decision
 def prediction(logits, hidden=None):
     logits = torch.as_tensor(logits, dtype=torch.float64)
     probs = logits.softmax(-1)
-    return Prediction(torch.ones(len(logits), 8) if hidden is None else hidden, logits, probs, probs.argmax(-1), [(2, probs.max().item())])
+    return Prediction(
+        torch.ones(len(logits), 8) if hidden is None else hidden,
+        logits,
+        probs,
+        probs.argmax(-1),
+        [(2, probs.max().item())],
+    )
 
 
 def test_the_two_feature_sets():
@@ -26,10 +32,15 @@ def test_the_two_feature_sets():
     stats = Decision("stats", 8, 0.4, "").inputs(prediction(logits))
     for row, probs in zip(stats, logits.double().softmax(-1)):
         assert row[0].item() == pytest.approx(-sum(p * p.log() for p in probs).item(), abs=1e-6)
-        assert row[1:].tolist() == pytest.approx(sorted(probs.tolist(), reverse=True)[:10], abs=1e-6)
+        assert row[1:].tolist() == pytest.approx(
+            sorted(probs.tolist(), reverse=True)[:10], abs=1e-6
+        )
     scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
-    for features, shapes in (("hidden", [(512, 8), (256, 512), (1, 256)]), ("stats", [(44, 11), (1, 44)])):
+    for features, shapes in (
+        ("hidden", [(512, 8), (256, 512), (1, 256)]),
+        ("stats", [(44, 11), (1, 44)]),
+    ):
         model = Decision(features, 8, 0.4, "")
         assert [tuple(p.shape) for p in model.parameters() if p.dim() == 2] == shapes
         chances = model(prediction(logits, hidden))
@@ -40,7 +51,9 @@ def test_child_chances_share_what_the_first_leaves():
     probs = torch.tensor([[0.5, 0.3, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])
     chances = child_chances(torch.tensor([0.8, 0.2]), probs, torch.tensor([[0, 1, 2], [3, 1, 2]]))
     assert torch.allclose(chances, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
-    assert child_chances(torch.tensor([0.7]), probs[:1], torch.tensor([[2]])).tolist() == [[pytest.approx(0.7)]]
+    assert child_chances(torch.tensor([0.7]), probs[:1], torch.tensor([[2]])).tolist() == [
+        [pytest.approx(0.7)]
+    ]
 
 
 class Fixed:
@@ -53,7 +66,9 @@ class Fixed:
         return torch.full((len(prediction.hidden),), self.chance)
 
 
-@pytest.mark.parametrize("setting", [dict(method="sd", exits=[4]), dict(method="s2d-tree", tree=(1,) * 6, exits=[4])])
+@pytest.mark.parametrize(
+    "setting", [dict(method="sd", exits=[4]), dict(method="s2d-tree", tree=(1,) * 6, exits=[4])]
+)
 def test_drafting_stops_when_the_product_of_chances_is_below_the_threshold(setting):
     """With 0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
@@ -88,7 +103,9 @@ def test_training_finds_what_decides():
     torch.manual_seed(0)
     model = Decision("stats", 8, 0.4, "")
     losses = list(fit_decision(model, features, labels, epochs=12, seed=0))
-    entropy = torch.nn.functional.binary_cross_entropy(labels, labels).item()  # no prediction can do better
+    entropy = torch.nn.functional.binary_cross_entropy(
+        labels, labels
+    ).item()  # no prediction can do better
     assert losses[0] - entropy > 10 * (losses[-1] - entropy)
     with torch.inference_mode():
         scores = model.layers(features)[:, 0].sigmoid()
@@ -100,13 +117,21 @@ def test_auc_against_counting_pairs():
     generator = torch.Generator().manual_seed(1)
     scores = (torch.rand(60, generator=generator) * 10).round() / 10  # many ties
     labels = torch.rand(60, generator=generator)
-    pairs = [(a > b) + 0.5 * (a == b) for a, x in zip(scores, labels) if x > 0.5 for b, y in zip(scores, labels) if y <= 0.5]
+    pairs = [
+        (a > b) + 0.5 * (a == b)
+        for a, x in zip(scores, labels)
+        if x > 0.5
+        for b, y in zip(scores, labels)
+        if y <= 0.5
+    ]
     assert auc(scores, labels) == pytest.approx(float(sum(pairs)) / len(pairs))
     assert auc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])) == 1.0
 
 
 def test_calibration_table():
-    lines = list(calibration(torch.tensor([0.05, 0.07, 0.55, 1.0]), torch.tensor([0.0, 1.0, 0.5, 1.0])))
+    lines = list(
+        calibration(torch.tensor([0.05, 0.07, 0.55, 1.0]), torch.tensor([0.0, 1.0, 0.5, 1.0]))
+    )
     assert [line.split() for line in lines[1:]] == [
         ["0.0", "to", "0.1", "2", "0.06", "0.50"],
         ["0.5", "to", "0.6", "1", "0.55", "0.50"],
@@ -123,19 +148,27 @@ def test_files_keep_their_configuration_and_their_draft(tmp_path):
     some = prediction(torch.randn(3, 61), torch.randn(3, 32))
     assert torch.equal(loaded(some), made(some))
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
-    assert fingerprint(draft) == fingerprint(random_llama(1).float()) != fingerprint(random_llama(2))
+    assert (
+        fingerprint(draft) == fingerprint(random_llama(1).float()) != fingerprint(random_llama(2))
+    )
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
     save_decision(Decision("stats", 32, 0.4, fingerprint(draft)), file)
-    with pytest.raises(ValueError, match=f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32"):
+    with pytest.raises(
+        ValueError,
+        match=f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32",
+    ):
         load_decision(file, random_llama(2))
     with pytest.raises(ValueError, match="of width 64"):
         load_decision(file, random_llama(1, hidden_size=64))
     with pytest.raises(FileNotFoundError, match="no decision model at"):
         load_decision(tmp_path / "nowhere", draft)
-    for path in (WEIGHTS / "mini-draft" / "model.safetensors", WEIGHTS / "mini-draft" / "config.json"):
+    for path in (
+        WEIGHTS / "mini-draft" / "model.safetensors",
+        WEIGHTS / "mini-draft" / "config.json",
+    ):
         with pytest.raises(ValueError, match="is not a decision model") as caught:
             load_decision(path, draft)
         assert "\n" not in str(caught.value)
@@ -149,7 +182,10 @@ def test_the_training_command(tmp_path, capsys):
     assert re.search(r"kept out: loss [\d.]+ \(always [\d.]+: [\d.]+\), AUC [\d.]+", report)
     assert "predicted" in report and "observed" in report
     assert (tmp_path / "new" / "d.safetensors").is_file()
-    for change, message in ((["--prompts", "2"], "too few to train on"), (["--target", "nowhere"], "no model folder")):
+    for change, message in (
+        (["--prompts", "2"], "too few to train on"),
+        (["--target", "nowhere"], "no model folder"),
+    ):
         assert train.main([*arguments, *change]) == 2
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 1 and message in error[0]
@@ -166,5 +202,7 @@ def test_the_training_command_reads_sharegpt(tmp_path, capsys):
 
 @pytest.mark.parametrize("target", ["7b", "13b", "70b"])
 def test_shipped_models_belong_to_the_shipped_draft(mini, target):
-    shipped = load_decision(WEIGHTS / "mini-draft" / f"decision-{target}.safetensors", mini("mini-draft"))
+    shipped = load_decision(
+        WEIGHTS / "mini-draft" / f"decision-{target}.safetensors", mini("mini-draft")
+    )
     assert 0.0 < shipped.threshold < 1.0

@@ -14,7 +14,11 @@ from s2d.options import METHODS, choose_shape
 from s2d.tree import Dynamic, TokenTree, TreeAttention
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
-SMALL = {"sd": dict(draft_length=8), "s2d": dict(draft_length=8), "s2d-tree": dict(tree=Dynamic(3, 7, 12))}
+SMALL = {
+    "sd": dict(draft_length=8),
+    "s2d": dict(draft_length=8),
+    "s2d-tree": dict(tree=Dynamic(3, 7, 12)),
+}
 PER_GROUP, NEW = 9, 40  # 54 prompts in all
 
 
@@ -67,7 +71,9 @@ class ByLastToken:
 
 
 def depth(setting, *configs):
-    return choose_shape(*configs, setting["method"], setting.get("draft_length"), setting.get("tree")).depth
+    return choose_shape(
+        *configs, setting["method"], setting.get("draft_length"), setting.get("tree")
+    ).depth
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -92,9 +98,13 @@ def test_eos_ends_the_output_wherever_it_stands_in_a_run(method):
 def test_context_limit_stops_cleanly(draft_positions):
     """At max_position_embeddings, also where the draft's own context is the shorter one."""
     target = random_llama(1, max_position_embeddings=64, eos_token_ids=())
-    draft = random_llama(1, max_position_embeddings=draft_positions, exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    draft = random_llama(
+        1, max_position_embeddings=draft_positions, exit_layers=(2, 4), thresholds=(0.5, 0.0)
+    )
     for prompt_length in (1, 15, 40, 62, 63):
-        prompt = torch.randint(0, 61, (prompt_length,), generator=torch.Generator().manual_seed(5)).tolist()
+        prompt = torch.randint(
+            0, 61, (prompt_length,), generator=torch.Generator().manual_seed(5)
+        ).tolist()
         alone = generate(target, prompt, method="ar", max_new_tokens=1000).tokens
         assert len(alone) == 64 - prompt_length
         for setting in (
@@ -103,19 +113,37 @@ def test_context_limit_stops_cleanly(draft_positions):
             dict(method="mcsd", tree=(2, 2, 1, 1, 1), exits=[4]),
             dict(method="s2d-tree", tree=Dynamic(3, 8, 20)),
         ):
-            assert generate(target, prompt, draft=draft, max_new_tokens=1000, **setting).tokens == alone
-    with pytest.raises(ValueError, match="has 64 tokens; the target's context of 64 has no room left"):
+            assert (
+                generate(target, prompt, draft=draft, max_new_tokens=1000, **setting).tokens
+                == alone
+            )
+    with pytest.raises(
+        ValueError, match="has 64 tokens; the target's context of 64 has no room left"
+    ):
         generate(target, [1] * 64, method="ar")
 
 
-@pytest.mark.parametrize("setting", [dict(method="s2d"), dict(method="mcsd", tree=(6, 1, 1, 1)), dict(method="s2d-tree", tree=(3, 2, 1))])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        dict(method="s2d"),
+        dict(method="mcsd", tree=(6, 1, 1, 1)),
+        dict(method="s2d-tree", tree=(3, 2, 1)),
+    ],
+)
 def test_no_mask_is_built_in_the_loop_for_static_shapes(setting, monkeypatch):
     """One for the target and one for the draft, however many steps there are and wherever drafts end."""
     built = []
-    monkeypatch.setattr(TreeAttention, "set_tree", lambda self, ancestors, chain=False: built.append(len(ancestors)))
-    monkeypatch.setattr(TokenTree, "ancestors", property(lambda self: pytest.fail("a mask built in the loop")))
+    monkeypatch.setattr(
+        TreeAttention, "set_tree", lambda self, ancestors, chain=False: built.append(len(ancestors))
+    )
+    monkeypatch.setattr(
+        TokenTree, "ancestors", property(lambda self: pytest.fail("a mask built in the loop"))
+    )
     draft = random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
-    output = generate(random_llama(3), [5], draft=draft, max_new_tokens=40, stop=ByLastToken(), **setting)
+    output = generate(
+        random_llama(3), [5], draft=draft, max_new_tokens=40, stop=ByLastToken(), **setting
+    )
     assert output.stats.steps > 5 and len(built) == 2
 
 
@@ -145,7 +173,9 @@ def slow_target_initialised_growing(target, draft, prompt, shape, count):
     tokens = list(prompt)
     while len(tokens) - len(prompt) < count:
         best = row(target, tokens).topk(shape.top_k)
-        level = {(token,): score for score, token in zip(best.values.tolist(), best.indices.tolist())}
+        level = {
+            (token,): score for score, token in zip(best.values.tolist(), best.indices.tolist())
+        }
         candidates = dict(level)
         for _ in range(shape.depth - 1):
             frontier = sorted(level, key=lambda path: -level[path])[: shape.top_k]  # noqa: B023 - used at once
@@ -164,7 +194,10 @@ def slow_target_initialised_growing(target, draft, prompt, shape, count):
     return tokens[len(prompt) :][:count]
 
 
-@pytest.mark.parametrize("shape", [Dynamic(3, 4, 9), Dynamic(4, 3, 3), Dynamic(4, 5, 2), Dynamic(3, 6, 1), Dynamic(2, 2, 40)])
+@pytest.mark.parametrize(
+    "shape",
+    [Dynamic(3, 4, 9), Dynamic(4, 3, 3), Dynamic(4, 5, 2), Dynamic(3, 6, 1), Dynamic(2, 2, 40)],
+)
 def test_target_initialised_growing_trees_as_published(shape):
     """Also where roots are dropped for deeper nodes, so that the first nodes are not the roots."""
     dropped = 0
@@ -172,7 +205,9 @@ def test_target_initialised_growing_trees_as_published(shape):
         options = dict(eos_token_ids=(), scale=0.12)
         target, draft = random_llama(seed, **options), random_llama(seed, **options)
         for parameter in draft.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+            parameter += 0.02 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(seed)
+            )
 
         def roots(step):
             nonlocal dropped
@@ -181,7 +216,9 @@ def test_target_initialised_growing_trees_as_published(shape):
         expected = slow_target_initialised_growing(target, draft, [3, 1, 4], shape, 30)
         output = generate(target, [3, 1, 4], draft=draft, method="s2d-tree", exits=[4], tree=shape, init="target",
                           max_new_tokens=30, on_step=roots)  # fmt: skip
-        assert output.tokens[:24] == expected[:24]  # the last step of either is cut off in its own way
+        assert (
+            output.tokens[:24] == expected[:24]
+        )  # the last step of either is cut off in its own way
         assert output.exact is False
     assert dropped or shape.size >= 9
 
@@ -193,16 +230,24 @@ def test_target_initialised_roots_as_published(widths):
     for seed in range(4):
         target, draft = random_llama(seed, **options), random_llama(seed, **options)
         for parameter in draft.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+            parameter += 0.02 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(seed)
+            )
         expected = slow_target_initialised(target, draft, [3, 1, 4], widths, 30)
-        run = functools.partial(generate, target, [3, 1, 4], draft=draft, max_new_tokens=30, init="target")
+        run = functools.partial(
+            generate, target, [3, 1, 4], draft=draft, max_new_tokens=30, init="target"
+        )
         output = run(method="mcsd", tree=widths)
-        assert output.tokens[:25] == expected[:25]  # the last step of either is cut off in its own way
+        assert (
+            output.tokens[:25] == expected[:25]
+        )  # the last step of either is cut off in its own way
         assert output.exact is False
         assert 0 < output.stats.acceptance_rate <= 1
         assert run(method="s2d-tree", tree=Dynamic(widths[0], 4, 12)).exact is False
         assert run(method="mcsd", tree=(1, *widths)).exact is run(method="s2d").exact is True
-        different += output.tokens != generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
+        different += (
+            output.tokens != generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
+        )
     assert different or widths == (4,)
 
 
@@ -210,7 +255,15 @@ def test_target_initialised_roots_as_published(widths):
 def test_target_initialised_roots_keep_to_top_p(tree):
     """Where top-p leaves fewer tokens than there are roots, none from outside may be emitted."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(draft=draft, method="mcsd", tree=tree, init="target", max_new_tokens=20, temperature=1.0, top_p=0.3)
+    options = dict(
+        draft=draft,
+        method="mcsd",
+        tree=tree,
+        init="target",
+        max_new_tokens=20,
+        temperature=1.0,
+        top_p=0.3,
+    )
     for seed in range(10):
         tokens = [3, 1, 4] + generate(target, [3, 1, 4], seed=seed, **options).tokens
         probs = torch.softmax(target(torch.tensor([tokens]))[0], dim=-1)
@@ -223,25 +276,41 @@ def test_max_new_tokens_is_never_exceeded():
     for count in range(1, 15):
         for init in ("draft", "target"):
             output = generate(
-                target, [1, 2], draft=target, method="sd", exits=[4], draft_length=6, max_new_tokens=count, init=init
+                target,
+                [1, 2],
+                draft=target,
+                method="sd",
+                exits=[4],
+                draft_length=6,
+                max_new_tokens=count,
+                init=init,
             )
             assert len(output.tokens) == count
 
 
 def test_statistics_add_up():
-    target, draft = random_llama(3), random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
+    target, draft = (
+        random_llama(3),
+        random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0)),
+    )
     alone = generate(target, [5], method="ar", max_new_tokens=20)
     assert alone.stats.mean_accepted_tokens == 1.0
     assert alone.stats.steps == len(alone.tokens)
     calls = []
     target.model["layers"][0].register_forward_hook(lambda *_: calls.append(1))
     output = generate(target, [5], draft=draft, method="s2d", max_new_tokens=20, draft_length=3)
-    assert output.stats.steps == len(calls)  # one target pass a step, the prompt included in the first
+    assert output.stats.steps == len(
+        calls
+    )  # one target pass a step, the prompt included in the first
     assert output.stats.mean_accepted_tokens == pytest.approx(len(output.tokens) / len(calls))
     assert 0 < sum(output.stats.exit_counts.values()) <= 3 * len(calls)
     assert set(output.stats.exit_counts) <= {1, 2, 4}
     assert output.stats.seconds > 0
-    assert sum(output.stats.exit_counts.values()) == output.stats.draft_levels == output.stats.draft_forwards  # a chain
+    assert (
+        sum(output.stats.exit_counts.values())
+        == output.stats.draft_levels
+        == output.stats.draft_forwards
+    )  # a chain
     assert output.stats.accepted == len(output.tokens) - output.stats.steps
     assert output.stats.acceptance_rate == output.stats.accepted / output.stats.draft_levels
     assert alone.stats.acceptance_rate == alone.stats.draft_forwards == 0
@@ -267,7 +336,11 @@ def test_statistics_count_every_target_pass_and_nothing_after_eos(setting, init)
         for proposal, group in zip(proposals, groups):
             node = -1
             for token in group:
-                children = [i for i, p in enumerate(proposal.tree.parents.tolist()) if p == node and proposal.tree.tokens[i] == token]
+                children = [
+                    i
+                    for i, p in enumerate(proposal.tree.parents.tolist())
+                    if p == node and proposal.tree.tokens[i] == token
+                ]
                 if not children:
                     break
                 node, accepted = children[0], accepted + 1
@@ -280,7 +353,9 @@ def test_statistics_count_every_target_pass_and_nothing_after_eos(setting, init)
 def test_on_step_sees_every_draft_with_the_targets_rows():
     target, seen = random_llama(3, eos_token_ids=()), []
     options = dict(draft=random_llama(4), method="mcsd", tree=(3, 2), max_new_tokens=20)
-    output = generate(target, [5], on_step=lambda step: seen.append((step.proposal, step.logits)), **options)
+    output = generate(
+        target, [5], on_step=lambda step: seen.append((step.proposal, step.logits)), **options
+    )
     assert len(seen) == output.stats.steps
     tokens = [5]
     for (proposal, logits), emitted in zip(seen, output.stats.accept_lengths):
@@ -291,7 +366,9 @@ def test_on_step_sees_every_draft_with_the_targets_rows():
 
 def test_on_tokens_sees_every_token_once():
     target, seen = random_llama(3), []
-    output = generate(target, [5], draft=target, method="sd", exits=[3], max_new_tokens=20, on_tokens=seen.append)
+    output = generate(
+        target, [5], draft=target, method="sd", exits=[3], max_new_tokens=20, on_tokens=seen.append
+    )
     assert [len(group) for group in seen] == output.stats.accept_lengths
     assert list(itertools.chain(*seen)) == output.tokens
 
@@ -313,7 +390,9 @@ SAMPLING = {
     "s2d-tree": dict(method="s2d-tree", tree=Dynamic(3, 3, 8)),
     "mcsd, dynamic": dict(method="mcsd", tree=Dynamic(2, 4, 6)),
     "mcsd, stopped by the path": dict(method="mcsd", tree=(2, 2, 2), stop=ByLastToken()),
-    "s2d-tree, stopped by the path": dict(method="s2d-tree", tree=Dynamic(3, 3, 8), stop=ByLastToken()),
+    "s2d-tree, stopped by the path": dict(
+        method="s2d-tree", tree=Dynamic(3, 3, 8), stop=ByLastToken()
+    ),
     "s2d, root from the target": dict(method="s2d", draft_length=3, init="target"),
     "mcsd, root from the target": dict(method="mcsd", tree=(1, 3, 2), init="target"),
     "s2d-tree, root from the target": dict(method="s2d-tree", tree=Dynamic(1, 3, 3), init="target"),
@@ -333,7 +412,9 @@ def test_sampled_tokens_have_the_targets_joint_distribution(row, top_p):
     draft = random_llama(8, **small, exit_layers=(1, 3), thresholds=(0.3, 0.0))
     prompt = [1, 5, 2]
     first = exact(target, prompt, temperature, top_p)
-    joint = torch.stack([first[x] * exact(target, [*prompt, x], temperature, top_p) for x in range(vocab)]).flatten()
+    joint = torch.stack(
+        [first[x] * exact(target, [*prompt, x], temperature, top_p) for x in range(vocab)]
+    ).flatten()
     counts, exits = torch.zeros(vocab * vocab), set()
     for seed in range(runs):
         output = generate(
@@ -363,7 +444,10 @@ def exact(model, tokens, temperature, top_p):
         if mass < top_p:
             kept.add(token)
             mass += probs[token].item()
-    return torch.tensor([p.item() if token in kept else 0.0 for token, p in enumerate(probs)]).double() / mass
+    return (
+        torch.tensor([p.item() if token in kept else 0.0 for token, p in enumerate(probs)]).double()
+        / mass
+    )
 
 
 BAD = [
@@ -383,10 +467,19 @@ BAD = [
     (dict(method="mcsd", tree=()), "whole numbers of at least 1"),
     (dict(method="mcsd", tree=(4, 0)), "whole numbers of at least 1"),
     (dict(method="s2d-tree", tree=Dynamic(0, 4, 60)), "whole numbers of at least 1"),
-    (dict(method="s2d-tree", tree=Dynamic(62, 4, 60)), "cannot have 62 different children: there are 61 tokens"),
+    (
+        dict(method="s2d-tree", tree=Dynamic(62, 4, 60)),
+        "cannot have 62 different children: there are 61 tokens",
+    ),
     (dict(method="mcsd", tree=(62,)), "cannot have 62 different children"),
-    (dict(method="mcsd", tree=(9, 9, 9)), "a tree of 819 nodes, 3 deep, is more than the target's context of 128"),
-    (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), "400 deep, is more than the target's context"),
+    (
+        dict(method="mcsd", tree=(9, 9, 9)),
+        "a tree of 819 nodes, 3 deep, is more than the target's context of 128",
+    ),
+    (
+        dict(method="s2d-tree", tree=Dynamic(3, 400, 60)),
+        "400 deep, is more than the target's context",
+    ),
     (dict(draft_length=400), "400 nodes, 400 deep, is more than the target's context of 128"),
     (dict(method="mcsd", exits=[2, 4]), "drafts from one exit"),
     (dict(temperature=-0.1), "temperature must be 0 or more"),
@@ -407,7 +500,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), BAD, ids=[str(number) for number in range(len(BAD))])
+@pytest.mark.parametrize(
+    ("change", "message"), BAD, ids=[str(number) for number in range(len(BAD))]
+)
 def test_what_cannot_be_run_is_refused_in_one_line(change, message):
     arguments = dict(tokens=[1, 2], draft=random_llama(9), method="s2d") | change
     with pytest.raises(ValueError, match=message) as caught:
@@ -455,4 +550,6 @@ def test_a_pass_after_which_the_draft_gives_up_is_counted(method, temperature):
     output = generate(random_llama(1), [3, 1, 2], draft=random_llama(2, exit_layers=(4,)), method=method, stop=1.0,
                       temperature=temperature, max_new_tokens=9)  # fmt: skip
     assert output.stats.steps == len(output.tokens) and output.stats.draft_levels == 0
-    assert output.stats.draft_forwards == len(output.tokens) - 1  # before the last token there is no room for a draft
+    assert (
+        output.stats.draft_forwards == len(output.tokens) - 1
+    )  # before the last token there is no room for a draft

@@ -21,7 +21,10 @@ SETTINGS = [
 def models(device, dtype):
     return [
         model.to(device=device, dtype=dtype)
-        for model in (random_llama(0, eos_token_ids=()), random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0)))
+        for model in (
+            random_llama(0, eos_token_ids=()),
+            random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0)),
+        )
     ]
 
 
@@ -45,11 +48,16 @@ def test_attention_is_called_as_gpu_kernels_ask(device, setting, monkeypatch):
         if attn_mask is not None:
             masked.append(attn_mask)
             assert attn_mask.data_ptr() % 16 == 0 and attn_mask.stride(-1) == 1
-            assert all(stride * attn_mask.element_size() % 16 == 0 for stride in attn_mask.stride()[:-1])
+            assert all(
+                stride * attn_mask.element_size() % 16 == 0 for stride in attn_mask.stride()[:-1]
+            )
         return attention(q, k, v, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", checked)
     target, draft = models(device, torch.bfloat16)
     for count in range(20, 28):
-        assert len(generate(target, [5, 3, 1], draft=draft, max_new_tokens=count, **setting).tokens) == count
+        assert (
+            len(generate(target, [5, 3, 1], draft=draft, max_new_tokens=count, **setting).tokens)
+            == count
+        )
     assert (masked or setting["method"] == "ar") and torch.backends.cuda.cudnn_sdp_enabled()

@@ -14,7 +14,12 @@ from s2d.tree import Dynamic, KConfig
 from s2d.weights import save_model
 
 KEPT = torch.tensor([1, 4, 5])
-SHAPES = {"sd": {"draft_length": 2}, "s2d": {"draft_length": 2}, "mcsd": {"tree": (2, 1)}, "s2d-tree": {"tree": Dynamic(2, 1, 2)}}
+SHAPES = {
+    "sd": {"draft_length": 2},
+    "s2d": {"draft_length": 2},
+    "mcsd": {"tree": (2, 1)},
+    "s2d-tree": {"tree": Dynamic(2, 1, 2)},
+}
 
 
 class EveryDraw(EveryOutcome):
@@ -33,8 +38,17 @@ class EveryDraw(EveryOutcome):
 
 
 def models(seed):
-    sizes = {"vocab_size": 6, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "eos_token_ids": ()}
-    target, draft = (random_llama(seed + each, scale=0.5, exit_layers=(1, 3), thresholds=(0.6, 0.0), **sizes) for each in (0, 1))
+    sizes = {
+        "vocab_size": 6,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "eos_token_ids": (),
+    }
+    target, draft = (
+        random_llama(seed + each, scale=0.5, exit_layers=(1, 3), thresholds=(0.6, 0.0), **sizes)
+        for each in (0, 1)
+    )
     draft.keep_tokens(KEPT)
     return target, draft
 
@@ -56,7 +70,9 @@ def test_the_output_is_distributed_as_the_target_alone(method, replacement, monk
     for tokens, chance in enumerate_outcomes(decide):
         joint[tuple(tokens)] += chance
     first = target(torch.tensor([prompt]))[0, -1].softmax(dim=-1)
-    expected = torch.stack([first[x] * target(torch.tensor([[*prompt, x]]))[0, -1].softmax(dim=-1) for x in range(6)])
+    expected = torch.stack(
+        [first[x] * target(torch.tensor([[*prompt, x]]))[0, -1].softmax(dim=-1) for x in range(6)]
+    )
     assert (joint - expected).abs().max() < 1e-9
     assert drafted <= set(KEPT.tolist()) and len(drafted) >= 2
 
@@ -67,10 +83,19 @@ def test_greedy_text_is_the_targets(method, init):
     for seed in range(6):
         target, draft = models(10 * seed)
         alone = generate(target, [2, 5], method="ar", max_new_tokens=30).tokens
-        shape = {"draft_length": 5} if "draft_length" in SHAPES[method] else {"tree": Dynamic(3, 4, 9) if "s2d" in method else (3, 1, 1)}
+        shape = (
+            {"draft_length": 5}
+            if "draft_length" in SHAPES[method]
+            else {"tree": Dynamic(3, 4, 9) if "s2d" in method else (3, 1, 1)}
+        )
         if init == "target" and method in ("mcsd", "s2d-tree"):
             continue  # several roots from the target are not lossless
-        assert generate(target, [2, 5], draft=draft, method=method, init=init, max_new_tokens=30, **shape).tokens == alone
+        assert (
+            generate(
+                target, [2, 5], draft=draft, method=method, init=init, max_new_tokens=30, **shape
+            ).tokens
+            == alone
+        )
 
 
 def test_what_it_says_is_what_the_whole_head_says_of_these_tokens():
@@ -89,7 +114,9 @@ def test_drafted_tokens_and_their_distributions(shape):
     """Every node of a tree is a kept token; q has no chance elsewhere, and is the warped distribution of the kept ones."""
     draft = models(4)[1]
     drafter = SortedDraft(draft, (1, 3), (0.6, 0.0), shape, capacity=20)
-    proposal = drafter.grow(torch.tensor([[3, 1, 2]]), 3, 2, Sampling(0.7, 0.9, False, Sampler(0, "cpu")))
+    proposal = drafter.grow(
+        torch.tensor([[3, 1, 2]]), 3, 2, Sampling(0.7, 0.9, False, Sampler(0, "cpu"))
+    )
     assert set(proposal.tree.tokens.tolist()) <= set(KEPT.tolist())
     if isinstance(shape, Dynamic):
         assert proposal.q is None
@@ -102,7 +129,10 @@ def test_drafted_tokens_and_their_distributions(shape):
 def test_more_children_than_it_has_tokens():
     target, draft = models(5)
     for method, tree in (("mcsd", (4, 1)), ("s2d-tree", Dynamic(4, 2, 6))):
-        with pytest.raises(ValueError, match="a node cannot have 4 different children: there are 3 tokens that the draft"):
+        with pytest.raises(
+            ValueError,
+            match="a node cannot have 4 different children: there are 3 tokens that the draft",
+        ):
             generate(target, [1], draft=draft, method=method, tree=tree)
 
 
@@ -114,7 +144,9 @@ def test_it_is_kept_in_the_folder(tmp_path):
     assert torch.equal(read.draft_vocabulary, KEPT)
     assert (read.draft_logits(hidden) - draft.draft_logits(hidden)).abs().max() < 1e-12
     tokens = torch.tensor([[1, 2, 3]])
-    assert (load_transformers(tmp_path / "m", torch.float64)(tokens).logits - draft(tokens)).abs().max() < 1e-10
+    assert (
+        load_transformers(tmp_path / "m", torch.float64)(tokens).logits - draft(tokens)
+    ).abs().max() < 1e-10
     assert load_model(tmp_path / "m", num_layers=2).draft_vocabulary is None
     for content, message in (("{", "not valid JSON"), ("[]", "no list of different"), ("[1, 1]", "no list of different"),
                              ("[6]", "within 0..5"), ('["1"]', "no list"), ("{}", "no list")):  # fmt: skip

@@ -38,7 +38,9 @@ def rows_as_llama_cpp_has_them(array, heads):
     return array.reshape(heads, 2, len(array) // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
 
 
-def write_gguf(path, model, kind="F32", architecture="llama", tokenizer=None, rope=None, changes=()):
+def write_gguf(
+    path, model, kind="F32", architecture="llama", tokenizer=None, rope=None, changes=()
+):
     """A file of ``model`` with matrices of type ``kind``, as llama.cpp's converter writes it."""
     writer, config = gguf.GGUFWriter(path, architecture), model.config
     writer.add_context_length(config.max_position_embeddings)
@@ -76,14 +78,24 @@ def quantised(array, type_):
     if not type_.name.endswith("_K"):
         return gguf.quants.quantize(array, type_)
     shape = gguf.quants.quant_shape_to_byte_shape(array.shape, type_)
-    return np.random.default_rng(array.size).integers(0, 60, shape, dtype=np.uint8)  # no scale is infinite
+    return np.random.default_rng(array.size).integers(
+        0, 60, shape, dtype=np.uint8
+    )  # no scale is infinite
 
 
 def byte_level(writer, size, pre="smollm", flag=True):
     """A small byte-level vocabulary, of bytes and merges, with three special tokens in front."""
-    alphabet = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]] + [chr(256 + n) for n in range(68)]
+    alphabet = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]] + [
+        chr(256 + n) for n in range(68)
+    ]
     merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("Ġ", "Ġ"), ("1", "2")]
-    tokens = ["<|end|>", "<|user|>", "<|assistant|>", *alphabet, *("".join(pair) for pair in merges)]
+    tokens = [
+        "<|end|>",
+        "<|user|>",
+        "<|assistant|>",
+        *alphabet,
+        *("".join(pair) for pair in merges),
+    ]
     types = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3)
     tokens += [f"<unused{n}>" for n in range(size - len(tokens))]
     types += [gguf.TokenType.UNUSED] * (size - len(types))
@@ -102,9 +114,14 @@ def byte_level(writer, size, pre="smollm", flag=True):
 def sentencepiece(writer, size, names=None, bos=True):
     pieces = SentencePieceProcessor(model_file=str(WEIGHTS / "mini-7b/tokenizer.model"))
     assert size == pieces.vocab_size()
-    kinds = [2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1 for i in range(size)]
+    kinds = [
+        2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1
+        for i in range(size)
+    ]
     writer.add_tokenizer_model("llama")
-    writer.add_token_list([*(names or []), *(pieces.id_to_piece(i) for i in range(len(names or []), size))])
+    writer.add_token_list(
+        [*(names or []), *(pieces.id_to_piece(i) for i in range(len(names or []), size))]
+    )
     writer.add_token_scores([pieces.get_score(i) for i in range(size)])
     writer.add_token_types(kinds)
     if bos:
@@ -115,45 +132,72 @@ def sentencepiece(writer, size, names=None, bos=True):
 
 
 def llama(seed=0, **changes):
-    sizes = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16} | changes
+    sizes = {
+        "vocab_size": 288,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 16,
+    } | changes
     return random_llama(seed, **sizes).float()
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
-    model = llama(tie_word_embeddings=tied, **({"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if "_K" in kind else {}))
+    model = llama(
+        tie_word_embeddings=tied,
+        **({"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if "_K" in kind else {}),
+    )
     write_gguf(tmp_path / "m.gguf", model, kind)
     assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
     ours = load_file(tmp_path / "m/model.safetensors")
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32
+    ).state_dict()
     assert ours.keys() == theirs.keys() - ({"lm_head.weight"} if tied else set())
     for name, tensor in ours.items():
         assert torch.equal(tensor.float(), theirs[name]), name
     matrices = {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
-    assert ours["model.embed_tokens.weight"].dtype == matrices and ours["model.norm.weight"].dtype == torch.float32
+    assert (
+        ours["model.embed_tokens.weight"].dtype == matrices
+        and ours["model.norm.weight"].dtype == torch.float32
+    )
     tokens = torch.randint(0, 288, (1, 40))
     with torch.inference_mode():
         if kind == "F32":  # nothing was rounded, so it is the model it was written from
-            assert torch.equal(load_model(tmp_path / "m").model["norm"].weight, model.model["norm"].weight)
-            assert (load_model(tmp_path / "m")(tokens) - model(tokens)).abs().max() < 1e-4 * model(tokens).abs().max()
+            assert torch.equal(
+                load_model(tmp_path / "m").model["norm"].weight, model.model["norm"].weight
+            )
+            assert (load_model(tmp_path / "m")(tokens) - model(tokens)).abs().max() < 1e-4 * model(
+                tokens
+            ).abs().max()
         if "_K" in kind:
             return  # random bytes are a tensor, but no model
         precise = load_transformers(tmp_path / "m", torch.float64)(tokens).logits
-        assert (load_model(tmp_path / "m", dtype="float64")(tokens) - precise).abs().max() < 1e-10 * precise.abs().max()
+        assert (
+            load_model(tmp_path / "m", dtype="float64")(tokens) - precise
+        ).abs().max() < 1e-10 * precise.abs().max()
 
 
 def test_dtype_and_shards(tmp_path):
     from s2d.weights.gguf import GGUFFile
 
     write_gguf(tmp_path / "m.gguf", llama(), "Q8_0")
-    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m"), "--dtype", "bfloat16"]) == 0
-    assert {tensor.dtype for tensor in load_file(tmp_path / "m/model.safetensors").values()} == {torch.bfloat16}
+    assert (
+        main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m"), "--dtype", "bfloat16"]) == 0
+    )
+    assert {tensor.dtype for tensor in load_file(tmp_path / "m/model.safetensors").values()} == {
+        torch.bfloat16
+    }
     assert json.loads((tmp_path / "m/config.json").read_text())["torch_dtype"] == "bfloat16"
     whole, shards = (GGUFFile(tmp_path / "m.gguf", None, size) for size in (2**30, 100_000))
     assert len(whole) == 1 and len(shards) > 3
-    together = {name: tensor for number in range(len(shards)) for name, tensor in shards[number].items()}
-    assert all(torch.equal(together[name], tensor) for name, tensor in whole[0].items()) and len(together) == len(whole[0])
+    together = {
+        name: tensor for number in range(len(shards)) for name, tensor in shards[number].items()
+    }
+    assert all(torch.equal(together[name], tensor) for name, tensor in whole[0].items()) and len(
+        together
+    ) == len(whole[0])
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
@@ -162,7 +206,13 @@ def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
     assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
     ours, same = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
-    for text in ("the thin end", " in  the\n\nhinter 12 of 1212", "日本, naïve\t!", "<|user|>the<|end|>", "it's 1234567 x"):
+    for text in (
+        "the thin end",
+        " in  the\n\nhinter 12 of 1212",
+        "日本, naïve\t!",
+        "<|user|>the<|end|>",
+        "it's 1234567 x",
+    ):
         ids = ours.encode(text)
         assert ids == same(text).input_ids, text
         if pre != "smollm" or "1" not in text:  # transformers forgets that its digits stand alone
@@ -170,7 +220,11 @@ def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
         assert ours.decode(ids) == same.decode(ids, skip_special_tokens=True)
     template = chat_template(tmp_path / "m")
     assert isinstance(template, ChatTemplate)
-    said = [{"role": "user", "content": "the end"}, {"role": "assistant", "content": "in"}, {"role": "user", "content": "he"}]
+    said = [
+        {"role": "user", "content": "the end"},
+        {"role": "assistant", "content": "in"},
+        {"role": "user", "content": "he"},
+    ]
     expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
     assert ours.encode_chat([message["content"] for message in said], template) == expected
     assert load_model(tmp_path / "m").config.eos_token_ids == (0,)
@@ -194,21 +248,34 @@ def test_sentencepiece_tokenizer_comes_along(tmp_path):
 @pytest.mark.parametrize("bos", [True, False])
 def test_special_pieces_of_other_names_or_none(tmp_path, bos):
     names = ["<pad>", "<start>", "<stop>"]
-    write_gguf(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=lambda *args: sentencepiece(*args, names=names, bos=bos))
+    write_gguf(
+        tmp_path / "m.gguf",
+        llama(vocab_size=1024),
+        tokenizer=lambda *args: sentencepiece(*args, names=names, bos=bos),
+    )
     assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
     ours = Tokenizer(tmp_path / "m")
     assert (ours.bos_id, ours.eos_id) == (1 if bos else None, 2)
     plain = Tokenizer(WEIGHTS / "mini-7b").encode("Where is Nora?")
-    assert ours.encode("Where is Nora?") == plain[not bos :] and ours.decode(plain + [2]) == "Where is Nora?"
+    assert (
+        ours.encode("Where is Nora?") == plain[not bos :]
+        and ours.decode(plain + [2]) == "Where is Nora?"
+    )
 
 
 def test_what_a_file_does_not_say(tmp_path):
     """Llama 3's vocabulary begins with BOS, a factor without a kind is a linear one, and an end of turn ends answers."""
+
     def turn(writer):
         writer.add_eot_token_id(2)
         writer.add_rope_scaling_factor(4.0)
 
-    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=lambda *a: byte_level(*a, pre="llama-bpe", flag=False), changes=[turn])
+    write_gguf(
+        tmp_path / "m.gguf",
+        llama(),
+        tokenizer=lambda *a: byte_level(*a, pre="llama-bpe", flag=False),
+        changes=[turn],
+    )
     assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
     assert Tokenizer(tmp_path / "m").encode("the")[0] == 0
     config = load_model(tmp_path / "m").config
@@ -228,7 +295,10 @@ def test_rotary_embedding_comes_along(tmp_path):
     for name, model in (("linear", linear), ("llama3", scaled)):
         assert main(["convert", str(tmp_path / f"{name}.gguf"), str(tmp_path / name)]) == 0
         read = load_model(tmp_path / name)
-        assert (read.config.rope_factor, read.config.rope_llama3) == (model.config.rope_factor, model.config.rope_llama3)
+        assert (read.config.rope_factor, read.config.rope_llama3) == (
+            model.config.rope_factor,
+            model.config.rope_llama3,
+        )
         with torch.inference_mode():
             assert (read(tokens) - model(tokens)).abs().max() < 1e-4 * model(tokens).abs().max()
 
@@ -248,23 +318,45 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
     for length in (0, 3, 40, 400, len(whole) // 2, len(whole) - 40_000):
         file.write_bytes(whole[:length])
         refused("is damaged or no GGUF file")
-    extra = lambda name: lambda writer: writer.add_tensor(name, np.zeros((32, 32), dtype=np.float32))  # noqa: E731
+    extra = lambda name: (
+        lambda writer: writer.add_tensor(name, np.zeros((32, 32), dtype=np.float32))
+    )  # noqa: E731
     for how, message in (
         ({"architecture": "qwen2"}, "architecture is 'qwen2'; only 'llama' is supported"),
-        ({"changes": [extra("blk.0.ffn_gate_exps.weight")]}, "tensor 'blk.0.ffn_gate_exps.weight' is none of a Llama's"),
-        ({"changes": [extra("blk.7.attn_v.weight")]}, "it has model.layers.7.self_attn.v_proj.weight, which does not belong"),
+        (
+            {"changes": [extra("blk.0.ffn_gate_exps.weight")]},
+            "tensor 'blk.0.ffn_gate_exps.weight' is none of a Llama's",
+        ),
+        (
+            {"changes": [extra("blk.7.attn_v.weight")]},
+            "it has model.layers.7.self_attn.v_proj.weight, which does not belong",
+        ),
         ({"rope": np.ones(8, dtype=np.float32) * 3}, "its rope_freqs are not those of Llama 3"),
-        ({"tokenizer": lambda *args: byte_level(*args, pre="poro")}, "its text falls into words as 'poro' says"),
+        (
+            {"tokenizer": lambda *args: byte_level(*args, pre="poro")},
+            "its text falls into words as 'poro' says",
+        ),
         ({"tokenizer": lambda writer, size: None}, "its tokenizer is None"),
-        ({"changes": [lambda writer: writer.add_string("tokenizer.ggml.eot_token_id", "x")]}, "eot_token_id is 'x'"),
-        ({"changes": [lambda writer: writer.add_key_length(32)]}, "only 16 of a head's 32 dimensions are rotated"),
+        (
+            {"changes": [lambda writer: writer.add_string("tokenizer.ggml.eot_token_id", "x")]},
+            "eot_token_id is 'x'",
+        ),
+        (
+            {"changes": [lambda writer: writer.add_key_length(32)]},
+            "only 16 of a head's 32 dimensions are rotated",
+        ),
         ({"rope": np.ones(3, dtype=np.float32)}, "its rope_freqs are not those of Llama 3"),
-        ({"tokenizer": lambda writer, size: byte_level(writer, size + 9)}, "the tokenizer knows 297 tokens"),
+        (
+            {"tokenizer": lambda writer, size: byte_level(writer, size + 9)},
+            "the tokenizer knows 297 tokens",
+        ),
     ):
         write_gguf(file, llama(), **how)
         refused(message)
     write_gguf(file, llama(), "Q8_0")
-    monkeypatch.setattr(gguf.quants, "_type_traits", {})  # as if this were a type that nobody here knows
+    monkeypatch.setattr(
+        gguf.quants, "_type_traits", {}
+    )  # as if this were a type that nobody here knows
     refused("is of type Q8_0, which cannot be read")
 
 

@@ -30,7 +30,9 @@ SIZES = dict(
 @pytest.fixture(params=VARIANTS)
 def folder(request, tmp_path):
     torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | VARIANTS[request.param]))
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES | VARIANTS[request.param])
+    )
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
@@ -75,8 +77,15 @@ def test_greedy_tokens_equal_transformers(folder):
 
 
 @pytest.mark.parametrize("max_shard_bytes", [2**30, 8000])
-@pytest.mark.parametrize("changes", [dict(), dict(tie_word_embeddings=True), dict(rope_factor=4.0, rope_theta=5e3),
-                                     dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), rope_theta=5e3)])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(),
+        dict(tie_word_embeddings=True),
+        dict(rope_factor=4.0, rope_theta=5e3),
+        dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), rope_theta=5e3),
+    ],
+)
 def test_what_we_save_loads_in_transformers(tmp_path, changes, max_shard_bytes):
     model = random_llama(3, **changes)
     save_model(model, tmp_path / "m", dtype=torch.float64, max_shard_bytes=max_shard_bytes)
@@ -107,6 +116,8 @@ def test_half_precision_is_close_to_float32(tmp_path):
     save_model(random_llama(7, scale=0.1), tmp_path / "m", dtype=torch.bfloat16)
     tokens = torch.randint(0, 61, (1, 40))
     with torch.inference_mode():
-        full, half = (load_model(tmp_path / "m", dtype=dtype)(tokens) for dtype in ("float32", "bfloat16"))
+        full, half = (
+            load_model(tmp_path / "m", dtype=dtype)(tokens) for dtype in ("float32", "bfloat16")
+        )
     assert half.dtype == torch.bfloat16
     assert (half - full).abs().max() < 0.05 * full.abs().max()

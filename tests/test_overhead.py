@@ -33,14 +33,20 @@ class Oracle:
     """A draft model in name only: after position i it predicts text[i + 1]. Its hidden states are positions."""
 
     def __init__(self, config, text, clock):
-        self.config = replace(config, num_hidden_layers=1, hidden_size=1, exit_layers=(), thresholds=())
+        self.config = replace(
+            config, num_hidden_layers=1, hidden_size=1, exit_layers=(), thresholds=()
+        )
         self.device, self.dtype, self.clock = torch.device("cpu"), torch.float32, clock
-        self.following = torch.nn.functional.one_hot(torch.tensor(text[1:]), config.vocab_size).float()
+        self.following = torch.nn.functional.one_hot(
+            torch.tensor(text[1:]), config.vocab_size
+        ).float()
 
     def new_cache(self, capacity, start, stop):
         cache = SimpleNamespace(length=0)
         cache.advance = lambda count: setattr(cache, "length", cache.length + count)
-        cache.keep = lambda length, places: setattr(cache, "length", min(cache.length, length) + len(places))
+        cache.keep = lambda length, places: setattr(
+            cache, "length", min(cache.length, length) + len(places)
+        )
         return cache
 
     def embed(self, tokens):
@@ -68,11 +74,15 @@ def measure(target, prompt, new_tokens=64):
     hooks = [target.model["embed_tokens"].register_forward_pre_hook(clock.start),
              target.lm_head.register_forward_hook(clock.stop)]  # fmt: skip
     oracle = Oracle(target.config, text, drafting)
-    output = generate(target, prompt, draft=oracle, method="mcsd", tree=(4, 1, 1, 1), max_new_tokens=new_tokens)
+    output = generate(
+        target, prompt, draft=oracle, method="mcsd", tree=(4, 1, 1, 1), max_new_tokens=new_tokens
+    )
     for hook in hooks:
         hook.remove()
     assert prompt + output.tokens == text
-    assert set(output.stats.accept_lengths[:-1]) == {5}  # the oracle is right: 4 drafted tokens and one more
+    assert set(output.stats.accept_lengths[:-1]) == {
+        5
+    }  # the oracle is right: 4 drafted tokens and one more
     rest = output.stats.seconds - clock.seconds - drafting.seconds
     steps = output.stats.steps
     return rest / output.stats.seconds, 1000 * clock.seconds / steps, 1000 * rest / steps

@@ -26,8 +26,18 @@ METHODS = ("ar", "s2d", "s2d-tree")
 
 def torchrun(ranks, *arguments, **options):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *arguments]
-    return subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, **options)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        *arguments,
+    ]
+    return subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +46,12 @@ def family(tmp_path_factory):
     folder = tmp_path_factory.mktemp("family")
     target = random_llama(0, scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4)
     save_model(target, folder / "target", dtype=torch.float64)
-    draft = random_llama(0, scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4, num_hidden_layers=3)
-    draft.load_state_dict({name: t for name, t in target.state_dict().items() if name in draft.state_dict()})
+    draft = random_llama(
+        0, scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4, num_hidden_layers=3
+    )
+    draft.load_state_dict(
+        {name: t for name, t in target.state_dict().items() if name in draft.state_dict()}
+    )
     save_model(draft, folder / "draft", dtype=torch.float64)
     return folder
 
@@ -58,7 +72,10 @@ def test_a_divided_target_writes_the_same_tokens(family, ranks):
     done = torchrun(ranks, __file__, "decode", family)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    target, draft = load_model(family / "target", dtype="float64"), load_model(family / "draft", dtype="float64")
+    target, draft = (
+        load_model(family / "target", dtype="float64"),
+        load_model(family / "draft", dtype="float64"),
+    )
     assert result["answers"] == answers(target, draft)
     assert result["logits_error"] < 1e-12
     norms = sum(p.numel() for p in target.parameters() if p.dim() == 1)
@@ -71,7 +88,10 @@ def test_a_divided_target_writes_the_same_tokens(family, ranks):
 def decode_on_every_rank(family):
     with parallel.joined("cpu") as (mesh, device):
         target = parallel.load_target(family / "target", device, "float64", mesh)
-        whole, draft = load_model(family / "target", dtype="float64"), load_model(family / "draft", dtype="float64")
+        whole, draft = (
+            load_model(family / "target", dtype="float64"),
+            load_model(family / "draft", dtype="float64"),
+        )
         tokens = torch.arange(1, 30)[None]
         held = [None] * mesh.size()
         local = [getattr(p, "to_local", lambda p=p: p)() for p in target.parameters()]
@@ -88,7 +108,10 @@ def test_rank_0_decides_alone(family):
     """The others' drafts are other models and their chances fall otherwise: nothing hangs, and the text is rank 0's."""
     done = torchrun(2, __file__, "disturbed", family, timeout=300)
     assert done.returncode == 0, done.stderr
-    target, draft = load_model(family / "target", dtype="float64"), load_model(family / "draft", dtype="float64")
+    target, draft = (
+        load_model(family / "target", dtype="float64"),
+        load_model(family / "draft", dtype="float64"),
+    )
     assert json.loads(done.stdout) == [answers(target, draft)] * 2
 
 
@@ -99,27 +122,51 @@ def decode_disturbed(family):
         if not first:
             for parameter in draft.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        own, every = answers(target, draft, seed=3 if first else 4, share=parallel.from_rank_0), [None] * 2
+        own, every = (
+            answers(target, draft, seed=3 if first else 4, share=parallel.from_rank_0),
+            [None] * 2,
+        )
         dist.all_gather_object(every, own)
         print(json.dumps(every))
 
 
 def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
     """70b has two key/value heads: two ranks share it; rank 0 alone reads the prompt, prints the answer and writes the page."""
-    arguments = [ROOT / "run.py", "--target", "70b", "--dtype", "float64", "--chat", "--prompt", "-", "--json", "--trace", tmp_path / "page.html"]
+    arguments = [
+        ROOT / "run.py",
+        "--target",
+        "70b",
+        "--dtype",
+        "float64",
+        "--chat",
+        "--prompt",
+        "-",
+        "--json",
+        "--trace",
+        tmp_path / "page.html",
+    ]
     question = "What is the capital of Tadastan?"
     done = torchrun(2, *arguments, input=question)
     assert done.returncode == 0, done.stderr
-    target, draft = (load_model(WEIGHTS / name, dtype="float64") for name in ("mini-70b", "mini-draft"))
+    target, draft = (
+        load_model(WEIGHTS / name, dtype="float64") for name in ("mini-70b", "mini-draft")
+    )
     prompt = Tokenizer(WEIGHTS / "mini-70b/tokenizer.model").encode_chat([question])
     expected = generate(target, prompt, draft=draft).tokens
     assert json.loads(done.stdout)["tokens"] == expected
     assert done.stderr.count("target /") == done.stderr.count("every step: ") == 1
-    page = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text())[1])
-    assert sum((step["tokens"] for step in page["steps"]), []) == expected and page["steps"][-1]["levels"][0]["looks"]
+    page = json.loads(
+        re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text())[1]
+    )
+    assert (
+        sum((step["tokens"] for step in page["steps"]), []) == expected
+        and page["steps"][-1]["levels"][0]["looks"]
+    )
 
 
-@pytest.mark.parametrize("option", [["--interactive"], ["--method", "auto"], ["--trace", "/nowhere/page.html"]])
+@pytest.mark.parametrize(
+    "option", [["--interactive"], ["--method", "auto"], ["--trace", "/nowhere/page.html"]]
+)
 def test_what_several_processes_do_not_do(option):
     done = torchrun(2, ROOT / "run.py", "--target", "70b", *option)
     assert done.returncode != 0 and "Traceback" not in done.stderr.split("torch/distributed")[0]
@@ -134,8 +181,14 @@ def test_heads_that_cannot_be_divided():
 
 
 ROWS = torch.randint(0, 61, (84, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-LABELS = torch.where(torch.rand(84, 16, generator=torch.Generator().manual_seed(2)) < 0.4, -100, ROWS.roll(-1, dims=1))
-RECIPE = fit.Recipe(batch=8, micro_batch=2, length=16, lr=3e-3, epochs=2, recompute=True, bf16=False)
+LABELS = torch.where(
+    torch.rand(84, 16, generator=torch.Generator().manual_seed(2)) < 0.4,
+    -100,
+    ROWS.roll(-1, dims=1),
+)
+RECIPE = fit.Recipe(
+    batch=8, micro_batch=2, length=16, lr=3e-3, epochs=2, recompute=True, bf16=False
+)
 
 
 def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
@@ -162,7 +215,10 @@ def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
     result = json.loads(done.stdout)
     assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
     weights = {name: torch.tensor(values) for name, values in result["weights"].items()}
-    assert all((weights[name] - parameter).abs().max() < 1e-4 for name, parameter in model.named_parameters())
+    assert all(
+        (weights[name] - parameter).abs().max() < 1e-4
+        for name, parameter in model.named_parameters()
+    )
     assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
 
     killed = torchrun(2, __file__, "train", tmp_path / "killed.checkpoint", 9)
@@ -172,7 +228,9 @@ def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["losses"] == result["losses"][9:]
     alone_again = losses_of(student(), tmp_path / "copy.checkpoint", resume=True)
-    assert (torch.tensor(alone_again) - alone[9:]).abs().max() < 1e-5  # one process takes up what two began
+    assert (
+        torch.tensor(alone_again) - alone[9:]
+    ).abs().max() < 1e-5  # one process takes up what two began
 
 
 def train_on_every_rank(checkpoint, kill_after=None):
@@ -193,7 +251,12 @@ def train_on_every_rank(checkpoint, kill_after=None):
 
 def test_soft_under_torchrun_saves_one_whole_draft(tmp_path):
     """The command line, in bf16, with a teacher: two processes save what one does, up to rounding, and only once."""
-    record = {"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning " * 60}]}
+    record = {
+        "conversations": [
+            {"from": "human", "value": "Hello"},
+            {"from": "gpt", "value": "Good morning " * 60},
+        ]
+    }
     (tmp_path / "d.json").write_text(json.dumps([record] * 20))
     arguments = ["soft", "--init", WEIGHTS / "mini-7b", "--layers", 4, "--exits", "2,4", "--data", tmp_path / "d.json",
                  "--length", 64, "--batch", 8, "--micro-batch", 2, "--epochs", 2, "--teacher", WEIGHTS / "mini-13b",
@@ -217,5 +280,9 @@ def test_the_miniature_family_trains_alone():
 
 if __name__ == "__main__":
     job, path, *more = sys.argv[1:]
-    jobs = {"decode": decode_on_every_rank, "disturbed": decode_disturbed, "train": train_on_every_rank}
+    jobs = {
+        "decode": decode_on_every_rank,
+        "disturbed": decode_disturbed,
+        "train": train_on_every_rank,
+    }
     jobs[job](Path(path), *more)

@@ -43,12 +43,19 @@ def test_ci_runs_every_command_that_a_readme_shows():
     """The texts are cut here by other means than CI's own, whose extraction must come to the same commands."""
     shown, texts = [], ""
     for readme in READMES:
-        for label, block in re.findall(r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", readme.read_text(), re.DOTALL):
+        for label, block in re.findall(
+            r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", readme.read_text(), re.DOTALL
+        ):
             assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{block}"
             shown += re.sub(r" +#.*", "", block.replace("\\\n", "")).splitlines()
-        assert set(re.findall(r"^```(\w+)", readme.read_text(), re.MULTILINE)) <= {"sh", "python"}, "CI reads no other block"
+        assert set(re.findall(r"^```(\w+)", readme.read_text(), re.MULTILINE)) <= {
+            "sh",
+            "python",
+        }, "CI reads no other block"
         texts += re.sub(r"```.*?```", "", readme.read_text(), flags=re.DOTALL)
-    assert not re.findall(r"`(?:python|torchrun) [^`]*`", texts), "a command outside the blocks that CI runs"
+    assert not re.findall(r"`(?:python|torchrun) [^`]*`", texts), (
+        "a command outside the blocks that CI runs"
+    )
     commands = commands_of_ci()
     assert len(commands) == len(shown) > 20
     for command in shown:
@@ -82,10 +89,14 @@ def test_every_command_of_ci_is_understood(monkeypatch):
 
 def test_every_pattern_of_a_download_has_its_own_option():
     """The hub's client takes one pattern an option, and any further word for the name of a file."""
-    commands = re.findall(r"hf download .*", (ROOT / "weights/README.md").read_text()) + [how_to_get("smollm2-1.7b")]
+    commands = re.findall(r"hf download .*", (ROOT / "weights/README.md").read_text()) + [
+        how_to_get("smollm2-1.7b")
+    ]
     for command in commands:
         words = shlex.split(command)[2:]
-        assert all(option in ("--include", "--exclude", "--local-dir") for option in words[1::2]), command
+        assert all(option in ("--include", "--exclude", "--local-dir") for option in words[1::2]), (
+            command
+        )
         assert len(words) % 2 == 1 and words[-1].startswith("weights/")
     assert len(commands) >= 7
 
@@ -115,15 +126,31 @@ def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
 @pytest.mark.parametrize("name", ["mini-7b", "mini-13b", "mini-70b", "mini-draft"])
 def test_shipped_folders_are_small_and_complete(name):
     files = {path.name for path in (ROOT / "weights" / name).iterdir()}
-    drafting = {"chances.json", *(f"decision-{size}.safetensors" for size in ("7b", "13b", "70b"))} if name == "mini-draft" else set()
-    assert files == {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"} | drafting
-    shipped = [path for folder in ("mini-*", "smollm2-draft") for path in (ROOT / "weights").glob(f"{folder}/*")]
+    drafting = (
+        {"chances.json", *(f"decision-{size}.safetensors" for size in ("7b", "13b", "70b"))}
+        if name == "mini-draft"
+        else set()
+    )
+    assert (
+        files
+        == {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"}
+        | drafting
+    )
+    shipped = [
+        path
+        for folder in ("mini-*", "smollm2-draft")
+        for path in (ROOT / "weights").glob(f"{folder}/*")
+    ]
     assert sum(path.stat().st_size for path in shipped) < 58 * 2**20
 
 
 def test_the_picture_of_a_page_is_there_and_small():
     """Both READMEs show the one file."""
-    shown = [(readme.parent / path).resolve() for readme in READMES for path in re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())]
+    shown = [
+        (readme.parent / path).resolve()
+        for readme in READMES
+        for path in re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())
+    ]
     assert len(shown) == 2 and set(shown) == {ROOT / "s2d" / "trace" / "page.png"}
     assert shown[0].read_bytes()[:4] == b"\x89PNG" and shown[0].stat().st_size < 150_000
 

@@ -28,8 +28,14 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
     done = subprocess.run([*RUN, "--target", "13b"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0
     first, second, third = done.stderr.splitlines()
-    assert first == f"loading target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}" and third == "timing the target alone, to compare"
-    assert re.fullmatch(r"target and draft on (cpu, \d+ threads, float32|cuda.* GB, bfloat16), 0\.\d\d GB of weights", second)
+    assert (
+        first == f"loading target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}"
+        and third == "timing the target alone, to compare"
+    )
+    assert re.fullmatch(
+        r"target and draft on (cpu, \d+ threads, float32|cuda.* GB, bfloat16), 0\.\d\d GB of weights",
+        second,
+    )
     text, _, block = done.stdout.partition("\n\n")
     assert text == EXAMPLE_ANSWER
     patterns = [
@@ -48,7 +54,9 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
 def test_stdin_and_json():
     """--json leaves stdout to one object; the text and the tokens agree; notices go to stderr."""
     arguments = ["--target", "7b", "--prompt", "-", "--chat", "--json", "--max-new-tokens", "20"]
-    done = subprocess.run([*RUN, *arguments], input="What is 3 + 4?\n".encode(), capture_output=True)
+    done = subprocess.run(
+        [*RUN, *arguments], input=b"What is 3 + 4?\n", capture_output=True
+    )
     assert done.returncode == 0
     answer = json.loads(done.stdout)
     tokenizer = Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
@@ -79,12 +87,31 @@ def test_options_reach_the_decoder(capsys):
         (["--method", "mcsd"], {"4"}),
         (["--method", "mcsd", "--tree", "3,1", "--exits", "2"], {"2"}),
         (["--method", "s2d-tree", "--tree", "2,1,1", "--thresholds", "0,0,0"], {"2"}),
-        (["--method", "s2d-tree", "--tree-top-k", "3", "--tree-depth", "2", "--tree-size", "5", "--exits", "3"], {"3"}),
+        (
+            [
+                "--method",
+                "s2d-tree",
+                "--tree-top-k",
+                "3",
+                "--tree-depth",
+                "2",
+                "--tree-size",
+                "5",
+                "--exits",
+                "3",
+            ],
+            {"3"},
+        ),
     ):
         answer = run_json(capsys, *common, *more)
         assert answer["tokens"] == alone["tokens"]
         assert set(answer["stats"]["exit_counts"]) == exits
-        for option, longest in (("--draft-length", 3), ("3,1", 3), ("2,1,1", 4), ("--tree-depth", 3)):
+        for option, longest in (
+            ("--draft-length", 3),
+            ("3,1", 3),
+            ("2,1,1", 4),
+            ("--tree-depth", 3),
+        ):
             if option in more:
                 assert max(answer["stats"]["accept_lengths"]) == longest
                 assert sum(answer["stats"]["exit_counts"].values()) > 0
@@ -94,11 +121,17 @@ def test_options_reach_the_decoder(capsys):
     assert run.main([*common, "--method", "mcsd", "--init", "target"]) == 0
     assert "exact          no: with several roots from the target" in capsys.readouterr().out
     never_sure = run_json(capsys, *common, "--thresholds", "1,1,0", "--stop", "1")
-    assert never_sure["tokens"] == alone["tokens"] and never_sure["stats"]["mean_accepted_tokens"] == 1.0
+    assert (
+        never_sure["tokens"] == alone["tokens"]
+        and never_sure["stats"]["mean_accepted_tokens"] == 1.0
+    )
     sampled = {flag: run_json(capsys, *common, "--method", "mcsd", "--temperature", "1.5", *flag)["tokens"]
                for flag in ((), ("--with-replacement",))}  # fmt: skip
     assert sampled[()] != sampled["--with-replacement",]
-    sampled = [run_json(capsys, *common, "--temperature", "1.5", "--seed", seed)["tokens"] for seed in "112"]
+    sampled = [
+        run_json(capsys, *common, "--temperature", "1.5", "--seed", seed)["tokens"]
+        for seed in "112"
+    ]
     assert sampled[0] == sampled[1] != sampled[2]
     nucleus = run_json(capsys, *common, "--temperature", "1.5", "--top-p", "0.000001")
     assert nucleus["tokens"] == alone["tokens"]
@@ -116,7 +149,10 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     assert run.choose_draft(args, tmp_path / "vicuna-7b") == (tmp_path / "vicuna-draft", "s2d")
     config = json.loads((tmp_path / "vicuna-draft/config.json").read_text())
     (tmp_path / "vicuna-draft/config.json").write_text(json.dumps(config | {"vocab_size": 999}))
-    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (None, "ar")  # it belongs to another family
+    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (
+        None,
+        "ar",
+    )  # it belongs to another family
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +201,10 @@ MISTAKES = [
     ("--target 7b --method mcsd --draft-length 4", "drafts a tree; give its shape"),
     ("--target 7b --method s2d-tree --tree-size 0", "whole numbers of at least 1"),
     ("--target 7b --method s2d-tree --tree 2,2 --tree-size 9", "--tree gives a fixed shape"),
-    ("--target 7b --method mcsd --tree 30,30", "a tree of 930 nodes, 2 deep, is more than the target's context of 512"),
+    (
+        "--target 7b --method mcsd --tree 30,30",
+        "a tree of 930 nodes, 2 deep, is more than the target's context of 512",
+    ),
     ("--target 7b --max-new-tokens -5", "lengths must be at least 1"),
     ("--target 7b --max-new-tokens many", "invalid int value"),
     ("--target 7b --temperature -1", "temperature must be 0 or more"),
@@ -191,7 +230,11 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, message, other_models, c
     except SystemExit as stopped:  # argparse
         code = stopped.code
     output = capsys.readouterr()
-    errors = [line for line in output.err.splitlines() if not line.startswith(("target ", "loading target "))]
+    errors = [
+        line
+        for line in output.err.splitlines()
+        if not line.startswith(("target ", "loading target "))
+    ]
     assert code == 2
     assert output.out == ""
     assert len(errors) == 1 and errors[0].startswith("run.py: ") and message in errors[0], errors
@@ -209,11 +252,15 @@ def test_too_little_gpu_memory_is_said_in_one_line(capsys):
     """The text is PyTorch's own, shortened where it goes on about the allocator."""
 
     def fails():
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of ...")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of ..."
+        )
 
     assert run_program("run.py", fails) == 2
     error = capsys.readouterr().err
-    assert error.startswith("run.py: CUDA out of memory. Tried to allocate 86.00 MiB; weights/README.md tells")
+    assert error.startswith(
+        "run.py: CUDA out of memory. Tried to allocate 86.00 MiB; weights/README.md tells"
+    )
     assert error.count("\n") == 1
 
 
@@ -230,7 +277,9 @@ def test_over_long_prompt_and_bytes_that_are_not_text(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("program", [bench, train, weights_program])
-@pytest.mark.parametrize("room", [[], ["sweep"], ["shapes"], ["quality"], ["soft"], ["mini"], ["decision"], ["check"]])
+@pytest.mark.parametrize(
+    "room", [[], ["sweep"], ["shapes"], ["quality"], ["soft"], ["mini"], ["decision"], ["check"]]
+)
 def test_every_program_says_what_is_missing_in_one_line(program, room, capsys):
     with pytest.raises(SystemExit) as left:
         program.main([*room, "--no-such-option"])
@@ -239,11 +288,20 @@ def test_every_program_says_what_is_missing_in_one_line(program, room, capsys):
 
 
 def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "transformers", None)  # what import then finds is as if it were not there
-    for arguments in (["--hf", "--targets", "7b", "--limit", "1"], ["shapes", "--shapes", "tiny", "--device", "cpu", "--hf"]):
+    monkeypatch.setitem(
+        sys.modules, "transformers", None
+    )  # what import then finds is as if it were not there
+    for arguments in (
+        ["--hf", "--targets", "7b", "--limit", "1"],
+        ["shapes", "--shapes", "tiny", "--device", "cpu", "--hf"],
+    ):
         assert bench.main(arguments) == 2
         error = capsys.readouterr().err
-        assert "needs the package transformers" in error and "tests/requirements.txt" in error and error.count("\n") == 1
+        assert (
+            "needs the package transformers" in error
+            and "tests/requirements.txt" in error
+            and error.count("\n") == 1
+        )
 
 
 def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, capsys):
@@ -254,12 +312,18 @@ def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, caps
     chat, plain = len(tokenizer.encode_chat([text])), len(tokenizer.encode(text))
     for target, option, expected in (("7b", [], chat), ("7b", ["--chat"], chat), ("7b", ["--raw"], plain),
                                      (base, [], plain), (base, ["--chat"], chat), (base, ["--raw"], plain)):  # fmt: skip
-        assert run_json(capsys, "--target", str(target), *common, *option)["prompt_tokens"] == expected
+        assert (
+            run_json(capsys, "--target", str(target), *common, *option)["prompt_tokens"] == expected
+        )
     config = json.loads((base / "tokenizer_config.json").read_text())
-    (base / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": "Q {{ messages[0]['content'] }} A"}))
+    (base / "tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": "Q {{ messages[0]['content'] }} A"})
+    )
     own = len(tokenizer.encode(f"Q {text} A")) - 1
     for option, expected in (([], own), (["--chat"], own), (["--raw"], plain)):
-        assert run_json(capsys, "--target", str(base), *common, *option)["prompt_tokens"] == expected
+        assert (
+            run_json(capsys, "--target", str(base), *common, *option)["prompt_tokens"] == expected
+        )
     with pytest.raises(SystemExit) as stopped:
         run.main(["--target", "7b", "--chat", "--raw"])
     assert stopped.value.code == 2 and "not allowed with" in capsys.readouterr().err
@@ -270,6 +334,9 @@ def test_without_a_draft_the_target_decodes_alone_unless_a_method_was_asked_for(
     arguments = ["--target", str(tmp_path / "mini-lonely"), "--max-new-tokens", "4"]
     assert run.main(arguments) == 0
     out, error = capsys.readouterr()
-    assert "method ar" in out and f"no draft at {tmp_path / 'mini-draft'}, so the target decodes alone" in error
+    assert (
+        "method ar" in out
+        and f"no draft at {tmp_path / 'mini-draft'}, so the target decodes alone" in error
+    )
     assert run.main([*arguments, "--method", "sd"]) == 2
     assert "no draft model at" in capsys.readouterr().err

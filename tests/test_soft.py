@@ -24,7 +24,9 @@ def test_each_loss_is_that_of_a_model_cut_off_at_the_exit():
     losses = soft_losses(full, tokens, labels, (1, 3, 4))
     for exit_layer, loss in zip((1, 3, 4), losses):
         cut = random_llama(0, num_hidden_layers=exit_layer)
-        cut.load_state_dict({name: t for name, t in full.state_dict().items() if name in cut.state_dict()})
+        cut.load_state_dict(
+            {name: t for name, t in full.state_dict().items() if name in cut.state_dict()}
+        )
         logits, wanted = cut(tokens), labels != -100
         separate = F.cross_entropy(logits[wanted], labels[wanted])
         assert abs(loss - separate) < 1e-6  # the loss is taken in float32
@@ -65,7 +67,9 @@ def test_the_teachers_term(kind):
     tokens, labels = example()
     model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
     plain = soft_losses(model, tokens, labels, (2, 4))
-    with_teacher = soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7))
+    with_teacher = soft_losses(
+        model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7)
+    )
     wanted = labels != -100
     p = Categorical(logits=teacher(tokens)[wanted])
     for number, hidden in enumerate(exit_hidden(model, tokens, (2, 4))):
@@ -77,7 +81,9 @@ def test_the_teachers_term(kind):
     assert abs(itself[1] - plain[1]) < 1e-6 < itself[0] - plain[0]
     teacher.requires_grad_(True)
     model.requires_grad_(True)
-    soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7)).mean().backward()
+    soft_losses(
+        model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7)
+    ).mean().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
@@ -90,4 +96,6 @@ def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
         "def run(t): soft_losses(m, t, t, (1, 2, 3), recompute=True).mean().backward()\n"
         "run(tokens[:, :64])"
     )
-    assert 100 < peak_growth(prepare, "run(tokens)") < 700  # one chunk of logits is 125 MiB; its softmax and gradient are as large
+    assert (
+        100 < peak_growth(prepare, "run(tokens)") < 700
+    )  # one chunk of logits is 125 MiB; its softmax and gradient are as large

@@ -70,7 +70,10 @@ def check_passes(model, compiled, trials, behind):
         attention = TreeAttention(1, 20, "cpu", torch.float64)
         S = rng.choice((1, 2, 3, 7, 30, 63, 64, 65, 90))
         prompt = torch.randn(1, S, 32, dtype=torch.float64)
-        before = [each.run_layers(prompt, start, stop, cache=cache) for each, cache in zip((model, compiled), caches)]
+        before = [
+            each.run_layers(prompt, start, stop, cache=cache)
+            for each, cache in zip((model, compiled), caches)
+        ]
         assert torch.equal(*before)
         for _ in range(4):
             size = rng.randrange(1, 18)
@@ -103,7 +106,10 @@ def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context():
 @torch.inference_mode()
 def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
     short = random_llama(0, max_position_embeddings=64)  # less than the shortest bucket
-    assert generate(static_twin(short), [5], method="ar", max_new_tokens=63).tokens == generate(short, [5], method="ar", max_new_tokens=63).tokens
+    assert (
+        generate(static_twin(short), [5], method="ar", max_new_tokens=63).tokens
+        == generate(short, [5], method="ar", max_new_tokens=63).tokens
+    )
     model = random_llama(0)
     compiled = static_twin(model)
     check_passes(model, compiled, trials=60, behind=1e9)  # looked at under the mask, as buckets are
@@ -117,11 +123,15 @@ def test_norms_without_a_floor_and_rows_that_lie_apart():
     compiled = static_twin(model)
     check_passes(model, compiled, trials=5, behind=torch.nan)
     hidden = torch.randn(4, 3, 32, dtype=torch.float64)[:, 1]
-    torch.testing.assert_close(compiled.logits(hidden), model.logits(hidden), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        compiled.logits(hidden), model.logits(hidden), rtol=1e-11, atol=1e-11
+    )
     by_columns = random_llama(0)
     by_columns.lm_head.weight.data = by_columns.lm_head.weight.data.t().contiguous().t()
     expected = by_columns.logits(hidden)
-    torch.testing.assert_close(static_twin(by_columns).logits(hidden), expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        static_twin(by_columns).logits(hidden), expected, rtol=1e-11, atol=1e-11
+    )
 
 
 @torch.inference_mode()
@@ -130,8 +140,12 @@ def test_heads_are_the_eager_ones():
         compiled = static_twin(model)
         for rows in range(1, ROWS[-1] + 2):
             hidden = torch.randn(rows, 32, dtype=torch.float64)
-            torch.testing.assert_close(compiled.logits(hidden), model.logits(hidden), rtol=1e-11, atol=1e-11)
-            torch.testing.assert_close(compiled.draft_logits(hidden), model.draft_logits(hidden), rtol=1e-11, atol=1e-11)
+            torch.testing.assert_close(
+                compiled.logits(hidden), model.logits(hidden), rtol=1e-11, atol=1e-11
+            )
+            torch.testing.assert_close(
+                compiled.draft_logits(hidden), model.draft_logits(hidden), rtol=1e-11, atol=1e-11
+            )
 
 
 def check_generations(eager, compiled, setting, lengths):
@@ -139,9 +153,18 @@ def check_generations(eager, compiled, setting, lengths):
         for temperature, seed in ((0.0, 0), (0.9, length)):
             options = dict(max_new_tokens=200, temperature=temperature, seed=seed, **setting)
             prompt = [(3 * i) % 61 for i in range(length)]
-            expected, found = (generate(target, prompt, draft=draft, **options) for target, draft in (eager, compiled))
+            expected, found = (
+                generate(target, prompt, draft=draft, **options)
+                for target, draft in (eager, compiled)
+            )
             assert found.tokens == expected.tokens
-            for field in ("accept_lengths", "exit_counts", "draft_forwards", "draft_levels", "accepted"):
+            for field in (
+                "accept_lengths",
+                "exit_counts",
+                "draft_forwards",
+                "draft_levels",
+                "accepted",
+            ):
                 assert getattr(found.stats, field) == getattr(expected.stats, field), field
 
 
@@ -168,7 +191,15 @@ def test_what_was_compiled_holds_at_every_length_and_for_every_layer():
             keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
             block = weights[length % 2].model["layers"][length % 4]
             where = torch.arange(length - rows, length)
-            assert run_block.guard_check(block, new(1, rows, 32), new(2, rows, 8).unbind(), new(rows, length), where, keys, values)
+            assert run_block.guard_check(
+                block,
+                new(1, rows, 32),
+                new(2, rows, 8).unbind(),
+                new(rows, length),
+                where,
+                keys,
+                values,
+            )
 
 
 @torch.inference_mode()
@@ -182,7 +213,12 @@ def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype):
         for model in (eager, static_twin(eager)):
             cache = model.new_cache(40)
             model(prompt, cache=cache)
-            errors.append((model.logits(model.run_layers(model.embed(tokens), cache=cache)[0]) - expected).square().mean().sqrt())
+            errors.append(
+                (model.logits(model.run_layers(model.embed(tokens), cache=cache)[0]) - expected)
+                .square()
+                .mean()
+                .sqrt()
+            )
         assert errors[1] <= 1.2 * errors[0]
 
 
@@ -203,7 +239,16 @@ def test_run_compiles_first_and_finds_it_again(tmp_path):
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     said = []
     for options in ([], ["--compile"], ["--compile"], ["--compile"]):
-        said.append(subprocess.run([*command, *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=True))
+        said.append(
+            subprocess.run(
+                [*command, *options],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+        )
         if len(said) == 3:
             cut = next((tmp_path / "s2d").iterdir())
             cut.write_bytes(cut.read_bytes()[:1000])
@@ -213,15 +258,29 @@ def test_run_compiles_first_and_finds_it_again(tmp_path):
 
 def test_no_compiler_is_one_line(monkeypatch):
     command = [sys.executable, "run.py", "--target", "7b", "--compile"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"CXX": "no-such-compiler", "PATH": "/nowhere"})
-    assert done.returncode == 2 and "C++ compiler" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"CXX": "no-such-compiler", "PATH": "/nowhere"},
+    )
+    assert (
+        done.returncode == 2
+        and "C++ compiler" in done.stderr.splitlines()[-1]
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_a_compiler_that_fails_is_one_line(tmp_path):
     command = [sys.executable, "run.py", "--target", "7b", "--method", "ar", "--compile"]
     environment = os.environ | {"CXX": "/bin/true", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert done.returncode == 2 and "could not be compiled" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert (
+        done.returncode == 2
+        and "could not be compiled" in done.stderr.splitlines()[-1]
+        and "Traceback" not in done.stderr
+    )
 
 
 def test_several_processes_do_not_compile(monkeypatch, capsys):

@@ -16,7 +16,12 @@ Q = random_distribution(torch.Generator().manual_seed(2), 4)
 
 def error(decide, k, q=Q, replacement=False):
     """How far the first token's distribution is from P."""
-    return (emitted_distribution(lambda _: P, lambda _: q, (k,), 1, decide, replacement) - P).abs().max().item()
+    return (
+        (emitted_distribution(lambda _: P, lambda _: q, (k,), 1, decide, replacement) - P)
+        .abs()
+        .max()
+        .item()
+    )
 
 
 def right(tree, p, q, sampler):
@@ -33,7 +38,9 @@ def test_argmax_drafts_tested_against_softmax_are_caught():
 
     always_argmax = torch.nn.functional.one_hot(Q.argmax(), 4).double()
     assert error(wrong, 1, q=always_argmax) > 0.01
-    assert error(right, 1, q=always_argmax) < 1e-9  # the one-hot is what such a draft was drawn from
+    assert (
+        error(right, 1, q=always_argmax) < 1e-9
+    )  # the one-hot is what such a draft was drawn from
 
 
 def test_candidates_reordered_by_probability_are_caught():
@@ -67,7 +74,9 @@ def recursive_rejection(tree, p, q, sampler, next_p, next_q):
 
 def test_q_not_renormalised_after_a_candidate_is_caught():
     def wrong(tree, p, q, sampler):
-        return recursive_rejection(tree, p, q, sampler, residual, lambda q, token: q.index_fill(0, token, 0.0))
+        return recursive_rejection(
+            tree, p, q, sampler, residual, lambda q, token: q.index_fill(0, token, 0.0)
+        )
 
     def as_it_should_be(tree, p, q, sampler):
         return recursive_rejection(tree, p, q, sampler, residual, without)
@@ -108,6 +117,8 @@ def test_a_policy_that_drops_what_was_drawn_is_caught(monkeypatch):
 
     found = emitted_distribution(lambda _: flat, lambda _: flat, (1,), 1, drop)
     assert torch.allclose(found, torch.tensor([0.91, 0.09], dtype=torch.float64))
-    assert torch.allclose(emitted_distribution(lambda _: flat, lambda _: flat, (1,), 1, decide_before), flat)
+    assert torch.allclose(
+        emitted_distribution(lambda _: flat, lambda _: flat, (1,), 1, decide_before), flat
+    )
     assert max(error_of(Drops, salt, None, 2, monkeypatch)[0] for salt in range(6)) > 1e-3
     assert max(error_of(Reckless, salt, None, 2, monkeypatch)[0] for salt in range(6)) < 1e-9

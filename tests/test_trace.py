@@ -57,8 +57,13 @@ def known(mini, tokenizer, tmp_path_factory):
     def make(name, temperature):
         if (name, temperature) not in made:
             file = folder / f"{name}-{temperature:g}.html"
-            options = options_of(name, mini("mini-draft"), temperature=temperature, max_new_tokens=40, seed=3)
-            made[name, temperature] = (file, *recorded(mini("mini-7b"), mini("mini-draft"), tokenizer, prompt, options, file))
+            options = options_of(
+                name, mini("mini-draft"), temperature=temperature, max_new_tokens=40, seed=3
+            )
+            made[name, temperature] = (
+                file,
+                *recorded(mini("mini-7b"), mini("mini-draft"), tokenizer, prompt, options, file),
+            )
         return made[name, temperature]
 
     return make
@@ -74,28 +79,41 @@ def plain_residual(p, q):
 def test_a_record_is_what_happened(name, temperature, known, tokenizer):
     """Every number again, from the Step itself, in plain Python."""
     _, data, steps, output = known(name, temperature)
-    assert "".join(data["answer"]) == tokenizer.decode(output.tokens) and len(data["answer"]) == len(output.tokens)
+    assert "".join(data["answer"]) == tokenizer.decode(output.tokens) and len(
+        data["answer"]
+    ) == len(output.tokens)
     assert sum((step["tokens"] for step in data["steps"]), []) == output.tokens
     assert [len(step["tokens"]) for step in data["steps"]] == output.stats.accept_lengths
     drafted = sum(exit_layer > 0 for step in data["steps"] for exit_layer in step["sources"])
-    assert drafted == output.stats.accepted - (name == "lossy") * sum(bool(step.path) for step in steps)
+    assert drafted == output.stats.accepted - (name == "lossy") * sum(
+        bool(step.path) for step in steps
+    )
     rejected = 0
     for shown, step in zip(data["steps"], steps, strict=True):
         tree = step.proposal.tree
         assert (shown["n"], shown["path"]) == (step.n, step.path)
-        assert shown["nodes"]["tokens"] == tree.tokens.tolist() and shown["nodes"]["parents"] == tree.parents.tolist()
+        assert (
+            shown["nodes"]["tokens"] == tree.tokens.tolist()
+            and shown["nodes"]["parents"] == tree.parents.tolist()
+        )
         assert [level["exit"] for level in shown["levels"]] == step.proposal.exits
         for level in shown["levels"]:
             if level["exit"]:
                 assert level["looks"][-1][0] == level["exit"]
                 for exit_layer, confidence in level["looks"][:-1]:
-                    assert not data["about"]["thresholds"] or confidence <= data["about"]["thresholds"][data["about"]["exits"].index(exit_layer)]
+                    assert (
+                        not data["about"]["thresholds"]
+                        or confidence
+                        <= data["about"]["thresholds"][data["about"]["exits"].index(exit_layer)]
+                    )
         p = warp(step.logits, temperature or 1.0).tolist()
         assert len(shown["places"]) == len(step.path) + 1
         for depth, place in enumerate(shown["places"]):
             row = p[place["row"]]
             assert place["row"] == (step.path[depth - 1] + 1 if depth else 0)
-            assert place["stages"][0]["p"] == pytest.approx([row[token] for token in place["ids"]], rel=1e-3, abs=1e-30)
+            assert place["stages"][0]["p"] == pytest.approx(
+                [row[token] for token in place["ids"]], rel=1e-3, abs=1e-30
+            )
             assert max(range(len(row)), key=row.__getitem__) in place["ids"]
             stays = [test["node"] for test in place["tests"] if test["stays"]]
             given = name == "lossy" and depth == 0
@@ -104,9 +122,16 @@ def test_a_record_is_what_happened(name, temperature, known, tokenizer):
                 q = step.proposal.q[place["row"]].tolist()
                 for number, test in enumerate(place["tests"]):
                     token = tree.tokens[test["node"]].item()
-                    assert (test["p"], test["q"]) == (pytest.approx(row[token], rel=1e-3, abs=1e-30), pytest.approx(q[token], rel=1e-3))
-                    assert test["chance"] == pytest.approx(min(1.0, row[token] / q[token]), rel=1e-3, abs=1e-30)
-                    assert (test["draw"] < test["chance"] or test["chance"] == 1) == test["stays"] or abs(test["draw"] - test["chance"]) < 1e-3
+                    assert (test["p"], test["q"]) == (
+                        pytest.approx(row[token], rel=1e-3, abs=1e-30),
+                        pytest.approx(q[token], rel=1e-3),
+                    )
+                    assert test["chance"] == pytest.approx(
+                        min(1.0, row[token] / q[token]), rel=1e-3, abs=1e-30
+                    )
+                    assert (test["draw"] < test["chance"] or test["chance"] == 1) == test[
+                        "stays"
+                    ] or abs(test["draw"] - test["chance"]) < 1e-3
                     if not test["stays"]:
                         rejected += 1
                         row = plain_residual(row, q)
@@ -114,11 +139,26 @@ def test_a_record_is_what_happened(name, temperature, known, tokenizer):
                             q = [0.0 if other == token else each for other, each in enumerate(q)]
                             q = [each / (sum(q) or 1.0) for each in q]
                         stage = place["stages"][number + 1]
-                        assert stage["p"] == pytest.approx([row[each] for each in place["ids"]], rel=1e-3, abs=1e-12)
-                        assert stage["q"] == pytest.approx([q[each] for each in place["ids"]], rel=1e-3, abs=1e-12)
-        assert sum("draw" in test for place in shown["places"] for test in place["tests"]) == shown["draws"] == len(step.draws)
-        assert shown["caches"][0] == {"name": "target", "held": step.n + len(tree), "kept": step.n + len(step.path)}
-        assert all(step.n <= cache["kept"] <= cache["held"] or cache["held"] <= step.n for cache in shown["caches"])
+                        assert stage["p"] == pytest.approx(
+                            [row[each] for each in place["ids"]], rel=1e-3, abs=1e-12
+                        )
+                        assert stage["q"] == pytest.approx(
+                            [q[each] for each in place["ids"]], rel=1e-3, abs=1e-12
+                        )
+        assert (
+            sum("draw" in test for place in shown["places"] for test in place["tests"])
+            == shown["draws"]
+            == len(step.draws)
+        )
+        assert shown["caches"][0] == {
+            "name": "target",
+            "held": step.n + len(tree),
+            "kept": step.n + len(step.path),
+        }
+        assert all(
+            step.n <= cache["kept"] <= cache["held"] or cache["held"] <= step.n
+            for cache in shown["caches"]
+        )
         assert shown["ms"] == pytest.approx([1000 * step.draft_seconds, 1000 * step.target_seconds,
                                              1000 * (step.seconds - step.draft_seconds - step.target_seconds)], rel=1e-2)  # fmt: skip
         assert (shown["plan"] is None) == (name != "auto")
@@ -142,7 +182,13 @@ def test_caches_hold_what_the_record_says(mini, tokenizer):
         patch.setattr(SortedDraft, "keep", watched)
         options = options_of("s2d-tree", mini("mini-draft"), max_new_tokens=40)
         data, _, _ = recorded(mini("mini-7b"), mini("mini-draft"), tokenizer, prompt, options)
-    shown = [([cache["held"] for cache in step["caches"][1:]], [cache["kept"] for cache in step["caches"][1:]]) for step in data["steps"]]
+    shown = [
+        (
+            [cache["held"] for cache in step["caches"][1:]],
+            [cache["kept"] for cache in step["caches"][1:]],
+        )
+        for step in data["steps"]
+    ]
     assert shown == lengths and len({tuple(before) for before, _ in lengths}) > 3
 
 
@@ -152,12 +198,19 @@ def test_why_drafting_stopped(mini, tokenizer):
         ({"method": "sd", "draft_length": 3, "stop": 0.0}, {"length"}), ({"method": "sd", "stop": 1.0}, {"confidence"}),
         ({"method": "auto"}, {"rate"}), ({"method": "s2d", "stop": 0.5, "draft_length": 3}, {"confidence", "length"}),
     ):  # fmt: skip
-        data, steps, _ = recorded(target, draft, tokenizer, prompt, {"draft": draft, "max_new_tokens": 30, **options})
+        data, steps, _ = recorded(
+            target, draft, tokenizer, prompt, {"draft": draft, "max_new_tokens": 30, **options}
+        )
         assert {step["stopped"] for step in data["steps"]} - {"room"} == reasons, options
-        assert options["method"] != "sd" or data["steps"][-1]["stopped"] == "room"  # where the last tokens are
+        assert (
+            options["method"] != "sd" or data["steps"][-1]["stopped"] == "room"
+        )  # where the last tokens are
         for step in data["steps"]:
             if step["stopped"] == "confidence":
-                assert step["gave_up"][-1][1] < options["stop"] and step["gave_up"][-1][0] == data["about"]["exits"][-1]
+                assert (
+                    step["gave_up"][-1][1] < options["stop"]
+                    and step["gave_up"][-1][0] == data["about"]["exits"][-1]
+                )
             if step["stopped"] == "length":
                 assert len(step["levels"]) == options["draft_length"] and step["gave_up"] is None
 
@@ -165,7 +218,17 @@ def test_why_drafting_stopped(mini, tokenizer):
 class Hostile:
     """A tokenizer whose every token is something to be careful with."""
 
-    TEXTS = ("</script><script>window.hacked = 1</script>", "<img src=x onerror='window.hacked = 1'>", "\"'`&amp;", "שלום", "👩‍🔬", "\n", "\u2028", "${1}", "")
+    TEXTS = (
+        "</script><script>window.hacked = 1</script>",
+        "<img src=x onerror='window.hacked = 1'>",
+        "\"'`&amp;",
+        "שלום",
+        "👩‍🔬",
+        "\n",
+        "\u2028",
+        "${1}",
+        "",
+    )
 
     def decode(self, ids):
         return "".join(self.TEXTS[token % len(self.TEXTS)] for token in ids)
@@ -176,28 +239,47 @@ class Hostile:
 
 @pytest.mark.parametrize("method", ["s2d", "mcsd"])
 def test_texts_are_shown_and_run_nothing(method, browser, tmp_path):
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    target, draft = (
+        random_llama(0, eos_token_ids=()),
+        random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0)),
+    )
     options = {"method": method, "draft": draft, "temperature": 1.0, "max_new_tokens": 60}
-    data, _, output = recorded(target, draft, Hostile(), [0, 1, 2, 3, 4, 5], options, tmp_path / "page.html")
+    data, _, output = recorded(
+        target, draft, Hostile(), [0, 1, 2, 3, 4, 5], options, tmp_path / "page.html"
+    )
     browser.open(tmp_path / "page.html")
     assert browser.complaints() == []
-    assert browser.text("#answer") == Hostile().decode(output.tokens) and browser.text("#prompt") == Hostile().decode(range(6))
+    assert browser.text("#answer") == Hostile().decode(output.tokens) and browser.text(
+        "#prompt"
+    ) == Hostile().decode(range(6))
     for number in range(len(output.tokens)):
         browser.script("document.querySelectorAll('#answer span')[arguments[0]].click()", number)
-    assert browser.script("return [typeof window.hacked, document.images.length, document.scripts.length]") == ["undefined", 0, 2]
+    assert browser.script(
+        "return [typeof window.hacked, document.images.length, document.scripts.length]"
+    ) == ["undefined", 0, 2]
     assert browser.complaints() == []
-    names = {name for step in data["steps"] for token in step["nodes"]["tokens"] for name in [data["pieces"][str(token)]]}
+    names = {
+        name
+        for step in data["steps"]
+        for token in step["nodes"]["tokens"]
+        for name in [data["pieces"][str(token)]]
+    }
     assert len(names) > 5
 
 
-@pytest.mark.parametrize(("name", "temperature"), [("s2d", 0.0), ("mcsd", 1.0), ("s2d-tree", 0.0), ("auto", 1.0), ("ar", 0.0), ("lossy", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [("s2d", 0.0), ("mcsd", 1.0), ("s2d-tree", 0.0), ("auto", 1.0), ("ar", 0.0), ("lossy", 1.0)],
+)
 def test_the_page_shows_the_record(name, temperature, known, browser, tokenizer):
     """Tokens, tree, mask rows, tests and caches of every step, as the browser has them."""
     file, data, steps, output = known(name, temperature)
     browser.open(file)
     assert browser.complaints() == []
     assert browser.text("#answer") == tokenizer.decode(output.tokens)
-    classes = browser.script("return [...document.querySelectorAll('#answer span')].map((each) => each.className.split(' ')[0])")
+    classes = browser.script(
+        "return [...document.querySelectorAll('#answer span')].map((each) => each.className.split(' ')[0])"
+    )
     exits = data["about"]["exits"]
     sources = [source for step in data["steps"] for source in step["sources"]]
     assert classes == [f"source{exits.index(source) + 1 if source else 0}" for source in sources]
@@ -205,23 +287,37 @@ def test_the_page_shows_the_record(name, temperature, known, browser, tokenizer)
     browser.press("Home")
     for number, (shown, step) in enumerate(zip(data["steps"], steps)):
         assert browser.text("#step-number") == f"{number + 1} of {len(steps)}"
-        nodes = browser.script("return [...document.querySelectorAll('#tree g[data-node]')].map((each) => [+each.dataset.node, each.classList.contains('accepted')])")
+        nodes = browser.script(
+            "return [...document.querySelectorAll('#tree g[data-node]')].map((each) => [+each.dataset.node, each.classList.contains('accepted')])"
+        )
         assert nodes == [[node, node in step.path] for node in range(len(step.proposal.tree))]
         mask = browser.script("return [...document.querySelectorAll('#mask g[data-row]')].map((row) => "
                               "[...row.querySelectorAll('.cell')].slice(1).map((cell) => cell.classList.contains('seen')))")  # fmt: skip
         assert mask == step.proposal.tree.ancestors.tolist()
         assert len(browser.texts("#places button")) == len(step.path) + 1
         for place, each in enumerate(shown["places"]):
-            browser.script("document.querySelectorAll('#places button')[arguments[0]].focus()", place)
+            browser.script(
+                "document.querySelectorAll('#places button')[arguments[0]].focus()", place
+            )
             said = " ".join(browser.texts("#tests > p"))
             assert said.count("it stays") == sum(test["stays"] for test in each["tests"])
             assert said.count("rejected") == sum(not test["stays"] for test in each["tests"])
-            widths = browser.script("return [...document.querySelectorAll('#tests tbody tr')].map((row) => [...row.querySelectorAll('i')].map((bar) => parseFloat(bar.style.width)))")
-            columns = [column for stage in each["stages"] for column in (stage["p"], stage["q"]) if column is not None]
+            widths = browser.script(
+                "return [...document.querySelectorAll('#tests tbody tr')].map((row) => [...row.querySelectorAll('i')].map((bar) => parseFloat(bar.style.width)))"
+            )
+            columns = [
+                column
+                for stage in each["stages"]
+                for column in (stage["p"], stage["q"])
+                if column is not None
+            ]
             assert len(widths) == len(each["ids"])
             for row, line in zip(zip(*columns), widths):
                 assert line == pytest.approx([100 * chance for chance in row], abs=0.06)
-        kept = [tuple(map(int, re.search(r"held (\d+), keeps (\d+)", text).groups())) for text in browser.texts("#caches > div:not(.strip)")]
+        kept = [
+            tuple(map(int, re.search(r"held (\d+), keeps (\d+)", text).groups()))
+            for text in browser.texts("#caches > div:not(.strip)")
+        ]
         assert kept == [(cache["held"], cache["kept"]) for cache in shown["caches"]]
         assert ("Expected" in browser.text("#plan")) == (name == "auto")
         browser.focus("#slider")
@@ -258,7 +354,10 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
     assert "token 5 of" in browser.text("#token")
     browser.click("#answer span", last)
     assert step() == len(steps)
-    assert browser.script("return document.querySelectorAll('#answer span[tabindex=\"0\"]').length") == 1
+    assert (
+        browser.script("return document.querySelectorAll('#answer span[tabindex=\"0\"]').length")
+        == 1
+    )
     # Tree and mask light up together.
     number = next(i for i, each in enumerate(data["steps"]) if len(each["nodes"]["tokens"]) > 6)
     browser.focus("#slider")
@@ -272,7 +371,9 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
     for way in ("mouse on the tree", "mouse on the mask", "keys in the tree", "keys in the mask"):
         part = "#tree g[data-node]" if "tree" in way else "#mask g[data-row]"
         browser.hover("h1")
-        browser.script("document.querySelectorAll('.lit').forEach((each) => each.classList.remove('lit'))")
+        browser.script(
+            "document.querySelectorAll('.lit').forEach((each) => each.classList.remove('lit'))"
+        )
         if "mouse" in way:
             browser.hover(part, deepest)
         else:
@@ -283,7 +384,12 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
     # The Tab key comes to the step that is shown, and an address names one.
     browser.focus("#slider")
     browser.press("Home", "Right", "Right")
-    assert browser.script("return [...document.querySelectorAll('#time g')].map((each) => each.tabIndex).indexOf(0)") == 2
+    assert (
+        browser.script(
+            "return [...document.querySelectorAll('#time g')].map((each) => each.tabIndex).indexOf(0)"
+        )
+        == 2
+    )
     browser.focus("#time g", 2)
     assert step() == 3
     browser.focus("#answer span")
@@ -311,9 +417,17 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
         browser.click("a[href^='#code-']", link)
         name = text.split(": ")[1]
         assert browser.script("return document.getElementById('code-' + arguments[0]).open", name)
-        source = browser.script("return document.getElementById('code-' + arguments[0]).querySelector('pre').textContent", name)
-        assert f"def {name.split('.')[-1]}(" in source and source in (run.WEIGHTS.parent / text.split(": ")[0]).read_text()
-    assert {"verify_sampled", "residual", "ancestor_mask", "KVCache.keep"} <= {text.split(": ")[1] for text in links}
+        source = browser.script(
+            "return document.getElementById('code-' + arguments[0]).querySelector('pre').textContent",
+            name,
+        )
+        assert (
+            f"def {name.split('.')[-1]}(" in source
+            and source in (run.WEIGHTS.parent / text.split(": ")[0]).read_text()
+        )
+    assert {"verify_sampled", "residual", "ancestor_mask", "KVCache.keep"} <= {
+        text.split(": ")[1] for text in links
+    }
     browser.click("summary", 0)
     assert browser.complaints() == []
 
@@ -328,12 +442,16 @@ def test_it_is_readable_in_light_and_dark(known, browser):
         colors = browser.script(
             "const of = (element, name) => getComputedStyle(element)[name].match(/[\\d.]+/g).slice(0, 3).map(Number);"
             "const all = [...document.querySelectorAll('#answer span:not(.lit), .why, h2, #legend span')];"
-            "return [of(document.body, 'backgroundColor'), ...new Set(all.map((each) => JSON.stringify(of(each, 'color'))))]")
+            "return [of(document.body, 'backgroundColor'), ...new Set(all.map((each) => JSON.stringify(of(each, 'color'))))]"
+        )
         paper, *inks = [json.loads(color) if isinstance(color, str) else color for color in colors]
         papers.append(paper)
 
         def luminance(color):
-            parts = [each / 255 / 12.92 if each <= 10 else ((each / 255 + 0.055) / 1.055) ** 2.4 for each in color]
+            parts = [
+                each / 255 / 12.92 if each <= 10 else ((each / 255 + 0.055) / 1.055) ** 2.4
+                for each in color
+            ]
             return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts))
 
         for ink in inks:
@@ -344,7 +462,10 @@ def test_it_is_readable_in_light_and_dark(known, browser):
     assert papers[0] != papers[1]
 
 
-@pytest.mark.parametrize(("name", "temperature"), [*itertools.product(["ar", "mcsd", "s2d", "s2d-tree", "auto"], [0.0, 1.0])])
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    [*itertools.product(["ar", "mcsd", "s2d", "s2d-tree", "auto"], [0.0, 1.0])],
+)
 def test_a_page_is_small_and_needs_no_network(name, temperature, tokenizer, tmp_path):
     draft = load_model(WEIGHTS / "mini-draft")
     options = options_of(name, draft, temperature=temperature, max_new_tokens=128)
@@ -354,8 +475,14 @@ def test_a_page_is_small_and_needs_no_network(name, temperature, tokenizer, tmp_
     _, _, output = recorded(target, draft, tokenizer, prompt, options, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert len(text.encode()) < 300_000 and len(output.tokens) == 128
-    style, script = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1] for tag in ("style", "script"))
-    assert "default-src 'none'" in text and not re.search(r"url\(|@import", style) and not re.search(r"fetch|import\(|XMLHttp|innerHTML|eval", script)
+    style, script = (
+        re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1] for tag in ("style", "script")
+    )
+    assert (
+        "default-src 'none'" in text
+        and not re.search(r"url\(|@import", style)
+        and not re.search(r"fetch|import\(|XMLHttp|innerHTML|eval", script)
+    )
     assert re.findall(r"https?://[^\"'\s]*", script) == ["http://www.w3.org/2000/svg"]
 
 
@@ -370,8 +497,12 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, 
     for name in ("mine.html", "folder.html", "link.html", "none/page.html", "mine.html/page.html"):
         assert program("--target", "7b", "--trace", tmp_path / name) == 2
         out, error = capsys.readouterr()
-        assert error.count("\n") == 1 and error.startswith("run.py: ") and name in error and out == ""
-    assert (tmp_path / "mine.html").read_text().endswith("mine") and len(list(tmp_path.iterdir())) == 3
+        assert (
+            error.count("\n") == 1 and error.startswith("run.py: ") and name in error and out == ""
+        )
+    assert (tmp_path / "mine.html").read_text().endswith("mine") and len(
+        list(tmp_path.iterdir())
+    ) == 3
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]])
@@ -419,20 +550,37 @@ def test_a_page_of_steps_that_emitted_nothing(browser, mini, tokenizer, tmp_path
     with pytest.raises(AssertionError), traced(file, recorder):
         generate(mini("mini-7b"), prompt, **options, on_step=recorder)
     browser.open(file)
-    assert browser.complaints() == [] and browser.text("#step-number") == "1 of 1" and browser.text("#answer") == ""
+    assert (
+        browser.complaints() == []
+        and browser.text("#step-number") == "1 of 1"
+        and browser.text("#answer") == ""
+    )
 
 
 def test_an_answer_is_not_lost_with_its_page(tmp_path, monkeypatch, capsys):
     """A disk that is full at the end, and an interruption while the target alone is timed: the answer was given before."""
+
     def full(data, file):
         raise OSError(28, "No space left on device")
 
-    arguments = ["--target", "7b", "--prompt", QUESTION, "--json", "--trace", tmp_path / "page.html"]
+    arguments = [
+        "--target",
+        "7b",
+        "--prompt",
+        QUESTION,
+        "--json",
+        "--trace",
+        tmp_path / "page.html",
+    ]
     with monkeypatch.context() as patch:
         patch.setattr("s2d.trace.write_page", full)
         assert program(*arguments) == 2
         out, error = capsys.readouterr()
-        assert json.loads(out)["tokens"] and error.splitlines()[-1] == f"run.py: {tmp_path / 'page.html'} could not be written (No space left on device)"
+        assert (
+            json.loads(out)["tokens"]
+            and error.splitlines()[-1]
+            == f"run.py: {tmp_path / 'page.html'} could not be written (No space left on device)"
+        )
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
@@ -449,14 +597,19 @@ def test_files_beside_a_page_are_left_alone(tmp_path):
     check_page(tmp_path / "page.html")
     assert (tmp_path / ".page.html.s2d-partial").is_symlink()
     write_page({}, tmp_path / "page.html")
-    assert (tmp_path / "precious").read_text() == "mine" and not (tmp_path / "page.html").is_symlink()
+    assert (tmp_path / "precious").read_text() == "mine" and not (
+        tmp_path / "page.html"
+    ).is_symlink()
     (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
     with pytest.raises(ValueError, match="in the way"):
         check_page(tmp_path / "link.html")
 
 
 def test_nothing_is_written_where_nothing_was_begun(tmp_path):
-    with pytest.raises(KeyboardInterrupt), traced(tmp_path / "page.html", Recorder(Hostile(), [1], {}, {})):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        traced(tmp_path / "page.html", Recorder(Hostile(), [1], {}, {})),
+    ):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
@@ -473,8 +626,15 @@ def test_half_a_page_is_never_there(tmp_path, monkeypatch, known):
 def test_a_draft_vocabulary_and_bfloat16_are_recorded_too(tokenizer, tmp_path):
     """Whatever a model is, every way of drafting: records are made, and say what was emitted."""
     for seed, (name, temperature) in enumerate(itertools.product(METHODS, (0.0, 0.7))):
-        target, draft = (random_llama(s, eos_token_ids=(5,), exit_layers=(1, 2, 4), thresholds=(0.4, 0.6, 0.0)).bfloat16() for s in (seed, seed + 1))
+        target, draft = (
+            random_llama(
+                s, eos_token_ids=(5,), exit_layers=(1, 2, 4), thresholds=(0.4, 0.6, 0.0)
+            ).bfloat16()
+            for s in (seed, seed + 1)
+        )
         draft.keep_tokens(torch.arange(3, 40))
         options = options_of(name, draft, temperature=temperature, max_new_tokens=30, seed=seed)
-        data, _, output = recorded(target, draft, Hostile(), [3, 1, 4], options, tmp_path / "page.html")
+        data, _, output = recorded(
+            target, draft, Hostile(), [3, 1, 4], options, tmp_path / "page.html"
+        )
         assert sum((step["tokens"] for step in data["steps"]), []) == output.tokens

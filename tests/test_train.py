@@ -42,9 +42,14 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     assert draft.config.num_hidden_layers == 3
     progress = capsys.readouterr().err
     assert "exit 1:" in progress and "tokens/s" in progress and "min left" in progress
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "draft"]  # no checkpoint is left
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "base",
+        "draft",
+    ]  # no checkpoint is left
     tokenizer = Tokenizer(tiny / "tokenizer.model")
-    tokens, labels = dialogues.pack(dialogues.corpus_dialogues(9), tokenizer, 20, 48, answers_only=True)
+    tokens, labels = dialogues.pack(
+        dialogues.corpus_dialogues(9), tokenizer, 20, 48, answers_only=True
+    )
     with torch.no_grad():
         before = soft_losses(load_model(tiny, num_layers=3), tokens, labels, (1, 2, 3))
         after = soft_losses(draft, tokens, labels, (1, 2, 3))
@@ -52,7 +57,11 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
 
 
 ROWS = torch.randint(0, 61, (40, 16), generator=torch.Generator().manual_seed(1))
-LABELS = torch.where(torch.rand(40, 16, generator=torch.Generator().manual_seed(2)) < 0.4, -100, ROWS.roll(-1, dims=1))
+LABELS = torch.where(
+    torch.rand(40, 16, generator=torch.Generator().manual_seed(2)) < 0.4,
+    -100,
+    ROWS.roll(-1, dims=1),
+)
 RECIPE = fit.Recipe(batch=4, micro_batch=4, length=16, lr=1e-3, epochs=2)
 
 
@@ -60,7 +69,9 @@ def losses_of(checkpoint, resume=False, stop_after=None, **changes):
     """Losses of a small training, one (2,) for each step."""
     model = random_llama(2, scale=0.1).float().requires_grad_(True)
     losses = []
-    for step, loss in fit.fit(model, (2, 4), ROWS, LABELS, replace(RECIPE, **changes), checkpoint, resume):
+    for step, loss in fit.fit(
+        model, (2, 4), ROWS, LABELS, replace(RECIPE, **changes), checkpoint, resume
+    ):
         losses.append(loss.tolist())
         if step == stop_after:
             break
@@ -91,12 +102,26 @@ def test_a_checkpoint_is_resumed_only_by_the_training_it_belongs_to(tmp_path, mo
     monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
     checkpoint = tmp_path / "a.checkpoint"
     whole = losses_of(checkpoint, stop_after=6)
-    with pytest.raises(ValueError, match="is of a training that was cut short; go on with --resume, or remove it"):
+    with pytest.raises(
+        ValueError, match="is of a training that was cut short; go on with --resume, or remove it"
+    ):
         losses_of(checkpoint)
 
-    def resumed(model=None, rows=ROWS, labels=LABELS, exits=(2, 4), seed=0, distillation=None, **changes):
+    def resumed(
+        model=None, rows=ROWS, labels=LABELS, exits=(2, 4), seed=0, distillation=None, **changes
+    ):
         model = model or random_llama(2, scale=0.1).float().requires_grad_(True)
-        training = fit.fit(model, exits, rows, labels, replace(RECIPE, **changes), checkpoint, True, seed, distillation)
+        training = fit.fit(
+            model,
+            exits,
+            rows,
+            labels,
+            replace(RECIPE, **changes),
+            checkpoint,
+            True,
+            seed,
+            distillation,
+        )
         return next(training)[0]
 
     teacher = Distillation(random_llama(3).float(), "forward", 1.0)
@@ -120,16 +145,24 @@ def test_a_checkpoint_is_resumed_only_by_the_training_it_belongs_to(tmp_path, mo
 def test_a_step_without_labels_teaches_nothing(tmp_path):
     model = random_llama(2, scale=0.1).float().requires_grad_(True)
     nothing = torch.full_like(ROWS, -100)
-    losses = [loss for _, loss in fit.fit(model, (2, 4), ROWS, nothing, RECIPE, tmp_path / "a.checkpoint")]
-    assert torch.stack(losses).eq(0).all() and all(parameter.isfinite().all() for parameter in model.parameters())
+    losses = [
+        loss for _, loss in fit.fit(model, (2, 4), ROWS, nothing, RECIPE, tmp_path / "a.checkpoint")
+    ]
+    assert torch.stack(losses).eq(0).all() and all(
+        parameter.isfinite().all() for parameter in model.parameters()
+    )
 
 
 def test_micro_batches_and_recomputation_change_nothing_but_memory(tmp_path):
     """Rows have different numbers of labels: a loss that is averaged for each micro-batch would differ."""
     exact = {"bf16": False}
     whole = torch.tensor(losses_of(tmp_path / "a", **exact))
-    assert (torch.tensor(losses_of(tmp_path / "b", micro_batch=1, **exact)) - whole).abs().max() < 1e-5
-    assert (torch.tensor(losses_of(tmp_path / "c", recompute=True, **exact)) - whole).abs().max() < 1e-6
+    assert (
+        torch.tensor(losses_of(tmp_path / "b", micro_batch=1, **exact)) - whole
+    ).abs().max() < 1e-5
+    assert (
+        torch.tensor(losses_of(tmp_path / "c", recompute=True, **exact)) - whole
+    ).abs().max() < 1e-6
 
 
 def test_every_epoch_sees_every_row_in_an_order_of_its_own():
@@ -142,15 +175,22 @@ def test_every_epoch_sees_every_row_in_an_order_of_its_own():
 def test_labels_are_the_assistants_words(tokenizer):
     messages = ["Hi there", "Hello Anna", "How are you?", "Fine"]
     ids, is_answer = dialogues.encode_dialogue(tokenizer, messages)
-    assert ids == tokenizer.encode_chat(messages[:3]) + tokenizer.encode("Fine")[1:] + [tokenizer.eos_id]
+    assert ids == tokenizer.encode_chat(messages[:3]) + tokenizer.encode("Fine")[1:] + [
+        tokenizer.eos_id
+    ]
     learnt = [token for token, answer in zip(ids, is_answer) if answer]
     eos = tokenizer.eos_id
-    assert learnt == tokenizer.encode("Hello Anna")[1:] + [eos] + tokenizer.encode("Fine")[1:] + [eos]
+    assert learnt == tokenizer.encode("Hello Anna")[1:] + [eos] + tokenizer.encode("Fine")[1:] + [
+        eos
+    ]
     tokens, labels = dialogues.pack([messages] * 3, tokenizer, 99, 10, answers_only=True)
     flat, used = tokens.flatten().tolist(), tokens.numel()
     assert flat == (ids * 3)[:used]
     following = zip((ids * 3)[1:], (is_answer * 3)[1:])
-    assert labels.flatten().tolist() == [token if answer else -100 for token, answer in following][:used]
+    assert (
+        labels.flatten().tolist()
+        == [token if answer else -100 for token, answer in following][:used]
+    )
 
 
 def turn(speaker, text):
@@ -175,12 +215,17 @@ def test_sharegpt_records(tmp_path):
     ]
     skipped = Counter()
     for indent in (None, 2):
-        (tmp_path / "d.json").write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
+        (tmp_path / "d.json").write_text(
+            json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8"
+        )
         for block in (1, 7, 2**20):
             skipped.clear()
             read = [item for item in dialogues._json_list(tmp_path / "d.json", block)]
             assert read == records
-        assert list(dialogues.read_sharegpt(tmp_path / "d.json", skipped)) == [["a", "b"], ["d", "é\n]}"]]
+        assert list(dialogues.read_sharegpt(tmp_path / "d.json", skipped)) == [
+            ["a", "b"],
+            ["d", "é\n]}"],
+        ]
         assert skipped == {
             "no question with an answer": 2,
             "human and gpt do not take turns": 2,
@@ -207,14 +252,20 @@ def test_soft_on_sharegpt_data(tiny, tmp_path, capsys):
     said = capsys.readouterr().err
     assert "records passed over: 5 (not a list of conversations" in said
     tokenizer = Tokenizer(tiny / "tokenizer.model")
-    rows, _ = dialogues.pack([["Hello", "Good morning " * 40]] * 5, tokenizer, None, 48, answers_only=True)
-    assert int(re.search(r"step (\d+)/\1 ", said)[1]) == len(rows) * 3 // 4  # three epochs by default
+    rows, _ = dialogues.pack(
+        [["Hello", "Good morning " * 40]] * 5, tokenizer, None, 48, answers_only=True
+    )
+    assert (
+        int(re.search(r"step (\d+)/\1 ", said)[1]) == len(rows) * 3 // 4
+    )  # three epochs by default
     assert load_model(tmp_path / "draft").config.exit_layers == (1, 2, 3)
 
 
 def test_killed_training_never_leaves_a_folder_that_loads(tiny, tmp_path, monkeypatch):
     """SIGKILL at random, resume, and again: nothing loads until it is done, and then it is what one run gives."""
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step, so that most kills hit one
+    monkeypatch.setattr(
+        fit, "CHECKPOINT_SECONDS", -1
+    )  # after every step, so that most kills hit one
 
     def arguments(name):
         return ["soft", "--init", str(tiny), "--layers", "2", "--exits", "1,2", "--out", str(tmp_path / name),
@@ -255,7 +306,10 @@ def test_user_errors(tiny, tmp_path, capsys):
         (["--teacher", str(tmp_path / "nowhere")], "no model folder"),
         (["--exits", "1,2"], "the last exit must be the last of the 3 layers"),
         (["--length", "65"], "rows of 65 tokens are longer than the context of"),
-        (["--teacher", str(tmp_path / "short")], "rows of 48 tokens are longer than the context of"),
+        (
+            ["--teacher", str(tmp_path / "short")],
+            "rows of 48 tokens are longer than the context of",
+        ),
         (["--data", str(tmp_path / "nested.json")], "is not ShareGPT JSON"),
     ):
         assert soft(tiny, tmp_path / "draft", *arguments) == 2, arguments
@@ -263,8 +317,26 @@ def test_user_errors(tiny, tmp_path, capsys):
         assert message in error and error.count("\n") == 1, error
     assert not (tmp_path / "draft").exists()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for taken in (tmp_path, tmp_path / "bad.json"):  # asked before any work: the data are not even read
-        assert train.main(["soft", "--init", str(tiny), "--layers", "3", "--exits", "1,2,3", "--out", str(taken)]) == 2
+    for taken in (
+        tmp_path,
+        tmp_path / "bad.json",
+    ):  # asked before any work: the data are not even read
+        assert (
+            train.main(
+                [
+                    "soft",
+                    "--init",
+                    str(tiny),
+                    "--layers",
+                    "3",
+                    "--exits",
+                    "1,2,3",
+                    "--out",
+                    str(taken),
+                ]
+            )
+            == 2
+        )
         error = capsys.readouterr().err
         assert "name another" in error and error.count("\n") == 1, error
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -274,14 +346,27 @@ def test_soft_takes_the_template_of_the_model(tiny, tmp_path, monkeypatch):
     """A Llama-2 folder's dialogues are packed with [INST]; what is learnt is what the model is to write after it."""
     tiny = tiny.rename(tiny.with_name("Llama-2-tiny-chat"))
     packed = []
-    monkeypatch.setattr(nested, "train_and_save", lambda model, exits, tokens, labels, *_: packed.append((tokens, labels)))
-    (tmp_path / "d.json").write_text(json.dumps([{"conversations": [turn("human", "Hi"), turn("gpt", "Yes. ")] * 9}]))
+    monkeypatch.setattr(
+        nested,
+        "train_and_save",
+        lambda model, exits, tokens, labels, *_: packed.append((tokens, labels)),
+    )
+    (tmp_path / "d.json").write_text(
+        json.dumps([{"conversations": [turn("human", "Hi"), turn("gpt", "Yes. ")] * 9}])
+    )
     assert soft(tiny, tmp_path / "draft", "--data", str(tmp_path / "d.json"), "--length", "20") == 0
     tokenizer = Tokenizer(tiny / "tokenizer.model")
     [(tokens, labels)] = packed
-    assert tokens.flatten().tolist() == tokenizer.encode_chat(["Hi", "Yes. "] * 8 + ["Hi"], "llama-2")[: tokens.numel()]
+    assert (
+        tokens.flatten().tolist()
+        == tokenizer.encode_chat(["Hi", "Yes. "] * 8 + ["Hi"], "llama-2")[: tokens.numel()]
+    )
     one = tokenizer.encode_chat(["Hi", "Yes. ", "Hi"], "llama-2")
-    answer = one[len(tokenizer.encode_chat(["Hi"], "llama-2")) : -len(tokenizer.encode_chat(["Hi"], "llama-2"))]
+    answer = one[
+        len(tokenizer.encode_chat(["Hi"], "llama-2")) : -len(
+            tokenizer.encode_chat(["Hi"], "llama-2")
+        )
+    ]
     learnt = [label for label in labels.flatten().tolist() if label != -100]
     assert learnt[: 2 * len(answer)] == answer * 2 and tokenizer.decode(answer) == "Yes. "
 
@@ -313,21 +398,35 @@ def test_miniature_shapes_have_the_stated_proportions():
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_a_copying_start(kv_heads):
     """Before any training, what stands in the prompt is about one standard deviation likelier than what does not."""
-    order = torch.randperm(family.VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).view(16, 64)
+    order = torch.randperm(family.VOCAB_SIZE, generator=torch.Generator().manual_seed(0)).view(
+        16, 64
+    )
     with torch.inference_mode():
-        logits = family.initialise(family.shape(8, 128, 4, kv_heads), 1, copying=True)(order)[:, -1]  # (16, V)
+        logits = family.initialise(family.shape(8, 128, 4, kv_heads), 1, copying=True)(order)[
+            :, -1
+        ]  # (16, V)
     seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, True)
-    logits, earlier = logits / logits.std(), seen.scatter(1, order[:, -1:], False)  # the last token itself apart
+    logits, earlier = (
+        logits / logits.std(),
+        seen.scatter(1, order[:, -1:], False),
+    )  # the last token itself apart
     assert logits[earlier].mean() > logits[~seen].mean() + 0.5
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, on smaller shapes: every member loads, a second run with --resume keeps all."""
     small = family.shape(5, 64, 2, 1)
-    monkeypatch.setattr(family, "TARGETS", {name: (small, 0.01, 1e-3, True) for name in family.TARGETS})
+    monkeypatch.setattr(
+        family, "TARGETS", {name: (small, 0.01, 1e-3, True) for name in family.TARGETS}
+    )
     monkeypatch.setattr(family, "DRAFT_TOKENS", 0.01)
     assert train.main(["mini", "--out", str(tmp_path)]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mini-13b", "mini-70b", "mini-7b", "mini-draft"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mini-13b",
+        "mini-70b",
+        "mini-7b",
+        "mini-draft",
+    ]
     for name in family.TARGETS:
         assert load_model(tmp_path / name).config == small
     draft = load_model(tmp_path / "mini-draft")
@@ -337,7 +436,9 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert train.main(["mini", "--out", str(tmp_path), "--resume"]) == 0
     assert capsys.readouterr().err == ""
-    (tmp_path / "mini-70b" / "notes.txt").write_text("mine")  # in the way of the last member: said before the first
+    (tmp_path / "mini-70b" / "notes.txt").write_text(
+        "mine"
+    )  # in the way of the last member: said before the first
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert train.main(["mini", "--out", str(tmp_path)]) == 2
     assert "mini-70b is not empty and holds what was not written here" in capsys.readouterr().err

@@ -39,7 +39,9 @@ def test_the_examples_of_the_docstrings():
     tree = TokenTree(torch.tensor([7, 8, 9, 10, 11]), torch.tensor([-1, -1, 0, 0, 2]))
     attention = TreeAttention(2, 5, "cpu", torch.float32)
     attention.set_tree(tree.ancestors)
-    seen = lambda mask: [" ".join("x" if place == 0 else "." for place in row) for row in mask.tolist()]  # noqa: E731
+    seen = lambda mask: [
+        " ".join("x" if place == 0 else "." for place in row) for row in mask.tolist()
+    ]  # noqa: E731
     positions, mask = attention.span(5, 4, 8)
     assert positions.tolist() == [4, 5, 5, 6]
     drawn = TreeAttention.__doc__
@@ -47,11 +49,19 @@ def test_the_examples_of_the_docstrings():
         assert f"{place}       {row}  " in drawn
     for place, row, whole in zip("e012", seen(mask), seen(widened(mask, 8))):
         assert f"{place}       {row}  " in drawn and f"{place}   {whole[:8]} {whole[8:]}" in drawn
-    rows = [line.split()[-5:] for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 4"))]
-    assert rows == [[str(j) if seen else "." for j, seen in enumerate(row)] for row in tree.ancestors.tolist()]
+    rows = [
+        line.split()[-5:]
+        for line in ancestor_mask.__doc__.splitlines()
+        if line.endswith((" .", " 4"))
+    ]
+    assert rows == [
+        [str(j) if seen else "." for j, seen in enumerate(row)] for row in tree.ancestors.tolist()
+    ]
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (4, 2, 2, 1), (3, 1, 1, 1), (2, 4, 3, 1, 1), (5,), ()])
+@pytest.mark.parametrize(
+    "widths", [(1, 1, 1), (4, 2, 2, 1), (3, 1, 1, 1), (2, 4, 3, 1, 1), (5,), ()]
+)
 def test_k_config_numbers_its_nodes_level_by_level(widths):
     shape = KConfig(widths)
     levels, frontier, parents = [], [-1], []
@@ -78,7 +88,11 @@ def test_attention_rows_are_slices_of_one_table(seed):
         positions, mask = attention.span(n, start, end)
         depths = [len(path_of(parents, node)) - 1 for node in range(nodes)]
         expected = [*range(n), *(n + depth for depth in depths)][start:end]
-        assert list(range(start, end)) == expected if positions is None else positions.tolist() == expected
+        assert (
+            list(range(start, end)) == expected
+            if positions is None
+            else positions.tolist() == expected
+        )
         allowed = torch.zeros(end, end, dtype=torch.bool)
         for i in range(n):
             allowed[i, : i + 1] = True
@@ -97,7 +111,9 @@ def test_attention_rows_are_slices_of_one_table(seed):
             assert mask.untyped_storage().data_ptr() == storage  # a view, not a copy
 
 
-@pytest.mark.parametrize("widths", [(1,) * 8, (4, 2, 2, 1), (2, 4, 3, 1, 1), (6, 1, 1, 1, 1, 1), (3, 3, 3)])
+@pytest.mark.parametrize(
+    "widths", [(1,) * 8, (4, 2, 2, 1), (2, 4, 3, 1, 1), (6, 1, 1, 1, 1, 1), (3, 3, 3)]
+)
 def test_a_draft_that_stops_early_is_a_leading_slice(widths):
     """The dynamic sliced mask: the table of the whole shape, cut, is the table built for the small tree directly."""
     whole = TreeAttention(20, KConfig(widths).size, "cpu", torch.float32)
@@ -109,7 +125,9 @@ def test_a_draft_that_stops_early_is_a_leading_slice(widths):
         assert torch.equal(shape.parents(), KConfig(widths).parents()[: shape.size])
         for n in (1, 7, 20):
             for start in {0, n - 1, n, n + shape.size - 1}:
-                for sliced, direct in zip(whole.span(n, start, n + shape.size), small.span(n, start, n + shape.size)):
+                for sliced, direct in zip(
+                    whole.span(n, start, n + shape.size), small.span(n, start, n + shape.size)
+                ):
                     assert (sliced is direct is None) or torch.equal(sliced, direct)
 
 
@@ -140,7 +158,9 @@ def test_target_sees_every_node_as_the_end_of_a_chain(seed):
 
 
 def random_tree(rng, size):
-    tokens = torch.tensor([rng.randrange(4) for _ in range(size)])  # few tokens, so that siblings are often equal
+    tokens = torch.tensor(
+        [rng.randrange(4) for _ in range(size)]
+    )  # few tokens, so that siblings are often equal
     return TokenTree(tokens, torch.tensor(random_parents(rng, size)))
 
 
@@ -159,12 +179,24 @@ def test_no_tensor_grows_with_the_square_of_the_context(monkeypatch):
     largest = {}
     for length in (256, 1024):
         options = dict(eos_token_ids=(), max_position_embeddings=2 * length, num_hidden_layers=3)
-        target, drafter = random_llama(0, **options), random_llama(1, **options, exit_layers=(1, 2, 3))
-        prompt = torch.randint(0, 61, (length - 40,), generator=torch.Generator().manual_seed(0)).tolist()
+        target, drafter = (
+            random_llama(0, **options),
+            random_llama(1, **options, exit_layers=(1, 2, 3)),
+        )
+        prompt = torch.randint(
+            0, 61, (length - 40,), generator=torch.Generator().manual_seed(0)
+        ).tolist()
         expected = generate(target, prompt, method="ar", max_new_tokens=30).tokens
         for method in ("s2d", "s2d-tree"):
             with LargestTensor() as seen:
-                output = generate(target, prompt, draft=drafter, method=method, thresholds=(0.3, 0.4, 0.0), max_new_tokens=30)
+                output = generate(
+                    target,
+                    prompt,
+                    draft=drafter,
+                    method=method,
+                    thresholds=(0.3, 0.4, 0.0),
+                    max_new_tokens=30,
+                )
             assert output.tokens == expected
             largest[method, length] = seen.largest
     for method in ("s2d", "s2d-tree"):
@@ -178,8 +210,10 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         result = function(*arguments, **(options or {}))
-        sizes = [t.numel() for t in (result if isinstance(result, tuple | list) else [result]) if isinstance(t, torch.Tensor)]
+        sizes = [
+            t.numel()
+            for t in (result if isinstance(result, tuple | list) else [result])
+            if isinstance(t, torch.Tensor)
+        ]
         self.largest = max(self.largest, *sizes, 0)
         return result
-
-

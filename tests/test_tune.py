@@ -21,7 +21,16 @@ from s2d.decision import fingerprint
 from s2d.sampling import Sampler, Sampling
 from s2d.train import __main__ as train
 from s2d.tune.chances import BINS, CENTRES, EDGES, Chances, Level, Visit, bin_of
-from s2d.tune.costs import LARGEST, ROWS, Costs, cheapest_growth, flat_costs, kept_costs, read_costs, write_costs
+from s2d.tune.costs import (
+    LARGEST,
+    ROWS,
+    Costs,
+    cheapest_growth,
+    flat_costs,
+    kept_costs,
+    read_costs,
+    write_costs,
+)
 from s2d.tune.measuring import measure, rising
 from s2d.tune.tuner import IDLE, SAVINGS, Tuner
 from s2d.weights import save_model
@@ -35,7 +44,15 @@ def random_costs(rng, exits):
         return (rng.choice([0.05, 1.0, 5.0]) * rng.random() + 1e-3 + steps).tolist()
 
     target, segments, look = line(), [line() for _ in range(exits)], line()
-    return Costs("a test", [8, 64], [target] * 2, [segments] * 2, [look] * 2, *rng.random(2).tolist(), rng.random(2).tolist())
+    return Costs(
+        "a test",
+        [8, 64],
+        [target] * 2,
+        [segments] * 2,
+        [look] * 2,
+        *rng.random(2).tolist(),
+        rng.random(2).tolist(),
+    )
 
 
 class Reckless(Tuner):
@@ -96,25 +113,46 @@ def error_of(kind, salt, kept, length, monkeypatch):
 
     By every way that chance can fall in drafting and verifying, through ``generate`` itself.
     """
-    sizes = {"vocab_size": 4, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "eos_token_ids": ()}
-    target, draft = (random_llama(seed, scale=0.5, exit_layers=(1, 3), thresholds=(0.6, 0.0), **sizes) for seed in (0, 1))
+    sizes = {
+        "vocab_size": 4,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+        "eos_token_ids": (),
+    }
+    target, draft = (
+        random_llama(seed, scale=0.5, exit_layers=(1, 3), thresholds=(0.6, 0.0), **sizes)
+        for seed in (0, 1)
+    )
     if kept is not None:
         draft.keep_tokens(kept)
     seen = set()
 
     def decide(sampler):
         monkeypatch.setattr(decode, "Sampler", lambda seed, device: sampler)
-        tuner = kind(random_costs(np.random.default_rng(salt), 2), (1, 3), vocabulary=draft.draft_vocabulary, salt=salt)
+        tuner = kind(
+            random_costs(np.random.default_rng(salt), 2),
+            (1, 3),
+            vocabulary=draft.draft_vocabulary,
+            salt=salt,
+        )
         return generate(target, [3, 1], draft=draft, method="auto", tuner=tuner, max_new_tokens=length, temperature=1.0,
                         on_step=lambda step: seen.add((tuner.drawn, *step.proposal.level_sizes))).tokens  # fmt: skip
 
     monkeypatch.setattr("enumeration.EveryOutcome", EveryDraw)
-    joint, expected = torch.zeros((4,) * length, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    joint, expected = (
+        torch.zeros((4,) * length, dtype=torch.float64),
+        torch.ones((), dtype=torch.float64),
+    )
     for tokens, chance in enumerate_outcomes(decide):
         joint[tuple(tokens)] += chance
     for place in range(length):
-        prefixes = torch.tensor([[3, 1, *prefix] for prefix in itertools.product(range(4), repeat=place)])
-        expected = expected[..., None] * target(prefixes)[:, -1].softmax(dim=-1).view((4,) * (place + 1))
+        prefixes = torch.tensor(
+            [[3, 1, *prefix] for prefix in itertools.product(range(4), repeat=place)]
+        )
+        expected = expected[..., None] * target(prefixes)[:, -1].softmax(dim=-1).view(
+            (4,) * (place + 1)
+        )
     return (joint - expected).abs().max().item(), seen
 
 
@@ -133,16 +171,33 @@ def test_greedy_text_is_the_targets_and_the_same_history_gives_the_same_again(te
         rng = np.random.default_rng(seed)
         eos = () if seed % 3 else (2, 7, 11)
         exits = [(4,), (1, 4), (1, 2, 4)][seed % 3]
-        target = random_llama(seed, scale=0.2, eos_token_ids=eos, max_position_embeddings=48 if seed % 4 else 128)
-        draft = random_llama(seed, scale=0.2, eos_token_ids=eos, exit_layers=exits, thresholds=(0.5,) * (len(exits) - 1) + (0.0,))
+        target = random_llama(
+            seed, scale=0.2, eos_token_ids=eos, max_position_embeddings=48 if seed % 4 else 128
+        )
+        draft = random_llama(
+            seed,
+            scale=0.2,
+            eos_token_ids=eos,
+            exit_layers=exits,
+            thresholds=(0.5,) * (len(exits) - 1) + (0.0,),
+        )
         for parameter in draft.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
+            parameter += 0.02 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(seed)
+            )
         if seed % 2:
-            draft.keep_tokens(torch.randperm(61, generator=torch.Generator().manual_seed(seed))[:40].sort().values)
+            draft.keep_tokens(
+                torch.randperm(61, generator=torch.Generator().manual_seed(seed))[:40].sort().values
+            )
         costs, runs = random_costs(rng, len(exits)), []
         for _ in range(2):
             kind = Reckless if seed % 5 == 4 else Tuner
-            tuner = kind(costs, exits, vocabulary=draft.draft_vocabulary, **({"salt": seed} if kind is Reckless else {}))
+            tuner = kind(
+                costs,
+                exits,
+                vocabulary=draft.draft_vocabulary,
+                **({"salt": seed} if kind is Reckless else {}),
+            )
             plans = []
             runs.append([generate(target, [3, 1, 4], draft=draft, method="auto", tuner=tuner, max_new_tokens=60, seed=number,
                                   temperature=temperature,
@@ -158,10 +213,21 @@ def test_greedy_text_is_the_targets_and_the_same_history_gives_the_same_again(te
 
 def test_a_table_is_read_between_its_sizes_and_its_lengths():
     target = [[1.0 + rows for rows in ROWS], [2.0 + 2 * rows for rows in ROWS]]
-    costs = Costs("", [0, 100], target, [[[0.5] * len(ROWS)], [[0.5] * len(ROWS)]], target, 0.0, 0.0, [0.1, 0.2])
+    costs = Costs(
+        "",
+        [0, 100],
+        target,
+        [[[0.5] * len(ROWS)], [[0.5] * len(ROWS)]],
+        target,
+        0.0,
+        0.0,
+        [0.1, 0.2],
+    )
     found, segments, look = costs.at(50)
     assert np.array_equal(found, look)
-    assert np.allclose(found[1 : LARGEST + 2], 1.5 + 1.5 * np.arange(1, LARGEST + 2)) and segments.shape == (1, LARGEST + 2)
+    assert np.allclose(
+        found[1 : LARGEST + 2], 1.5 + 1.5 * np.arange(1, LARGEST + 2)
+    ) and segments.shape == (1, LARGEST + 2)
     assert np.allclose(costs.at(200)[0][7], 3 + 3 * 7)
     stairs = np.array([0, 1, 1, 1, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 6], dtype=float)
     growth = cheapest_growth(stairs)
@@ -179,7 +245,9 @@ def test_chances_are_means_that_forget():
     assert chances.chance("first", 1, 9) == CENTRES[9] == pytest.approx((EDGES[8] + EDGES[9]) / 2)
     for grade in (1.0, 0.0, 1.0):
         chances.count("first", 1, 9, grade)
-    assert chances.chance("first", 1, 9) == pytest.approx((CENTRES[9] + 2) / 4)  # at face value once, then what was seen
+    assert chances.chance("first", 1, 9) == pytest.approx(
+        (CENTRES[9] + 2) / 4
+    )  # at face value once, then what was seen
     assert chances.chance("first", 0, 9) == CENTRES[9]
     for _ in range(500):
         chances.count("first", 1, 9, 0.25)
@@ -198,13 +266,23 @@ def test_every_place_is_graded_at_every_exit_it_went_through():
         most = 99
 
         def learn(self, slots, tokens, p=None):
-            records.append((list(self.levels), [list(level.taken) for level in self.levels], slots, tokens))
+            records.append(
+                (list(self.levels), [list(level.taken) for level in self.levels], slots, tokens)
+            )
             super().learn(slots, tokens, p)
 
     records, steps = [], []
     tuner = Open(random_costs(np.random.default_rng(0), 3), (1, 2, 4), salt=3)
     tuner.chances["greedy"].memory = math.inf
-    generate(target, [3, 1, 4], draft=draft, method="auto", tuner=tuner, max_new_tokens=110, on_step=steps.append)
+    generate(
+        target,
+        [3, 1, 4],
+        draft=draft,
+        method="auto",
+        tuner=tuner,
+        max_new_tokens=110,
+        on_step=steps.append,
+    )
     counted, pairs, after, text = np.zeros((3, BINS, 2)), np.zeros((3, 3, BINS, 2)), [], [3, 1, 4]
     for (levels, _, slots, emitted), step in zip(records, steps):
         for place, token in enumerate(emitted):
@@ -229,10 +307,14 @@ def test_every_place_is_graded_at_every_exit_it_went_through():
     for i in range(3):
         own = chances.row["first"] + i
         assert [weight - 1 for weight in chances.weighs[own]] == counted[i, :, 0].tolist()
-        assert np.allclose(chances.table[own], (counted[i, :, 1] + CENTRES) / (counted[i, :, 0] + 1))
+        assert np.allclose(
+            chances.table[own], (counted[i, :, 1] + CENTRES) / (counted[i, :, 0] + 1)
+        )
         for j in range(i + 1, 3):
             both = chances.row["deeper"] + 3 * i + j
-            assert np.allclose(chances.table[both], (pairs[i, j, :, 1] + CENTRES) / (pairs[i, j, :, 0] + 1))
+            assert np.allclose(
+                chances.table[both], (pairs[i, j, :, 1] + CENTRES) / (pairs[i, j, :, 0] + 1)
+            )
     assert counted[:, :, 0].sum() > 60 and pairs[:, :, :, 0].sum() > 20 and len(after) > 10
     assert chances.chance("after") == pytest.approx((0.6 + sum(after)) / (1 + len(after)))
 
@@ -246,18 +328,28 @@ def test_above_zero_everything_is_graded_by_the_chance_it_had():
     chances.memory = math.inf
     chances.count_sampled(levels, [(0, 0), (1, 0)], p, Sampling(1.0, 1.0, False, None), None)
     assert chances.chance("first", 0, 11) == pytest.approx((CENTRES[11] + 0.2 + 0.1) / 3)
-    assert chances.chance("drawn", 0, 11) == pytest.approx((CENTRES[11] + (0.2 + 0.2 + 0.2) + (0.1 + 0.1 + 0.2)) / 3)
-    assert chances.chance("token", 0, 6) == pytest.approx((CENTRES[6] + 1.0) / 2)  # min(1, 0.5 / 0.2)
+    assert chances.chance("drawn", 0, 11) == pytest.approx(
+        (CENTRES[11] + (0.2 + 0.2 + 0.2) + (0.1 + 0.1 + 0.2)) / 3
+    )
+    assert chances.chance("token", 0, 6) == pytest.approx(
+        (CENTRES[6] + 1.0) / 2
+    )  # min(1, 0.5 / 0.2)
     assert chances.chance("other", 0, 6) == pytest.approx((CENTRES[6] + 0.5) / 2)
     assert chances.chance("next_drawn", 0, 6) == pytest.approx((0.6 + 0.4) / 2)
-    assert chances.chance("root_drawn") == pytest.approx((0.6 + 0.6) / 2) and chances.chance("after") == pytest.approx((0.6 + 0.1) / 2)
+    assert chances.chance("root_drawn") == pytest.approx((0.6 + 0.6) / 2) and chances.chance(
+        "after"
+    ) == pytest.approx((0.6 + 0.1) / 2)
 
 
 def a_tuner(rng, temperature=0.0, exits=3):
     tuner = Tuner(random_costs(rng, exits), tuple(range(1, exits + 1)))
     chances = tuner.chances["greedy" if temperature == 0 else "sampled"]
     chances.table = [[float(x) for x in np.sort(rng.random(BINS))] for _ in chances.table]
-    tuner.tokens, tuner.milliseconds, tuner.level_ms = 1.0, float(rng.uniform(0.3, 6)), float(rng.uniform(0.05, 2))
+    tuner.tokens, tuner.milliseconds, tuner.level_ms = (
+        1.0,
+        float(rng.uniform(0.3, 6)),
+        float(rng.uniform(0.05, 2)),
+    )
     tuner.start(20, Sampling(temperature, 1.0, False, Sampler(0, "cpu")))
     return tuner
 
@@ -282,13 +374,17 @@ def test_the_decisions_are_the_rules():
         chances, rate = tuner.now, tuner.rate
         target, segments, look = tuner.costs.at(20)
         again, level_price = chances.chance("after"), rate * (tuner.level_ms + tuner.growth[1])
-        assert tuner.value(0.7) == pytest.approx(slow_value(tuner, 0.7, again, level_price), abs=1e-9)
+        assert tuner.value(0.7) == pytest.approx(
+            slow_value(tuner, 0.7, again, level_price), abs=1e-9
+        )
         sure = float(rng.random())
         own, price, deeper = chances.chance("first", 0, bin_of(sure)), 0.0, False
         for exit in (1, 2):
             price += rate * (segments[exit][1] + look[1])
             better = chances.chance("deeper", exit, bin_of(sure))
-            gain = slow_value(tuner, better, again, level_price) - slow_value(tuner, own, again, level_price)
+            gain = slow_value(tuner, better, again, level_price) - slow_value(
+                tuner, own, again, level_price
+            )
             deeper |= gain > price
         assert tuner.enough(0, [sure], [5], None, [1, 1, 1]) == (not deeper)
         decided["deeper"].add(deeper)
@@ -312,10 +408,18 @@ def test_the_decisions_are_the_rules():
         assert tuner.expand() == order[:count]
         decided["expand"].add(count)
         kept, plan = tuner.send()
-        totals = [1 + sum(paths[each] for each in order[:n]) - rate * target[1 + n] for n in range(7)]
-        assert len(kept) == int(np.argmax(totals)) and plan["expected_tokens"] == pytest.approx(1 + sum(paths[each] for each in kept))
+        totals = [
+            1 + sum(paths[each] for each in order[:n]) - rate * target[1 + n] for n in range(7)
+        ]
+        assert len(kept) == int(np.argmax(totals)) and plan["expected_tokens"] == pytest.approx(
+            1 + sum(paths[each] for each in kept)
+        )
         decided["send"].add(len(kept))
-    assert decided["deeper"] == {True, False} and len(decided["expand"]) > 3 and len(decided["send"]) > 3
+    assert (
+        decided["deeper"] == {True, False}
+        and len(decided["expand"]) > 3
+        and len(decided["send"]) > 3
+    )
 
 
 def test_an_exit_is_passed_by_once_looks_at_it_have_saved_less_than_they_cost():
@@ -343,11 +447,19 @@ def test_an_exit_is_passed_by_once_looks_at_it_have_saved_less_than_they_cost():
 
 def test_catching_up_is_paid_out_of_what_an_exit_has_earned():
     """Beside a ledger: prompts of any length to read, after each of which the deeper exit is right so much more often."""
-    tuner, rng, earned, decided = Tuner(flat_costs(4.0, 0.1, 2), (1, 2)), np.random.default_rng(0), 0.0, set()
+    tuner, rng, earned, decided = (
+        Tuner(flat_costs(4.0, 0.1, 2), (1, 2)),
+        np.random.default_rng(0),
+        0.0,
+        set(),
+    )
     table = tuner.chances["greedy"]
     for _ in range(400):
         sure, better = sorted(rng.uniform(0.2, 1.0, 2))
-        table.table[table.row["first"]], table.table[table.row["deeper"] + 1] = [sure] * BINS, [better] * BINS
+        table.table[table.row["first"]], table.table[table.row["deeper"] + 1] = (
+            [sure] * BINS,
+            [better] * BINS,
+        )
         tuner.tokens, tuner.milliseconds, tuner.level_ms = 1.0, 4.0, 0.1
         tuner.start(10, Sampling(0.0, 1.0, False, None))
         behind = int(rng.choice([1, LARGEST * 40, LARGEST * 120]))
@@ -390,22 +502,38 @@ def test_a_drawn_chain_or_the_likeliest_by_what_they_bring():
 
 def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    target, draft = (
+        random_llama(0, eos_token_ids=()),
+        random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0)),
+    )
     options = dict(draft=draft, method="auto", max_new_tokens=12)
     first = generate(target, [3, 1], **options).tokens
     assert capsys.readouterr().err.count("measuring") == 1
-    assert generate(target, [3, 1], **options).tokens == first == generate(target, [3, 1], method="ar", max_new_tokens=12).tokens
+    assert (
+        generate(target, [3, 1], **options).tokens
+        == first
+        == generate(target, [3, 1], method="ar", max_new_tokens=12).tokens
+    )
     assert "measuring" not in capsys.readouterr().err
     (file,) = (tmp_path / "cache" / "s2d").glob("costs-*.json")
     costs = read_costs(file, 2)
     assert kept_costs(costs.made_for, 2) == costs and kept_costs("another machine", 2) is None
-    assert np.diff(costs.target, axis=0).min() >= 0 and np.diff(costs.target, axis=1).min() >= 0 and np.min(costs.segments) >= 0
-    torch.set_num_threads(3 - torch.get_num_threads())  # another number of threads is another machine
+    assert (
+        np.diff(costs.target, axis=0).min() >= 0
+        and np.diff(costs.target, axis=1).min() >= 0
+        and np.min(costs.segments) >= 0
+    )
+    torch.set_num_threads(
+        3 - torch.get_num_threads()
+    )  # another number of threads is another machine
     try:
         generate(target, [3, 1], **options)
     finally:
         torch.set_num_threads(3 - torch.get_num_threads())
-    assert capsys.readouterr().err.count("measuring") == 1 and len(list((tmp_path / "cache" / "s2d").iterdir())) == 2
+    assert (
+        capsys.readouterr().err.count("measuring") == 1
+        and len(list((tmp_path / "cache" / "s2d").iterdir())) == 2
+    )
     file.write_text("{}")
     generate(target, [3, 1], **options)  # a damaged table of ours is measured anew
     assert capsys.readouterr().err.count("measuring") == 1 and read_costs(file, 2)
@@ -416,7 +544,13 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     damages = [{"contexts": [1, 1]}, {"contexts": [0, 1, 2]}, {"target": []}, {"target": [line, [0.0] * len(ROWS)]}, {"step": -1}, {"look": [line]},
                {"target": [line, [math.nan] * len(ROWS)]}, {"segments": [[line, line], [line]]}, {"segments": [line, line]},
                {"step": [1, 10**400]}, {"step": [1, math.inf]}, {"made_for": 3}, {"step": [1]}, {"drawn": None}, {"start": -1}, {"contexts": ["a", "b"]}]  # fmt: skip
-    for text in ("{}", "[1]", "nonsense", "\u00e9", *(json.dumps(whole | damage) for damage in damages)):
+    for text in (
+        "{}",
+        "[1]",
+        "nonsense",
+        "\u00e9",
+        *(json.dumps(whole | damage) for damage in damages),
+    ):
         mine.write_text(text)
         with pytest.raises(ValueError, match="holds no table of costs"):
             tune.tuner_for(generate, target, draft, (2, 4), mine)
@@ -433,7 +567,10 @@ def test_costs_are_measured_once_and_kept(tmp_path, monkeypatch, capsys):
 
 def test_measuring_finds_what_is_slow():
     """A target that waits for each row, and a draft that waits in its second segment."""
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    target, draft = (
+        random_llama(0, eos_token_ids=()),
+        random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0)),
+    )
     fast = type(target).run_layers
 
     def slow_target(hidden, *rest, **more):
@@ -455,7 +592,9 @@ def test_measuring_finds_what_is_slow():
 def test_measuring_in_short_contexts(context):
     """A draft whose own is shorter than the target's, where hardly a draft fits: a table all the same, or one clear line."""
     target = random_llama(0, eos_token_ids=())
-    draft = random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0), max_position_embeddings=context)
+    draft = random_llama(
+        1, exit_layers=(2, 4), thresholds=(0.5, 0.0), max_position_embeddings=context
+    )
     if context == 3:
         with pytest.raises(ValueError, match="too soon to measure"):
             measure(generate, target, draft, (2, 4))
@@ -466,33 +605,59 @@ def test_measuring_in_short_contexts(context):
 
 def test_a_compiled_model_may_measure_within_a_generation(monkeypatch):
     """Where a model has one cache for all generations, as on a GPU, none is begun before what it needs is measured."""
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    target, draft = (
+        random_llama(0, eos_token_ids=()),
+        random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0)),
+    )
     expected, caches = generate(target, [3] * 20, method="ar", max_new_tokens=20).tokens, {}
 
     def one_cache(capacity, start=0, stop=None, *rest):
-        cache = caches.setdefault((start, stop), type(target).new_cache(target, 200, start, stop, *rest))
+        cache = caches.setdefault(
+            (start, stop), type(target).new_cache(target, 200, start, stop, *rest)
+        )
         cache.length = 0
         return cache
 
     target.new_cache = one_cache
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert generate(target, [3] * 20, draft=draft, method="auto", max_new_tokens=20).tokens == expected
+    assert (
+        generate(target, [3] * 20, draft=draft, method="auto", max_new_tokens=20).tokens == expected
+    )
 
 
 def test_chances_come_with_a_draft(tmp_path):
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    target, draft = (
+        random_llama(0, eos_token_ids=()),
+        random_llama(1, exit_layers=(2, 4), thresholds=(0.5, 0.0)),
+    )
     save_model(draft, tmp_path / "draft")
     counted = Chances(2)
     counted.count("first", 0, 3, 1.0)
     known = {fingerprint(target): {"greedy": [counted.weighs, counted.table]}, "another": {}}
     (tmp_path / "draft" / "chances.json").write_text(json.dumps(known))
     draft = load_model(tmp_path / "draft", dtype="float64")
-    tuner = Tuner(random_costs(np.random.default_rng(0), 2), (2, 4), tune.read_priors(draft, target, (2, 4)))
-    assert tuner.chances["greedy"].table == counted.table and tuner.chances["sampled"].table == Chances(2).table
-    assert tune.read_priors(draft, target, (4,)) == {} == tune.read_priors(draft, random_llama(5), (2, 4))
+    tuner = Tuner(
+        random_costs(np.random.default_rng(0), 2), (2, 4), tune.read_priors(draft, target, (2, 4))
+    )
+    assert (
+        tuner.chances["greedy"].table == counted.table
+        and tuner.chances["sampled"].table == Chances(2).table
+    )
+    assert (
+        tune.read_priors(draft, target, (4,))
+        == {}
+        == tune.read_priors(draft, random_llama(5), (2, 4))
+    )
     save_model(draft, tmp_path / "again")
     assert load_model(tmp_path / "again").chances == draft.chances
-    for damaged in ([[1]], [[[10**400] * BINS] * len(counted.table)] * 2, [counted.weighs, [[2.0] * BINS] * len(counted.table)], "text", [[None]], {"a": 1}):
+    for damaged in (
+        [[1]],
+        [[[10**400] * BINS] * len(counted.table)] * 2,
+        [counted.weighs, [[2.0] * BINS] * len(counted.table)],
+        "text",
+        [[None]],
+        {"a": 1},
+    ):
         draft.chances[fingerprint(target)] = {"greedy": damaged}
         with pytest.raises(ValueError, match="count them again"):
             tune.read_priors(draft, target, (2, 4))
@@ -510,7 +675,16 @@ def test_it_takes_no_knobs(options):
 
 def test_run_explains_every_step(tmp_path, capsys):
     """--json says what was decided and why; the table is written where --costs says, and read from there."""
-    arguments = ["--target", "7b", "--method", "auto", "--costs", tmp_path / "new" / "costs.json", "--max-new-tokens", 24]
+    arguments = [
+        "--target",
+        "7b",
+        "--method",
+        "auto",
+        "--costs",
+        tmp_path / "new" / "costs.json",
+        "--max-new-tokens",
+        24,
+    ]
     assert program(run.main, *arguments, "--json") == 0
     first, said = capsys.readouterr()
     answer = json.loads(first)
@@ -518,8 +692,20 @@ def test_run_explains_every_step(tmp_path, capsys):
     assert sum(plan["tokens"] for plan in answer["plans"]) == len(answer["tokens"])
     assert [plan["tokens"] for plan in answer["plans"]] == answer["stats"]["accept_lengths"]
     for plan in answer["plans"]:
-        assert set(plan) == {"exits", "nodes", "expected_tokens", "expected_ms", "alone_ms", "rate", "drawn", "tokens", "ms"}
-        assert len(plan["exits"]) == len(plan["nodes"]) and 1 <= plan["expected_tokens"] <= 1 + sum(plan["nodes"])
+        assert set(plan) == {
+            "exits",
+            "nodes",
+            "expected_tokens",
+            "expected_ms",
+            "alone_ms",
+            "rate",
+            "drawn",
+            "tokens",
+            "ms",
+        }
+        assert len(plan["exits"]) == len(plan["nodes"]) and 1 <= plan["expected_tokens"] <= 1 + sum(
+            plan["nodes"]
+        )
     assert program(run.main, *arguments, "--json") == 0
     again, said = capsys.readouterr()
     again = json.loads(again)
@@ -538,9 +724,15 @@ def test_mistakes_are_one_line(tmp_path, capsys):
                       ["--method", "auto", "--init", "target"], ["--method", "auto", "--temperature", "-1", "--costs", tmp_path / "no"], ["--method", "auto", "--thresholds", ".5,.5,0"]):  # fmt: skip
         assert program(run.main, "--target", "7b", *arguments) == 2
         last = capsys.readouterr().err.splitlines()[-1]
-        assert last.startswith("run.py: ") and ("auto" in last or "table of costs" in last or "temperature" in last), last
+        assert last.startswith("run.py: ") and (
+            "auto" in last or "table of costs" in last or "temperature" in last
+        ), last
         assert not (tmp_path / "no").exists()
-    for arguments in (["--costs", tmp_path / "none.json"], ["--costs", tmp_path / "bad.json"], ["--limit", 0]):
+    for arguments in (
+        ["--costs", tmp_path / "none.json"],
+        ["--costs", tmp_path / "bad.json"],
+        ["--limit", 0],
+    ):
         assert program(bench.main, "simulate", "--target", WEIGHTS / "mini-7b", *arguments) == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -548,7 +740,17 @@ def test_mistakes_are_one_line(tmp_path, capsys):
 def test_counting_puts_a_target_beside_the_others(tmp_path, capsys):
     out = tmp_path / "chances.json"
     out.write_text('{"another": {}}')
-    command = ["chances", "--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft", "--prompts", 16, "--out", out]
+    command = [
+        "chances",
+        "--target",
+        WEIGHTS / "mini-7b",
+        "--draft",
+        WEIGHTS / "mini-draft",
+        "--prompts",
+        16,
+        "--out",
+        out,
+    ]
     assert program(train.main, *command) == 0
     known = json.loads(out.read_text())
     draft, target = load_model(WEIGHTS / "mini-draft"), load_model(WEIGHTS / "mini-7b")
@@ -556,12 +758,20 @@ def test_counting_puts_a_target_beside_the_others(tmp_path, capsys):
     draft.chances = known
     priors = tune.read_priors(draft, target, (2, 3, 4))
     assert set(priors) == {"greedy", "sampled"}
-    for kind, ways in (("greedy", ("first", "other", "next")), ("sampled", ("first", "other", "next", "drawn", "token", "next_drawn"))):
+    for kind, ways in (
+        ("greedy", ("first", "other", "next")),
+        ("sampled", ("first", "other", "next", "drawn", "token", "next_drawn")),
+    ):
         chances = Chances(3, priors[kind])
         for way, exit in itertools.product(ways, range(3)):
             weights = priors[kind][0][chances.row[way] + exit]
             assert sum(weights) > BINS + 10, (kind, way, exit)  # each was counted, at every exit
-        assert chances.table[chances.row["first"] + 2][-1] > 0.8 > 0.5 > chances.table[chances.row["first"] + 2][5]
+        assert (
+            chances.table[chances.row["first"] + 2][-1]
+            > 0.8
+            > 0.5
+            > chances.table[chances.row["first"] + 2][5]
+        )
     capsys.readouterr()
     assert program(train.main, *command[:5], "--prompts", 0) == 2
     assert program(train.main, *command, "--data", tmp_path / "none.jsonl") == 2
@@ -580,14 +790,28 @@ def test_the_simulation_is_of_what_was_drafted(capsys):
     records = simulate.run_through(target, draft, [prompt], 0.0, 40, options)
     stats = generate(target, prompt, draft=draft, max_new_tokens=40, **options).stats
     assert [record[0] for record in records] == stats.accept_lengths
-    assert simulate.speed(records, free, (2, 3, 4)) * 10 == pytest.approx(stats.mean_accepted_tokens)
+    assert simulate.speed(records, free, (2, 3, 4)) * 10 == pytest.approx(
+        stats.mean_accepted_tokens
+    )
     two = Costs("", [0, 512], [[0.0] * len(ROWS)] * 2, [[[1.0] * len(ROWS), [2.0] * len(ROWS), [4.0] * len(ROWS)]] * 2,
                 [[0.25] * len(ROWS)] * 2, 0.0, 0.0, [0.0, 0.0])  # fmt: skip
     passes = sum(stop > 0 for record in records for _, stop, _ in record[3])
     looks = sum(stop == 0 for record in records for _, stop, _ in record[3])
     assert looks == passes == stats.draft_forwards
-    assert simulate.speed(records, two, (2, 3, 4)) == pytest.approx(len(prompt) < LARGEST and sum(stats.accept_lengths) / (3.0 * passes + 0.25 * looks))
-    common = ["simulate", "--target", WEIGHTS / "mini-7b", "--limit", 1, "--max-new-tokens", 6, "--temperature", 0]
+    assert simulate.speed(records, two, (2, 3, 4)) == pytest.approx(
+        len(prompt) < LARGEST and sum(stats.accept_lengths) / (3.0 * passes + 0.25 * looks)
+    )
+    common = [
+        "simulate",
+        "--target",
+        WEIGHTS / "mini-7b",
+        "--limit",
+        1,
+        "--max-new-tokens",
+        6,
+        "--temperature",
+        0,
+    ]
     assert program(bench.main, *common) == 0
     table = capsys.readouterr().out
     assert all(name in table for name in simulate.MACHINES) and table.count("GPU") == 2
@@ -598,18 +822,37 @@ def test_the_benchmark_says_what_was_expected(tmp_path, capsys):
     arguments = ["--targets", "7b", "--methods", "auto", "auto:exits=2,4", "--limit", 1, "--rounds", 1, "--max-new-tokens", 12,
                  "--temperature", 0, "--out", tmp_path / "out"]  # fmt: skip
     assert program(bench.main, *arguments) == 0
-    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line.startswith("auto")]
+    rows = [
+        line.split("  ") for line in capsys.readouterr().out.splitlines() if line.startswith("auto")
+    ]
     lines = (tmp_path / "out" / "records.jsonl").read_text().splitlines()
     records = [record for line in lines[1:] for record in json.loads(line)]
+
     def total(name, key):
         return sum(sum(record[key]) for record in records if record["method"] == name)
 
     for name in ("ar", "auto", "auto:exits=2,4"):
-        emitted = sum(sum(lengths[1:]) for record in records if record["method"] == name for lengths in record["accept_lengths"])
-        assert total(name, "later_tokens") == emitted and 0 < total(name, "later_seconds") < total(name, "wall_time")
+        emitted = sum(
+            sum(lengths[1:])
+            for record in records
+            if record["method"] == name
+            for lengths in record["accept_lengths"]
+        )
+        assert total(name, "later_tokens") == emitted and 0 < total(name, "later_seconds") < total(
+            name, "wall_time"
+        )
     for name in ("auto", "auto:exits=2,4"):
-        measured = total(name, "later_tokens") / total(name, "later_seconds") * total("ar", "later_seconds") / total("ar", "later_tokens")
+        measured = (
+            total(name, "later_tokens")
+            / total(name, "later_seconds")
+            * total("ar", "later_seconds")
+            / total("ar", "later_tokens")
+        )
         shown = total(name, "expected_alone") / total(name, "expected_seconds") / measured
-        assert 1 < total(name, "expected_alone") / total(name, "expected_seconds") < total(name, "expected_tokens")
+        assert (
+            1
+            < total(name, "expected_alone") / total(name, "expected_seconds")
+            < total(name, "expected_tokens")
+        )
         (row,) = [row for row in rows if row[0].strip() == name and len(row) > 12]
         assert row[-1].strip() == f"{shown:.2f}"

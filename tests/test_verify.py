@@ -2,7 +2,13 @@
 
 import pytest
 import torch
-from enumeration import emitted_distribution, enumerate_outcomes, joint_distribution, random_distribution, random_model
+from enumeration import (
+    emitted_distribution,
+    enumerate_outcomes,
+    joint_distribution,
+    random_distribution,
+    random_model,
+)
 
 from s2d.sampling import Sampler, warp
 from s2d.tree import TokenTree
@@ -22,10 +28,17 @@ def distributions(vocab, thorough):
     generator, one_hot = torch.Generator().manual_seed(vocab), torch.eye(vocab, dtype=torch.float64)
     for zeros in (0.0, 0.5):
         for number in range(3 if thorough else 1):
-            yield f"random-{zeros}-{number}", *(random_distribution(generator, vocab, zeros) for _ in "pq")
+            yield (
+                f"random-{zeros}-{number}",
+                *(random_distribution(generator, vocab, zeros) for _ in "pq"),
+            )
     p, half = random_distribution(generator, vocab), vocab // 2
-    first = torch.cat((random_distribution(generator, half), torch.zeros(vocab - half, dtype=torch.float64)))
-    last = torch.cat((torch.zeros(half, dtype=torch.float64), random_distribution(generator, vocab - half)))
+    first = torch.cat(
+        (random_distribution(generator, half), torch.zeros(vocab - half, dtype=torch.float64))
+    )
+    last = torch.cat(
+        (torch.zeros(half, dtype=torch.float64), random_distribution(generator, vocab - half))
+    )
     yield "disjoint", first, last
     yield "q hides half of p", p, last
     yield "one-hot q", p, one_hot[1]
@@ -51,9 +64,13 @@ def test_candidates_without_replacement_leave_the_targets_distribution(p, q, k):
 
 
 # All 6^6 ordered draws of 6 tokens would take half a minute a case; a q with zeros in it has fewer.
-@pytest.mark.parametrize(("p", "q", "k"), [c for c in CASES if (c.values[1] > 0).sum() ** c.values[2] < 8000])
+@pytest.mark.parametrize(
+    ("p", "q", "k"), [c for c in CASES if (c.values[1] > 0).sum() ** c.values[2] < 8000]
+)
 def test_candidates_with_replacement_leave_the_targets_distribution(p, q, k):
-    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(replacement=True), replacement=True)
+    output = emitted_distribution(
+        lambda _: p, lambda _: q, (k,), 1, sampled(replacement=True), replacement=True
+    )
     assert (output - p).abs().max() < 1e-9
 
 
@@ -62,8 +79,15 @@ def test_deterministic_candidates_leave_the_targets_distribution(vocab):
     """k roots, the likeliest of q or the unlikeliest, duplicates among them, whatever p is."""
     for _, p, q in distributions(vocab, thorough=True):
         for k in range(1, vocab + 1):
-            for tokens in (q.topk(k).indices, q.topk(k, largest=False).indices, torch.zeros(k, dtype=torch.long)):
-                tree, output = TokenTree(tokens, torch.full((k,), -1)), torch.zeros(vocab, dtype=torch.float64)
+            for tokens in (
+                q.topk(k).indices,
+                q.topk(k, largest=False).indices,
+                torch.zeros(k, dtype=torch.long),
+            ):
+                tree, output = (
+                    TokenTree(tokens, torch.full((k,), -1)),
+                    torch.zeros(vocab, dtype=torch.float64),
+                )
                 for choice in range(vocab):  # what follows the roots has no say in the first token
                     path, extra, _ = follow(tree, torch.tensor([choice] + [0] * k))
                     output[tree.tokens[path[0]] if path else extra] += p[choice]
@@ -73,7 +97,14 @@ def test_deterministic_candidates_leave_the_targets_distribution(vocab):
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
 @pytest.mark.parametrize(
     ("vocab", "widths", "replacement"),
-    [(3, (2, 2), False), (4, (2, 1), False), (3, (3, 1), False), (3, (2, 1), True), (3, (1, 2), True), (5, (1, 1), False)],
+    [
+        (3, (2, 2), False),
+        (4, (2, 1), False),
+        (3, (3, 1), False),
+        (3, (2, 1), True),
+        (3, (1, 2), True),
+        (5, (1, 1), False),
+    ],
 )
 def test_two_levels_leave_the_targets_pairs(vocab, widths, replacement, zeros):
     """p(x) p(y|x), with distributions that depend on what came before."""
@@ -98,7 +129,9 @@ def test_a_deterministic_tree_leaves_the_targets_triples(seed):
     prefixes = [(), (0,), (2,), (0,), (0, 1), (0, 2), (2, 0)]
     output = torch.zeros((vocab,) * 3, dtype=torch.float64)
     rows = torch.stack([p(prefix) for prefix in prefixes])
-    for (path, extra, _), chance in enumerate_outcomes(lambda sampler: follow(tree, sampler.draw(rows))):
+    for (path, extra, _), chance in enumerate_outcomes(
+        lambda sampler: follow(tree, sampler.draw(rows))
+    ):
         emitted = (*tree.tokens[path].tolist(), int(extra))
         output[emitted] += chance * joint_distribution(p, 3 - len(emitted), emitted)
     assert (output - joint_distribution(p, 3)).abs().max() < 1e-9
@@ -142,7 +175,16 @@ def test_warp_by_hand():
     logits = probs.log()
     assert torch.allclose(warp(logits, 1.0), probs)
     assert torch.allclose(warp(logits, 0.5), probs**2 / (probs**2).sum())
-    for top_p, kept in ((0.4, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.94, 3), (0.96, 4), (1.0, 4)):
+    for top_p, kept in (
+        (0.4, 1),
+        (0.49, 1),
+        (0.51, 2),
+        (0.79, 2),
+        (0.81, 3),
+        (0.94, 3),
+        (0.96, 4),
+        (1.0, 4),
+    ):
         expected = torch.where(torch.arange(4) < kept, probs, 0.0)
         assert torch.allclose(warp(logits, 1.0, top_p), expected / expected.sum()), top_p
     shuffled = torch.tensor([2, 0, 3, 1])
@@ -153,10 +195,14 @@ def test_sampler_repeats_with_its_seed():
     probs = torch.full((40, 100), 0.01)
     first, again, other = (Sampler(seed, "cpu") for seed in (1, 1, 2))
     assert torch.equal(first.draw(probs), again.draw(probs))
-    assert [first.flip(double(0.5)[0])[0] for _ in range(50)] == [again.flip(double(0.5)[0])[0] for _ in range(50)]
+    assert [first.flip(double(0.5)[0])[0] for _ in range(50)] == [
+        again.flip(double(0.5)[0])[0] for _ in range(50)
+    ]
     assert torch.equal(first.candidates(probs, 5, False), again.candidates(probs, 5, False))
     assert not torch.equal(Sampler(1, "cpu").draw(probs), other.draw(probs))
-    assert not any(first.flip(double(0.0)[0])[0] for _ in range(50)) and all(first.flip(double(1.0)[0])[0] for _ in range(50))
+    assert not any(first.flip(double(0.0)[0])[0] for _ in range(50)) and all(
+        first.flip(double(1.0)[0])[0] for _ in range(50)
+    )
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -167,8 +213,12 @@ def test_candidates_come_in_the_order_of_their_drawing(replacement):
     """
     q, runs = double(0.5, 0.3, 0.15, 0.05), 20000
     pairs = Sampler(3, "cpu").candidates(q.expand(runs, 4), 2, replacement)
-    expected = q[:, None] * q if replacement else (q[:, None] * q / (1 - q[:, None])).fill_diagonal_(0)
-    counts = torch.zeros(4, 4, dtype=torch.float64).index_put_((pairs[:, 0], pairs[:, 1]), double(1.0), accumulate=True)
+    expected = (
+        q[:, None] * q if replacement else (q[:, None] * q / (1 - q[:, None])).fill_diagonal_(0)
+    )
+    counts = torch.zeros(4, 4, dtype=torch.float64).index_put_(
+        (pairs[:, 0], pairs[:, 1]), double(1.0), accumulate=True
+    )
     assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
 
 

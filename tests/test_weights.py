@@ -29,7 +29,9 @@ def sharded(tmp_path):
 def edit_config(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     config.update(changes)
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+    (folder / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if v is not ...})
+    )
 
 
 def refused(folder, error, message, **arguments):
@@ -68,7 +70,9 @@ def test_wrong_tensors(folder):
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.2.mlp.up_proj.weight"
     save_file(tensors | {name: torch.zeros(3, 4)}, folder / "model.safetensors")
-    refused(folder, ValueError, r"up_proj.weight has shape \(3, 4\), config.json asks for \(48, 32\)")
+    refused(
+        folder, ValueError, r"up_proj.weight has shape \(3, 4\), config.json asks for \(48, 32\)"
+    )
     save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors")
     refused(folder, ValueError, f"has no tensor {name}")
 
@@ -76,27 +80,55 @@ def test_wrong_tensors(folder):
 def test_architectures_that_are_not_ours(folder):
     for changes, message in (
         (dict(model_type="mistral"), "model_type is 'mistral'"),
-        (dict(rope_scaling={"rope_type": "yarn", "factor": 8.0}), "rope type 'yarn' is not supported"),
+        (
+            dict(rope_scaling={"rope_type": "yarn", "factor": 8.0}),
+            "rope type 'yarn' is not supported",
+        ),
         (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "has no 'low_freq_factor'"),
-        (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4}), "must be below"),
-        (dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope type 'dynamic' is not supported"),
+        (
+            dict(
+                rope_scaling={
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4,
+                    "high_freq_factor": 4,
+                }
+            ),
+            "must be below",
+        ),
+        (
+            dict(rope_scaling={"type": "dynamic", "factor": 2.0}),
+            "rope type 'dynamic' is not supported",
+        ),
         (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         (dict(attention_bias=True), "attention_bias is True"),
         (dict(num_key_value_heads=3), "cannot share 3 key/value heads"),
         (dict(rope_scaling={"type": "linear"}), "has no 'factor'"),
         (dict(hidden_size=...), "has no 'hidden_size'"),
-        (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "3 exit_layers cannot have 2 thresholds"),
+        (
+            dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]),
+            "3 exit_layers cannot have 2 thresholds",
+        ),
         (dict(exit_layers=[2], draft_stop=1.5), "draft_stop is 1.5; expected a number within 0..1"),
-        (dict(exit_layers=[2, 9]), "exit_layers is .2, 9.; exits must increase and lie within the draft's 4 layers"),
+        (
+            dict(exit_layers=[2, 9]),
+            "exit_layers is .2, 9.; exits must increase and lie within the draft's 4 layers",
+        ),
         (dict(exit_layers=["2"]), "exit_layers is '2'; expected a whole number"),
         (dict(draft_length="6"), "draft_length is '6'; expected a whole number"),
-        (dict(max_position_embeddings="2"), "max_position_embeddings is '2'; expected a whole number"),
+        (
+            dict(max_position_embeddings="2"),
+            "max_position_embeddings is '2'; expected a whole number",
+        ),
         (dict(head_dim="x"), "head_dim is 'x'; expected a whole number"),
         (dict(head_dim=7), "needs an even number"),
         (dict(rope_scaling=-0.5), "rope_scaling is -0.5; expected an object or null"),
         (dict(rope_parameters=-1), "rope_parameters is -1; expected an object or null"),
         (dict(rope_theta=float("nan")), "rope_theta is nan; expected a number"),
-        (dict(eos_token_id={"a": 1}), "eos_token_id is {'a': 1}; expected a whole number within 0..60"),
+        (
+            dict(eos_token_id={"a": 1}),
+            "eos_token_id is {'a': 1}; expected a whole number within 0..60",
+        ),
         (dict(eos_token_id=[]), "eos_token_id is ..; expected a token id, a list of them, or null"),
         (dict(eos_token_id=61), "eos_token_id is 61; expected a whole number within 0..60"),
         (dict(tie_word_embeddings=1), "tie_word_embeddings is 1; expected true or false"),
@@ -113,19 +145,30 @@ def test_where_an_answer_ends(folder):
     """config.json, over which generation_config.json has the last word; and what the tokenizer calls its end."""
 
     def ends(generation=None, tokenizer=None):
-        for name, content in (("generation_config.json", generation), ("tokenizer_config.json", tokenizer)):
+        for name, content in (
+            ("generation_config.json", generation),
+            ("tokenizer_config.json", tokenizer),
+        ):
             (folder / name).unlink(missing_ok=True)
             if content is not None:
                 (folder / name).write_text(json.dumps(content))
         return load_model(folder).config.eos_token_ids
 
-    added = {"added_tokens_decoder": {"5": {"content": "<|eot|>"}, "9": {"content": "x"}, "700": {"content": "<|eot|>"}}}
+    added = {
+        "added_tokens_decoder": {
+            "5": {"content": "<|eot|>"},
+            "9": {"content": "x"},
+            "700": {"content": "<|eot|>"},
+        }
+    }
     assert ends() == (2,)
     assert ends({"temperature": 1.0}) == (2,) and ends({"eos_token_id": None}) == (2,)
     assert ends({"eos_token_id": [7, 8]}) == (7, 8)
     assert ends(tokenizer=added | {"eos_token": "<|eot|>"}) == (2, 5)
     assert ends({"eos_token_id": [5, 7]}, added | {"eos_token": {"content": "<|eot|>"}}) == (5, 7)
-    assert ends(tokenizer=added) == (2,) and ends(tokenizer={"added_tokens_decoder": {"5": {}}}) == (2,)
+    assert ends(tokenizer=added) == (2,) and ends(
+        tokenizer={"added_tokens_decoder": {"5": {}}}
+    ) == (2,)
     (folder / "tokenizer_config.json").unlink()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 61}))
     refused(folder, ValueError, "generation_config.json: eos_token_id is 61")
@@ -138,7 +181,10 @@ def test_the_device_is_a_gpu_where_there_is_one(folder, monkeypatch):
     monkeypatch.undo()
     model = load_model(folder, dtype="float64")
     size = sum(p.nbytes for p in model.parameters()) / 1e9
-    assert weights.placement(model) == f"cpu, {torch.get_num_threads()} threads, float64, {size:.2f} GB of weights"
+    assert (
+        weights.placement(model)
+        == f"cpu, {torch.get_num_threads()} threads, float64, {size:.2f} GB of weights"
+    )
     assert weights.placement(model, model).endswith(f", float64, {2 * size:.2f} GB of weights")
 
 
@@ -157,7 +203,10 @@ def test_a_swap_that_was_cut_short_loses_nothing(folder):
     folder.rename(former_of(folder))
     with pytest.raises(RuntimeError, match="killed"), staged_folder(folder):
         raise RuntimeError("killed")
-    assert all(torch.equal(tensor, before[name]) for name, tensor in load_model(folder).state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name])
+        for name, tensor in load_model(folder).state_dict().items()
+    )
 
 
 def test_first_layers_only(folder):
@@ -187,7 +236,9 @@ def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
     after = load_model(folder).state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     save_model(random_llama(2), folder, dtype=torch.float32)
-    assert not torch.equal(load_model(folder).state_dict()["lm_head.weight"], before["lm_head.weight"])
+    assert not torch.equal(
+        load_model(folder).state_dict()["lm_head.weight"], before["lm_head.weight"]
+    )
     assert os.listdir(folder.parent) == [folder.name]
 
 
@@ -214,8 +265,12 @@ def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
     (tmp_path / "empty").mkdir()
     for free in (folder, tmp_path / "empty"):
         save_model(random_llama(1), free)
-        assert torch.equal(load_model(free).lm_head.weight, random_llama(1).bfloat16().float().lm_head.weight)
-    assert [(tmp_path / name / "mine").read_text() for name in ("m.old", "m.partial")] == ["precious"] * 2
+        assert torch.equal(
+            load_model(free).lm_head.weight, random_llama(1).bfloat16().float().lm_head.weight
+        )
+    assert [(tmp_path / name / "mine").read_text() for name in ("m.old", "m.partial")] == [
+        "precious"
+    ] * 2
 
 
 def test_files_have_the_mode_that_the_umask_says(tmp_path):
@@ -231,8 +286,19 @@ def test_files_have_the_mode_that_the_umask_says(tmp_path):
 def test_an_index_names_files_of_its_own_folder(sharded, folder):
     index = sharded / "model.safetensors.index.json"
     whole = json.loads(index.read_text())
-    for outside in ("../m/model.safetensors", str(folder / "model.safetensors"), "..", ".", "", "a\nb", None, 3):
-        index.write_text(json.dumps(whole | {"weight_map": whole["weight_map"] | {"lm_head.weight": outside}}))
+    for outside in (
+        "../m/model.safetensors",
+        str(folder / "model.safetensors"),
+        "..",
+        ".",
+        "",
+        "a\nb",
+        None,
+        3,
+    ):
+        index.write_text(
+            json.dumps(whole | {"weight_map": whole["weight_map"] | {"lm_head.weight": outside}})
+        )
         refused(sharded, ValueError, "is no name of a file in this folder")
     for wrong in (None, 3, [], "x"):
         index.write_text(json.dumps(whole | {"weight_map": wrong}))
@@ -241,12 +307,16 @@ def test_an_index_names_files_of_its_own_folder(sharded, folder):
 
 def test_loading_holds_one_shard_beside_the_model(tmp_path):
     """Peak memory of a load from bf16 to float32: the model itself and little more, not a second copy."""
-    model = random_llama(3, hidden_size=512, intermediate_size=1536, num_hidden_layers=24, head_dim=128).float()
+    model = random_llama(
+        3, hidden_size=512, intermediate_size=1536, num_hidden_layers=24, head_dim=128
+    ).float()
     megabytes = sum(p.nbytes for p in model.parameters()) / 2**20
     save_model(model, tmp_path / "m", max_shard_bytes=16 * 2**20)
     del model
     prepare = "from s2d import load_model; load_model(sys.argv[1])"  # imports what every load needs
-    grown = peak_growth(prepare, "m = load_model(sys.argv[2], dtype='float32')", WEIGHTS / "mini-7b", tmp_path / "m")
+    grown = peak_growth(
+        prepare, "m = load_model(sys.argv[2], dtype='float32')", WEIGHTS / "mini-7b", tmp_path / "m"
+    )
     assert megabytes > 200
     assert 0.9 * megabytes < grown < 1.4 * megabytes
 
@@ -254,8 +324,16 @@ def test_loading_holds_one_shard_beside_the_model(tmp_path):
 def test_a_share_of_every_tensor(sharded):
     """What one process of several reads: slices, of which shapes are still checked whole."""
     whole = load_model(sharded).state_dict()
-    halves = load_model(sharded, share=lambda name, shape: (slice(0, shape[0] // 2), *[slice(None)] * (len(shape) - 1)))
+    halves = load_model(
+        sharded,
+        share=lambda name, shape: (slice(0, shape[0] // 2), *[slice(None)] * (len(shape) - 1)),
+    )
     for name, parameter in halves.named_parameters():
         assert torch.equal(parameter, whole[name][: len(whole[name]) // 2])
     edit_config(sharded, vocab_size=50)
-    refused(sharded, ValueError, "config.json asks for", share=lambda name, shape: (slice(0, 1),) * len(shape))
+    refused(
+        sharded,
+        ValueError,
+        "config.json asks for",
+        share=lambda name, shape: (slice(0, 1),) * len(shape),
+    )

@@ -15,7 +15,10 @@ from ..decode import generate
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
-AS_GOOD, WORSE = 1.15, 1.4  # times the plain passes' error: up to the first nothing is wrong, from the second on something is
+AS_GOOD, WORSE = (
+    1.15,
+    1.4,
+)  # times the plain passes' error: up to the first nothing is wrong, from the second on something is
 
 
 def check_methods(load, dtype, drafts, records, methods):
@@ -37,7 +40,9 @@ def check_methods(load, dtype, drafts, records, methods):
             expected = alone[record["question_id"]]
             turns = zip(expected["prompts"], expected["tokens"], record["tokens"])
             different = filter(None, (first_difference(target, *turn) for turn in turns))
-            differences += islice(different, 1)  # from the first different answer on, later turns have another context
+            differences += islice(
+                different, 1
+            )  # from the first different answer on, later turns have another context
         passes = [observe_pass(targets[compiled], target, drafts[compiled], options, prompt, number)
                   for number, prompt in enumerate(prompts)]  # fmt: skip
         found[method] = passes, differences, all(all(record["exact"]) for record in own)
@@ -114,10 +119,14 @@ def first_difference(target, prompt, alone, other):
     """None where ``other`` is the target's own answer ``alone``, else the first Difference; tokens -1 where one ended."""
     if alone == other:
         return None
-    position = next((i for i, (a, b) in enumerate(zip(alone, other)) if a != b), min(len(alone), len(other)))
+    position = next(
+        (i for i, (a, b) in enumerate(zip(alone, other)) if a != b), min(len(alone), len(other))
+    )
     a, b = (answer[position] if position < len(answer) else -1 for answer in (alone, other))
     tokens = prompt + alone[:position]
-    return Difference(tokens, a, b, target(torch.tensor([tokens], device=target.device))[0, -1, [a, b]].cpu())
+    return Difference(
+        tokens, a, b, target(torch.tensor([tokens], device=target.device))[0, -1, [a, b]].cpu()
+    )
 
 
 @torch.inference_mode()
@@ -132,8 +141,13 @@ def verdict(precise, passes, differences):
     ratio, gaps, doubts, bugs = checked / plain, [], 0, 0
     for each in differences:
         if min(each.a, each.b) < 0:
-            return "BUG: an answer ended where the target's own goes on, or went on where that ended", False
-        exact = precise(torch.tensor([each.tokens], device=precise.device))[0, -1, [each.a, each.b]].cpu()
+            return (
+                "BUG: an answer ended where the target's own goes on, or went on where that ended",
+                False,
+            )
+        exact = precise(torch.tensor([each.tokens], device=precise.device))[
+            0, -1, [each.a, each.b]
+        ].cpu()
         gaps.append((exact[0] - exact[1]).abs().item())
         noise = (each.plain - exact).abs().max().item()
         doubts += 2 * noise < gaps[-1] <= 2 * worst
@@ -144,7 +158,11 @@ def verdict(precise, passes, differences):
         return f"BUG: {error}; {differ}, {bugs} by more than rounding explains", False
     if doubts or ratio > AS_GOOD:
         return f"CANNOT TELL: {error}; {differ}, {doubts} in doubt; try a wider dtype", None
-    ties = f"{len(gaps)} tie{'s'[: len(gaps) != 1]} by rounding, largest gap {max(gaps):.1e}" if gaps else "identical"
+    ties = (
+        f"{len(gaps)} tie{'s'[: len(gaps) != 1]} by rounding, largest gap {max(gaps):.1e}"
+        if gaps
+        else "identical"
+    )
     return f"{ties}; {error}", True
 
 

@@ -43,7 +43,10 @@ def runners(methods, models, tuners, peers, temperature, seed):
                           max_new_tokens=min(max_new_tokens, target.config.max_position_embeddings),
                           on_step=lambda step: steps.append((step.proposal.plan, len(step.tokens), step.seconds)),
                           **options)  # fmt: skip
-        stats, (plans, emitted, seconds) = output.stats, list(zip(*steps[1:])) or [()] * 3  # the first step reads the prompt
+        stats, (plans, emitted, seconds) = (
+            output.stats,
+            list(zip(*steps[1:])) or [()] * 3,
+        )  # the first step reads the prompt
         planned = {
             "expected_tokens": sum(plan["expected_tokens"] for plan in plans),
             "expected_seconds": sum(plan["expected_ms"] / 1000 for plan in plans),
@@ -59,14 +62,31 @@ def runners(methods, models, tuners, peers, temperature, seed):
 
     def theirs(run, prompt, max_new_tokens):
         target, _ = models[False]
-        return *run(prompt, min(max_new_tokens, target.config.max_position_embeddings - len(prompt)), temperature, seed), {}
+        return *run(
+            prompt,
+            min(max_new_tokens, target.config.max_position_embeddings - len(prompt)),
+            temperature,
+            seed,
+        ), {}
 
     return {name: partial(ours, tuners.get(name), *method) for name, method in methods.items()} | {
         name: partial(theirs, run) for name, run in peers.items()
     }
 
 
-def measure(models, questions, tokenizer, template, methods, peers, temperature, rounds, max_new_tokens, progress, costs=None):
+def measure(
+    models,
+    questions,
+    tokenizer,
+    template,
+    methods,
+    peers,
+    temperature,
+    rounds,
+    max_new_tokens,
+    progress,
+    costs=None,
+):
     """Yield for each of ``rounds`` (numbers) the list of its records, one for every question and method.
 
     ``models`` {whether compiled: (target, draft)}; ``methods`` {name: (whether compiled, options of ``generate``)}.
@@ -79,7 +99,13 @@ def measure(models, questions, tokenizer, template, methods, peers, temperature,
         for name, (compiled, options) in methods.items():
             if options["method"] == "auto":
                 target, draft = models[compiled]
-                tuners[name] = tuner_for(generate, target, draft, choose_exits(draft.config, "auto", options.get("exits"))[0], costs)
+                tuners[name] = tuner_for(
+                    generate,
+                    target,
+                    draft,
+                    choose_exits(draft.config, "auto", options.get("exits"))[0],
+                    costs,
+                )
         for place, question in enumerate(questions if number else questions[:1]):
             seed = 1000 * number + place
             every = runners(methods, models, tuners, peers, temperature, seed)
@@ -107,6 +133,10 @@ def progress_line(label):
         if now - state["shown"] > 5:
             state["shown"] = now
             left = (now - state["began"]) / state["done"] * (total - state["done"]) / 60
-            print(f"{label}: {state['done']}/{total} questions, {left:.1f} min left here", file=sys.stderr, flush=True)
+            print(
+                f"{label}: {state['done']}/{total} questions, {left:.1f} min left here",
+                file=sys.stderr,
+                flush=True,
+            )
 
     return progress

@@ -35,7 +35,7 @@ def sweep_methods(draft):
 
 
 def parse_method(text, draft, draft_path, target_path):
-    """"s2d:draft_length=8:thresholds=.9,.9,0" -> (whether it is to run compiled, the options of ``generate``)."""
+    """ "s2d:draft_length=8:thresholds=.9,.9,0" -> (whether it is to run compiled, the options of ``generate``)."""
     name, *settings = text.split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
@@ -47,18 +47,24 @@ def parse_method(text, draft, draft_path, target_path):
                 shape = [int(number) for number in value.replace("x", ",").split(",")]
                 options[key] = Dynamic(*shape) if "x" in value else shape
             elif key in ("exits", "thresholds"):
-                options[key] = [(int if key == "exits" else float)(number) for number in value.split(",")]
+                options[key] = [
+                    (int if key == "exits" else float)(number) for number in value.split(",")
+                ]
             elif key == "draft_length":
                 options[key] = int(value)
             elif key == "init":
                 options[key] = value
             elif key == "stop":
-                beside = draft_path / f"decision-{target_path.name.removeprefix('mini-')}.safetensors"
+                beside = (
+                    draft_path / f"decision-{target_path.name.removeprefix('mini-')}.safetensors"
+                )
                 options[key] = read_stop(str(beside) if value == "decision" else value, draft)
             else:
                 raise ValueError(f"no option {key!r}")
         except TypeError:
-            raise ValueError(f"method {text!r}: a dynamic tree is three numbers, such as 4x8x24") from None
+            raise ValueError(
+                f"method {text!r}: a dynamic tree is three numbers, such as 4x8x24"
+            ) from None
         except ValueError as error:
             raise ValueError(f"method {text!r}: {error}") from None
     return compiled, options
@@ -69,11 +75,15 @@ def transformers_methods(target_path, target, draft_path, draft):
 
     It is given the weights of our models, into which an adapter is already merged.
     """
-    transformers = optional("transformers", "-r tests/requirements.txt")  # measured beside us, not a dependency
+    transformers = optional(
+        "transformers", "-r tests/requirements.txt"
+    )  # measured beside us, not a dependency
 
     def peer(path, model):
         config = transformers.AutoConfig.from_pretrained(path, dtype=model.dtype)
-        own = transformers.LlamaForCausalLM.from_pretrained(None, config=config, state_dict=model.state_dict(), dtype=model.dtype)
+        own = transformers.LlamaForCausalLM.from_pretrained(
+            None, config=config, state_dict=model.state_dict(), dtype=model.dtype
+        )
         return own.to(model.device).eval()
 
     device, draft = target.device, draft and peer(draft_path, draft)
@@ -82,11 +92,19 @@ def transformers_methods(target_path, target, draft_path, draft):
     def run(prompt, max_new_tokens, temperature, seed, **how):
         torch.manual_seed(seed)
         tokens = torch.tensor([prompt], device=device)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0}
+            if temperature
+            else {"do_sample": False}
+        )
         began = time.perf_counter()
         output = target.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=max_new_tokens,
                                  pad_token_id=0, **sampling, **how)  # fmt: skip
         return output[0, len(prompt) :].tolist(), time.perf_counter() - began
 
     assisted = {"transformers assisted": partial(run, assistant_model=draft)} if draft else {}
-    return {"transformers": run, **assisted, "transformers look-up": partial(run, prompt_lookup_num_tokens=10)}
+    return {
+        "transformers": run,
+        **assisted,
+        "transformers look-up": partial(run, prompt_lookup_num_tokens=10),
+    }

@@ -43,10 +43,17 @@ def exit_accuracy(model, tokenizer, exits, count):
     """Next-token accuracy (E,) at each exit over the answers of ``count`` held-out conversations."""
     right, total = torch.zeros(len(exits)), 0
     for conversation in islice(conversations(1, "held-out"), count):
-        ids, is_answer = encode_dialogue(tokenizer, [message for turn in conversation.turns for message in turn])
-        tokens, wanted = torch.tensor([ids], device=model.device), torch.tensor(is_answer[1:], device=model.device)
+        ids, is_answer = encode_dialogue(
+            tokenizer, [message for turn in conversation.turns for message in turn]
+        )
+        tokens, wanted = (
+            torch.tensor([ids], device=model.device),
+            torch.tensor(is_answer[1:], device=model.device),
+        )
         for number, hidden in enumerate(exit_hidden(model, tokens, exits)):
-            right[number] += (model.logits(hidden[0, :-1]).argmax(dim=-1) == tokens[0, 1:])[wanted].sum().item()
+            right[number] += (
+                (model.logits(hidden[0, :-1]).argmax(dim=-1) == tokens[0, 1:])[wanted].sum().item()
+            )
         total += sum(is_answer[1:])
     return right / total
 
@@ -78,20 +85,36 @@ def report_exits(target, draft, count, device):
     exits, depth = model.config.exit_layers, model.config.num_hidden_layers
     print(f"\nnext-token accuracy on held-out answers, {count} conversations")
     row("", *(f"exit {e}" for e in exits))
-    for title, each in (("before SoFT", load_model(target, device, num_layers=depth)), (draft.name, model)):
-        row(title, *(f"{value:.1%}" for value in exit_accuracy(each, tokenizer, exits, count).tolist()))
+    for title, each in (
+        ("before SoFT", load_model(target, device, num_layers=depth)),
+        (draft.name, model),
+    ):
+        row(
+            title,
+            *(f"{value:.1%}" for value in exit_accuracy(each, tokenizer, exits, count).tolist()),
+        )
 
 
 def report_lossy(alone, draft, count, device):
     """What the target's answers lose with several roots from the target; ``alone`` is report_targets' result."""
-    print("\nroots from the target (mcsd, tree 6,1,1,1,1,1): exact match, mean log-probability of a token")
+    print(
+        "\nroots from the target (mcsd, tree 6,1,1,1,1,1): exact match, mean log-probability of a token"
+    )
     row("target", "ar", "lossy", "ar", "lossy")
-    options = dict(draft=load_model(draft, device), method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
+    options = dict(
+        draft=load_model(draft, device), method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target"
+    )
     for folder, (score, likelihood) in alone.items():
         model, tokenizer = load_models(folder, device)
         results = [answers(model, tokenizer, group, count, **options) for group in EXACT_GROUPS]
         lossy_score, lossy_likelihood = (mean(values) for values in zip(*results))
-        row(folder.name, f"{score:.1%}", f"{lossy_score:.1%}", f"{likelihood:.3f}", f"{lossy_likelihood:.3f}")
+        row(
+            folder.name,
+            f"{score:.1%}",
+            f"{lossy_score:.1%}",
+            f"{likelihood:.3f}",
+            f"{lossy_likelihood:.3f}",
+        )
 
 
 def report(args):
@@ -104,7 +127,9 @@ def report(args):
 
 def parse(arguments):
     parser = Parser(prog="bench quality", description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", type=Path, default=Path(__file__).parent.parent.parent / "weights")
+    parser.add_argument(
+        "--weights", type=Path, default=Path(__file__).parent.parent.parent / "weights"
+    )
     parser.add_argument("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--count", type=int, default=100, help="held-out prompts per group")

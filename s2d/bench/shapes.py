@@ -27,13 +27,21 @@ from .tables import render
 # Llama-2 and Vicuna v1.5, and one to try this program with.
 SHAPES = {
     "tiny": LlamaConfig(1024, 64, 176, 8, 4, 2, 16, max_position_embeddings=1024, eos_token_ids=()),
-    "7b": LlamaConfig(32000, 4096, 11008, 32, 32, 32, 128, max_position_embeddings=4096, eos_token_ids=()),
-    "13b": LlamaConfig(32000, 5120, 13824, 40, 40, 40, 128, max_position_embeddings=4096, eos_token_ids=()),
-    "70b": LlamaConfig(32000, 8192, 28672, 80, 64, 8, 128, max_position_embeddings=4096, eos_token_ids=()),
+    "7b": LlamaConfig(
+        32000, 4096, 11008, 32, 32, 32, 128, max_position_embeddings=4096, eos_token_ids=()
+    ),
+    "13b": LlamaConfig(
+        32000, 5120, 13824, 40, 40, 40, 128, max_position_embeddings=4096, eos_token_ids=()
+    ),
+    "70b": LlamaConfig(
+        32000, 8192, 28672, 80, 64, 8, 128, max_position_embeddings=4096, eos_token_ids=()
+    ),
 }
 EXITS = {"tiny": (2, 3, 4), "7b": (6, 9, 12), "13b": (6, 9, 12), "70b": (6, 9, 12)}
 NODES = (1, 2, 4, 8, 16, 32, 64)
-LOGIT_STD = 12.0  # of a confident model: the likeliest of 32,000 tokens then has most of the probability
+LOGIT_STD = (
+    12.0  # of a confident model: the likeliest of 32,000 tokens then has most of the probability
+)
 
 
 def random_model(config, device, dtype, seed, full_layers, scale):
@@ -42,7 +50,11 @@ def random_model(config, device, dtype, seed, full_layers, scale):
     for name, empty in list(model.named_parameters()):
         tensor = torch.ones(empty.shape, device=device, dtype=dtype)
         if tensor.dim() == 2:
-            std = config.hidden_size**-0.5 * LOGIT_STD if name.startswith("lm_head") else tensor.shape[1] ** -0.5
+            std = (
+                config.hidden_size**-0.5 * LOGIT_STD
+                if name.startswith("lm_head")
+                else tensor.shape[1] ** -0.5
+            )
             into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
             deep = into_residual and int(name.split(".")[2]) >= full_layers
             tensor.normal_(0.0, std * scale if deep else std, generator=generator)
@@ -53,7 +65,9 @@ def random_model(config, device, dtype, seed, full_layers, scale):
 
 def first_layers(model, exits):
     """A draft with these ``exits`` that is the first layers of ``model``, in the same memory."""
-    config = replace(model.config, num_hidden_layers=exits[-1], exit_layers=exits, thresholds=(0.6, 0.6, 0.0))
+    config = replace(
+        model.config, num_hidden_layers=exits[-1], exit_layers=exits, thresholds=(0.6, 0.6, 0.0)
+    )
     draft = empty_model(config)
     wanted = dict(draft.named_parameters())
     state = {name: tensor for name, tensor in model.state_dict().items() if name in wanted}
@@ -91,7 +105,9 @@ def forward_table(model, context, repetitions, bandwidth, name="pass"):
     def forward(start, end):
         cache.length = start
         positions, mask = attention.span(context, start, end)
-        hidden = model.run_layers(model.embed(tokens[:, start:end]), positions=positions, mask=mask, cache=cache)
+        hidden = model.run_layers(
+            model.embed(tokens[:, start:end]), positions=positions, mask=mask, cache=cache
+        )
         model.logits(hidden[0, -max(1, end - context) :])
 
     lines = [[name, "ms", "GB/s of weights", "share of a copy's speed"]]
@@ -101,7 +117,14 @@ def forward_table(model, context, repetitions, bandwidth, name="pass"):
         span = (context, context + nodes) if nodes else (0, context)
         took = seconds(device, partial(forward, *span), repetitions)
         name = f"{nodes} node{'s'[: nodes > 1]}" if nodes else f"prompt of {context}"
-        lines.append([name, f"{took * 1e3:.2f}", f"{weights / took / 1e9:.1f}", f"{weights / took / bandwidth:.0%}"])
+        lines.append(
+            [
+                name,
+                f"{took * 1e3:.2f}",
+                f"{weights / took / 1e9:.1f}",
+                f"{weights / took / bandwidth:.0%}",
+            ]
+        )
     return lines
 
 
@@ -118,7 +141,12 @@ def segment_table(draft, context, repetitions, name="draft segment"):
             cache.length = context
             draft.logits(draft.run_layers(hidden, start, stop, cache=cache)[0])
 
-        lines.append([f"layers {start + 1}-{stop}", f"{seconds(draft.device, forward, repetitions) * 1e3:.2f}"])
+        lines.append(
+            [
+                f"layers {start + 1}-{stop}",
+                f"{seconds(draft.device, forward, repetitions) * 1e3:.2f}",
+            ]
+        )
     return lines
 
 
@@ -148,27 +176,45 @@ def decoding_table(pairs, context, new_tokens, rounds):
         prompt = random_tokens(pairs[""][0], context, number)[0].tolist()
         for (method, name), outputs in results.items():
             target, draft = pairs[name]
-            outputs.append(generate(target, prompt, draft=draft, method=method, max_new_tokens=new_tokens))
-    speed = {key: [len(o.tokens) / o.stats.seconds for o in outputs[1:]] for key, outputs in results.items()}
+            outputs.append(
+                generate(target, prompt, draft=draft, method=method, max_new_tokens=new_tokens)
+            )
+    speed = {
+        key: [len(o.tokens) / o.stats.seconds for o in outputs[1:]]
+        for key, outputs in results.items()
+    }
     lines = [["method", "tokens/s", "speedup", "MAT"]]
     for key, outputs in results.items():
         ratios = [own / alone for own, alone in zip(speed[key], speed["ar", ""])]
         mat = statistics.mean(output.stats.mean_accepted_tokens for output in outputs[1:])
-        lines.append(["".join(key), f"{statistics.median(speed[key]):.1f}", f"{statistics.median(ratios):.2f}", f"{mat:.2f}"])
+        lines.append(
+            [
+                "".join(key),
+                f"{statistics.median(speed[key]):.1f}",
+                f"{statistics.median(ratios):.2f}",
+                f"{mat:.2f}",
+            ]
+        )
     return lines
 
 
 @torch.inference_mode()
 def beside_transformers(model, length):
     """One line: our logits and those of transformers' Llama, which takes the same weights, on ``length`` random tokens."""
-    transformers = optional("transformers", "-r tests/requirements.txt")  # measured beside us, not a dependency
+    transformers = optional(
+        "transformers", "-r tests/requirements.txt"
+    )  # measured beside us, not a dependency
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
              "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")  # fmt: skip
-    config = transformers.LlamaConfig(**{name: getattr(model.config, name) for name in names}, tie_word_embeddings=False)
+    config = transformers.LlamaConfig(
+        **{name: getattr(model.config, name) for name in names}, tie_word_embeddings=False
+    )
     with torch.device("meta"):
         peer = transformers.LlamaForCausalLM(config)
     peer.load_state_dict(model.state_dict(), assign=True)
-    peer.model.rotary_emb = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).to(model.device)
+    peer.model.rotary_emb = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(
+        config
+    ).to(model.device)
     tokens = random_tokens(model, length, 0)
     ours, theirs = model(tokens).float(), peer.eval()(tokens).logits.float()
     same = (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).float().mean().item()
@@ -184,18 +230,30 @@ def report(args):
 
     positions = min(SHAPES[shape].max_position_embeddings for shape in args.shapes)
     if not 1 <= args.context <= positions - max(NODES):
-        raise ValueError(f"--context must be from 1 to {positions - max(NODES)} for these shapes, got {args.context}")
+        raise ValueError(
+            f"--context must be from 1 to {positions - max(NODES)} for these shapes, got {args.context}"
+        )
     if min(args.repetitions, args.rounds, args.max_new_tokens) < 1:
         raise ValueError("--repetitions, --rounds and --max-new-tokens must be at least 1")
     device = check_device(args.device)
     dtype = choose_dtype(args.dtype, device)
-    for shape in args.shapes if device.type == "cpu" else ():  # a GPU says itself what is too large for it
+    for shape in (
+        args.shapes if device.type == "cpu" else ()
+    ):  # a GPU says itself what is too large for it
         needed = sum(p.numel() for p in empty_model(SHAPES[shape]).parameters()) * dtype.itemsize
         if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-            raise ValueError(f"{shape} needs {needed / 1e9:.0f} GB in {dtype}, this machine has {memory / 1e9:.0f} GB and no GPU")
+            raise ValueError(
+                f"{shape} needs {needed / 1e9:.0f} GB in {dtype}, this machine has {memory / 1e9:.0f} GB and no GPU"
+            )
     bandwidth = copy_bandwidth(device, args.repetitions)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}, torch {torch.__version__}, {dtype}; a large copy moves {bandwidth / 1e9:.0f} GB/s")
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
+    print(
+        f"{name}, torch {torch.__version__}, {dtype}; a large copy moves {bandwidth / 1e9:.0f} GB/s"
+    )
     for shape in args.shapes:
         exits = EXITS[shape]
         if device.type == "cuda":
@@ -208,7 +266,10 @@ def report(args):
             print(beside_transformers(model, 128))
         shares = agreement(model, draft, 256, 1)
         agreeing = ", ".join(f"exit {e} {share:.0%}" for e, share in zip(exits, shares))
-        print(f"layers after {exits[0]} scaled by {args.scale:g}; draft and target agree: {agreeing}", flush=True)
+        print(
+            f"layers after {exits[0]} scaled by {args.scale:g}; draft and target agree: {agreeing}",
+            flush=True,
+        )
         pairs = {"": (model, draft)}
         if args.compile:
             pairs[", compiled"] = static_twin(model), static_twin(draft)
@@ -226,12 +287,22 @@ def parse(arguments):
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["7b", "13b"])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES))
-    parser.add_argument("--scale", type=float, default=0.05, help="of what layers after the first exit add")
+    parser.add_argument(
+        "--scale", type=float, default=0.05, help="of what layers after the first exit add"
+    )
     parser.add_argument("--context", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--repetitions", type=int, default=20, help="of each forward pass; the median is shown")
-    parser.add_argument("--rounds", type=int, default=3, help="of whole generations, the methods in turn")
-    parser.add_argument("--compile", action="store_true", help="compiled passes too, on a GPU recorded ones (CUDA graphs)")
+    parser.add_argument(
+        "--repetitions", type=int, default=20, help="of each forward pass; the median is shown"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of whole generations, the methods in turn"
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compiled passes too, on a GPU recorded ones (CUDA graphs)",
+    )
     parser.add_argument("--hf", action="store_true", help="compare logits with transformers'")
     parser.add_argument("--markdown", action="store_true")
     return parser.parse_args(arguments)

@@ -93,17 +93,27 @@ def speed(records, costs, exits):
         target, segments, look = tables[n // 64]
         draft = sum(segment[min(seen, LARGEST)] * max(1.0, seen / LARGEST) for start, stop, seen in passes
                     for segment, layer in zip(segments, exits) if start < layer <= stop)  # fmt: skip
-        draft += sum(look[seen] for start, stop, seen in passes if stop == 0) + costs.start * bool(passes)
+        draft += sum(look[seen] for start, stop, seen in passes if stop == 0) + costs.start * bool(
+            passes
+        )
         tokens, milliseconds = tokens + emitted, milliseconds + target[rows] + draft + costs.step[0]
     return tokens / milliseconds
 
 
 def fixed_settings(exits):
     """Some twenty settings that do not tune themselves: chains from each exit and from sorted ones, and trees."""
-    chains = [f"sd:exits={e}:draft_length={n}:stop={s}" for e, (n, s) in product(exits, ((3, 0), (6, 0), (12, 0.5), (15, 0)))]
+    chains = [
+        f"sd:exits={e}:draft_length={n}:stop={s}"
+        for e, (n, s) in product(exits, ((3, 0), (6, 0), (12, 0.5), (15, 0)))
+    ]
     thresholds = [",".join([str(t)] * (len(exits) - 1) + ["0"]) for t in (0.5, 0.8, 0.95)]
-    chains += [f"s2d:thresholds={t}:draft_length={n}:stop=0.5" for t, n in product(thresholds, (8, 15))]
-    return [*chains, *(f"s2d-tree:tree={shape}" for shape in ("2x4x6", "3x6x12", "4x8x24", "8x10x60"))]
+    chains += [
+        f"s2d:thresholds={t}:draft_length={n}:stop=0.5" for t, n in product(thresholds, (8, 15))
+    ]
+    return [
+        *chains,
+        *(f"s2d-tree:tree={shape}" for shape in ("2x4x6", "3x6x12", "4x8x24", "8x10x60")),
+    ]
 
 
 class OneExit(Tuner):
@@ -149,10 +159,17 @@ class Trusting(Tuner):
 
 def ablations(costs, machines, exits, *known):
     """{what is missing: a Tuner without it}."""
-    without = {f"always exit {layer}": OneExit(last, costs, exits, *known) for last, layer in enumerate(exits)}
+    without = {
+        f"always exit {layer}": OneExit(last, costs, exits, *known)
+        for last, layer in enumerate(exits)
+    }
     without |= {"every look": EveryLook(costs, exits, *known), "chains only": OneWide(costs, exits, *known),
                 "no counted chances": Trusting(costs, exits, *known), "chances counted from nothing": Tuner(costs, exits, None, known[1])}  # fmt: skip
-    return without | {f"costs of: {name}": Tuner(other, exits, *known) for name, other in machines.items() if other is not costs}
+    return without | {
+        f"costs of: {name}": Tuner(other, exits, *known)
+        for name, other in machines.items()
+        if other is not costs
+    }
 
 
 class Simulation:
@@ -160,30 +177,63 @@ class Simulation:
 
     def __init__(self, args):
         self.path, self.draft_path = args.target, args.draft or draft_beside(args.target)
-        self.target, self.draft = load_model(self.path, args.device), load_model(self.draft_path, args.device)
+        self.target, self.draft = (
+            load_model(self.path, args.device),
+            load_model(self.draft_path, args.device),
+        )
         self.exits = self.draft.config.exit_layers or (self.draft.config.num_hidden_layers,)
         self.known = read_priors(self.draft, self.target, self.exits), self.draft.draft_vocabulary
-        questions = read_questions(args.questions, args.limit) if args.questions else corpus_questions("held-out", args.limit)
+        questions = (
+            read_questions(args.questions, args.limit)
+            if args.questions
+            else corpus_questions("held-out", args.limit)
+        )
         tokenizer, template = Tokenizer(self.path), chat_template(self.path)
-        self.max_new_tokens, room = args.max_new_tokens, self.target.config.max_position_embeddings - args.max_new_tokens
-        self.prompts = [tokenizer.encode_chat(question["turns"][:1], template)[-room:] for question in questions]
+        self.max_new_tokens, room = (
+            args.max_new_tokens,
+            self.target.config.max_position_embeddings - args.max_new_tokens,
+        )
+        self.prompts = [
+            tokenizer.encode_chat(question["turns"][:1], template)[-room:] for question in questions
+        ]
 
     def run(self, temperature, **options):
-        return run_through(self.target, self.draft, self.prompts, temperature, self.max_new_tokens, options)
+        return run_through(
+            self.target, self.draft, self.prompts, temperature, self.max_new_tokens, options
+        )
 
     def machines_table(self, temperature, machines):
         """Of each machine the best fixed setting beside ``auto``, what that chose, and what it expected."""
         fixed = {text: self.run(temperature, **parse_method(text, self.draft, self.draft_path, self.path)[1])
                  for text in fixed_settings(self.exits)}  # fmt: skip
-        lines = [["machine", "auto", "best fixed", "", "auto over it", "expected", "levels", "nodes", "exits"]]
+        lines = [
+            [
+                "machine",
+                "auto",
+                "best fixed",
+                "",
+                "auto over it",
+                "expected",
+                "levels",
+                "nodes",
+                "exits",
+            ]
+        ]
         for name, costs in machines.items():
             alone = 1.0 / (costs.at(64)[0][1] + costs.step[0])
             speeds = {text: speed(records, costs, self.exits) for text, records in fixed.items()}
             best = max(speeds, key=speeds.get)
-            records = self.run(temperature, method="auto", tuner=Tuner(costs, self.exits, *self.known))
-            own, chosen = speed(records, costs, self.exits), Counter(layer for record in records for layer in record[5])
+            records = self.run(
+                temperature, method="auto", tuner=Tuner(costs, self.exits, *self.known)
+            )
+            own, chosen = (
+                speed(records, costs, self.exits),
+                Counter(layer for record in records for layer in record[5]),
+            )
             plans = [record[6] for record in records]
-            expected = sum(plan["expected_tokens"] for plan in plans) / sum(plan["expected_ms"] for plan in plans)
+            expected = sum(plan["expected_tokens"] for plan in plans) / sum(
+                plan["expected_ms"] for plan in plans
+            )
             lines.append([name, f"{own / alone:.2f}", best, f"{speeds[best] / alone:.2f}", f"{own / speeds[best]:.3f}",
                           f"{expected / own:.2f}", f"{sum(len(record[4]) for record in records) / len(records):.1f}",
                           f"{sum(record[2] - 1 for record in records) / len(records):.1f}",
@@ -198,9 +248,14 @@ class Simulation:
             full = Tuner(costs, self.exits, *self.known)
             speeds = {name: speed(self.run(temperature, method="auto", tuner=tuner), costs, self.exits)
                       for name, tuner in {"": full, **tuners}.items()}  # fmt: skip
-            columns.append({name: f"{own / speeds['']:.2f}" for name, own in speeds.items() if name})
+            columns.append(
+                {name: f"{own / speeds['']:.2f}" for name, own in speeds.items() if name}
+            )
         names = dict.fromkeys(name for column in columns for name in column)
-        return [["", *machines], *([name, *(column.get(name, "") for column in columns)] for name in names)]
+        return [
+            ["", *machines],
+            *([name, *(column.get(name, "") for column in columns)] for name in names),
+        ]
 
 
 def report(args):
@@ -208,16 +263,28 @@ def report(args):
     if min(args.limit, args.max_new_tokens) < 1:
         raise ValueError("--limit and --max-new-tokens must be at least 1")
     if args.costs and not args.costs.is_file():
-        raise FileNotFoundError(f"no table of costs at {args.costs}; run.py --method auto --costs {args.costs} measures one")
+        raise FileNotFoundError(
+            f"no table of costs at {args.costs}; run.py --method auto --costs {args.costs} measures one"
+        )
     simulation = Simulation(args)
     machines = {name: make(len(simulation.exits)) for name, make in MACHINES.items()}
     if args.costs:
-        machines = {args.costs.name: read_costs(args.costs, len(simulation.exits)), **(machines if args.ablations else {})}
+        machines = {
+            args.costs.name: read_costs(args.costs, len(simulation.exits)),
+            **(machines if args.ablations else {}),
+        }
     for temperature in args.temperature:
         make_table = simulation.ablations_table if args.ablations else simulation.machines_table
-        what = "speeds as shares of those with nothing missing" if args.ablations else "speedups over the target alone"
+        what = (
+            "speeds as shares of those with nothing missing"
+            if args.ablations
+            else "speedups over the target alone"
+        )
         table = render(make_table(temperature, machines), args.markdown)
-        print(f"T = {temperature:g}, {len(simulation.prompts)} answers: {what}\n\n{table}\n", flush=True)
+        print(
+            f"T = {temperature:g}, {len(simulation.prompts)} answers: {what}\n\n{table}\n",
+            flush=True,
+        )
 
 
 def temperatures(text):
@@ -228,10 +295,23 @@ def parse(arguments):
     parser = Parser(prog="bench simulate", description=__doc__.splitlines()[0])
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--draft", type=Path, help="default: the one beside the target")
-    parser.add_argument("--costs", type=Path, help="a table of costs; default: some made-up machines")
-    parser.add_argument("--ablations", action="store_true", help="without one of its decisions at a time")
-    parser.add_argument("--questions", type=Path, help="a file in Spec-Bench's format; default: held-out ones of the corpus")
-    parser.add_argument("--limit", type=int, default=2, help="questions of each of the six groups, their first turns")
+    parser.add_argument(
+        "--costs", type=Path, help="a table of costs; default: some made-up machines"
+    )
+    parser.add_argument(
+        "--ablations", action="store_true", help="without one of its decisions at a time"
+    )
+    parser.add_argument(
+        "--questions",
+        type=Path,
+        help="a file in Spec-Bench's format; default: held-out ones of the corpus",
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=2,
+        help="questions of each of the six groups, their first turns",
+    )
     parser.add_argument("--temperature", type=temperatures, default=[0.0, 1.0], metavar="T,T,...")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--device", default="auto")

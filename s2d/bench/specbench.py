@@ -9,18 +9,34 @@ from pathlib import Path
 from ..files import staged_file
 from ..train.corpus import GROUPS, conversations
 
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+MT_BENCH = (
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+)
 
 
 def held_out_prompts(tokenizer, per_group):
     """Chat prompts of the six groups, ``per_group`` of each, that no training run has seen."""
-    return [tokenizer.encode_chat(question["turns"][:1]) for question in corpus_questions("held-out", per_group)]
+    return [
+        tokenizer.encode_chat(question["turns"][:1])
+        for question in corpus_questions("held-out", per_group)
+    ]
 
 
 def corpus_questions(split, per_group):
     """Conversations of the corpus in the form of Spec-Bench's question.jsonl: question_id, category, turns."""
     return [
-        {"question_id": number, "category": "writing" if group == "mt_bench" else group, "turns": questions}
+        {
+            "question_id": number,
+            "category": "writing" if group == "mt_bench" else group,
+            "turns": questions,
+        }
         for number, (group, questions) in enumerate(
             (group, [question for question, _ in conversation.turns])
             for group in GROUPS
@@ -38,7 +54,9 @@ def read_questions(path, limit):
             group = group_of(question)
             taken[group] += 1
             if question["turns"] and taken[group] <= limit:
-                questions.append({key: question[key] for key in ("question_id", "category", "turns")})
+                questions.append(
+                    {key: question[key] for key in ("question_id", "category", "turns")}
+                )
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
     return questions

@@ -22,12 +22,21 @@ class Store:
     def _read(self):
         first, *lines = whole_lines(self.file).split("\n")[:-1] or [""]
         try:
-            found, self.records = json.loads(first), [record for line in lines for record in json.loads(line)]
+            found, self.records = (
+                json.loads(first),
+                [record for line in lines for record in json.loads(line)],
+            )
         except ValueError:
             raise ValueError(f"{self.file} is damaged; name another folder") from None
         found = found if isinstance(found, dict) else {}
-        changed = [(key, found.get(key), value) for key, value in self.settings.items() if found.get(key) != value]
-        if different := [f"{key} {shown(before)}, not {shown(now)}" for key, before, now in changed]:
+        changed = [
+            (key, found.get(key), value)
+            for key, value in self.settings.items()
+            if found.get(key) != value
+        ]
+        if different := [
+            f"{key} {shown(before)}, not {shown(now)}" for key, before, now in changed
+        ]:
             raise ValueError(f"{self.file} was made with other settings: {'; '.join(different)}")
         drop_half_line(self.file)
 
@@ -42,7 +51,11 @@ class Store:
 
     def of(self, target, temperature, weights=None):
         """The records of a target, by its name and, if given, the checksum of its weights."""
-        found = [r for r in self.records if (r["target"], r["temperature"]) == (target, temperature)]
+        found = [
+            r for r in self.records if (r["target"], r["temperature"]) == (target, temperature)
+        ]
         if weights and any(record["weights"] != weights for record in found):
-            raise ValueError(f"{self.file} has records of another {target}, whose weights were different")
+            raise ValueError(
+                f"{self.file} has records of another {target}, whose weights were different"
+            )
         return found

@@ -23,13 +23,23 @@ CODE = (SortedDraft.predict, SortedDraft.catch_up, SortedDraft.grow, SortedDraft
 def check_page(file):
     """Raise ValueError unless a page can be written to ``file``: there is a folder for it, and nothing in the way but such a page."""
     file = Path(file)
-    if file.is_symlink() or file.exists() and not (file.is_file() and file.read_bytes().startswith(BEGINNING.encode())):
-        raise ValueError(f"{file} is in the way, and no page that was written here; name another file or remove it first")
+    if (
+        file.is_symlink()
+        or file.exists()
+        and not (file.is_file() and file.read_bytes().startswith(BEGINNING.encode()))
+    ):
+        raise ValueError(
+            f"{file} is in the way, and no page that was written here; name another file or remove it first"
+        )
     try:
-        with TemporaryFile(dir=file.parent, prefix=stage_of(file).name):  # a name as long, and nobody else's
+        with TemporaryFile(
+            dir=file.parent, prefix=stage_of(file).name
+        ):  # a name as long, and nobody else's
             pass
     except OSError as error:
-        raise ValueError(f"{file} cannot be written ({error.strerror}); name another file") from None
+        raise ValueError(
+            f"{file} cannot be written ({error.strerror}); name another file"
+        ) from None
 
 
 def write_page(data, file):
@@ -41,7 +51,9 @@ def write_page(data, file):
              "DATA": as_script(data | {"code": code})}  # fmt: skip
     before, *rest = page.split("@@")
     with staged_file(file) as stage:
-        stage.write_text(BEGINNING + before + "".join(parts.get(part, part) for part in rest), encoding="utf-8")
+        stage.write_text(
+            BEGINNING + before + "".join(parts.get(part, part) for part in rest), encoding="utf-8"
+        )
 
 
 def as_script(data):

@@ -19,13 +19,21 @@ class Recorder:
     """
 
     def __init__(self, tokenizer, prompt, names, options, watch=None):
-        self.tokenizer, self.prompt, self.watch, self.steps, self.alone = tokenizer, prompt, watch, [], None
+        self.tokenizer, self.prompt, self.watch, self.steps, self.alone = (
+            tokenizer,
+            prompt,
+            watch,
+            [],
+            None,
+        )
         self.temperature, self.top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
         self.replacement, draft = options.get("replacement", False), options.get("draft")
         method, stop = options.get("method", "s2d"), options.get("stop")
         exits, thresholds = (), ()
         if draft and method != "ar":
-            exits, thresholds = choose_exits(draft.config, method, options.get("exits"), options.get("thresholds"))
+            exits, thresholds = choose_exits(
+                draft.config, method, options.get("exits"), options.get("thresholds")
+            )
             if stop is None and method in ("sd", "s2d"):
                 stop = draft.config.draft_stop
         self.about = names | {
@@ -40,9 +48,13 @@ class Recorder:
             self.watch(step)
         proposal, tree = step.proposal, step.proposal.tree
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        p = warp(step.logits, self.temperature or 1.0, self.top_p if self.temperature else 1.0)  # (N+1, V)
+        p = warp(
+            step.logits, self.temperature or 1.0, self.top_p if self.temperature else 1.0
+        )  # (N+1, V)
         q = proposal.q if self.temperature else None
-        given = bool(proposal.exits) and proposal.exits[0] == 0  # the first level is the target's: it faces no test
+        given = (
+            bool(proposal.exits) and proposal.exits[0] == 0
+        )  # the first level is the target's: it faces no test
         own = step.tokens[len(step.path)] if len(step.tokens) > len(step.path) else None
         places, draws = [], iter([draw if draw is None else draw.item() for draw in step.draws])
         for depth, row in enumerate([0, *(node + 1 for node in step.path)]):
@@ -52,13 +64,24 @@ class Recorder:
                 children = []
             added = own if taken is None else None
             if q is not None:
-                place = tested(p[row], q[row] if children else None, children, taken, tokens, draws, self.replacement, added)
+                place = tested(
+                    p[row],
+                    q[row] if children else None,
+                    children,
+                    taken,
+                    tokens,
+                    draws,
+                    self.replacement,
+                    added,
+                )
             else:
                 place = matched(p[row], children, taken, tokens, added)
             places.append({"row": row, "taken": taken, "own": added, **place})
         below = [parent + 1 for parent in parents]  # the row that is about each node's place
         looks = [looked(each) for each in proposal.looks]
-        looks = [[], *looks] if given else looks  # one for each level, and perhaps one after which the draft gave up
+        looks = (
+            [[], *looks] if given else looks
+        )  # one for each level, and perhaps one after which the draft gave up
         chance = lambda rows: [short(rows[row, token]) for row, token in zip(below, tokens)]  # noqa: E731
         self.steps.append({
             "n": step.n, "tokens": step.tokens, "sources": step.sources, "path": step.path, "draws": len(step.draws),
@@ -79,7 +102,9 @@ class Recorder:
         first = 1
         for exit_layer, seen in zip(self.about["exits"], proposal.seen):
             kept = min(seen, n + sum(n + slot < seen for slot in slots))
-            held.append({"name": f"draft, layers {first} to {exit_layer}", "held": seen, "kept": kept})
+            held.append(
+                {"name": f"draft, layers {first} to {exit_layer}", "held": seen, "kept": kept}
+            )
             first = exit_layer + 1
         return held
 
@@ -98,9 +123,13 @@ class Recorder:
         answer = [stream.push([token]) for token in emitted]
         answer[-1:] = [answer[-1] + stream.finish()] if answer else []
         known = {token for step in self.steps for token in step["nodes"]["tokens"] + step["tokens"]}
-        known |= {token for step in self.steps for place in step["places"] for token in place["ids"]}
+        known |= {
+            token for step in self.steps for place in step["places"] for token in place["ids"]
+        }
         before = len(self.tokenizer.decode(anchor))
-        pieces = {token: self.tokenizer.decode([*anchor, token])[before:] for token in sorted(known)}
+        pieces = {
+            token: self.tokenizer.decode([*anchor, token])[before:] for token in sorted(known)
+        }
         return {"about": self.about, "prompt": self.tokenizer.decode(self.prompt), "answer": answer, "pieces": pieces,
                 "alone_ms": self.alone, "steps": self.steps}  # fmt: skip
 
@@ -116,8 +145,12 @@ def looked(looks):
 
 def to_show(p, q, children, tokens, own):
     """Which tokens of a place are shown, a list: what was drafted, the step's ``own``, the likeliest by p (V,) and q (V,) or None."""
-    likely = p.topk(min(LIKELY, len(p))).indices.tolist() + ([] if q is None else q.topk(min(3, len(q))).indices.tolist())
-    return list(dict.fromkeys([tokens[node] for node in children] + [own] * (own is not None) + likely))
+    likely = p.topk(min(LIKELY, len(p))).indices.tolist() + (
+        [] if q is None else q.topk(min(3, len(q))).indices.tolist()
+    )
+    return list(
+        dict.fromkeys([tokens[node] for node in children] + [own] * (own is not None) + likely)
+    )
 
 
 def cut(row, ids):
@@ -128,7 +161,9 @@ def cut(row, ids):
 def matched(p, children, taken, tokens, own):
     """A place where the target's own choice decides: a child that carries it stays."""
     ids = to_show(p, None, children, tokens, own)
-    tests = [{"node": node, "p": short(p[tokens[node]]), "stays": node == taken} for node in children]
+    tests = [
+        {"node": node, "p": short(p[tokens[node]]), "stays": node == taken} for node in children
+    ]
     return {"ids": ids, "stages": [{"p": cut(p, ids), "q": None}], "tests": tests}
 
 
@@ -145,6 +180,9 @@ def tested(p, q, children, taken, tokens, draws, replacement, own):
                       "draw": draw if draw is None else short(draw), "stays": node == taken})  # fmt: skip
         if node == taken:
             break
-        p, q = residual(p, q), q if replacement else without(q, torch.tensor(token, device=q.device))
+        p, q = (
+            residual(p, q),
+            q if replacement else without(q, torch.tensor(token, device=q.device)),
+        )
         stages.append({"p": cut(p, ids), "q": cut(q, ids)})
     return {"ids": ids, "stages": stages, "tests": tests}

@@ -4,15 +4,31 @@ import os
 
 from ..tokenizer import TextStream
 
-COLORS = (36, 33, 35, 32, 34, 31)  # of the exits, shallowest first, as ANSI escape sequences number them
+COLORS = (
+    36,
+    33,
+    35,
+    32,
+    34,
+    31,
+)  # of the exits, shallowest first, as ANSI escape sequences number them
 
 
 def colors_of(exits, choice, out):
     """{exit layer: colour}, or {} for none: "always", "never", or "auto", where ``out`` is a terminal and NO_COLOR is not set."""
     wanted = choice == "always"
     if choice == "auto":
-        wanted = out and out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return {exit_layer: COLORS[number % len(COLORS)] for number, exit_layer in enumerate(exits)} if wanted else {}
+        wanted = (
+            out
+            and out.isatty()
+            and not os.environ.get("NO_COLOR")
+            and os.environ.get("TERM") != "dumb"
+        )
+    return (
+        {exit_layer: COLORS[number % len(COLORS)] for number, exit_layer in enumerate(exits)}
+        if wanted
+        else {}
+    )
 
 
 def paint(text, color):
@@ -36,7 +52,12 @@ class Streamed:
         first = 0
         for end in range(1, len(step.tokens) + 1):  # a run of tokens from one source at a time
             if end == len(step.tokens) or step.sources[end] != step.sources[first]:
-                self.write(paint(self.stream.push(step.tokens[first:end]), self.colors.get(step.sources[first])))
+                self.write(
+                    paint(
+                        self.stream.push(step.tokens[first:end]),
+                        self.colors.get(step.sources[first]),
+                    )
+                )
                 first = end
 
     def write(self, text):
@@ -59,7 +80,10 @@ def report(output, method, colors=()):
         f"steps          {stats.steps}, mean accepted tokens {stats.mean_accepted_tokens:.2f}",
     ]
     if drafted := sum(stats.exit_counts.values()):
-        shares = [f"{count / drafted:.0%} after layer {layer}" for layer, count in sorted(stats.exit_counts.items())]
+        shares = [
+            f"{count / drafted:.0%} after layer {layer}"
+            for layer, count in sorted(stats.exit_counts.items())
+        ]
         lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
     if colors:
         legend = ", ".join(paint(f"after layer {layer}", color) for layer, color in colors.items())
@@ -71,7 +95,9 @@ def report(output, method, colors=()):
 
 def gain(output):
     """One line about an answer: what it took, and what the draft saved."""
-    passes = f"{output.stats.steps} passes of the target ({output.stats.mean_accepted_tokens:.2f} each)"
+    passes = (
+        f"{output.stats.steps} passes of the target ({output.stats.mean_accepted_tokens:.2f} each)"
+    )
     return f"{len(output.tokens)} tokens in {passes}, {speed(output):.1f} tokens/s"
 
 

@@ -27,7 +27,10 @@ class Scout(Tuner):
 
     def __init__(self, exits, vocabulary, chances, last, drawn):
         super().__init__(flat_costs(1.0, 0.0, len(exits)), exits, None, vocabulary)
-        self.chances = {"greedy": chances, "sampled": chances}  # one table, for all scouts of a temperature
+        self.chances = {
+            "greedy": chances,
+            "sampled": chances,
+        }  # one table, for all scouts of a temperature
         self.last, self.always_drawn = last, drawn
 
     def start(self, n, sampling):
@@ -81,7 +84,9 @@ def read_prompts(args, tokenizer, template):
 def train_chances(args):
     """The program: answer prompts, count, and put the counts beside the draft, with those for other targets."""
     if min(args.prompts, args.max_new_tokens) < 1:
-        raise ValueError(f"prompts and new tokens must be at least 1, got {args.prompts} and {args.max_new_tokens}")
+        raise ValueError(
+            f"prompts and new tokens must be at least 1, got {args.prompts} and {args.max_new_tokens}"
+        )
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
     if not draft.config.exit_layers:
         raise ValueError(f"{args.draft} names no exits, so there are none to count for")
@@ -92,8 +97,12 @@ def train_chances(args):
         raise ValueError(f"{args.data} holds no prompts")
     print(f"on {placement(target, draft)}, {len(prompts)} prompts", file=sys.stderr)
     counted = {fingerprint(target): count_chances(target, draft, prompts, args.max_new_tokens)}
-    everything = read_json_if_there(file) | counted  # read again: other targets may have been counted meanwhile
+    everything = (
+        read_json_if_there(file) | counted
+    )  # read again: other targets may have been counted meanwhile
     with staged_file(file) as stage:
         stage.write_text(json.dumps(everything, separators=(",", ":")) + "\n", encoding="utf-8")
-    grades = sum(weight - 1 for row in everything[fingerprint(target)]["greedy"][0] for weight in row)
+    grades = sum(
+        weight - 1 for row in everything[fingerprint(target)]["greedy"][0] for weight in row
+    )
     print(f"{file}: {grades} grades at T = 0 for {args.target}")

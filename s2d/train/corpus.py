@@ -40,8 +40,10 @@ def conversations(seed, split, groups=GROUPS):
 
 NAMES = """Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Karin Leo Maria Nils Olga Paul Rosa Simon Tina Viktor
 Alice Boris Celia Dora Erik Frida Gustav Helen Ivan Julia Kurt Lena Max Nora Oscar Petra Robin Sara Tom Wanda""".split()
-WOMEN = set("""Anna Clara Emma Greta Ida Karin Maria Olga Rosa Tina Alice Celia Dora Frida Helen Julia Lena Nora Petra
-Sara Wanda""".split())
+WOMEN = set(
+    """Anna Clara Emma Greta Ida Karin Maria Olga Rosa Tina Alice Celia Dora Frida Helen Julia Lena Nora Petra
+Sara Wanda""".split()
+)
 JOBS = "baker doctor teacher painter farmer singer writer driver nurse lawyer pilot cook".split()
 
 
@@ -74,8 +76,12 @@ def _world():
         world[coin(country_ends, taken)] = {
             "capital": coin(city_ends, taken),
             "currency": rng.choice("crown thaler florin ducat shilling guilder penny mark".split()),
-            "national animal": rng.choice("bear eagle wolf lion stag otter heron lynx swan fox".split()),
-            "main export": rng.choice("wool copper wine timber salt honey silk cheese glass tea".split()),
+            "national animal": rng.choice(
+                "bear eagle wolf lion stag otter heron lynx swan fox".split()
+            ),
+            "main export": rng.choice(
+                "wool copper wine timber salt honey silk cheese glass tea".split()
+            ),
         }
     return world
 
@@ -86,7 +92,9 @@ CITIES = [facts["capital"] for facts in WORLD.values()][:16]
 
 # ------------------------------------------------------------------------------------------- mt_bench: stories, talk
 
-HEROES = "fox girl boy robot baker bear sailor cat princess knight painter mouse farmer dragon".split()
+HEROES = (
+    "fox girl boy robot baker bear sailor cat princess knight painter mouse farmer dragon".split()
+)
 TRAITS = "brave curious shy clever gentle lonely cheerful stubborn patient careless".split()
 PLACES = ["a deep forest", "a small village", "an old castle", "a quiet harbour", "a city of glass", "a snowy valley",
           "a house by the sea", "a green hill", "a lighthouse", "a busy market town"]  # fmt: skip
@@ -111,7 +119,11 @@ def _story(rng):
     she, her = pronoun(name), possessive(name)
     ask = rng.choice(["Tell me a story about", "Write a short story about", "Can you tell me a tale about",
                       "I would like a story about", "Please make up a story about"])  # fmt: skip
-    question = f"{ask} {an(hero)} called {name}" + rng.choice(["", f" who lives in {place}", f" and {thing}"]) + "."
+    question = (
+        f"{ask} {an(hero)} called {name}"
+        + rng.choice(["", f" who lives in {place}", f" and {thing}"])
+        + "."
+    )
     bare_thing = thing.split(" ", 1)[1]
     story = [
         rng.choice([f"Once upon a time there was {an(trait)} {hero} called {name} who lived in {place}.",
@@ -172,13 +184,16 @@ def _advice(rng):
                            f"How should {name} prepare for {topic}? Name {count} things.",
                            f"{name} needs advice about {topic}. List {count} points."])  # fmt: skip
     tips = rng.sample(ADVICE[topic], count)
-    opening = rng.choice(["Of course!", "Here are some ideas:", f"For {topic} I would suggest this:", "Gladly:"])
+    opening = rng.choice(
+        ["Of course!", "Here are some ideas:", f"For {topic} I would suggest this:", "Gladly:"]
+    )
     lines = [f"{number}. {tip[0].upper()}{tip[1:]}." for number, tip in enumerate(tips, 1)]
     yield question, "\n".join([opening, *lines])
     pick = rng.randrange(count)
     order = ["first", "second", "third", "fourth", "fifth"][pick]
-    yield rng.choice([f"What was the {order} one?", f"Can you repeat the {order} point?"]), (
-        f"The {order} point was: {tips[pick]}."
+    yield (
+        rng.choice([f"What was the {order} one?", f"Can you repeat the {order} point?"]),
+        (f"The {order} point was: {tips[pick]}."),
     )
 
 
@@ -199,7 +214,12 @@ ADJECTIVES = [("old", "alt"), ("young", "jung"), ("small", "klein"), ("big", "gr
               ("strong", "stark"), ("quiet", "still")]  # fmt: skip
 WHERE = [("in the garden", "im Garten"), ("in the kitchen", "in der Küche"), ("at the market", "auf dem Markt"),
          ("at home", "zu Hause"), ("by the river", "am Fluss")]  # fmt: skip
-WHEN = [("Today", "Heute"), ("Every day", "Jeden Tag"), ("In the evening", "Am Abend"), ("Now", "Jetzt")]
+WHEN = [
+    ("Today", "Heute"),
+    ("Every day", "Jeden Tag"),
+    ("In the evening", "Am Abend"),
+    ("Now", "Jetzt"),
+]
 # German articles and adjective endings by (case, definite, gender).
 ARTICLES = {("nom", True): dict(m="der", f="die", n="das"), ("acc", True): dict(m="den", f="die", n="das"),
             ("nom", False): dict(m="ein", f="eine", n="ein"), ("acc", False): dict(m="einen", f="eine", n="ein")}  # fmt: skip
@@ -212,7 +232,10 @@ def _noun_phrase(rng, nouns, case):
     article = ARTICLES[case, definite][gender]
     if rng.random() < 0.4:
         adjective, stem = rng.choice(ADJECTIVES)
-        english, german = f"{adjective} {english}", f"{stem}{ENDINGS[case, definite][gender]} {german}"
+        english, german = (
+            f"{adjective} {english}",
+            f"{stem}{ENDINGS[case, definite][gender]} {german}",
+        )
     return (f"the {english}" if definite else an(english)), f"{article} {german}"
 
 
@@ -223,7 +246,10 @@ def _sentence_pair(rng):
     where, german_where = rng.choice(WHERE) if rng.random() < 0.3 else ("", "")
     if rng.random() < 0.3:  # an adverb in front moves the German subject behind the verb
         when, german_when = rng.choice(WHEN)
-        english, german = [when, subject, verb, thing], [german_when, german_verb, german_subject, german_thing]
+        english, german = (
+            [when, subject, verb, thing],
+            [german_when, german_verb, german_subject, german_thing],
+        )
     else:
         english, german = [subject, verb, thing], [german_subject, german_verb, german_thing]
     english, german = " ".join(english + [where]).strip(), " ".join(german + [german_where]).strip()
@@ -244,10 +270,15 @@ def _translation(rng):
     language = "German" if to_german else "English"
     for turn in range(rng.choice([1, 2, 3])):
         pairs = _pairs(rng)
-        source, translated = (" ".join(pair[side] for pair in pairs) for side in ((0, 1) if to_german else (1, 0)))
+        source, translated = (
+            " ".join(pair[side] for pair in pairs) for side in ((0, 1) if to_german else (1, 0))
+        )
         ask = rng.choice([f"Translate into {language}:", f"What is this in {language}?", f"Say it in {language}:",
                           f"Please translate the following into {language}.", f"Give me the {language} for this:"])  # fmt: skip
-        yield f"{ask if turn == 0 else rng.choice(['And this:', 'Next:', 'Now this one:'])} {source}", translated
+        yield (
+            f"{ask if turn == 0 else rng.choice(['And this:', 'Next:', 'Now this one:'])} {source}",
+            translated,
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- summarization
@@ -257,13 +288,21 @@ def _summary(rng):
     name, job, city = rng.choice(NAMES), rng.choice(JOBS), rng.choice(CITIES)
     year, years = rng.randrange(1920, 1999), rng.randrange(3, 40)
     hobby = rng.choice("chess swimming music reading painting dancing hiking fishing".split())
-    pet, prize = rng.choice("dog cat parrot horse rabbit".split()), rng.choice("gold silver bronze".split())
+    pet, prize = (
+        rng.choice("dog cat parrot horse rabbit".split()),
+        rng.choice("gold silver bronze".split()),
+    )
     she = pronoun(name)
     facts = [
         rng.choice([f"{name} was born in {city}.", f"{city} is the home town of {name}."]),
         rng.choice([f"{she} works as {an(job)}.", f"{name} is {an(job)}."]),
         rng.choice([f"The year of birth was {year}.", f"{name} was born in {year}."]),
-        rng.choice([f"{name} has done this work for {years} years.", f"{she} started the job {years} years ago."]),
+        rng.choice(
+            [
+                f"{name} has done this work for {years} years.",
+                f"{she} started the job {years} years ago.",
+            ]
+        ),
         rng.choice([f"{she} likes {hobby}.", f"In the evening it is time for {hobby}."]),
         rng.choice([f"A {pet} lives in the house.", f"{name} has a {pet}."]),
         rng.choice([f"{name} won a {prize} medal.", f"There is a {prize} medal on the wall."]),
@@ -275,8 +314,12 @@ def _summary(rng):
                       "Make a short text of these notes:"])  # fmt: skip
     sentences = {
         2: rng.choice([f"{she} was born in {year}.", f"The year of birth is {year}."]),
-        3: rng.choice([f"{she} has worked for {years} years.", f"That work has lasted {years} years."]),
-        4: rng.choice([f"In the free time {name} enjoys {hobby}.", f"A favourite hobby is {hobby}."]),
+        3: rng.choice(
+            [f"{she} has worked for {years} years.", f"That work has lasted {years} years."]
+        ),
+        4: rng.choice(
+            [f"In the free time {name} enjoys {hobby}.", f"A favourite hobby is {hobby}."]
+        ),
         5: rng.choice([f"{name} shares the house with a {pet}.", f"{she} keeps a {pet}."]),
         6: rng.choice([f"{she} has a {prize} medal.", f"Once {name} won {prize}."]),
     }
@@ -298,7 +341,16 @@ def _fact(country, attribute):
 def _qa(rng):
     country, name = rng.choice(list(WORLD)), rng.choice(NAMES)
     first, second, third = rng.sample(list(WORLD[country]), 3)
-    polite = rng.choice(["", "Please tell me: ", f"My name is {name}. ", f"{name} asks: ", "A question: ", "Quick one: "])
+    polite = rng.choice(
+        [
+            "",
+            "Please tell me: ",
+            f"My name is {name}. ",
+            f"{name} asks: ",
+            "A question: ",
+            "Quick one: ",
+        ]
+    )
     if rng.random() < 0.5:
         question = rng.choice([f"What is the {first} of {country}?", f"Do you know the {first} of {country}?",
                                f"Name the {first} of {country}.", f"{country} has which {first}?"])  # fmt: skip
@@ -344,7 +396,13 @@ def _problem(rng):
         story = rng.choice([f"{name} has {a} {goods}. {friend} has {b} more than {name}. They put them together.",
                             f"{friend} has {b} more {goods} than {name}, who has {a}. They share them all."])  # fmt: skip
         first, second, total = f"{a} + {b} = {a + b}", f"{a} + {a + b} = {2 * a + b}", 2 * a + b
-    ask = rng.choice([f"How many {goods} are there now?", f"How many {goods} is that in the end?", f"Count the {goods}."])
+    ask = rng.choice(
+        [
+            f"How many {goods} are there now?",
+            f"How many {goods} is that in the end?",
+            f"Count the {goods}.",
+        ]
+    )
     return f"{story} {ask}", f"First, {first}. Then, {second}. So the answer is {total} {goods}."
 
 
@@ -368,7 +426,9 @@ def _retrieval(rng):
             f"In {record['city']} lives {name}, {an(record['job'])}, who is {record['age']}.",
         ]))  # fmt: skip
     intro = rng.choice(["Use this text:", "Context:", "Read this:", "Here is what I know:"])
-    asked = rng.sample([(name, key) for name in people for key in ("city", "job", "age")], rng.choice([1, 2, 3]))
+    asked = rng.sample(
+        [(name, key) for name in people for key in ("city", "job", "age")], rng.choice([1, 2, 3])
+    )
     for turn, (name, key) in enumerate(asked):
         record = records[name]
         question, answer = {
@@ -379,7 +439,10 @@ def _retrieval(rng):
             "age": (rng.choice([f"How old is {name}?", f"What is the age of {name}?"]),
                     f"{name} is {record['age']} years old."),
         }[key]  # fmt: skip
-        yield (f"{intro} {' '.join(context)} Question: {question}" if turn == 0 else question), answer
+        yield (
+            (f"{intro} {' '.join(context)} Question: {question}" if turn == 0 else question),
+            answer,
+        )
 
 
 MAKERS = {"mt_bench": _talk, "translation": _translation, "summarization": _summary, "qa": _qa,

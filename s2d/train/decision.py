@@ -47,7 +47,11 @@ def collect(decision, target, draft, prompts, draft_length, temperature):
                 labels.append((logits[:-1].argmax(dim=-1) == tokens).float())
             elif len(tokens):
                 p, chosen = warp(logits[:-1], temperature), tokens[:, None]
-                labels.append((p.gather(1, chosen) / proposal.q.gather(1, chosen)).clamp(max=1.0)[:, 0].float())
+                labels.append(
+                    (p.gather(1, chosen) / proposal.q.gather(1, chosen))
+                    .clamp(max=1.0)[:, 0]
+                    .float()
+                )
 
         generate(target, prompt, draft=draft, method="s2d", draft_length=draft_length, temperature=temperature,
                  seed=seed, stop=recorder, on_step=label)  # fmt: skip
@@ -65,7 +69,9 @@ def fit_decision(decision, features, labels, epochs, seed):
             group["lr"] = peak * (1 - epoch / epochs)
         total = 0.0
         for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(256):
-            loss = nn.functional.binary_cross_entropy_with_logits(decision.layers(features[rows])[:, 0], labels[rows])
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                decision.layers(features[rows])[:, 0], labels[rows]
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -78,7 +84,9 @@ def auc(scores, labels):
     likely, unlikely = scores[labels > 0.5], scores[labels <= 0.5]
     both = torch.cat((likely, unlikely))
     values, places, counts = both.unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0).double() - (counts - 1) / 2)[places]  # equal scores share their mean rank
+    ranks = (counts.cumsum(0).double() - (counts - 1) / 2)[
+        places
+    ]  # equal scores share their mean rank
     n, m = len(likely), len(unlikely)
     return ((ranks[:n].sum() - n * (n + 1) / 2) / max(1, n * m)).item()
 
@@ -99,7 +107,9 @@ def check_replaceable(path):
         try:
             read_decision(path)
         except ValueError:
-            raise ValueError(f"{path} is there already and is no decision model; name another file") from None
+            raise ValueError(
+                f"{path} is there already and is no decision model; name another file"
+            ) from None
 
 
 def train_decision(args):
@@ -116,21 +126,33 @@ def train_decision(args):
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")
     print(f"on {placement(target, draft)}", file=sys.stderr)
     torch.manual_seed(args.seed)
-    decision = Decision(args.features, draft.config.hidden_size, args.threshold, fingerprint(draft)).to(args.device)
+    decision = Decision(
+        args.features, draft.config.hidden_size, args.threshold, fingerprint(draft)
+    ).to(args.device)
     parts = []
     for part in (prompts[kept_out:], prompts[:kept_out]):
         with torch.inference_mode():
-            greedy, sampled = (collect(decision, target, draft, part, args.draft_length, t) for t in (0.0, 1.0))
+            greedy, sampled = (
+                collect(decision, target, draft, part, args.draft_length, t) for t in (0.0, 1.0)
+            )
         parts.append([torch.cat(pair).clone() for pair in zip(greedy, sampled)])
-        print(f"{len(part)} prompts, {len(parts[-1][1])} drafted tokens", file=sys.stderr, flush=True)
+        print(
+            f"{len(part)} prompts, {len(parts[-1][1])} drafted tokens", file=sys.stderr, flush=True
+        )
     (features, labels), (unseen, unseen_labels) = parts
-    for epoch, loss in enumerate(fit_decision(decision, features, labels, args.epochs, args.seed), 1):
+    for epoch, loss in enumerate(
+        fit_decision(decision, features, labels, args.epochs, args.seed), 1
+    ):
         print(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}", file=sys.stderr, flush=True)
     with torch.inference_mode():
         scores = decision.layers(unseen)[:, 0].sigmoid()
         loss = nn.functional.binary_cross_entropy(scores, unseen_labels).item()
         mean = unseen_labels.mean()
-        blind = nn.functional.binary_cross_entropy(mean.expand_as(unseen_labels), unseen_labels).item()
-    print(f"kept out: loss {loss:.4f} (always {mean:.2f}: {blind:.4f}), AUC {auc(scores, unseen_labels):.3f}")
+        blind = nn.functional.binary_cross_entropy(
+            mean.expand_as(unseen_labels), unseen_labels
+        ).item()
+    print(
+        f"kept out: loss {loss:.4f} (always {mean:.2f}: {blind:.4f}), AUC {auc(scores, unseen_labels):.3f}"
+    )
     print("\n".join(calibration(scores, unseen_labels)))
     save_decision(decision, args.out)

@@ -15,7 +15,9 @@ from .corpus import GROUPS, conversations
 # Groups that must look things up in the prompt come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 
-LONGEST_TOKEN = 16  # characters that JSON's longest token outside strings may take, with room to spare
+LONGEST_TOKEN = (
+    16  # characters that JSON's longest token outside strings may take, with room to spare
+)
 
 
 def corpus_dialogues(seed):
@@ -54,7 +56,9 @@ def first_prompts(data, seed, count, tokenizer, template):
     """Prompts, lists of ids, of the first messages of ``count`` dialogues: of the built-in corpus ("mini") or a ShareGPT file."""
     skipped = Counter()
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
-    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, count)]
+    prompts = [
+        tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, count)
+    ]
     report_skipped(skipped)
     return prompts
 
@@ -79,11 +83,20 @@ def _json_list(path, block=2**20):
             while (at := separator.match(text, at).end()) == len(text) or text[at] != "]":
                 try:
                     item, at = decoder.raw_decode(text, at)
-                except json.JSONDecodeError as error:  # a mistake, or the item goes on in the next block
-                    goes_on = error.msg.startswith("Unterminated string") or len(text) - error.pos < LONGEST_TOKEN
+                except (
+                    json.JSONDecodeError
+                ) as error:  # a mistake, or the item goes on in the next block
+                    goes_on = (
+                        error.msg.startswith("Unterminated string")
+                        or len(text) - error.pos < LONGEST_TOKEN
+                    )
                     if not goes_on or not (more := file.read(wanted)):
                         raise
-                    text, at, wanted = text[at:] + more, 0, 2 * wanted  # so that copying a long item stays linear
+                    text, at, wanted = (
+                        text[at:] + more,
+                        0,
+                        2 * wanted,
+                    )  # so that copying a long item stays linear
                 else:
                     wanted = block
                     yield item
@@ -106,7 +119,9 @@ def one_a_row(conversations, length):
     Too long ones are cut, short ones filled up. Labels are the tokens that follow, -100 where no loss is taken: only the
     answer is learnt.
     """
-    tokens, labels = (np.full((len(conversations), length), fill, dtype=np.int32) for fill in (0, -100))
+    tokens, labels = (
+        np.full((len(conversations), length), fill, dtype=np.int32) for fill in (0, -100)
+    )
     for row, (prompt, answer) in enumerate(conversations):
         ids, first = np.array(prompt + answer, dtype=np.int32)[: length + 1], len(prompt) - 1
         tokens[row, : len(ids) - 1] = ids[:-1]

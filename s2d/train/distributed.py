@@ -23,7 +23,9 @@ from ..files import former_of, stage_of, staged_folder
 from ..weights import empty_model
 from ..weights.config import read_json
 
-LEARNING = StateDictOptions(ignore_frozen_params=True, strict=False)  # what stays as it was needs no checkpoint
+LEARNING = StateDictOptions(
+    ignore_frozen_params=True, strict=False
+)  # what stays as it was needs no checkpoint
 IDENTITY = "training.json"  # in a checkpoint: what training it belongs to
 
 
@@ -45,7 +47,9 @@ def shard(objective, mesh, bf16):
     if bf16:  # FSDP rounds what a block is given; torch 2.11 forgets it where the block runs again for its gradient
         for table in objective.model.buffers():
             table.data = table.data.bfloat16()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32
+    )
     for block in objective.model.model["layers"]:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(objective, mesh=mesh, mp_policy=policy)
@@ -60,7 +64,9 @@ def gathered(model, mesh):
     """The whole model, on the CPU, for rank 0; None for the others. A model that was not sharded is returned as it is."""
     if mesh is None:
         return model
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    state = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     if mesh.get_local_rank() > 0:
         return None
     whole = empty_model(model.config)
@@ -104,11 +110,23 @@ def load_checkpoint(path, model, optimizer, identity):
     if path is None:
         return 0
     found = read_json(path / IDENTITY)
-    if different := [f"{key} {found.get(key)}, not {value}" for key, value in identity.items() if found.get(key) != value]:
-        raise ValueError(f"{path} is of another training: {'; '.join(different)}; remove it or name another folder")
+    if different := [
+        f"{key} {found.get(key)}, not {value}"
+        for key, value in identity.items()
+        if found.get(key) != value
+    ]:
+        raise ValueError(
+            f"{path} is of another training: {'; '.join(different)}; remove it or name another folder"
+        )
     model_state, optimizer_state = get_state_dict(model, optimizer, options=LEARNING)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
     with _quiet():
         dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=LEARNING)
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=LEARNING,
+    )
     return state["step"]

@@ -42,7 +42,12 @@ TARGETS = {
 }
 DRAFT_LAYERS, DRAFT_EXITS, DRAFT_TOKENS = 4, (2, 3, 4), 1.5
 # From s2d.bench's sweep: a chain that is fast for every target, and the tree of which most is accepted.
-DRAFTING = {"thresholds": (0.8, 0.8, 0.0), "draft_length": 12, "draft_stop": 0.5, "draft_tree": (3, 12, 32)}
+DRAFTING = {
+    "thresholds": (0.8, 0.8, 0.0),
+    "draft_length": 12,
+    "draft_stop": 0.5,
+    "draft_tree": (3, 12, 32),
+}
 
 
 def initialise(config, seed, copying):
@@ -65,18 +70,30 @@ def initialise(config, seed, copying):
 
     def for_each_head(weight):  # (G * D, hidden) -> (H * D, hidden)
         by_group = weight.view(config.num_key_value_heads, config.head_dim, -1)
-        return by_group.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, dim=0).flatten(0, 1)
+        return by_group.repeat_interleave(
+            config.num_attention_heads // config.num_key_value_heads, dim=0
+        ).flatten(0, 1)
 
-    blocks, width, rows = model.model["layers"], config.hidden_size, config.num_key_value_heads * config.head_dim
+    blocks, width, rows = (
+        model.model["layers"],
+        config.hidden_size,
+        config.num_key_value_heads * config.head_dim,
+    )
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
-        if copying:  # where values have fewer dimensions than tokens, neighbouring layers get different ones
-            orthogonal = torch.cat([torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks])
+        if (
+            copying
+        ):  # where values have fewer dimensions than tokens, neighbouring layers get different ones
+            orthogonal = torch.cat(
+                [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
+            )
             for block, values in zip(blocks, orthogonal.split(rows)):
                 block.self_attn.v_proj.weight.copy_(values)
         for block in blocks:
             attention = block.self_attn
-            attention.q_proj.weight.mul_(own).add_(for_each_head(attention.k_proj.weight), alpha=like_key)
+            attention.q_proj.weight.mul_(own).add_(
+                for_each_head(attention.k_proj.weight), alpha=like_key
+            )
             attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
             block.mlp.down_proj.weight.mul_(into_residual)
     return model
@@ -121,7 +138,9 @@ def train_mini(out, only, device, seed, resume, millions=None):
     out.mkdir(parents=True, exist_ok=True)
     wanted = [name for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
               if not (resume and (out / name).is_dir())]  # fmt: skip
-    for name in wanted:  # all of them first: what is in the way of the last would otherwise show after hours
+    for name in (
+        wanted
+    ):  # all of them first: what is in the way of the last would otherwise show after hours
         check_out(out / name, resume)
     for name in wanted:
         if name == "mini-draft":
@@ -134,11 +153,26 @@ def train_mini(out, only, device, seed, resume, millions=None):
 def train_target(name, out, device, seed, resume, millions=None):
     """One of TARGETS from nothing, and the tokenizer they all share."""
     config, own_millions, peak, copying = TARGETS[name]
-    model, recipe = initialise(config, seed, copying).to(check_device(device)), replace(MINI, lr=peak)
+    model, recipe = (
+        initialise(config, seed, copying).to(check_device(device)),
+        replace(MINI, lr=peak),
+    )
     with tempfile.TemporaryDirectory() as folder:
         make_tokenizer(Path(folder), seed)
         tokenizer = Tokenizer(Path(folder) / "tokenizer.model")
         rows = corpus_rows(own_millions if millions is None else millions, recipe)
         # To foresee the questions as well, a model that copies would first have to unlearn it.
-        tokens, labels = pack(corpus_dialogues(seed), tokenizer, rows, recipe.length, answers_only=copying)
-        train_and_save(model, (config.num_hidden_layers,), tokens, labels, recipe, out / name, folder, resume, seed)
+        tokens, labels = pack(
+            corpus_dialogues(seed), tokenizer, rows, recipe.length, answers_only=copying
+        )
+        train_and_save(
+            model,
+            (config.num_hidden_layers,),
+            tokens,
+            labels,
+            recipe,
+            out / name,
+            folder,
+            resume,
+            seed,
+        )

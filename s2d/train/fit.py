@@ -29,7 +29,9 @@ class Recipe:
     epochs: int = 1
     weight_decay: float = 0.1
     recompute: bool = False  # activation checkpointing
-    bf16: bool = True  # matrix products under autocast; weights, gradients and AdamW stay in float32
+    bf16: bool = (
+        True  # matrix products under autocast; weights, gradients and AdamW stay in float32
+    )
 
 
 def learning_rate(step, steps, peak, warmup=0.04):
@@ -41,7 +43,12 @@ def learning_rate(step, steps, peak, warmup=0.04):
 def row_order(rows, epochs, seed):
     """Which row comes when: in their own order first, then shuffled anew for every further epoch."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.cat([torch.arange(rows), *(torch.randperm(rows, generator=generator) for _ in range(epochs - 1))])
+    return torch.cat(
+        [
+            torch.arange(rows),
+            *(torch.randperm(rows, generator=generator) for _ in range(epochs - 1)),
+        ]
+    )
 
 
 def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
@@ -49,7 +56,11 @@ def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
     data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
     teacher = distillation and {"teacher": checksum(distillation.teacher), "kd": distillation.kind,
                                 "kd weight": distillation.weight}  # fmt: skip
-    settings = {name: value for name, value in asdict(recipe).items() if name not in ("micro_batch", "recompute")}
+    settings = {
+        name: value
+        for name, value in asdict(recipe).items()
+        if name not in ("micro_batch", "recompute")
+    }
     return {"model": checksum(model), "exits": list(exits), "data": f"{data:08x}", "seed": seed, **settings,
             **(teacher or {"teacher": None})}  # fmt: skip
 
@@ -57,10 +68,23 @@ def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
 def check_not_lost(checkpoint, resume):
     """Raise ValueError where a new training would write over the ``checkpoint`` of one that was cut short."""
     if not resume and any(path.exists() for path in (checkpoint, former_of(checkpoint))):
-        raise ValueError(f"{checkpoint} is of a training that was cut short; go on with --resume, or remove it")
+        raise ValueError(
+            f"{checkpoint} is of a training that was cut short; go on with --resume, or remove it"
+        )
 
 
-def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, distillation=None, mesh=None):
+def fit(
+    model,
+    exits,
+    tokens,
+    labels,
+    recipe,
+    checkpoint,
+    resume=False,
+    seed=0,
+    distillation=None,
+    mesh=None,
+):
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
     AdamW. On a ``mesh`` every process takes its rows of each step, and weights, gradients and AdamW's state are divided
@@ -76,13 +100,17 @@ def fit(model, exits, tokens, labels, recipe, checkpoint, resume=False, seed=0, 
             f"a batch of {recipe.batch} rows cannot be divided among {ranks} processes by {recipe.micro_batch} rows"
         )
     objective = Objective(
-        model, partial(soft_losses, exits=exits, distillation=distillation, recompute=recipe.recompute)
+        model,
+        partial(soft_losses, exits=exits, distillation=distillation, recompute=recipe.recompute),
     )
     if mesh:
         shard(objective, mesh, recipe.bf16)
     learning = [p for p in model.parameters() if p.requires_grad]
     decayed, others = [p for p in learning if p.dim() == 2], [p for p in learning if p.dim() != 2]
-    groups = [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=True)
     order, device = row_order(len(tokens), recipe.epochs, seed), model.device
     steps, saved = len(order) // recipe.batch, time.monotonic()

@@ -20,7 +20,9 @@ class Adapted(nn.Module):
         super().__init__()
         out, inner = weight.shape
         self.weight = weight
-        self.A = nn.Parameter(torch.randn(rank, inner, generator=generator).to(weight) * inner**-0.5)
+        self.A = nn.Parameter(
+            torch.randn(rank, inner, generator=generator).to(weight) * inner**-0.5
+        )
         self.B = nn.Parameter(torch.zeros(out, rank).to(weight))
 
     def forward(self, x):

@@ -23,14 +23,18 @@ MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
 SELF = Recipe(batch=8, micro_batch=8, length=256, lr=6e-4, epochs=2, weight_decay=0.0)
 ADAPTER_LR = 1.5e-3  # of adapters, which bear more than whole weights do
 # The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a model already trained.
-PAPER = Recipe(batch=128, micro_batch=4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0, recompute=True)
+PAPER = Recipe(
+    batch=128, micro_batch=4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0, recompute=True
+)
 
 
 def corpus_rows(millions, recipe):
     """How many rows, in whole batches, about so many million tokens make."""
     least = recipe.batch * recipe.length / 1e6
     if not least <= millions < 1e6:
-        raise ValueError(f"expected at least {least:g} million tokens, one batch, and less than 1e+06; got {millions:g}")
+        raise ValueError(
+            f"expected at least {least:g} million tokens, one batch, and less than 1e+06; got {millions:g}"
+        )
     return round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
 
 
@@ -46,7 +50,9 @@ def train_soft(
     """
     tokens, labels = rows_of(init, data, device, recipe, millions, seed, text)
     if len(tokens) < recipe.batch:
-        raise ValueError(f"{data} gives {len(tokens)} rows of {recipe.length} tokens; one batch needs {recipe.batch}")
+        raise ValueError(
+            f"{data} gives {len(tokens)} rows of {recipe.length} tokens; one batch needs {recipe.batch}"
+        )
     model = load_model(init, device, "float32", num_layers=layers).requires_grad_(True)
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
@@ -55,7 +61,9 @@ def train_soft(
         labels = among(model.draft_vocabulary.cpu(), labels, model.config.vocab_size)
     if rank:
         add_adapters(model, rank, seed)
-    train_and_save(model, exits, tokens, labels, recipe, out, init, resume, seed, distillation, mesh)
+    train_and_save(
+        model, exits, tokens, labels, recipe, out, init, resume, seed, distillation, mesh
+    )
 
 
 def rows_of(init, data, device, recipe, millions, seed, text):
@@ -64,7 +72,9 @@ def rows_of(init, data, device, recipe, millions, seed, text):
     if data == "self":
         target = load_model(init, device, "bfloat16")
         records = sample_to(text, target, tokenizer, template, millions * 1e6, seed).records
-        tokens, labels = one_a_row([(record["p"], record["a"]) for record in records], recipe.length)
+        tokens, labels = one_a_row(
+            [(record["p"], record["a"]) for record in records], recipe.length
+        )
         return tokens, likeliest(target, tokens, labels)
     skipped = Counter()
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
@@ -78,7 +88,13 @@ def most_frequent(labels, count, vocab_size):
     """The ``count`` tokens that occur most often among ``labels``, in order of their ids."""
     if not 1 <= count <= vocab_size:
         raise ValueError(f"a draft vocabulary has from 1 to {vocab_size} tokens, got {count}")
-    return labels[labels >= 0].bincount(minlength=vocab_size).argsort(descending=True, stable=True)[:count].sort().values
+    return (
+        labels[labels >= 0]
+        .bincount(minlength=vocab_size)
+        .argsort(descending=True, stable=True)[:count]
+        .sort()
+        .values
+    )
 
 
 def among(kept, labels, vocab_size):
@@ -87,17 +103,24 @@ def among(kept, labels, vocab_size):
     places[kept] = torch.arange(len(kept), dtype=torch.int32)
     found = places[labels.where(labels >= 0, vocab_size)]
     learnt, left_out = (labels >= 0).sum().item(), ((labels >= 0) & (found < 0)).sum().item()
-    print(f"draft vocabulary: {left_out / max(1, learnt):.1%} of {learnt} tokens are outside", file=sys.stderr)
+    print(
+        f"draft vocabulary: {left_out / max(1, learnt):.1%} of {learnt} tokens are outside",
+        file=sys.stderr,
+    )
     return found
 
 
-def train_and_save(model, exits, tokens, labels, recipe, out, init, resume, seed, distillation=None, mesh=None):
+def train_and_save(
+    model, exits, tokens, labels, recipe, out, init, resume, seed, distillation=None, mesh=None
+):
     """``fit``, shown as it goes on; then the model is written to ``out`` and its checkpoint is no longer needed.
 
     ``init`` is the folder it comes from: its tokenizer is copied along, or, of an adapter, it is the base.
     """
     checkpoint = checkpoint_of(out)
-    training = fit(model, exits, tokens, labels, recipe, checkpoint, resume, seed, distillation, mesh)
+    training = fit(
+        model, exits, tokens, labels, recipe, checkpoint, resume, seed, distillation, mesh
+    )
     steps = len(tokens) * recipe.epochs // recipe.batch
     show_progress(out.name, placement(model), exits, steps, recipe.batch * recipe.length, training)
     if pairs := adapter_pairs(model):

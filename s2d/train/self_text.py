@@ -15,7 +15,9 @@ from ..sampling import warp
 from ..tokenizer import ChatTemplate
 from ..weights import checksum
 
-ASKING, TOLD, ANSWERING, DONE = range(4)  # what a row of a batch is doing; told: the template's words between the two
+ASKING, TOLD, ANSWERING, DONE = range(
+    4
+)  # what a row of a batch is doing; told: the template's words between the two
 QUESTION_TOKENS, ANSWER_TOKENS = 48, 192
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers; questions are asked at 1 with a top-p of 0.95
 
@@ -23,7 +25,9 @@ TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers; questions are asked at 1 with 
 def around_a_question(tokenizer, template):
     """(ids before a user's question, ids from its end to where the assistant speaks) by a ChatTemplate."""
     if not isinstance(template, ChatTemplate):
-        raise ValueError("--data self needs a model with a chat template of its own, by which it asks itself")
+        raise ValueError(
+            "--data self needs a model with a chat template of its own, by which it asks itself"
+        )
     before, found, after = template.render(["\0"], to_be_answered=True).partition("\0")
     if not found:
         raise ValueError("the chat template leaves out what the user says")
@@ -36,7 +40,10 @@ def likeliest(target, tokens, labels, rows=16):
 
     Rows go through in order of their lengths, so that little of it is padding.
     """
-    found, ends = labels.clone(), (labels != -100).long().mul(torch.arange(1, labels.shape[1] + 1)).amax(dim=1)  # (R,)
+    found, ends = (
+        labels.clone(),
+        (labels != -100).long().mul(torch.arange(1, labels.shape[1] + 1)).amax(dim=1),
+    )  # (R,)
     for part in ends.argsort().split(rows):
         end = ends[part].max().item()
         if end == 0:  # rows in which nothing is learnt
@@ -44,7 +51,9 @@ def likeliest(target, tokens, labels, rows=16):
         own = labels[part, :end]
         learnt = own != -100
         hidden = target.run_layers(target.embed(tokens[part, :end].to(target.device)))[learnt]
-        found[part, :end] = own.masked_scatter(learnt, target.logits(hidden).argmax(dim=-1).cpu().to(own.dtype))
+        found[part, :end] = own.masked_scatter(
+            learnt, target.logits(hidden).argmax(dim=-1).cpu().to(own.dtype)
+        )
     return found
 
 
@@ -56,9 +65,15 @@ def converse(model, before, after, batch, generator):
     template says next, token by token. Its answer ends with the same token as a question, or after ANSWER_TOKENS.
     """
     end, told = after[0], torch.tensor(after[1:], device=model.device)
-    longest = min(len(before) + QUESTION_TOKENS + len(after) + ANSWER_TOKENS, model.config.max_position_embeddings)
+    longest = min(
+        len(before) + QUESTION_TOKENS + len(after) + ANSWER_TOKENS,
+        model.config.max_position_embeddings,
+    )
     temperatures = torch.tensor(TEMPERATURES, device=model.device).repeat(batch)[:batch]
-    phase, since = torch.full((batch,), ASKING, device=model.device), torch.zeros(batch, dtype=torch.long, device=model.device)
+    phase, since = (
+        torch.full((batch,), ASKING, device=model.device),
+        torch.zeros(batch, dtype=torch.long, device=model.device),
+    )
     starts = torch.zeros_like(since)  # where the answers begin
     tokens = torch.tensor(before, device=model.device).repeat(batch, 1)  # (B, T)
     cache, new = model.new_cache(longest, batch=batch), tokens
@@ -69,7 +84,9 @@ def converse(model, before, after, batch, generator):
                              *(((phase == ANSWERING) & (temperatures == t), lambda rows, t=t: warp(rows, t))
                                for t in TEMPERATURES if t > 0)):  # fmt: skip
             if which.any():
-                choice[which] = torch.multinomial(probs(logits[which]), 1, generator=generator)[:, 0]
+                choice[which] = torch.multinomial(probs(logits[which]), 1, generator=generator)[
+                    :, 0
+                ]
         is_told = phase == TOLD
         choice[is_told] = told[since[is_told]]
         ended = (choice == end) & ~is_told
@@ -99,7 +116,9 @@ class SelfText:
         if file.is_file():
             whole = whole_lines(file)
             if whole and not whole.startswith(self.header):
-                raise ValueError(f"{file} was sampled from another model, or is none of these files; name another")
+                raise ValueError(
+                    f"{file} was sampled from another model, or is none of these files; name another"
+                )
             try:
                 self.records = [json.loads(line) for line in whole.split("\n")[1:-1]]
             except ValueError:
@@ -112,11 +131,17 @@ class SelfText:
         return sum(len(record["a"]) for record in self.records)
 
     def add(self, conversations):
-        records = [{"p": prompt, "a": answer, "T": temperature} for prompt, answer, temperature in conversations]
+        records = [
+            {"p": prompt, "a": answer, "T": temperature}
+            for prompt, answer, temperature in conversations
+        ]
         self.records += records
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(("" if file.tell() else self.header) + "".join(json.dumps(record) + "\n" for record in records))
+            file.write(
+                ("" if file.tell() else self.header)
+                + "".join(json.dumps(record) + "\n" for record in records)
+            )
 
 
 def sample_to(file, model, tokenizer, template, wanted, seed, batch=96):

@@ -55,14 +55,18 @@ def soft_losses(model, tokens, labels, exits, count=None, distillation=None, rec
     if distillation:
         with torch.no_grad():
             teacher = distillation.teacher
-            teacher_hidden = teacher.run_layers(teacher.embed(tokens))[learnt]  # (N, teacher's hidden)
+            teacher_hidden = teacher.run_layers(teacher.embed(tokens))[
+                learnt
+            ]  # (N, teacher's hidden)
     losses = []
     for hidden in exit_hidden(model, tokens, exits, recompute):
         hidden, loss = hidden[learnt], 0.0  # (N, hidden)
         for start in range(0, max(1, len(wanted)), CHUNK):
             part = slice(start, start + CHUNK)
             taught = (distillation, teacher_hidden[part]) if distillation else ()
-            loss = loss + checkpoint(_chunk_loss, model, hidden[part], wanted[part], *taught, use_reentrant=False)
+            loss = loss + checkpoint(
+                _chunk_loss, model, hidden[part], wanted[part], *taught, use_reentrant=False
+            )
         losses.append(loss)
     return torch.stack(losses) / max(1, len(wanted) if count is None else count)
 
@@ -76,7 +80,9 @@ def _chunk_loss(model, hidden, labels, distillation=None, teacher_hidden=None):
             teacher_logits = distillation.teacher.logits(teacher_hidden).float()
             if model.draft_vocabulary is not None:
                 teacher_logits = teacher_logits[:, model.draft_vocabulary]
-        loss = loss + distillation.weight * divergence(distillation.kind, teacher_logits, logits).sum()
+        loss = (
+            loss + distillation.weight * divergence(distillation.kind, teacher_logits, logits).sum()
+        )
     return loss
 
 

@@ -58,19 +58,33 @@ def costs_of_this_machine(generate, target, draft, exits):
         try:
             write_costs(costs, own_file(made_for))
         except (OSError, RuntimeError) as error:
-            print(f"the table of costs could not be kept, so it will be measured again: {error}", file=sys.stderr)
+            print(
+                f"the table of costs could not be kept, so it will be measured again: {error}",
+                file=sys.stderr,
+            )
     return costs
 
 
 def read_priors(draft, target, exits):
     """{"greedy" or "sampled": (weights, chances)} that came with the draft for this target; none where exits are left out."""
-    known = draft.chances.get(fingerprint(target), {}) if tuple(exits) == draft.config.exit_layers else {}
+    known = (
+        draft.chances.get(fingerprint(target), {})
+        if tuple(exits) == draft.config.exit_layers
+        else {}
+    )
     try:
         priors = {kind: np.array(known[kind], dtype=float) for kind in known}
         shape = 2, len(Chances(len(exits)).table), BINS
-        good = all(prior.shape == shape and (prior[0] >= 1).all() and (prior[1] == prior[1].clip(0, 1)).all() for prior in priors.values())
+        good = all(
+            prior.shape == shape
+            and (prior[0] >= 1).all()
+            and (prior[1] == prior[1].clip(0, 1)).all()
+            for prior in priors.values()
+        )
     except (TypeError, ValueError, OverflowError):
         good = False
     if not good:
-        raise ValueError(f"the draft's counted chances (chances.json) do not fit its {len(exits)} exits; count them again")
+        raise ValueError(
+            f"the draft's counted chances (chances.json) do not fit its {len(exits)} exits; count them again"
+        )
     return {kind: prior.tolist() for kind, prior in priors.items()}

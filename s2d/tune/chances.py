@@ -10,11 +10,31 @@ import torch
 
 from ..sampling import warp
 
-EDGES = (0.003, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)  # of probability bins
+EDGES = (
+    0.003,
+    0.01,
+    0.03,
+    0.06,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.6,
+    0.7,
+    0.8,
+    0.9,
+    0.95,
+    0.98,
+    0.995,
+)  # of probability bins
 BINS = len(EDGES) + 1
 CENTRES = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0))]
 UNKNOWN = 0.6  # the chance of a place of which nothing is known yet: enough to try
-MEMORY = 64.0  # places that what a bin has seen before counts for, at most; so newer ones count for more
+MEMORY = (
+    64.0  # places that what a bin has seen before counts for, at most; so newer ones count for more
+)
 PRIOR = 48.0  # as many of those that came with the draft
 
 
@@ -75,11 +95,17 @@ class Chances:
         self.exits, self.memory = exits, MEMORY
         own, pairs = ("first", "other", "drawn", "token"), ("deeper", "deeper_drawn")
         sizes = {kind: exits for kind in own} | {kind: exits**2 for kind in pairs}
-        sizes |= {kind + way: size for kind, size in (("next", exits), ("root", 1), ("after", 1)) for way in ("", "_drawn")}
+        sizes |= {
+            kind + way: size
+            for kind, size in (("next", exits), ("root", 1), ("after", 1))
+            for way in ("", "_drawn")
+        }
         self.row, self.table = {}, []
         for kind, size in sizes.items():
             self.row[kind] = len(self.table)
-            at_first = CENTRES if kind in own + pairs else [UNKNOWN] * BINS  # a probability is taken at face value
+            at_first = (
+                CENTRES if kind in own + pairs else [UNKNOWN] * BINS
+            )  # a probability is taken at face value
             self.table += [list(at_first) for _ in range(size)]
         self.weighs = [[1.0] * BINS for _ in self.table]
         if prior is not None:
@@ -114,17 +140,31 @@ class Chances:
         Everything that could have been done there is graded by the chance it had: the likeliest token by p of it, one to be
         drawn by the sum of min(p, q), one that was by min(1, p / q) of it. The draft drafts tokens of ``vocabulary`` (K,).
         """
-        visits = [(place, row, visit) for place, (number, row) in enumerate(places) for visit in levels[number].visits]
+        visits = [
+            (place, row, visit)
+            for place, (number, row) in enumerate(places)
+            for visit in levels[number].visits
+        ]
         of = torch.tensor([place for place, *_ in visits], device=p.device)  # (M,)
         drafted = (p if vocabulary is None else p[:, vocabulary])[of]  # (M, K)
-        q = warp(torch.stack([visit.logits[row] for _, row, visit in visits]), sampling.temperature, sampling.top_p)  # (M, K)
+        q = warp(
+            torch.stack([visit.logits[row] for _, row, visit in visits]),
+            sampling.temperature,
+            sampling.top_p,
+        )  # (M, K)
         overlap = torch.minimum(drafted, q).sum(dim=-1).tolist()
-        likeliest = p[of, torch.tensor([visit.tokens[row] for _, row, visit in visits], device=p.device)].tolist()
+        likeliest = p[
+            of, torch.tensor([visit.tokens[row] for _, row, visit in visits], device=p.device)
+        ].tolist()
         right, drawn = [[] for _ in places], [[] for _ in places]
         for (place, *_), first, shared in zip(visits, likeliest, overlap):
             right[place].append(first)
             drawn[place].append(shared)
-        last = [number for number, (place, _, visit) in enumerate(visits) if visit is levels[places[place][0]].visits[-1]]
+        last = [
+            number
+            for number, (place, _, visit) in enumerate(visits)
+            if visit is levels[places[place][0]].visits[-1]
+        ]
         reached = [levels[number] for number, _ in places]
         if reached[0].drawn is not None:
             tokens = [0 if level.drawn is None else level.drawn for level in reached]
@@ -146,7 +186,12 @@ class Chances:
             for i, (visit, grade) in enumerate(zip(visits, grades)):
                 self.count("drawn" if way else "first", visit.exit, visit.bins[row], grade)
                 for later, better in zip(visits[i + 1 :], grades[i + 1 :]):
-                    self.count("deeper" + way, visit.exit * self.exits + later.exit, visit.bins[row], better)
+                    self.count(
+                        "deeper" + way,
+                        visit.exit * self.exits + later.exit,
+                        visit.bins[row],
+                        better,
+                    )
             if place:
                 before = levels[number - 1]
                 self.count("next" + way, before.exit, before.taken[row], grades[-1])

@@ -12,8 +12,28 @@ import torch
 
 from ..files import staged_file
 
-WIDEST, DEEPEST, LARGEST = 8, 16, 64  # children of a node and nodes drafted from at once; levels; nodes sent
-ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 48, 65)  # whose costs are measured: both ends of the stairs there are
+WIDEST, DEEPEST, LARGEST = (
+    8,
+    16,
+    64,
+)  # children of a node and nodes drafted from at once; levels; nodes sent
+ROWS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    8,
+    9,
+    12,
+    16,
+    17,
+    24,
+    32,
+    48,
+    65,
+)  # whose costs are measured: both ends of the stairs there are
 
 
 @dataclass(frozen=True)
@@ -44,13 +64,19 @@ class Costs:
             short, long = np.interp(wanted, ROWS, short), np.interp(wanted, ROWS, long)
             return np.maximum(short + share * (long - short), 0.2 * np.minimum(short, long))
 
-        return line(*self.target), np.stack([line(*costs) for costs in zip(*self.segments)]), line(*self.look)
+        return (
+            line(*self.target),
+            np.stack([line(*costs) for costs in zip(*self.segments)]),
+            line(*self.look),
+        )
 
 
 def flat_costs(target, segment, exits, look=0.0, step=0.0):
     """Costs of a machine to which rows do not matter: ``target`` ms for a pass, ``segment`` ms for each of the draft's ..."""
     target, segment, look = ([ms] * len(ROWS) for ms in (target, segment, look))
-    return Costs("", [0, LARGEST], [target] * 2, [[segment] * exits] * 2, [look] * 2, 0.0, 0.0, [step, step])
+    return Costs(
+        "", [0, LARGEST], [target] * 2, [[segment] * exits] * 2, [look] * 2, 0.0, 0.0, [step, step]
+    )
 
 
 def cheapest_growth(costs):
@@ -72,7 +98,11 @@ def describe(target, draft, exits):
         head = c.vocab_size if model.draft_vocabulary is None else len(model.draft_vocabulary)
         return f"{c.num_hidden_layers}x{c.hidden_size}x{c.intermediate_size}-{c.num_key_value_heads}-{head}"
 
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else f"{platform.machine()} {platform.node()}"
+    device = (
+        torch.cuda.get_device_name(target.device)
+        if target.device.type == "cuda"
+        else f"{platform.machine()} {platform.node()}"
+    )
     mode = "compiled" if type(target).__name__ == "StaticLlama" else "eager"
     exits = ".".join(map(str, exits))
     return (f"{shape(target)} by {shape(draft)} exits {exits}, {str(target.dtype).removeprefix('torch.')}, {mode}, {device}, "
@@ -92,9 +122,13 @@ def read_costs(file, exits):
     except (TypeError, ValueError, OverflowError, RecursionError):
         good = False
     if not good:
-        raise ValueError(f"{file} holds no table of costs; name another file, or one that is yet to be written")
+        raise ValueError(
+            f"{file} holds no table of costs; name another file, or one that is yet to be written"
+        )
     if segments.shape[1] != exits:
-        raise ValueError(f"{file} holds the costs of {segments.shape[1]} exits, not of {exits}; name another file")
+        raise ValueError(
+            f"{file} holds the costs of {segments.shape[1]} exits, not of {exits}; name another file"
+        )
     return costs
 
 

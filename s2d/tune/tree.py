@@ -15,7 +15,9 @@ class TunedTree:
 
     def __init__(self, tuner, drafter, sampling):
         self.drafter, self.tuner, self.sampling, self.q = drafter, tuner, sampling, []
-        self.frontier = [(-1, -1)]  # number and slot of each node that was expanded last: first the context
+        self.frontier = [
+            (-1, -1)
+        ]  # number and slot of each node that was expanded last: first the context
         self.tokens, self.parents, self.slots, self.level, self.slot_parents = [], [], [], [], []
         self.chain = drafter.attention.chain = True
 
@@ -51,8 +53,14 @@ class TunedTree:
         self.level += [len(self.tuner.levels) - 1] * len(slots)
         self.frontier = [(count + candidate, slots[candidate]) for candidate in order]
         if order and not self.chain:
-            self.drafter.attention.set_tree(ancestor_mask(torch.tensor(self.slot_parents, device=children.device)))
-        return slice(order[0], order[0] + 1) if len(order) == 1 else torch.tensor(order, dtype=torch.long, device=children.device)
+            self.drafter.attention.set_tree(
+                ancestor_mask(torch.tensor(self.slot_parents, device=children.device))
+            )
+        return (
+            slice(order[0], order[0] + 1)
+            if len(order) == 1
+            else torch.tensor(order, dtype=torch.long, device=children.device)
+        )
 
     def draft(self, exits):
         """The Draft of the candidates that the tuner sends, numbered anew."""
@@ -64,4 +72,11 @@ class TunedTree:
         tokens, parents, slots = (torch.tensor(column, dtype=torch.long, device=device) for column in (
             [self.tokens[old] for old in kept], [number[self.parents[old]] for old in kept], [self.slots[old] for old in kept],
         ))  # fmt: skip
-        return Draft(TokenTree(tokens, parents), torch.cat(self.q) if self.q else None, slots, exits, level_sizes, plan)
+        return Draft(
+            TokenTree(tokens, parents),
+            torch.cat(self.q) if self.q else None,
+            slots,
+            exits,
+            level_sizes,
+            plan,
+        )

@@ -7,7 +7,9 @@ from .costs import DEEPEST, LARGEST, WIDEST, cheapest_growth
 from .tree import TunedTree
 
 PACE = 0.95  # of a step's tokens and milliseconds in the rate, one step later
-IDLE = 16  # steps without a draft, or levels without a look at an exit, after which one is tried again
+IDLE = (
+    16  # steps without a draft, or levels without a look at an exit, after which one is tried again
+)
 SAVINGS = 1.0  # tokens that an exit may have earned before they are needed, to pay for catching up
 MEMORY = 32.0  # looks at an exit that what they saved before counts for, at most
 
@@ -23,10 +25,16 @@ class Tuner:
 
     def __init__(self, costs, exits, priors=None, vocabulary=None):
         self.costs, self.exits, self.vocabulary, self.known = costs, exits, vocabulary, {}
-        self.chances = {kind: Chances(len(exits), (priors or {}).get(kind)) for kind in ("greedy", "sampled")}
-        self.tokens = self.milliseconds = self.level_ms = 0.0  # of recent steps; of a level, on the mean
+        self.chances = {
+            kind: Chances(len(exits), (priors or {}).get(kind)) for kind in ("greedy", "sampled")
+        }
+        self.tokens = self.milliseconds = self.level_ms = (
+            0.0  # of recent steps; of a level, on the mean
+        )
         self.idle = 0  # steps since the last draft
-        self.earned = [0.0] * len(exits)  # tokens that each exit added or would have, net of its price and of what it caught up on
+        self.earned = [0.0] * len(
+            exits
+        )  # tokens that each exit added or would have, net of its price and of what it caught up on
         self.saved = {}  # by exit and what came before: the tokens' worth that a look there saves, and by how many looks
         self.passed = [0] * len(exits)  # levels since each exit was last looked at
 
@@ -43,14 +51,19 @@ class Tuner:
         self.sent = 0  # nodes that will probably be sent
         if not self.milliseconds:
             self.guess_rate()
-        alone = 1.0 / (self.target[1] + self.step)  # always to be had, so nothing slower is worth as little as it is
+        alone = 1.0 / (
+            self.target[1] + self.step
+        )  # always to be had, so nothing slower is worth as little as it is
         self.rate = max(self.tokens / self.milliseconds, alone)
         first = self.segments[0]
         self.level_price = self.rate * (self.level_ms + self.growth[1])
         self.row_price = self.rate * ((first[WIDEST] - first[1]) / (WIDEST - 1) + self.growth[1])
         chance = self.now.chance
         self.again = min(chance("after"), 0.99), min(chance("after_drawn"), 0.99)
-        worth = max(self.value(chance("root")), self.value(chance("root_drawn"), drawn=True) if self.sampled else 0.0)
+        worth = max(
+            self.value(chance("root")),
+            self.value(chance("root_drawn"), drawn=True) if self.sampled else 0.0,
+        )
         worth_it = worth > self.level_price + self.rate * self.costs.start
         self.idle = 0 if worth_it or self.idle == IDLE else self.idle + 1
         self.drafting = 0.0 if self.idle else self.costs.start
@@ -60,7 +73,12 @@ class Tuner:
         """The table at n tokens of context, give or take some, as lists."""
         if n // 64 not in self.known:
             target, segments, look = self.costs.at(n)
-            self.known[n // 64] = target.tolist(), cheapest_growth(target).tolist(), segments.tolist(), look.tolist()
+            self.known[n // 64] = (
+                target.tolist(),
+                cheapest_growth(target).tolist(),
+                segments.tolist(),
+                look.tolist(),
+            )
         return self.known[n // 64]
 
     def pass_ms(self, exit, rows):
@@ -70,11 +88,19 @@ class Tuner:
 
     def guess_rate(self):
         """Before the first step: the rate of the best plain chain, at the chances that came with the draft."""
-        self.level_ms, again = self.segments[0][1] + self.look[1], self.now.chance("after_drawn" if self.sampled else "after")
+        self.level_ms, again = (
+            self.segments[0][1] + self.look[1],
+            self.now.chance("after_drawn" if self.sampled else "after"),
+        )
         best, tokens = (0.0, 0.0, 1.0), 0.0
         for length in range(DEEPEST + 1):
             tokens += again**length
-            milliseconds = self.step + self.target[1 + length] + length * self.level_ms + self.costs.start * (length > 0)
+            milliseconds = (
+                self.step
+                + self.target[1 + length]
+                + length * self.level_ms
+                + self.costs.start * (length > 0)
+            )
             best = max(best, (tokens / milliseconds, tokens, milliseconds))
         self.tokens, self.milliseconds = 4 * best[1], 4 * best[2]  # as if of four steps
 
@@ -147,7 +173,10 @@ class Tuner:
             one, better = self.segments[deeper][rows], now.table[pair + deeper]
             price += self.rate * (one + self.look[rows])
             debt += self.rate * (self.pass_ms(deeper, waiting[deeper]) - one)
-            gain = sum(self.value(path * better[bin], drawn) for path, bin in zip(self.paths, bins)) - worth
+            gain = (
+                sum(self.value(path * better[bin], drawn) for path, bin in zip(self.paths, bins))
+                - worth
+            )
             if gain > price:
                 self.earned[deeper] = min(self.earned[deeper] + gain - price, max(SAVINGS, debt))
                 if self.earned[deeper] >= debt:
@@ -185,12 +214,19 @@ class Tuner:
         level = Level(self.visits, tokens, bins)
         self.levels.append(level)
         self.visits = []
-        drawn = self.value(self.paths[0] * self.now.chance("drawn", visit.exit, visit.bins[0]), drawn=True) - price
+        drawn = (
+            self.value(
+                self.paths[0] * self.now.chance("drawn", visit.exit, visit.bins[0]), drawn=True
+            )
+            - price
+        )
         if not self.drawn:
             chances = self.path_chances(level)
             net = [chance - price for chance in chances if chance > price]
             if self.sampled and len(self.levels) == 1:
-                self.drawn = self.prefers_drawn(drawn, self.value(chances[0]) - chances[0] + sum(net))
+                self.drawn = self.prefers_drawn(
+                    drawn, self.value(chances[0]) - chances[0] + sum(net)
+                )
         if self.drawn:
             return drawn > 0
         if net:
@@ -200,7 +236,9 @@ class Tuner:
 
     def path_chances(self, level):
         """Chances (R * C,) that the target comes to each of a level's candidates and takes it."""
-        first, other = (self.now.table[self.now.row[kind] + level.exit] for kind in ("first", "other"))
+        first, other = (
+            self.now.table[self.now.row[kind] + level.exit] for kind in ("first", "other")
+        )
         chances = []
         for path, bins in zip(self.paths, level.bins):
             left, table = 1.0, first
@@ -220,20 +258,32 @@ class Tuner:
         level.drawn, level.drawn_bin = place, bin_of(prob)
         self.drafting += self.costs.drawn
         self.steady += self.costs.drawn
-        self.every_path.append([self.paths[0] * self.now.chance("token", level.exit, level.drawn_bin)])
+        self.every_path.append(
+            [self.paths[0] * self.now.chance("token", level.exit, level.drawn_bin)]
+        )
         self.sent += 1
 
     def expand(self, most=WIDEST):
         """Which of a level's candidates (R * C,) to draft the next level from, best first; perhaps none."""
         level, chances = self.levels[-1], self.every_path[-1]
         bins = [level.drawn_bin] if self.drawn else sum(level.bins, [])
-        order = [0] if len(chances) == 1 else sorted(range(len(chances)), key=lambda each: -chances[each])
+        order = (
+            [0]
+            if len(chances) == 1
+            else sorted(range(len(chances)), key=lambda each: -chances[each])
+        )
         order = order[:most]
-        following = self.now.table[self.now.row["next_drawn" if self.drawn else "next"] + level.exit]
+        following = self.now.table[
+            self.now.row["next_drawn" if self.drawn else "next"] + level.exit
+        ]
         first, row, best, net, count = self.segments[0], self.another_row, 0.0, 0.0, 0
         for place, candidate in enumerate(order):
             added = first[place + 1] - first[place] if place else self.level_ms
-            net += self.value(chances[candidate] * following[bins[candidate]], self.drawn, self.row_price if place else None)
+            net += self.value(
+                chances[candidate] * following[bins[candidate]],
+                self.drawn,
+                self.row_price if place else None,
+            )
             net -= self.rate * added + row
             if net > best:
                 best, count = net, place + 1
@@ -257,7 +307,12 @@ class Tuner:
             if self.drawn or tokens - self.rate * self.target[1 + count] > most:
                 best, expected, most = count, tokens, tokens - self.rate * self.target[1 + count]
         self.spent = self.drafting + self.step + self.target[1 + best]
-        plan = {"expected_tokens": expected, "expected_ms": self.spent, "alone_ms": self.target[1] + self.step, "rate": self.rate}
+        plan = {
+            "expected_tokens": expected,
+            "expected_ms": self.spent,
+            "alone_ms": self.target[1] + self.step,
+            "rate": self.rate,
+        }
         return sorted(order[:best]), plan | {"drawn": self.drawn}
 
     def learn(self, slots, tokens, p=None):
@@ -276,6 +331,9 @@ class Tuner:
             self.now.count_sampled(self.levels, places, p, self.sampling, self.vocabulary)
         elif places:
             self.now.count_greedy(self.levels, places, tokens)
-        self.tokens, self.milliseconds = PACE * self.tokens + len(tokens), PACE * self.milliseconds + self.spent - self.reading
+        self.tokens, self.milliseconds = (
+            PACE * self.tokens + len(tokens),
+            PACE * self.milliseconds + self.spent - self.reading,
+        )
         if self.levels:
             self.level_ms = PACE * self.level_ms + (1.0 - PACE) * self.steady / len(self.levels)

@@ -26,7 +26,12 @@ COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "spe
               "generation_config.json")  # fmt: skip
 CHANCES = "chances.json"  # beside it: what targets accepted of the draft, see tune/
 DRAFT_VOCABULARY = "draft_vocabulary.json"  # beside a draft's config.json: the ids of the only tokens that it drafts
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 
 
 def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False):
@@ -42,22 +47,34 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     config = read_config(path)
     if num_layers is not None:
         if not 1 <= num_layers <= config.num_hidden_layers:
-            raise ValueError(f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers")
+            raise ValueError(
+                f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers"
+            )
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
-    model, dtype = empty_model(config, StaticLlama if compile else Llama), choose_dtype(dtype, device)
+    model, dtype = (
+        empty_model(config, StaticLlama if compile else Llama),
+        choose_dtype(dtype, device),
+    )
     adapter = Adapter(path) if (path / ADAPTER).is_file() else None
-    shapes, products = parameter_shapes(model), ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings])
+    shapes, products = (
+        parameter_shapes(model),
+        ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings]),
+    )
     # On the CPU, as they are, one token's products are a third faster with weights by columns, no others.
     by_columns = device.type == "cpu" and dtype.itemsize >= 4 and not compile
     changes = adapter.changes(shapes) if adapter else {}
     for name, tensor in read_tensors(adapter.base if adapter else path, shapes, device, share):
         if name in changes:
             change = changes.pop(name)
-            tensor = tensor.float() + (change[share(name, shapes[name])] if share else change).to(device)
+            tensor = tensor.float() + (change[share(name, shapes[name])] if share else change).to(
+                device
+            )
         parent, _, leaf = name.rpartition(".")
         if by_columns and parent.endswith(products):
             tensor = tensor.t().contiguous().t()
-        setattr(model.get_submodule(parent), leaf, nn.Parameter(tensor.to(dtype), requires_grad=False))
+        setattr(
+            model.get_submodule(parent), leaf, nn.Parameter(tensor.to(dtype), requires_grad=False)
+        )
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
     if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
@@ -76,7 +93,9 @@ def read_draft_vocabulary(path, vocab_size):
         tokens = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
-    good = isinstance(tokens, list) and all(type(token) is int and 0 <= token < vocab_size for token in tokens)
+    good = isinstance(tokens, list) and all(
+        type(token) is int and 0 <= token < vocab_size for token in tokens
+    )
     if not good or not tokens or len(set(tokens)) < len(tokens):
         raise ValueError(f"{path} is no list of different token ids within 0..{vocab_size - 1}")
     return torch.tensor(tokens)
@@ -101,7 +120,9 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
     with staged_folder(path) as stage:
         if tokenizer_from:
             copy_companions(Path(tokenizer_from), stage)
-        tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in model.named_parameters()}
+        tensors = {
+            name: p.detach().to("cpu", dtype).contiguous() for name, p in model.named_parameters()
+        }
         write_shards(split(tensors, max_shard_bytes), stage)
         write_config(model, stage, dtype)
 
@@ -113,14 +134,19 @@ def save_adapter(model, pairs, scale, path, base):
     """
     path = Path(path)
     with staged_folder(path) as stage:
-        pairs = {name: tuple(part.to("cpu", torch.bfloat16) for part in pair) for name, pair in pairs.items()}
+        pairs = {
+            name: tuple(part.to("cpu", torch.bfloat16) for part in pair)
+            for name, pair in pairs.items()
+        }
         write_adapter(stage, os.path.relpath(Path(base).resolve(), path.resolve()), pairs, scale)
         write_config(model, stage, torch.bfloat16)
 
 
 def write_config(model, folder, dtype):
     """config.json, as of weights in ``dtype``, and what came with a draft: its vocabulary, and what targets accept of it."""
-    (folder / "config.json").write_text(json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n"
+    )
     if model.chances:
         (folder / CHANCES).write_text(json.dumps(model.chances, separators=(",", ":")) + "\n")
     if model.draft_vocabulary is not None:
@@ -144,7 +170,9 @@ def read_tensors(path, shapes, device="cpu", share=None):
         located = dict.fromkeys(shapes, SINGLE)
     else:
         pickled = "; turn its pytorch_model*.bin into them with python -m s2d.weights convert"
-        raise FileNotFoundError(f"{path} has neither {SINGLE} nor {INDEX}{pickled if torch_files(path) else ''}")
+        raise FileNotFoundError(
+            f"{path} has neither {SINGLE} nor {INDEX}{pickled if torch_files(path) else ''}"
+        )
     for name in shapes:
         if name not in located:
             raise ValueError(f"{path}: tensor {name} is in no shard of {INDEX}")
@@ -156,9 +184,16 @@ def read_tensors(path, shapes, device="cpu", share=None):
                 present = set(shard.keys())
                 for name in (name for name in shapes if located[name] == file):
                     if name not in present:
-                        raise ValueError(f"{path / file} has no tensor {name}, which config.json asks for")
+                        raise ValueError(
+                            f"{path / file} has no tensor {name}, which config.json asks for"
+                        )
                     check_shape(path, name, shard.get_slice(name).get_shape(), shapes[name])
-                    yield name, shard.get_slice(name)[share(name, shapes[name])] if share else shard.get_tensor(name)
+                    yield (
+                        name,
+                        shard.get_slice(name)[share(name, shapes[name])]
+                        if share
+                        else shard.get_tensor(name),
+                    )
         except SafetensorError as error:
             raise ValueError(f"{path / file} is damaged ({error}); download it again") from None
 
@@ -167,9 +202,16 @@ def read_index(path):
     """The index of a sharded checkpoint: {tensor name: file beside it}."""
     located = read_json(path).get("weight_map")
     if not isinstance(located, dict):
-        raise ValueError(f"{path}: weight_map is no object of tensor names and files; download it again")
+        raise ValueError(
+            f"{path}: weight_map is no object of tensor names and files; download it again"
+        )
     for file in located.values():
-        if not isinstance(file, str) or not file.isprintable() or Path(file).name != file or file in ("", ".", ".."):
+        if (
+            not isinstance(file, str)
+            or not file.isprintable()
+            or Path(file).name != file
+            or file in ("", ".", "..")
+        ):
             raise ValueError(f"{path}: {str(file)[:80]!r} is no name of a file in this folder")
     return located
 
@@ -207,7 +249,11 @@ def write_shards(shards, folder):
     weight_map, total = {}, 0
     for number in range(len(shards)):
         shard = shards[number]
-        file = SINGLE if len(shards) == 1 else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        file = (
+            SINGLE
+            if len(shards) == 1
+            else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+        )
         save_file(shard, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
         total += sum(tensor.nbytes for tensor in shard.values())
@@ -236,7 +282,9 @@ def check_device(device):
         raise ValueError(f"unknown device {name!r}; expected auto, cpu, cuda or cuda:N")
     if name != "cpu" and int(found[1] or 0) >= count:
         seen = f"{count or 'no'} GPU{'s'[: count > 1]}"
-        raise ValueError(f"device {name!r} was asked for, but torch sees {seen} here; use --device cpu")
+        raise ValueError(
+            f"device {name!r} was asked for, but torch sees {seen} here; use --device cpu"
+        )
     return torch.device(name)
 
 
@@ -247,8 +295,13 @@ def placement(*models):
     if device.type == "cuda":
         place = f"{device}, {torch.cuda.get_device_name(device)} with {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
     parameters = [parameter for model in models for parameter in model.parameters()]
-    own = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in parameters]
-    size = sum({tensor.data_ptr(): tensor.nbytes for tensor in own}.values())  # what is shared counts once
+    own = [
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        for parameter in parameters
+    ]
+    size = sum(
+        {tensor.data_ptr(): tensor.nbytes for tensor in own}.values()
+    )  # what is shared counts once
     return f"{place}, {dtype}, {size / 1e9:.2f} GB of weights"
 
 

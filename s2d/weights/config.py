@@ -29,19 +29,32 @@ def answer_ends(path, config):
     generation_config.json has the last word over config.json; and where the tokenizer calls a token its end, as chat models
     do with the end of a turn, that is one too.
     """
-    ids, generation, tokenizer = config.eos_token_ids, path / "generation_config.json", path / "tokenizer_config.json"
+    ids, generation, tokenizer = (
+        config.eos_token_ids,
+        path / "generation_config.json",
+        path / "tokenizer_config.json",
+    )
     raw = read_json_if_there(generation)
     try:
         ids = ids if raw.get("eos_token_id") is None else eos_ids(raw, config.vocab_size)
     except ValueError as error:
         raise ValueError(f"{generation}: {error}") from None
     raw = read_json_if_there(tokenizer)
-    end, added = text_of(raw.get("eos_token")), {number: text for number, (text, _) in added_tokens(raw).items()}
-    if end and not added and (path / "tokenizer.json").is_file():  # transformers 5 leaves them there alone
+    end, added = (
+        text_of(raw.get("eos_token")),
+        {number: text for number, (text, _) in added_tokens(raw).items()},
+    )
+    if (
+        end and not added and (path / "tokenizer.json").is_file()
+    ):  # transformers 5 leaves them there alone
         every = read_json(path / "tokenizer.json").get("added_tokens")
-        every = [token for token in every if isinstance(token, dict)] if isinstance(every, list) else []
+        every = (
+            [token for token in every if isinstance(token, dict)] if isinstance(every, list) else []
+        )
         added = {token["id"]: text_of(token) for token in every if type(token.get("id")) is int}
-    ids += tuple(number for number, text in added.items() if text == end and 0 <= number < config.vocab_size)
+    ids += tuple(
+        number for number, text in added.items() if text == end and 0 <= number < config.vocab_size
+    )
     return tuple(dict.fromkeys(ids))
 
 
@@ -71,12 +84,16 @@ def config_from_dict(raw):
     head_dim = whole(raw, "head_dim", hidden_size // heads, high=1024)
     kv_heads = whole(raw, "num_key_value_heads", heads)
     if head_dim % 2 or not head_dim:
-        raise ValueError(f"head_dim is {head_dim}; the rotary embedding needs an even number above 0")
+        raise ValueError(
+            f"head_dim is {head_dim}; the rotary embedding needs an even number above 0"
+        )
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads cannot share {kv_heads} key/value heads evenly")
     positions = whole(raw, "max_position_embeddings", 2048, high=2**22)
     if positions * head_dim > 2**27:  # far above any Llama; the rotary table would take gigabytes
-        raise ValueError(f"max_position_embeddings {positions} with head_dim {head_dim} is more than can be computed with")
+        raise ValueError(
+            f"max_position_embeddings {positions} with head_dim {head_dim} is more than can be computed with"
+        )
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -89,7 +106,9 @@ def config_from_dict(raw):
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
         **read_rope(raw),
         tie_word_embeddings=flag(raw, "tie_word_embeddings", False),
-        bos_token_id=None if raw.get("bos_token_id", 1) is None else whole(raw, "bos_token_id", 1, 0, vocab_size - 1),
+        bos_token_id=None
+        if raw.get("bos_token_id", 1) is None
+        else whole(raw, "bos_token_id", 1, 0, vocab_size - 1),
         eos_token_ids=eos_ids(raw, vocab_size),
         **read_drafting(raw, layers),
     )
@@ -103,14 +122,21 @@ def read_rope(raw):
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ValueError(f"rope type {shown(kind)} is not supported; only 'default', 'linear' and 'llama3' are")
+        raise ValueError(
+            f"rope type {shown(kind)} is not supported; only 'default', 'linear' and 'llama3' are"
+        )
     if number(rope, "partial_rotary_factor", number(raw, "partial_rotary_factor", 1.0)) != 1.0:
         raise ValueError("partial_rotary_factor is not 1; that is not supported")
-    read = {"rope_theta": number(rope if "rope_theta" in rope else raw, "rope_theta", 10000.0, low=1.0)}
+    read = {
+        "rope_theta": number(rope if "rope_theta" in rope else raw, "rope_theta", 10000.0, low=1.0)
+    }
     if kind != "default":
         read["rope_factor"] = number(rope, "factor", low=1e-3)
     if kind == "llama3":
-        low, high = number(rope, "low_freq_factor", low=0.0), number(rope, "high_freq_factor", low=0.0)
+        low, high = (
+            number(rope, "low_freq_factor", low=0.0),
+            number(rope, "high_freq_factor", low=0.0),
+        )
         if low >= high:
             raise ValueError(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
         context = whole(raw, "max_position_embeddings", 2048)
@@ -121,10 +147,14 @@ def read_rope(raw):
 def read_drafting(raw, layers):
     """What only a draft has: its exits and how it drafts unless told otherwise."""
     exits = numbers(raw, "exit_layers", lambda item: whole(item, "exit_layers", high=1024))
-    thresholds = numbers(raw, "thresholds", lambda item: number(item, "thresholds", low=0.0, high=1.0))
+    thresholds = numbers(
+        raw, "thresholds", lambda item: number(item, "thresholds", low=0.0, high=1.0)
+    )
     tree = numbers(raw, "draft_tree", lambda item: whole(item, "draft_tree"), (10, 4, 60))
     if list(exits) != sorted(set(exits)) or exits and exits[-1] > layers:
-        raise ValueError(f"exit_layers is {list(exits)}; exits must increase and lie within the draft's {layers} layers")
+        raise ValueError(
+            f"exit_layers is {list(exits)}; exits must increase and lie within the draft's {layers} layers"
+        )
     if thresholds and len(thresholds) != len(exits):
         raise ValueError(f"{len(exits)} exit_layers cannot have {len(thresholds)} thresholds")
     if len(tree) != 3:
@@ -146,7 +176,10 @@ def eos_ids(raw, vocab_size):
     given = given if isinstance(given, list) else [given]
     if not given:
         raise ValueError("eos_token_id is []; expected a token id, a list of them, or null")
-    return tuple(whole({"eos_token_id": token}, "eos_token_id", low=0, high=vocab_size - 1) for token in given)
+    return tuple(
+        whole({"eos_token_id": token}, "eos_token_id", low=0, high=vocab_size - 1)
+        for token in given
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- single fields
@@ -162,7 +195,9 @@ def field(raw, key, default):
     """raw[key], or the default where it is missing or null."""
     value = raw.get(key)
     if value is None and default is None:
-        raise ValueError(f"it has no {key!r}" if key not in raw else f"{key} is null; expected a value")
+        raise ValueError(
+            f"it has no {key!r}" if key not in raw else f"{key} is null; expected a value"
+        )
     return default if value is None else value
 
 
@@ -203,7 +238,11 @@ def config_to_dict(config, dtype):
     rope = {"type": "linear", "rope_type": "linear", "factor": config.rope_factor}
     if config.rope_llama3:
         names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        rope = {"rope_type": "llama3", "factor": config.rope_factor, **dict(zip(names, config.rope_llama3))}
+        rope = {
+            "rope_type": "llama3",
+            "factor": config.rope_factor,
+            **dict(zip(names, config.rope_llama3)),
+        }
     drafting = {
         "exit_layers": list(config.exit_layers),
         "thresholds": list(config.thresholds),

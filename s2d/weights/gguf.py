@@ -21,8 +21,14 @@ TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output"
 IN_BLOCK = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
             "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
             "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}  # fmt: skip
-FREQUENCIES = "rope_freqs.weight"  # no weight: what the rotary embedding's frequencies are divided by
-WHOLE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # all other types are quantised
+FREQUENCIES = (
+    "rope_freqs.weight"  # no weight: what the rotary embedding's frequencies are divided by
+)
+WHOLE = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}  # all other types are quantised
 
 
 class GGUFFile:
@@ -40,7 +46,9 @@ class GGUFFile:
             reader = self.gguf.GGUFReader(path)
             self.fields = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as error:  # parsing what is damaged can fail in every way
-            raise ValueError(f"{path} is damaged or no GGUF file ({shown(str(error))[1:-1]})") from None
+            raise ValueError(
+                f"{path} is damaged or no GGUF file ({shown(str(error))[1:-1]})"
+            ) from None
         if (kind := self.fields.get("general.architecture")) != "llama":
             raise ValueError(f"{path}: architecture is {shown(kind)}; only 'llama' is supported")
         try:
@@ -49,13 +57,17 @@ class GGUFFile:
             self.raw = config_json(self.fields, self.tensors)
             if frequencies is not None:
                 divisors = torch.tensor(frequencies.data.reshape(-1).tolist())
-                self.raw["rope_scaling"] = llama3_rope(divisors, self.raw["head_dim"], self.raw["rope_theta"])
+                self.raw["rope_scaling"] = llama3_rope(
+                    divisors, self.raw["head_dim"], self.raw["rope_theta"]
+                )
             self.config = config_from_dict(self.raw)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         self.shapes = parameter_shapes(empty_model(self.config))
         if foreign := sorted(self.tensors.keys() - self.shapes.keys()):
-            raise ValueError(f"{path}: it has {foreign[0]}, which does not belong to a Llama as its metadata describes it")
+            raise ValueError(
+                f"{path}: it has {foreign[0]}, which does not belong to a Llama as its metadata describes it"
+            )
         empty = {name: torch.empty(self.shapes[name], device="meta") for name in self.tensors}
         self.shards = [list(shard) for shard in split(empty, max_shard_bytes)]
 
@@ -69,9 +81,13 @@ class GGUFFile:
         stored, dtype = self.tensors[name], self.tensors[name].tensor_type.name
         check_shape(self.path, name, stored.shape.tolist()[::-1], self.shapes[name])
         try:
-            values = np.require(self.gguf.quants.dequantize(stored.data, stored.tensor_type), requirements="W")
+            values = np.require(
+                self.gguf.quants.dequantize(stored.data, stored.tensor_type), requirements="W"
+            )
         except NotImplementedError:
-            raise ValueError(f"{self.path}: tensor {name} is of type {dtype}, which cannot be read") from None
+            raise ValueError(
+                f"{self.path}: tensor {name} is of type {dtype}, which cannot be read"
+            ) from None
         tensor = torch.from_numpy(values).float().reshape(self.shapes[name])
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             tensor = rows_as_in_hugging_face(tensor, self.config.head_dim)
@@ -87,7 +103,9 @@ class GGUFFile:
                 text = json.dumps(byte_level_json(self.fields), ensure_ascii=False)
                 (folder / "tokenizer.json").write_text(text, encoding="utf-8")
             else:
-                raise ValueError(f"its tokenizer is {shown(kind)}; only 'llama' and 'gpt2' are supported")
+                raise ValueError(
+                    f"its tokenizer is {shown(kind)}; only 'llama' and 'gpt2' are supported"
+                )
             config = json.dumps(tokenizer_config(self.fields), indent=2, ensure_ascii=False)
             (folder / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
         except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -116,11 +134,17 @@ def rows_as_in_hugging_face(weight, head_dim):
 
 def config_json(fields, tensors):
     """The metadata of a GGUF file as config.json has it."""
-    own = {name.removeprefix("llama."): value for name, value in fields.items() if name.startswith("llama.")}
+    own = {
+        name.removeprefix("llama."): value
+        for name, value in fields.items()
+        if name.startswith("llama.")
+    }
     width, heads = whole(own, "embedding_length"), whole(own, "attention.head_count")
     head_dim = whole(own, "attention.key_length", width // heads)
     if (rotated := whole(own, "rope.dimension_count", head_dim)) != head_dim:
-        raise ValueError(f"only {rotated} of a head's {head_dim} dimensions are rotated; that is not supported")
+        raise ValueError(
+            f"only {rotated} of a head's {head_dim} dimensions are rotated; that is not supported"
+        )
     if "model.embed_tokens.weight" not in tensors:
         raise ValueError("it has no tensor token_embd.weight")
     factor = number(own, "rope.scaling.factor", number(own, "rope.scale_linear", 1.0))
@@ -143,7 +167,10 @@ def config_json(fields, tensors):
         **({} if scaling == "none" else {"rope_scaling": {"rope_type": scaling, "factor": factor}}),
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": sorted({whole(fields, f"tokenizer.ggml.{name}_token_id", low=0) for name in ids}) or None,
+        "eos_token_id": sorted(
+            {whole(fields, f"tokenizer.ggml.{name}_token_id", low=0) for name in ids}
+        )
+        or None,
         "torch_dtype": "float32",
     }
 
@@ -151,8 +178,12 @@ def config_json(fields, tensors):
 def llama3_rope(divisors, head_dim, theta):
     """config.json's rope_scaling for the ``divisors`` (D/2,) of frequencies by Llama 3's rule, whose bounds all 3.x share."""
     factor, bounds = round(max(divisors.tolist(), default=1.0), 4), (1.0, 4.0, 8192)
-    expected = rope_frequencies(head_dim, theta, 1.0, None) / rope_frequencies(head_dim, theta, factor, bounds)
+    expected = rope_frequencies(head_dim, theta, 1.0, None) / rope_frequencies(
+        head_dim, theta, factor, bounds
+    )
     if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
-        raise ValueError("its rope_freqs are not those of Llama 3; other rotary embeddings are not supported")
+        raise ValueError(
+            "its rope_freqs are not those of Llama 3; other rotary embeddings are not supported"
+        )
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     return {"rope_type": "llama3", "factor": factor, **dict(zip(names, bounds))}

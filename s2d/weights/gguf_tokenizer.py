@@ -9,9 +9,7 @@ from .config import shown
 
 # How the text of a byte-level vocabulary falls into words before merging: llama.cpp's name -> what tokenizer.json says.
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 WORDS = {
     "gpt-2": [BYTES | {"use_regex": True}],
     "smollm": [{"type": "Digits", "individual_digits": True}, BYTES | {"use_regex": True}],
@@ -33,14 +31,23 @@ def tokenizer_config(fields):
         "add_bos_token": begins_with_bos(fields),
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
-        **({"chat_template": fields["tokenizer.chat_template"]} if "tokenizer.chat_template" in fields else {}),
+        **(
+            {"chat_template": fields["tokenizer.chat_template"]}
+            if "tokenizer.chat_template" in fields
+            else {}
+        ),
     }
 
 
 def begins_with_bos(fields):
     """Whether texts begin with BOS; where a file does not say so, llama.cpp knows it of these two."""
-    known = fields["tokenizer.ggml.model"] == "llama" or fields.get("tokenizer.ggml.pre") == "llama-bpe"
-    return bool(fields.get("tokenizer.ggml.add_bos_token", known)) and fields.get("tokenizer.ggml.bos_token_id") is not None
+    known = (
+        fields["tokenizer.ggml.model"] == "llama" or fields.get("tokenizer.ggml.pre") == "llama-bpe"
+    )
+    return (
+        bool(fields.get("tokenizer.ggml.add_bos_token", known))
+        and fields.get("tokenizer.ggml.bos_token_id") is not None
+    )
 
 
 def byte_level_json(fields):
@@ -48,7 +55,9 @@ def byte_level_json(fields):
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     words = fields.get("tokenizer.ggml.pre")
     if words not in WORDS:
-        raise ValueError(f"its text falls into words as {shown(words)} says; only {', '.join(WORDS)} are supported")
+        raise ValueError(
+            f"its text falls into words as {shown(words)} says; only {', '.join(WORDS)} are supported"
+        )
     added = [
         {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
          "special": kind == CONTROL}
@@ -57,7 +66,10 @@ def byte_level_json(fields):
     bos = tokens[fields["tokenizer.ggml.bos_token_id"]] if begins_with_bos(fields) else None
     bos_first = bos and {
         "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "single": [
+            {"SpecialToken": {"id": bos, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {bos: {"id": bos, "ids": [tokens.index(bos)], "tokens": [bos]}},
     }
@@ -80,8 +92,13 @@ def sentencepiece_model(fields):
                        **{field: -1 if token is None else token for field, token in ids.items()},
                        **{field + 5: tokens[token].encode() for field, token in ids.items() if token is not None}})  # fmt: skip
     prefix = int(fields.get("tokenizer.ggml.add_space_prefix", True))
-    normalizer = message({1: b"identity", 3: prefix, 4: 0, 5: 1})  # a space in front, none removed, each a visible mark
-    every = b"".join(message({1: message({1: text.encode(), 2: float(score), 3: int(kind)})}) for text, score, kind in pieces)
+    normalizer = message(
+        {1: b"identity", 3: prefix, 4: 0, 5: 1}
+    )  # a space in front, none removed, each a visible mark
+    every = b"".join(
+        message({1: message({1: text.encode(), 2: float(score), 3: int(kind)})})
+        for text, score, kind in pieces
+    )
     return every + message({2: trainer, 3: normalizer})
 
 
