@@ -1,7 +1,8 @@
-"""Sorted Speculative Decoding (S2D): one draft model that holds several, exact verification, plain PyTorch."""
+"""Sorted Speculative Decoding (S2D): one draft that holds several, exact verification."""
 
-from .decode import generate
+from .decode import decode
+from .generate import generate
 from .tokenizer import Tokenizer
 from .weights import load_model
 
-__all__ = ["Tokenizer", "generate", "load_model"]
+__all__ = ["Tokenizer", "decode", "generate", "load_model"]

@@ -198,7 +198,7 @@ class Llama(nn.Module):
         self.register_buffer("rope_sin", sin, persistent=False)
         self.register_buffer("draft_vocabulary", None, persistent=False)  # see keep_tokens
         self.register_buffer("draft_head", None, persistent=False)
-        self.chances = {}  # what drafting is tuned by, where it came with a draft (tune/)
+        self.mesh = None  # of a model that is divided among processes (extras/parallel.py)
 
     @property
     def device(self):

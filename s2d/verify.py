@@ -1,22 +1,71 @@
-"""Verifiers: which path of a drafted tree stays, and the token the target adds to it. Pure functions of tensors.
+"""The verifiers: which path of a drafted tree is accepted, and the token the target adds to it.
 
-Each takes a TokenTree of N nodes and the target's rows for the context and for every node, N+1 in all: row 0 is about
-what follows the context, row i + 1 about what follows node i. It returns ``(path, extra, draws)``: the accepted nodes from
-the root (or ``start``) down, a list, the token after them, and the numbers that were drawn for each test on the way. A chain is
-a tree with one child a node; with N = 0 all of this is autoregressive decoding.
+Knows nothing about models or caches: pure functions of tensors. Each verifier takes a TokenTree of
+N nodes and the target's N+1 rows: row 0 is about what follows the context, row i + 1 about what
+follows node i. It returns ``(path, bonus, draws)``: the accepted nodes from the root (or ``start``)
+down, a list; the bonus token (); and the numbers that were drawn for the tests on the way. A chain
+is a tree with one child a node; with N = 0 all of this is autoregressive decoding.
+
+Lemma (exactness of drafts that adapt). Suppose that every decision about a position (its exit,
+whether to stop, whether to go on) depends only on the draft's distributions, on tokens drawn before
+it and on earlier steps, and that a drawn token is always sent. All of that is given when the token
+is drawn. Conditioned on it, the token is drawn from q, or it is not drawn at all; the verifier's
+theorem holds in both cases, and averaging over what was given keeps p. The likeliest candidates are
+no random choice: any set of them may be sent, as long as nothing is known of the target's own draw.
 """
+
+from typing import NamedTuple
 
 import torch
 
 
-def follow(tree, choices, start=-1):
-    """Walk from ``start``, the context or a node, to the child that carries the target's choice, as far as there is one.
+class Verdict(NamedTuple):
+    """What a step accepts: the ``path``, the ``tokens`` it emits, and how that was decided.
 
-    ``choices`` (N+1,) are the tokens the target would take after the context and after each node. Its argmax there
-    gives greedy decoding, token by token. One token sampled there from p gives p, whatever deterministic candidates the
-    tree is made of: it is rejection sampling with a one-hot q (Leviathan et al. 2023, arXiv 2211.17192, theorem 1). That
-    breaks if the tree was built with a look at the choices, or if the walk prefers one of several equal siblings for
-    what comes after it; here it always takes the first.
+    ``draws`` are the numbers drawn for the tests; ``p`` (N+1, V) are the target's warped
+    distributions, None at T = 0.
+    """
+
+    path: list[int]
+    tokens: list[int]
+    draws: list[torch.Tensor]
+    p: torch.Tensor | None
+
+
+def verify(tree, q, logits, sampling) -> Verdict:
+    """The verifier that fits: ``verify_sampled`` for tokens drawn from q, else ``follow``.
+
+    ``logits`` (N+1, V) are the target's; ``q`` (R, V) or None, see proposal.py.
+    """
+    p = None if sampling.greedy else sampling.warp(logits)
+    [(path, bonus, draws)] = walks(tree, q, logits, p, sampling, [-1])
+    return Verdict(path, [*tree.tokens[path].tolist(), int(bonus)], draws, p)
+
+
+def walks(tree, q, logits, p, sampling, starts):
+    """One ``(path, bonus, draws)`` for each of ``starts``, by the verifier that fits."""
+    if p is not None and q is not None:
+        return [
+            verify_sampled(tree, p, q, sampling.replacement, sampling.sampler, s) for s in starts
+        ]
+    choices = logits.argmax(dim=-1) if p is None else sampling.sampler.draw(p)  # (N+1,)
+    return [follow(tree, choices, start) for start in starts]
+
+
+def follow(tree, choices, start=-1):
+    """Walk from ``start``, the context or a node, to the child with the target's choice, repeatedly.
+
+    ``choices`` (N+1,) are the tokens the target takes after the context and after each node. Its
+    argmax there gives greedy decoding, token by token. One token sampled there from p gives p,
+    whatever deterministic candidates the tree is made of: it is rejection sampling with a one-hot q
+    (Leviathan et al. 2023, arXiv 2211.17192, theorem 1). That breaks if the tree was built with
+    knowledge of the choices, or if the walk prefers one of several equal siblings for what follows
+    it; here it always takes the first.
+
+    >>> from s2d.tree import TokenTree
+    >>> tree = TokenTree(torch.tensor([5, 6, 7]), torch.tensor([-1, -1, 1]))  # 5, or 6 and then 7
+    >>> follow(tree, torch.tensor([6, 0, 7, 8]))[:2]
+    ([1, 2], tensor(8))
     """
     chosen = (tree.tokens == choices[tree.parents + 1]).nonzero().flatten()
     path, node = [start][start < 0 :], start
@@ -28,16 +77,17 @@ def follow(tree, choices, start=-1):
 
 
 def verify_sampled(tree, p, q, replacement, sampler, start=-1):
-    """Recursive rejection sampling from ``start``, the context or a node, on: the output is distributed exactly as p.
+    """Recursive rejection sampling from ``start``, the context or a node: the output follows p.
 
-    ``p`` (N+1, V) are the target's warped distributions. Row 0 of ``q`` is the distribution from which the context's
-    children were drawn, row i + 1 that of node i's; a leaf needs none. The children of a node face, in the order in
-    which they were drawn, Leviathan's test one after the other: x stays with probability min(1, p(x) / q(x)), else the
-    next one faces norm(relu(p - q)) and, when drawn without ``replacement``, q without x. Each test leaves p behind
-    (Leviathan et al. 2023, arXiv 2211.17192, theorem 1), so all of them do: "recursive rejection sampling" (Jeon et al.
-    2024, arXiv 2402.14160); with replacement, "multi-step speculative sampling" (Miao et al. 2023, arXiv 2305.09781).
-    That breaks if candidates are sorted or dropped after they were drawn, or if q is not what they were drawn from, such
-    as a softmax beside its argmax.
+    ``p`` (N+1, V) are the target's warped distributions. Row 0 of ``q`` is the distribution from
+    which the context's children were drawn, row i + 1 that of node i's; a leaf needs none. The
+    children of a node face Leviathan's test one after the other, in the order of their draws: x is
+    accepted with probability min(1, p(x) / q(x)); otherwise the next one faces norm(relu(p - q))
+    and, when drawn without ``replacement``, q without x. Each test leaves p behind (Leviathan et al.
+    2023, arXiv 2211.17192, theorem 1), so all of them do: "recursive rejection sampling" (Jeon et
+    al. 2024, arXiv 2402.14160); with replacement, "multi-step speculative sampling" (Miao et al.
+    2023, arXiv 2305.09781). That breaks if candidates are sorted or dropped after they were drawn,
+    or if q is not what they were drawn from, such as a softmax beside its argmax.
     """
     path, node, draws = [start][start < 0 :], start, []
     while True:
@@ -46,10 +96,10 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
         for child in children:
             token = tree.tokens[child]
             if rest_q[token] == 0:
-                continue  # never drawn: q had fewer tokens to give than the node has children
-            stays, number = sampler.flip(rest_p[token] / rest_q[token])
+                continue  # never drawn: q had fewer tokens than the node has children
+            accepted, number = sampler.flip(rest_p[token] / rest_q[token])
             draws.append(number)
-            if stays:
+            if accepted:
                 break
             rest_p = residual(rest_p, rest_q)
             rest_q = rest_q if replacement else without(rest_q, token)
@@ -60,7 +110,11 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
 
 
 def residual(p, q):
-    """norm(relu(p - q)) (V,): what is left of p once q has had its share."""
+    """The residual distribution norm(relu(p - q)) (V,).
+
+    >>> residual(torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.75, 0.0]))
+    tensor([0.5000, 0.0000, 0.5000])
+    """
     left = (p - q).clamp(min=0.0)
     total = left.sum()
     # p <= q everywhere means p = q, where nothing is ever rejected; only rounding leads here.

@@ -18,13 +18,12 @@ from ..model import Llama
 from ..static import StaticLlama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
-from .config import config_to_dict, read_config, read_json, read_json_if_there, shown
+from .config import config_to_dict, read_config, read_json, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What a model is spoken to with, and where its answers end: what belongs to its weights wherever they go.
 COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
               "generation_config.json")  # fmt: skip
-CHANCES = "chances.json"  # beside it: what targets accepted of the draft, see tune/
 DRAFT_VOCABULARY = "draft_vocabulary.json"  # beside a draft's config.json: the ids of the only tokens that it drafts
 DTYPES = {
     "float64": torch.float64,
@@ -79,8 +78,6 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
         model.lm_head.weight = model.model["embed_tokens"].weight
     if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
         model.keep_tokens(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))
-    if num_layers is None:
-        model.chances = read_json_if_there(path / CHANCES)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if compile:
         model.prepare()
@@ -147,8 +144,6 @@ def write_config(model, folder, dtype):
     (folder / "config.json").write_text(
         json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n"
     )
-    if model.chances:
-        (folder / CHANCES).write_text(json.dumps(model.chances, separators=(",", ":")) + "\n")
     if model.draft_vocabulary is not None:
         (folder / DRAFT_VOCABULARY).write_text(json.dumps(model.draft_vocabulary.tolist()) + "\n")
 

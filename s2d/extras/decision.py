@@ -1,0 +1,156 @@
+"""The decision model: how likely is the target to accept what the draft just said?
+
+A small network is asked about each node that the draft has predicted from; when no path is likely
+enough to be accepted, drafting stops (Improved MCSD, arXiv 2409.10644, "decision model"). It knows
+nothing about the target: it sees what the draft computed. A draft that stops keeps every token it
+has drawn, so the output stays exact (verify.py's lemma), although where the draft ends depends on
+the tokens in it. How one is trained: train/decision.py.
+"""
+
+import json
+import zlib
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from ..files import staged_file
+from ..weights.config import number, shown, whole
+
+FEATURES = ("hidden", "stats")
+TOP = 10
+
+
+class Decision(nn.Module):
+    """A Prediction of R rows -> probabilities (R,) that the target accepts a token drafted after each.
+
+    The two published feature sets: "hidden", the draft's hidden state at the exit that was used,
+    scaled to unit size; "stats", the entropy of its distribution and its ten largest probabilities.
+    ``threshold`` is for PathStop. ``draft`` names the draft it was made for, see ``fingerprint``.
+    """
+
+    def __init__(self, features, hidden_size, threshold, draft):
+        super().__init__()
+        self.features, self.hidden_size = features, hidden_size
+        self.threshold, self.draft = threshold, draft
+        widths = {"hidden": (hidden_size, 512, 256, 1), "stats": (1 + TOP, 44, 1)}[features]
+        layers = []
+        for sizes in zip(widths, widths[1:]):
+            layers += [nn.Linear(*sizes), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def inputs(self, prediction):
+        """The features (R, F) of a Prediction."""
+        if self.features == "hidden":
+            hidden = prediction.hidden.float()
+            return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True))
+        probs = prediction.probs.float()
+        entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
+        return torch.cat((entropy, probs.topk(TOP).values), dim=-1)
+
+    def forward(self, prediction):
+        return self.layers(self.inputs(prediction)).squeeze(-1).sigmoid()
+
+
+class PathStop:
+    """The stopping policy of a decision model: no path is likely enough to be accepted whole.
+
+    A path's probability is the product of its nodes'. ``decision`` gives these, as a Decision does,
+    and has a ``threshold``.
+    """
+
+    def __init__(self, decision):
+        self.decision = decision
+        self.paths = None  # (R,): the probability that the target accepts the path to each node
+
+    def __call__(self, level, prediction, children, expanded) -> bool:
+        """Whether drafting ends with this ``level``, whose ``children`` (R, K) were just added.
+
+        ``expanded`` are those, of all R * K, that the next level would continue. Where the target
+        gave the children itself, there is no prediction.
+        """
+        if level == 0:
+            self.paths = torch.ones(1, device=children.device)
+        if prediction is None:
+            paths = self.paths.expand(children.numel())
+        else:
+            probs = prediction.over_all_tokens(prediction.probs).gather(1, children)
+            nodes = child_probabilities(self.decision(prediction), probs)  # (R, K)
+            paths = (self.paths[:, None] * nodes).flatten()
+        self.paths = paths[expanded]
+        return self.paths.max().item() < self.decision.threshold
+
+
+def child_probabilities(first, probs):
+    """Probabilities (R, K) that the target accepts each of K siblings, given those (R,) of the first.
+
+    What the first leaves is divided among the others in proportion to the draft's ``probs`` (R, K).
+    """
+    others = probs.float().index_fill(1, torch.tensor(0, device=probs.device), 0.0)
+    others = others / others.sum(dim=-1, keepdim=True).clamp(min=1e-9)
+    return torch.cat((first[:, None], (1.0 - first)[:, None] * others[:, 1:]), dim=1)
+
+
+def fingerprint(draft):
+    """A short name for a draft's weights: the checksum of its final norm in bfloat16."""
+    weight = draft.model["norm"].weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
+    return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
+
+
+def save_decision(decision, path):
+    """One safetensors file, configuration included; written under another name first."""
+    config = {
+        name: getattr(decision, name) for name in ("features", "hidden_size", "threshold", "draft")
+    }
+    with staged_file(path) as stage:
+        save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
+
+
+def load_decision(path, draft):
+    """The decision model at ``path``; ValueError where it is none, or was made for another draft."""
+    config, tensors = read_decision(path)
+    if (config["hidden_size"], config["draft"]) != (draft.config.hidden_size, fingerprint(draft)):
+        raise ValueError(
+            f"{path} was made for draft {config['draft']} of width {config['hidden_size']}; "
+            f"this draft is {fingerprint(draft)} of width {draft.config.hidden_size}"
+        )
+    decision = Decision(**config)
+    try:
+        decision.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ValueError(f"{path} is not a decision model ({error})") from None
+    return decision.to(draft.device).requires_grad_(False)
+
+
+def read_decision(path):
+    """(configuration, tensors) of the decision model at ``path``; ValueError where it is none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            raw = json.loads((file.metadata() or {})["decision"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        known = isinstance(raw, dict) and raw.get("features") in FEATURES
+        if not known or not isinstance(raw.get("draft"), str):
+            raise ValueError(f"its header is {shown(raw)}")
+        config = {
+            "features": raw["features"],
+            "hidden_size": whole(raw, "hidden_size"),
+            "threshold": number(raw, "threshold", low=0.0, high=1.0),
+            "draft": raw["draft"],
+        }
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no decision model at {path}") from None
+    except KeyError:
+        raise ValueError(f"{path} is not a decision model (its header does not say so)") from None
+    except (SafetensorError, ValueError, RecursionError, OSError) as error:
+        raise ValueError(f"{path} is not a decision model ({error})") from None
+    return config, tensors
+
+
+def read_stop(text, draft):
+    """What a user gave as --stop: a number is a confidence, anything else a decision model's file."""
+    try:
+        return float(text)
+    except ValueError:
+        return load_decision(text, draft)
+

@@ -1,0 +1,64 @@
+"""Target-initialised roots: the first level of each tree comes from the target itself.
+
+The last pass already gave the target's distribution for the next position; its likeliest tokens, or
+several that are drawn from it, become the roots, and the draft only extends them (Improved MCSD,
+arXiv 2409.10644, "target initialized"). As published, every root counts as accepted and the longest
+path below one wins. That is not lossless, unless there is one root.
+"""
+
+import torch
+
+from ..draft import SortedDraft
+from ..proposal import empty_proposal
+from ..sampling import warp
+from ..verify import Verdict, walks, without
+
+
+class TargetRoots:
+    """A drafter around a SortedDraft. Its first step only finds roots and emits nothing.
+
+    The verifier's bonus token waits: it is the first root of the next tree, and may yet lose.
+    """
+
+    def __init__(self, drafter: SortedDraft):
+        self.drafter, self.shape = drafter, drafter.shape
+        self.exact = drafter.shape.width == 1
+        self.roots = None  # tokens (K,) and their log-probabilities (K,), after the first pass
+
+    def propose(self, context, budget, sampling):
+        if self.roots is None:
+            return empty_proposal(self.drafter.model.device)
+        levels = max(1, min(budget, self.drafter.space(context)))
+        return self.drafter.grow(context, levels, sampling, self.roots)
+
+    def verify(self, proposal, logits, sampling):
+        """One walk a root; the longest wins."""
+        tree = proposal.tree
+        p = None if sampling.greedy else sampling.warp(logits)
+        starts = (tree.parents == -1).nonzero().flatten().tolist() or [-1]
+        found = walks(tree, proposal.q, logits, p, sampling, starts)
+        path, bonus, draws = max(found, key=lambda walk: len(walk[0]))
+        after_path = logits[path[-1] + 1 if path else 0]
+        self.roots = next_roots(int(bonus), after_path, self.shape.width, sampling)
+        return Verdict(path, tree.tokens[path].tolist(), draws, p)
+
+    def keep(self, n, proposal, verdict, logits):
+        self.drafter.keep(n, proposal, verdict, logits)
+
+
+def next_roots(first, logits, count, sampling):
+    """The token ``first`` and ``count`` - 1 more: the target's next best, or drawn from the rest.
+
+    Returns tokens (count,) and their log-probabilities (count,) by the target's ``logits`` (V,).
+    """
+    tokens = torch.tensor([first], device=logits.device)
+    probs = warp(logits, sampling.temperature or 1.0, sampling.top_p)
+    if count > 1:
+        rest = without(probs, tokens[0])
+        if sampling.greedy:
+            others = rest.topk(count - 1).indices
+        else:
+            others = sampling.sampler.candidates(rest[None], count - 1, replacement=False)[0]
+        # A token of probability 0 is no root: the first one takes its slot.
+        tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))
+    return tokens, probs[tokens].log()
