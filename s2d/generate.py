@@ -226,3 +226,27 @@ def choose_exits(config, method, exits=None, thresholds=None):
     if not all(0.0 <= threshold <= 1.0 for threshold in thresholds):
         raise ValueError(f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     return chosen, tuple(thresholds)
+
+
+ALL_DRAFTS = ("draft", "exits", "init", "stop")
+CHAINS = (*ALL_DRAFTS, "draft_length")
+TREES = (*ALL_DRAFTS, "tree", "tree_top_k", "tree_depth", "tree_size", "with_replacement")
+TAKEN = {  # method -> the options of drafting that it takes
+    "ar": (),
+    "sd": CHAINS,
+    "mcsd": TREES,
+    "s2d": (*CHAINS, "thresholds"),
+    "s2d-tree": (*TREES, "thresholds"),
+}
+DRAFTING = tuple(dict.fromkeys(name for taken in TAKEN.values() for name in taken))
+
+
+def refuse_unused(method, given):
+    """ValueError where ``given``, names in DRAFTING, has an option that ``method`` does not take."""
+    for name in given:
+        if name not in TAKEN[method]:
+            others = " or ".join(other for other in TAKEN if name in TAKEN[other])
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"--method {method} does not use {option}; leave it out, or use {others}"
+            )

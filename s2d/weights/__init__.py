@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ..extras.static import StaticLlama
 from ..files import staged_folder
 from ..model import Llama
-from ..static import StaticLlama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config, read_json, shown
@@ -39,7 +39,7 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64,
     float32, float16, bfloat16. ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape,
     returns the slices of it to read, one for each dimension (parallel.py). With ``compile`` its short passes are compiled
-    (static.py), which takes a minute the first time. Raises FileNotFoundError for a missing folder or file and ValueError for
+    (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a missing folder or file and ValueError for
     anything that is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
