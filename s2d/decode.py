@@ -144,9 +144,7 @@ class Scorer:
         positions, mask = self.attention.span(n, seen, n + len(tree))
         new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
         hidden = self.target.embed(torch.cat((new, tree.tokens))[None])
-        hidden = self.target.run_layers(
-            hidden, positions=positions, mask=mask, cache=self.cache
-        )
+        hidden = self.target.run_layers(hidden, positions=positions, mask=mask, cache=self.cache)
         if seen == n:
             logits = torch.cat((self.after_context[None], self.target.logits(hidden[0])))
         else:

@@ -38,6 +38,10 @@ class Generation:
             self.tokens += step.tokens
             yield step
 
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.tokens) / self.stats.seconds
+
 
 def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Generation:
     """Continue ``tokens`` as ``target`` alone would; returns the finished Generation.

@@ -33,7 +33,9 @@ def ancestor_mask(parents):
     numbers = torch.arange(len(parents), device=parents.device)
     up = (parents[:, None] == numbers).float()  # (N, N), the A above
     identity = torch.eye(len(parents), device=parents.device)
-    inverse = torch.linalg.solve_triangular(identity - up, identity, upper=False, unitriangular=True)
+    inverse = torch.linalg.solve_triangular(
+        identity - up, identity, upper=False, unitriangular=True
+    )
     return inverse.bool()
 
 

@@ -153,4 +153,3 @@ def read_stop(text, draft):
         return float(text)
     except ValueError:
         return load_decision(text, draft)
-

@@ -84,7 +84,9 @@ class FirstDecides:
         numbers, exits, level_sizes, confidences = from_rank_0(propose)
         if own:
             return own[0]
-        tree = TokenTree(*(torch.tensor(row, dtype=torch.long, device=self.device) for row in numbers))
+        tree = TokenTree(
+            *(torch.tensor(row, dtype=torch.long, device=self.device) for row in numbers)
+        )
         return Proposal(tree, None, None, exits, level_sizes, confidences)
 
     def verify(self, proposal, logits, sampling):

@@ -1,9 +1,10 @@
 """Looking at an answer: where each token came from, and as a page every step's tree, mask, tests, caches and time.
 
     with traced("page.html", Recorder(tokenizer, prompt, names, options)) as recorder:
-        generate(target, prompt, **options, on_step=recorder)
+        for step in start(target, prompt, **options):
+            recorder.add(step)
 
-terminal.py has the colours of an answer as it comes. For the page everything comes through ``on_step``: record.py turns Steps
+terminal.py has the colours of an answer as it comes. For the page record.py turns Steps
 into plain numbers, page.py puts these, page.js and page.css into one file that needs nothing else. Knows nothing about training
 and benchmark.
 """

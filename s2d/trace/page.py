@@ -6,18 +6,19 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from ..cache import KVCache
-from ..decode import _score
+from ..decode import Scorer, decode_step
 from ..draft import SortedDraft
 from ..files import stage_of, staged_file
 from ..sampling import warp
 from ..tree import ancestor_mask
-from ..tune.tuner import Tuner
 from ..verify import follow, residual, verify_sampled
 
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
-CODE = (SortedDraft.predict, SortedDraft.catch_up, SortedDraft.grow, SortedDraft.keep, ancestor_mask, _score, warp, follow, verify_sampled,
-        residual, KVCache.keep, Tuner.passes_by, Tuner.skips, Tuner.enough, Tuner.worth, Tuner.expand, Tuner.send)  # fmt: skip
+CODE = (
+    *(decode_step, Scorer.__call__, SortedDraft.grow, SortedDraft.predict, SortedDraft.catch_up),
+    *(SortedDraft.keep, KVCache.keep, ancestor_mask, warp, follow, verify_sampled, residual),
+)
 
 
 def check_page(file):

@@ -4,7 +4,7 @@ import statistics
 
 import torch
 
-from ..options import choose_exits
+from ..generate import choose_exits, start
 from ..sampling import warp
 from ..tokenizer import TextStream
 from ..verify import residual, without
@@ -18,14 +18,8 @@ class Recorder:
     ``options`` are those of ``generate``, ``names`` those of the models.
     """
 
-    def __init__(self, tokenizer, prompt, names, options, watch=None):
-        self.tokenizer, self.prompt, self.watch, self.steps, self.alone = (
-            tokenizer,
-            prompt,
-            watch,
-            [],
-            None,
-        )
+    def __init__(self, tokenizer, prompt, names, options):
+        self.tokenizer, self.prompt, self.steps, self.alone = tokenizer, prompt, [], None
         self.temperature, self.top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
         self.replacement, draft = options.get("replacement", False), options.get("draft")
         method, stop = options.get("method", "s2d"), options.get("stop")
@@ -39,13 +33,11 @@ class Recorder:
         self.about = names | {
             "method": method, "temperature": self.temperature, "top_p": self.top_p, "seed": options.get("seed", 0),
             "init": options.get("init", "draft"), "replacement": self.replacement, "exits": list(exits),
-            "thresholds": [] if method == "auto" else list(thresholds), "stop": None if callable(stop) else stop or None,
+            "thresholds": list(thresholds), "stop": None if callable(stop) else stop or None,
             "decision": callable(stop), "prompt_tokens": len(prompt),
         }  # fmt: skip
 
-    def __call__(self, step):
-        if self.watch:
-            self.watch(step)
+    def add(self, step):
         proposal, tree = step.proposal, step.proposal.tree
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         p = warp(
@@ -55,11 +47,18 @@ class Recorder:
         given = (
             bool(proposal.exits) and proposal.exits[0] == 0
         )  # the first level is the target's: it faces no test
-        own = step.tokens[len(step.path)] if len(step.tokens) > len(step.path) else None
-        places, draws = [], iter([draw if draw is None else draw.item() for draw in step.draws])
-        for depth, row in enumerate([0, *(node + 1 for node in step.path)]):
+        own = (
+            step.tokens[len(step.verdict.path)]
+            if len(step.tokens) > len(step.verdict.path)
+            else None
+        )
+        places, draws = (
+            [],
+            iter([draw if draw is None else draw.item() for draw in step.verdict.draws]),
+        )
+        for depth, row in enumerate([0, *(node + 1 for node in step.verdict.path)]):
             children = [node for node, parent in enumerate(parents) if parent == row - 1]
-            taken = step.path[depth] if depth < len(step.path) else None
+            taken = step.verdict.path[depth] if depth < len(step.verdict.path) else None
             if depth == 0 and given:
                 children = []
             added = own if taken is None else None
@@ -78,18 +77,18 @@ class Recorder:
                 place = matched(p[row], children, taken, tokens, added)
             places.append({"row": row, "taken": taken, "own": added, **place})
         below = [parent + 1 for parent in parents]  # the row that is about each node's place
-        looks = [looked(each) for each in proposal.looks]
+        looks = [looked(each) for each in proposal.confidences]
         looks = (
             [[], *looks] if given else looks
         )  # one for each level, and perhaps one after which the draft gave up
         chance = lambda rows: [short(rows[row, token]) for row, token in zip(below, tokens)]  # noqa: E731
         self.steps.append({
-            "n": step.n, "tokens": step.tokens, "sources": step.sources, "path": step.path, "draws": len(step.draws),
+            "n": step.n, "tokens": step.tokens, "sources": step.sources, "path": step.verdict.path, "draws": len(step.verdict.draws),
             "nodes": {"tokens": tokens, "parents": parents, "p": chance(p), "q": None if q is None else chance(q)},
             "levels": [{"exit": exit_layer, "size": size, "looks": each}
                        for exit_layer, size, each in zip(proposal.exits, proposal.level_sizes, looks)],
             "gave_up": looks[-1] if len(looks) > len(proposal.exits) else None,
-            "stopped": proposal.stopped, "places": places, "caches": self.caches(step), "plan": proposal.plan,
+            "stopped": proposal.stopped, "places": places, "caches": self.caches(step),
             "ms": [short(1000 * seconds) for seconds in (
                 step.draft_seconds, step.target_seconds, step.seconds - step.draft_seconds - step.target_seconds)],
         })  # fmt: skip
@@ -97,10 +96,12 @@ class Recorder:
     def caches(self, step):
         """Of every cache its name, how many places it held after the target's pass, and how many of these it keeps."""
         n, proposal = step.n, step.proposal
-        held = [{"name": "target", "held": n + len(proposal.tree), "kept": n + len(step.path)}]
-        slots = [] if proposal.slots is None else proposal.slots[step.path].tolist()
+        held = [
+            {"name": "target", "held": n + len(proposal.tree), "kept": n + len(step.verdict.path)}
+        ]
+        slots = [] if proposal.slots is None else proposal.slots[step.verdict.path].tolist()
         first = 1
-        for exit_layer, seen in zip(self.about["exits"], proposal.seen):
+        for exit_layer, seen in zip(self.about["exits"], proposal.filled):
             kept = min(seen, n + sum(n + slot < seen for slot in slots))
             held.append(
                 {"name": f"draft, layers {first} to {exit_layer}", "held": seen, "kept": kept}
@@ -108,11 +109,11 @@ class Recorder:
             first = exit_layer + 1
         return held
 
-    def time_alone(self, generate, target, prompt, **options):
-        """See how long the target alone takes for a token, on the first few of an answer of its own."""
-        seconds, emitted = [], sum(len(step["tokens"]) for step in self.steps)
+    def time_alone(self, target, prompt, **options):
+        """See how long the target alone takes for a token, on the first few of its own answer."""
+        emitted = sum(len(step["tokens"]) for step in self.steps)
         options["max_new_tokens"] = max(2, min(16, emitted))
-        generate(target, prompt, **options, on_step=lambda step: seconds.append(step.seconds))
+        seconds = [step.seconds for step in start(target, prompt, **options)]
         if len(seconds) > 1:  # the first one reads the prompt
             self.alone = short(1000 * statistics.median(seconds[1:]))
 

@@ -1,6 +1,7 @@
 """An answer on a terminal: streamed, each token in the colour of the exit it came from, and reported. Knows nothing about models."""
 
 import os
+from itertools import groupby
 
 from ..tokenizer import TextStream
 
@@ -36,87 +37,66 @@ def paint(text, color):
 
 
 class Streamed:
-    """A function for ``on_step`` that writes tokens to ``out`` as they come, and keeps them.
+    """Writes tokens to ``out`` as steps come, or nowhere where that is None.
 
-    ``colors`` {exit layer: colour}: what the target says itself is plain.
+    ``colors`` {exit: colour}: what the target says itself is plain.
     """
 
     def __init__(self, tokenizer, out, colors):
-        self.stream, self.out, self.colors, self.tokens = TextStream(tokenizer), out, colors, []
+        self.stream, self.out, self.colors = TextStream(tokenizer), out, colors
 
-    def __call__(self, step):
-        self.tokens += step.tokens
+    def add(self, step):
         if not self.colors:
             self.write(self.stream.push(step.tokens))
             return
-        first = 0
-        for end in range(1, len(step.tokens) + 1):  # a run of tokens from one source at a time
-            if end == len(step.tokens) or step.sources[end] != step.sources[first]:
-                self.write(
-                    paint(
-                        self.stream.push(step.tokens[first:end]),
-                        self.colors.get(step.sources[first]),
-                    )
-                )
-                first = end
+        for source, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
+            text = self.stream.push([token for _, token in run])
+            self.write(paint(text, self.colors.get(source)))
 
     def write(self, text):
-        print(text, end="", file=self.out, flush=True)
+        if self.out is not None:
+            print(text, end="", file=self.out, flush=True)
 
     def finish(self):
         """The end of the line, or of what there is of it."""
-        print(self.stream.finish(), file=self.out, flush=True)
+        self.write(self.stream.finish() + "\n")
 
 
-def speed(output):
-    return len(output.tokens) / output.stats.seconds
-
-
-def report(output, method, colors=()):
+def report(generation, method, colors=()):
     """The short block under the text, with a legend where there are colours."""
-    stats = output.stats
+    stats, speed = generation.stats, generation.tokens_per_second
     lines = [
-        f"tokens         {len(output.tokens)} in {stats.seconds:.2f} s, {speed(output):.1f} tokens/s",
+        f"tokens         {len(generation.tokens)} in {stats.seconds:.2f} s, {speed:.1f} tokens/s",
         f"steps          {stats.steps}, mean accepted tokens {stats.mean_accepted_tokens:.2f}",
     ]
     if drafted := sum(stats.exit_counts.values()):
-        shares = [
-            f"{count / drafted:.0%} after layer {layer}"
-            for layer, count in sorted(stats.exit_counts.items())
-        ]
-        lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
+        counts = sorted(stats.exit_counts.items())
+        parts = [f"{count / drafted:.0%} after layer {layer}" for layer, count in counts]
+        lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
     if colors:
-        legend = ", ".join(paint(f"after layer {layer}", color) for layer, color in colors.items())
-        lines.append(f"colours        {legend}, the target's own plain")
+        legend = [paint(f"after layer {layer}", color) for layer, color in colors.items()]
+        lines.append(f"colours        {', '.join(legend)}, the target's own plain")
     lossy = "no: with several roots from the target the text is not the target's own"
-    lines.append(f"exact          {'yes' if output.exact else lossy}, method {method}")
+    lines.append(f"exact          {'yes' if generation.exact else lossy}, method {method}")
     return "\n".join(lines)
 
 
-def gain(output):
+def gain(generation):
     """One line about an answer: what it took, and what the draft saved."""
-    passes = (
-        f"{output.stats.steps} passes of the target ({output.stats.mean_accepted_tokens:.2f} each)"
-    )
-    return f"{len(output.tokens)} tokens in {passes}, {speed(output):.1f} tokens/s"
+    stats = generation.stats
+    passes = f"{stats.steps} passes of the target ({stats.mean_accepted_tokens:.2f} each)"
+    speed = generation.tokens_per_second
+    return f"{len(generation.tokens)} tokens in {passes}, {speed:.1f} tokens/s"
 
 
-def plan_of(step):
-    """What a step of --method auto decided and why, beside what came of it; None for other methods."""
-    proposal = step.proposal
-    return proposal.plan and {
-        "exits": proposal.exits, "nodes": proposal.level_sizes, **proposal.plan,
-        "tokens": len(step.tokens), "ms": 1000 * step.seconds,
-    }  # fmt: skip
-
-
-def as_json(output, prompt, tokenizer, plans):
-    stats, tuned = output.stats, {"plans": plans} if any(plans) else {}
+def as_json(generation, prompt, tokenizer):
+    """What ``--json`` prints, as a dictionary."""
+    stats = generation.stats
     return {
-        "text": tokenizer.decode(output.tokens),
-        "tokens": output.tokens,
+        "text": tokenizer.decode(generation.tokens),
+        "tokens": generation.tokens,
         "prompt_tokens": len(prompt),
-        "exact": output.exact,
+        "exact": generation.exact,
         "stats": {
             "steps": stats.steps,
             "mean_accepted_tokens": stats.mean_accepted_tokens,
@@ -125,7 +105,6 @@ def as_json(output, prompt, tokenizer, plans):
             "exit_counts": dict(sorted(stats.exit_counts.items())),
             "draft_forwards": stats.draft_forwards,
             "seconds": stats.seconds,
-            "tokens_per_second": speed(output),
+            "tokens_per_second": generation.tokens_per_second,
         },
-        **tuned,
     }
