@@ -1,7 +1,6 @@
 """Exit 0: which tokens followed the last few tokens before, in this text and in others (n-grams).
 
-Knows nothing about models or trees. A context is a list of token ids, of which the last ``ORDER``
-count.
+Knows nothing about models or trees. A context is a list of token ids.
 
 There are two tables. A ``Text`` grows with every accepted token, a ``Datastore`` is fixed. For a
 suffix of the context, each gives the tokens that followed it and how often each one did.
@@ -56,7 +55,7 @@ class Datastore:
 
     Every node is a different n-gram. Its children, the tokens that followed it, are neighbours in
     ascending order, so that a step down the trie is one binary search. The trie is three arrays,
-    20 to 30 bytes a token of English text in all. A suffix keeps its ``FOLLOWERS`` most frequent
+    15 to 20 bytes a token of English text in all. A suffix keeps its ``FOLLOWERS`` most frequent
     followers.
 
     tokens: ids (N,), of any vocabulary, each at least 0
@@ -67,20 +66,18 @@ class Datastore:
 
     def __init__(self, tokens, end):
         tokens = np.asarray(tokens, dtype=np.int32)
-        windows = np.full((ORDER + 1, len(tokens)), -1, dtype=np.int32)  # one n-gram a column
-        for n in range(min(ORDER + 1, len(tokens))):
-            windows[n, : len(tokens) - n] = tokens[n:]
-            if n:
-                windows[n, (windows[n - 1] == end) | (windows[n - 1] < 0)] = -1
-        windows = windows[:, np.lexsort(windows[::-1])]
+        windows = [tokens]  # row n: the token n after each one; -1 behind the end of its document
+        for _ in range(ORDER):
+            following = np.append(windows[-1][1:], np.int32(-1))
+            windows.append(np.where(tokens == end, np.int32(-1), following))
+        windows = np.stack(windows)[:, np.lexsort(windows[::-1])]  # (ORDER + 1, N), one n-gram each
         node = np.zeros(len(tokens), dtype=np.int64)  # where each window stands: at the root
         levels = [(np.array([-1]), np.array([0]), np.array([-1]))]  # token, count, parent: the root
         size = 1
         for n in range(ORDER + 1):
             inside = (node >= 0) & (windows[n] >= 0)
             windows, node = windows[:, inside], node[inside]
-            differs = np.diff(node, prepend=-1) | np.diff(windows[n], prepend=-1)
-            starts = np.flatnonzero(differs)
+            starts = np.flatnonzero(np.diff(node, prepend=-1) | np.diff(windows[n], prepend=-1))
             counts = np.diff(starts, append=len(node))
             kept = most_frequent(node[starts], counts) if n else np.full(len(starts), True)
             levels.append((windows[n][starts][kept], counts[kept], node[starts][kept]))
