@@ -54,9 +54,8 @@ class Datastore:
     """The n-grams of a fixed list of tokens: a trie whose nodes are numbered level by level.
 
     Every node is a different n-gram. Its children, the tokens that followed it, are neighbours in
-    ascending order, so that a step down the trie is one binary search. The trie is three arrays,
-    15 to 20 bytes a token of English text in all. A suffix keeps its ``FOLLOWERS`` most frequent
-    followers.
+    ascending order, so that a step down the trie is one binary search. The three arrays take 15 to
+    20 bytes a token of English text. A suffix keeps its ``FOLLOWERS`` most frequent followers.
 
     tokens: ids (N,), of any vocabulary, each at least 0
     end: the id that ends a document; no n-gram goes on behind it
@@ -153,9 +152,10 @@ class NGrams:
     def probabilities(self, context, vocabulary):
         """The blend as (V,) float64 with a sum of 1, to draw from; all 0 where it knows nothing."""
         blend = self.distribution(context)
+        weights = torch.tensor(list(blend.values()), dtype=torch.float64)
         q = torch.zeros(vocabulary, dtype=torch.float64)
-        q[list(blend)] = torch.tensor(list(blend.values()), dtype=torch.float64)
-        return q / sum(blend.values()) if blend else q
+        q[list(blend)] = weights / weights.sum()
+        return q
 
     def matched(self, context):
         """The length of the longest suffix that was seen before; 0 for none."""
