@@ -1,0 +1,148 @@
+"""Exit 0's tables: the same probabilities as a slow version with dictionaries of tuples."""
+
+import doctest
+import random
+import time
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+import torch
+
+from s2d import ngram
+from s2d.ngram import DOUBT_DATASTORE, DOUBT_TEXT, FOLLOWERS, ORDER, Datastore, NGrams
+
+
+def slow_datastore(tokens, end):
+    """{suffix: {follower: count}}; a suffix is reached through followers that were kept."""
+    documents = [[]]
+    for token in tokens:
+        documents[-1].append(token)
+        if token == end:
+            documents.append([])
+    table = defaultdict(Counter)
+    for document in documents:
+        for i, token in enumerate(document):
+            for n in range(1, min(ORDER, i) + 1):
+                table[tuple(document[i - n : i])][token] += 1
+    kept = {}
+    for suffix in sorted(table, key=len):
+        if all(suffix[i] in kept.get(suffix[:i], ()) for i in range(1, len(suffix))):
+            best = sorted(table[suffix].items(), key=lambda pair: (-pair[1], pair[0]))
+            kept[suffix] = dict(best[:FOLLOWERS])
+    return kept
+
+
+def slow_text(tokens, suffix):
+    """{follower: count} of the tokens that followed the suffix last."""
+    counts, latest = Counter(), []
+    for i in range(len(suffix), len(tokens)):
+        if tuple(tokens[i - len(suffix) : i]) == suffix:
+            counts[tokens[i]] += 1
+            latest = [token for token in latest if token != tokens[i]] + [tokens[i]]
+            if len(latest) > FOLLOWERS:
+                del counts[latest.pop(0)]
+    return counts
+
+
+def slow_distribution(text, datastore, context):
+    blend, left, matched = Counter(), 1.0, 0
+    for n in range(min(ORDER, len(context)), 0, -1):
+        suffix = tuple(context[-n:])
+        for doubt, counts in (
+            (DOUBT_TEXT, slow_text(text, suffix)),
+            (DOUBT_DATASTORE, datastore.get(suffix, {})),
+        ):
+            if counts:
+                matched = max(matched, n)
+                whole = sum(counts.values()) + doubt * len(counts)
+                for token, count in counts.items():
+                    blend[token] += left * count / whole
+                left *= doubt * len(counts) / whole
+    return blend, matched
+
+
+def random_tokens(rng, vocabulary, count):
+    """Ids that are far from equally frequent, with repetitions, in documents that end with 0."""
+    tokens = []
+    while len(tokens) < count:
+        if tokens and rng.random() < 0.05:
+            start = rng.randrange(len(tokens))
+            tokens += tokens[start : start + rng.randrange(10)]
+        tokens.append(int(vocabulary * rng.random() ** 2))
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_same_as_a_slow_version_while_the_text_grows(seed):
+    rng = random.Random(seed)
+    vocabulary = rng.choice((5, 20, 100, 300))
+    others = random_tokens(rng, vocabulary, rng.randrange(10000)) if seed % 4 else []
+    ngrams = NGrams(Datastore(others, end=0) if others else None)
+    slow, text = slow_datastore(others, end=0), []
+    for _ in range(8):
+        more = random_tokens(rng, vocabulary, rng.choice((1, 3, 300)))
+        ngrams.grow(more)
+        text += more
+        for context in [text, text[-2:], []] + [
+            (text + others)[i : i + rng.randrange(1, 7)] for i in rng.sample(range(len(text)), 1)
+        ]:
+            wanted, matched = slow_distribution(text, slow, context)
+            blend = ngrams.distribution(context)
+            assert blend.keys() == wanted.keys() and ngrams.matched(context) == matched
+            assert all(abs(blend[token] - wanted[token]) < 1e-12 for token in wanted)
+            assert sum(blend.values()) < 1
+            best = ngrams.likeliest(context, 3)
+            assert [p for _, p in best] == sorted(blend.values(), reverse=True)[:3]
+            assert all(blend[token] == p for token, p in best)
+            q = ngrams.probabilities(context, vocabulary).tolist()
+            assert len(q) == vocabulary and abs(sum(q) - (1 if wanted else 0)) < 1e-12
+            total = sum(wanted.values())
+            assert all(abs(q[token] * total - wanted[token]) < 1e-12 for token in range(vocabulary))
+
+
+def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
+    many = [t for i in range(2 * FOLLOWERS) for t in (1, 1000 + i)]
+    twice = [t for i in range(FOLLOWERS) for t in (1, 1000 + 2 * i)]
+    frequent = NGrams(Datastore(many + twice, end=0)).distribution([1])
+    assert sorted(frequent) == [1000 + 2 * i for i in range(FOLLOWERS)]
+    late = NGrams()
+    late.grow(twice + many)
+    assert sorted(late.distribution([1])) == [1000 + FOLLOWERS + i for i in range(FOLLOWERS)]
+
+
+def test_documents_do_not_run_into_each_other():
+    ngrams = NGrams(Datastore([5, 6, 0, 7, 8, 0], end=0))
+    assert ngrams.likeliest([5, 6], 1)[0][0] == 0  # the end itself is a token like others
+    assert ngrams.distribution([5, 6, 0]) == {} and ngrams.matched([5, 6, 0]) == 0
+    assert ngrams.likeliest([0, 7], 1)[0][0] == 8 and ngrams.matched([0, 7]) == 1
+
+
+@pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_short_datastores_of_any_vocabulary_and_type(tokens, kind):
+    ngrams = NGrams(Datastore(kind(tokens), end=0))
+    followers = {262143: [262142], 262142: [262143]} if len(tokens) == 3 else {}
+    for token in (0, 3, 262142, 262143):
+        assert list(ngrams.distribution([token])) == followers.get(token, [])
+
+
+def test_a_million_tokens_load_fast_in_little_memory_and_answer_fast():
+    rng = np.random.default_rng(0)
+    tokens = (256000 * rng.random(1_000_000) ** 8).astype(np.int64)
+    start = time.perf_counter()
+    datastore = Datastore(tokens, end=0)
+    assert time.perf_counter() - start < 5  # about 0.6 seconds alone on a processor
+    arrays = datastore.token, datastore.count, datastore.first
+    assert sum(array.nbytes for array in arrays) < 60 * len(tokens)
+    ngrams = NGrams(datastore)
+    ngrams.grow(tokens[:8192].tolist())
+    contexts = [tokens[i : i + ORDER].tolist() for i in range(0, 8000, 40)]
+    start = time.perf_counter()
+    for context in contexts:
+        ngrams.likeliest(context, 6)
+    assert (time.perf_counter() - start) / len(contexts) < 5e-4  # about 3e-5
+
+
+def test_the_example_of_the_docstring():
+    assert doctest.testmod(ngram).failed == 0 < doctest.testmod(ngram).attempted
