@@ -243,7 +243,7 @@ def eos_ids(raw, vocab_size):
 
 
 def config_to_dict(config, dtype):
-    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 wrote and 5 reads it."""
+    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
     raw |= asdict(config)
     factor, llama3, eos = (raw.pop(key) for key in ("rope_factor", "rope_llama3", "eos_token_ids"))

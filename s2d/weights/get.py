@@ -48,7 +48,7 @@ def how_to_get(name):
 
 
 def real_folder(name, weights):
-    """Where the model called ``name`` is in the folder ``weights``; None if no model here has that name.
+    """Where the model called ``name`` is in the folder ``weights``; None if nothing is called so.
 
     Raises FileNotFoundError, with the command that gets it, where it is not there yet.
     """
@@ -70,7 +70,7 @@ def draft_beside(target):
 
 
 def is_whole(folder):
-    """Whether there is a model in ``folder``: not one that is an adapter of weights that are not there."""
+    """Whether there is a model in ``folder``: an adapter of weights that are not there is none."""
     try:
         if (folder / CONFIG).is_file():
             Adapter(folder)

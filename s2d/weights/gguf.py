@@ -149,7 +149,7 @@ def hugging_face_name(name):
 
 
 def rows_as_in_hugging_face(weight, head_dim):
-    """llama.cpp rotates neighbouring dimensions of a head, Hugging Face dimension i with i + D/2."""
+    """llama.cpp rotates neighbouring dimensions of a head, Hugging Face i and i + D/2."""
     return weight.view(-1, head_dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 

@@ -106,12 +106,12 @@ def refuse_unclaimed(path, names, shapes, layers):
     Two are known to be harmless: the frequencies of the rotary embedding, which old checkpoints
     carry along, and the LM head where it is tied (``check_tied``).
     """
-    tables = ("model.rotary_emb.inv_freq", "model.layers.0.self_attn.rotary_emb.inv_freq")
+    known = {*shapes, HEAD}
     for name in sorted(names):
         layer = re.match(r"model\.layers\.(0|[1-9][0-9]{0,8})\.", name)
         inside = layer is None or int(layer[1]) < layers
         first = name.replace(layer[0], "model.layers.0.", 1) if layer else name
-        if not inside or first not in (*shapes, *tables, HEAD):
+        if not (inside and first in known or name.endswith(".rotary_emb.inv_freq")):
             raise ValueError(
                 f"{path} has the tensor {shown(name)}, which is none of the Llama in config.json "
                 "(quantised weights and other architectures are not supported)"
@@ -119,7 +119,7 @@ def refuse_unclaimed(path, names, shapes, layers):
 
 
 def check_tied(head, embedding):
-    """Raise ValueError where config.json ties the LM head to the embedding, and the files do not."""
+    """Raise ValueError where config.json ties the LM head to the embedding but the files do not."""
     with opened(head) as one, opened(embedding) as other:
         heads, rows = one.get_slice(HEAD), other.get_slice(EMBEDDING)
         same = (heads.get_dtype(), heads.get_shape()) == (rows.get_dtype(), rows.get_shape())
