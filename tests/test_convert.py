@@ -1,9 +1,10 @@
-"""Pickled checkpoints become folders that load, or nothing; ``check`` says why a folder does not."""
+"""Pickled checkpoints become folders that load, or nothing; ``check`` says why one does not."""
 
 import json
 import random
 import time
 
+import pytest
 import torch
 from helpers import (
     ROOT,
@@ -18,10 +19,11 @@ from safetensors.torch import load_file
 
 from s2d import Tokenizer, generate, load_model
 from s2d.files import stage_of
+from s2d.weights import get as getting
 from s2d.weights import save_model, split
 from s2d.weights.__main__ import convert, main
 
-# What transformers 4 wrote beside Vicuna v1.5. Old checkpoints also carry tables of the positions.
+# What transformers 4 wrote beside Vicuna v1.5. Old checkpoints also carry tables.
 VICUNA_CONFIG = {
     **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
     **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.02},
@@ -98,6 +100,41 @@ def test_tensors_that_share_their_memory(tmp_path, tokenizer):
     assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
     written = load_file(tmp_path / "v/model.safetensors")
     assert torch.equal(written["lm_head.weight"], state["model.embed_tokens.weight"])
+
+
+def test_what_is_in_no_llama_or_quantised(tmp_path, tokenizer, capsys):
+    [shard] = write_vicuna(tmp_path / "hub", tokenizer, 10**9)
+    state, name = torch.load(tmp_path / "hub" / shard), "model.layers.0.self_attn.q_proj.weight"
+    for changes, message in (
+        ({name: state[name].to(torch.int8)}, f"{name} is of dtype torch.int8; quantised weights"),
+        ({f"{name}_scale": torch.ones(64)}, f"has the tensor '{name}_scale', which is none of"),
+        ({"step": 5}, "is damaged or holds more than tensors"),
+    ):
+        torch.save(state | changes, tmp_path / "hub" / shard)
+        assert program("convert", tmp_path / "hub", tmp_path / "v") == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "v").exists()
+
+
+@pytest.mark.parametrize("sizes", [100_000, 10**9])
+def test_an_lm_head_that_is_tied_but_not_the_embedding(tmp_path, tokenizer, capsys, sizes):
+    shards = write_vicuna(tmp_path / "hub", tokenizer, sizes, tie_word_embeddings=True)
+    last = tmp_path / "hub" / shards[-1]
+    state, first = torch.load(last), torch.load(tmp_path / "hub" / shards[0])
+    head = first["model.embed_tokens.weight"].clone()
+    torch.save(state | {"lm_head.weight": head}, last)
+    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
+    for other in (head + 1, head[1:]):
+        torch.save(state | {"lm_head.weight": other}, last)
+        assert program("convert", tmp_path / "hub", tmp_path / "w") == 2
+        assert "lm_head.weight" in capsys.readouterr().err and not (tmp_path / "w").exists()
+
+
+def test_nothing_is_downloaded_to_a_folder_that_is_taken(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(getting, "FOLDER", tmp_path)
+    monkeypatch.setattr(getting, "download", None)
+    (tmp_path / "smollm2-135m").mkdir()
+    assert program("get", "smollm2-135m") == 2
+    assert "smollm2-135m is there, and no model; remove it first" in capsys.readouterr().err
 
 
 def test_checkpoints_from_before_torch_1_6(tmp_path, tokenizer):

@@ -440,7 +440,7 @@ def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
 
 
 def test_two_writers_of_one_folder(tmp_path):
-    """The second is refused while the first writes, in this process or in another, and not after."""
+    """The second is refused while the first writes, and not after."""
     (tmp_path / ".m.s2d-lock").write_text("")  # of a process that was killed
     with staged_folder(tmp_path / "m") as stage:
         (stage / "first").write_text("1")
@@ -510,7 +510,7 @@ def test_an_index_names_files_of_its_own_folder(sharded, folder):
 
 
 def test_loading_holds_one_shard_beside_the_model(tmp_path):
-    """Peak memory of a load from bf16 to float32: the model itself and little more, not a second copy."""
+    """Peak memory of a load from bf16 to float32: the model and little more, not a second copy."""
     model = random_llama(
         3, hidden_size=512, intermediate_size=1536, num_hidden_layers=24, head_dim=128
     ).float()
