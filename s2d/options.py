@@ -155,7 +155,7 @@ DRAFTING = tuple(dict.fromkeys(name for taken in TAKEN.values() for name in take
 
 
 def refuse_unused(method, given):
-    """Raise ValueError where ``given``, names in DRAFTING, has an option ``method`` does not take."""
+    """Raise ValueError where ``given``, names in DRAFTING, holds one ``method`` does not take."""
     for name in given:
         if name not in TAKEN.get(method, given):  # "auto" refuses by itself
             others = " or ".join(other for other in TAKEN if name in TAKEN[other])
