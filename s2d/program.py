@@ -57,6 +57,15 @@ def read_stdin():
         ) from None
 
 
+def discard_unwritten():
+    """Where stdout takes no more, drop what waits for it: Python would try again at its exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def run_program(name, function, *arguments):
     """Exit code of ``function(*arguments)``: its own, or 0.
 
@@ -72,6 +81,7 @@ def run_program(name, function, *arguments):
         return 130
     except (ValueError, OSError) as error:
         reason = error
+        discard_unwritten()
     except (MemoryError, RuntimeError) as error:
         reason = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
         out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))

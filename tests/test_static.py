@@ -1,9 +1,12 @@
-"""Compiled passes of static shape: the same numbers, tokens and statistics as without, at every size and length."""
+"""Passes of static shape: the same numbers, tokens and statistics as without, at any length."""
 
 import os
 import random
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +22,8 @@ from s2d.extras.static import ROWS, static_twin
 from s2d.tree import Dynamic, TreeAttention, ancestor_mask
 
 EXITS = (1, 2, 4)
+FIELDS = ("accept_lengths", "exit_counts", "draft_forwards", "draft_levels", "accepted")
+close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
 SETTINGS = [
     dict(method="ar"),
     dict(method="sd", draft_length=5),
@@ -54,7 +59,7 @@ def poison(cache, value):
 
 @pytest.fixture
 def replayed_on_the_cpu(monkeypatch):
-    """The way of a GPU: recorded passes, fixed caches, lengths in buckets; to replay is to run again in the same places."""
+    """As on a GPU: recorded passes, fixed caches, lengths in buckets; a replay is another run."""
 
     def record(function, inputs):
         output = function(*inputs)
@@ -65,7 +70,7 @@ def replayed_on_the_cpu(monkeypatch):
 
 
 def check_passes(model, compiled, trials, behind):
-    """Random histories of passes over chains and trees of 1 to 17 rows, by random layers, beside eager ones."""
+    """Random passes over chains and trees of 1 to 17 rows, by random layers, beside eager ones."""
     rng = random.Random(0)
     for _ in range(trials):
         start, stop = sorted(rng.sample(range(5), 2))
@@ -88,13 +93,15 @@ def check_passes(model, compiled, trials, behind):
             positions, mask = attention.span(n, n, n + size) if rng.random() < 0.8 else (None, None)
             hidden = torch.randn(1, size, 32, dtype=torch.float64)
             poison(caches[1], behind)
-            expected, found = (each.run_layers(hidden, start, stop, positions, mask, cache)
-                               for each, cache in zip((model, compiled), caches))  # fmt: skip
-            torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+            expected, found = (
+                each.run_layers(hidden, start, stop, positions, mask, cache)
+                for each, cache in zip((model, compiled), caches)
+            )
+            close(found, expected)
             assert caches[0].length == caches[1].length == n + size
             for part in ("keys", "values"):
                 old, new = (getattr(cache, part)[:, :, :, : n + size] for cache in caches)
-                torch.testing.assert_close(new, old, rtol=1e-11, atol=1e-11)
+                close(new, old)
             kept = sorted(rng.sample(range(size), rng.randrange(size + 1)))
             for cache in caches:
                 cache.keep(n, kept)
@@ -109,10 +116,11 @@ def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context():
 @torch.inference_mode()
 def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
     short = random_llama(0, max_position_embeddings=64)  # less than the shortest bucket
-    assert (
-        generate(static_twin(short), [5], method="ar", max_new_tokens=63).tokens
-        == generate(short, [5], method="ar", max_new_tokens=63).tokens
+    found, expected = (
+        generate(model, [5], method="ar", max_new_tokens=63)
+        for model in (static_twin(short), short)
     )
+    assert found.tokens == expected.tokens
     model = random_llama(0)
     compiled = static_twin(model)
     check_passes(model, compiled, trials=60, behind=1e9)  # masked, but read: as buckets are
@@ -122,20 +130,16 @@ def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
 
 @torch.inference_mode()
 def test_norms_without_a_floor_and_rows_that_lie_apart():
-    """Padding is no zeros, which a norm with eps 0 could not divide; and views are put in order before compiled code reads them."""
+    """Padding is no zeros: a norm with eps 0 could not divide them. Views are made contiguous."""
     model = random_llama(0, rms_norm_eps=0.0)
     compiled = static_twin(model)
     check_passes(model, compiled, trials=5, behind=torch.nan)
     hidden = torch.randn(4, 3, 32, dtype=torch.float64)[:, 1]
-    torch.testing.assert_close(
-        compiled.logits(hidden), model.logits(hidden), rtol=1e-11, atol=1e-11
-    )
+    close(compiled.logits(hidden), model.logits(hidden))
     by_columns = random_llama(0)
     by_columns.lm_head.weight.data = by_columns.lm_head.weight.data.t().contiguous().t()
     expected = by_columns.logits(hidden)
-    torch.testing.assert_close(
-        static_twin(by_columns).logits(hidden), expected, rtol=1e-11, atol=1e-11
-    )
+    close(static_twin(by_columns).logits(hidden), expected)
 
 
 @torch.inference_mode()
@@ -144,12 +148,8 @@ def test_heads_are_the_eager_ones():
         compiled = static_twin(model)
         for rows in range(1, ROWS[-1] + 2):
             hidden = torch.randn(rows, 32, dtype=torch.float64)
-            torch.testing.assert_close(
-                compiled.logits(hidden), model.logits(hidden), rtol=1e-11, atol=1e-11
-            )
-            torch.testing.assert_close(
-                compiled.draft_logits(hidden), model.draft_logits(hidden), rtol=1e-11, atol=1e-11
-            )
+            close(compiled.logits(hidden), model.logits(hidden))
+            close(compiled.draft_logits(hidden), model.draft_logits(hidden))
 
 
 def check_generations(eager, compiled, setting, lengths):
@@ -162,19 +162,13 @@ def check_generations(eager, compiled, setting, lengths):
                 for target, draft in (eager, compiled)
             )
             assert found.tokens == expected.tokens
-            for field in (
-                "accept_lengths",
-                "exit_counts",
-                "draft_forwards",
-                "draft_levels",
-                "accepted",
-            ):
+            for field in FIELDS:
                 assert getattr(found.stats, field) == getattr(expected.stats, field), field
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_compiled_generations_are_the_eager_ones(setting):
-    """To the end of the context, and with an end token that comes up inside a padded pass; statistics too."""
+    """To the end of the context, and with an end token inside a padded pass; statistics too."""
     check_generations(*models(eos_token_ids=()), setting, (1, 60))
     check_generations(*models(eos_token_ids=(2, 5, 8, 11)), setting, (10, 17))
 
@@ -186,7 +180,7 @@ def test_recorded_generations_are_the_eager_ones(setting, replayed_on_the_cpu):
 
 @torch.inference_mode()
 def test_what_was_compiled_holds_at_every_length_and_for_every_layer():
-    """The compiler's own conditions, which calls do not look at, are true of whatever a pass may bring."""
+    """The compiler's own conditions, which calls do not check, hold for whatever a pass brings."""
     config, weights = random_llama(0).config, [random_llama(seed) for seed in (2, 3)]
     new = lambda *shape: torch.randn(shape, dtype=torch.float64)  # noqa: E731
     for rows in ROWS:
@@ -195,15 +189,8 @@ def test_what_was_compiled_holds_at_every_length_and_for_every_layer():
             keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
             block = weights[length % 2].model["layers"][length % 4]
             where = torch.arange(length - rows, length)
-            assert run_block.guard_check(
-                block,
-                new(1, rows, 32),
-                new(2, rows, 8).unbind(),
-                new(rows, length),
-                where,
-                keys,
-                values,
-            )
+            hidden, rope, mask = new(1, rows, 32), new(2, rows, 8).unbind(), new(rows, length)
+            assert run_block.guard_check(block, hidden, rope, mask, where, keys, values)
 
 
 @torch.inference_mode()
@@ -217,12 +204,8 @@ def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype):
         for model in (eager, static_twin(eager)):
             cache = model.new_cache(40)
             model(prompt, cache=cache)
-            errors.append(
-                (model.logits(model.run_layers(model.embed(tokens), cache=cache)[0]) - expected)
-                .square()
-                .mean()
-                .sqrt()
-            )
+            logits = model.logits(model.run_layers(model.embed(tokens), cache=cache)[0])
+            errors.append((logits - expected).square().mean().sqrt())
         assert errors[1] <= 1.2 * errors[0]
 
 
@@ -232,59 +215,100 @@ def test_one_compilation_serves_all_layers_lengths_and_models(nothing_compiled, 
         model = static_twin(random_llama(seed, **shape))
         generate(model, [5, 3, 1] * (seed + 1), method="ar", max_new_tokens=60)
     lines = capfd.readouterr().err.splitlines()
-    assert [line.rpartition(" ... ")[0] for line in lines] == [
-        "compiling a head of 61 tokens, rows: 1", "compiling a block of width 24, rows: 1"]  # fmt: skip
+    head, block = "a head of 61 tokens", "a block of width 24"
+    expected = [f"compiling {what}, rows: 1" for what in (head, block)]
+    assert [line.rpartition(" ... ")[0] for line in lines] == expected
+
+
+def in_its_own_process(arguments, code="import run, sys; sys.exit(run.main())", **environment):
+    """What run.py says and does in a process of its own."""
+    command = [sys.executable, "-c", code, "--target", "7b", "--method", "ar", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
 def test_run_compiles_first_and_finds_it_again(tmp_path):
-    """In a process of its own each time; the third finds a file that was cut short, and makes that one again."""
-    command = [sys.executable, "-c", "from s2d.extras import static; static.ROWS = (1,); import run, sys; sys.exit(run.main())",
-               "--target", "7b", "--prompt", "hello", "--max-new-tokens", "12", "--dtype", "float64"]  # fmt: skip
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    """The third finds a file that was cut short, and makes that one again. Nothing is in TMPDIR."""
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    temporary.mkdir()
+    code = (
+        "from s2d.extras import static; static.ROWS = (1,); import run, sys; sys.exit(run.main())"
+    )
+    where = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(temporary)}
+    arguments = "--prompt hello --max-new-tokens 12 --dtype float64".split()
     said = []
     for options in ([], ["--compile"], ["--compile"], ["--compile"]):
-        said.append(
-            subprocess.run(
-                [*command, *options],
-                cwd=ROOT,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-        )
+        said.append(in_its_own_process([*arguments, *options], code, **where))
+        assert said[-1].returncode == 0
         if len(said) == 3:
-            cut = next((tmp_path / "s2d").iterdir())
+            cut = next(file for file in cache.glob("s2d/compiled/*/*") if file.is_file())
             cut.write_bytes(cut.read_bytes()[:1000])
     assert len({done.stdout.splitlines()[0] for done in said}) == 1
     assert [done.stderr.count("compiling ") for done in said] == [0, 2, 0, 1]
+    assert not [path for path in temporary.rglob("*") if path.is_file()]
+    assert not [path for path in cache.rglob("s2d/**/*") if path.stat().st_mode & 0o077]
 
 
-def test_no_compiler_is_one_line(monkeypatch):
-    command = [sys.executable, "run.py", "--target", "7b", "--compile"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={"CXX": "no-such-compiler", "PATH": "/nowhere"},
-    )
-    assert (
-        done.returncode == 2
-        and "C++ compiler" in done.stderr.splitlines()[-1]
-        and "Traceback" not in done.stderr
-    )
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"CXX": "no-such-compiler", "PATH": "/nowhere"}, "C++ compiler"),
+        (os.environ | {"CXX": "/bin/true"}, "could not be compiled"),
+    ],
+)
+def test_a_compiler_that_is_missing_or_fails_is_one_line(environment, message, tmp_path):
+    done = in_its_own_process(["--compile"], **environment | {"XDG_CACHE_HOME": str(tmp_path)})
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert message in done.stderr.splitlines()[-1]
 
 
-def test_a_compiler_that_fails_is_one_line(tmp_path):
-    command = [sys.executable, "run.py", "--target", "7b", "--method", "ar", "--compile"]
-    environment = os.environ | {"CXX": "/bin/true", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert (
-        done.returncode == 2
-        and "could not be compiled" in done.stderr.splitlines()[-1]
-        and "Traceback" not in done.stderr
-    )
+def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = user_cache.private_folder("compiled", "here")
+    file = folder / "file"
+    file.touch(mode=0o600)
+    parts = [tmp_path / "s2d", tmp_path / "s2d/compiled", folder, file]
+    assert [path.stat().st_mode & 0o777 for path in parts] == [0o700, 0o700, 0o700, 0o600]
+    for path in parts:
+        for mode in (0o720, 0o702):
+            path.chmod(mode)
+            with pytest.raises(ValueError, match=f"{path} can be written by other users"):
+                user_cache.private_folder("compiled", "here")
+        path.chmod(0o700)
+        assert user_cache.private_folder("compiled", "here") == folder
+    real = Path.lstat
+    for path in parts:
+
+        def lstat(self, foreign=path):
+            found = real(self)
+            return SimpleNamespace(st_uid=found.st_uid + (self == foreign), st_mode=found.st_mode)
+
+        monkeypatch.setattr(Path, "lstat", lstat)
+        with pytest.raises(ValueError, match=f"{path} belongs to another user"):
+            user_cache.private_folder("compiled", "here")
+
+
+def test_nothing_is_read_from_a_folder_that_others_may_write(nothing_compiled, tmp_path):
+    (tmp_path / "s2d/compiled").mkdir(parents=True, mode=0o700)
+    (tmp_path / "s2d/compiled").chmod(0o777)
+    with pytest.raises(ValueError, match="can be written by other users"):
+        compiled_block(shape_of(random_llama(0).config), 1, torch.float64)
+
+
+def test_what_another_processor_compiled_is_not_found(nothing_compiled, monkeypatch):
+    asked = []
+
+    def folder(*names):
+        asked.append(names)
+        raise ValueError
+
+    monkeypatch.setattr(compiling, "private_folder", folder)
+    cpuinfo = "processor : 0\nmodel name : A\ncpu MHz : 1\nflags : sse avx\n\nprocessor : 1\n"
+    others = cpuinfo.replace("avx", "avx2"), cpuinfo.replace(": A", ": B")
+    for text in (cpuinfo, cpuinfo.replace("MHz : 1", "MHz : 2"), *others):
+        monkeypatch.setattr(Path, "read_text", lambda self, text=text: text)
+        with pytest.raises(ValueError):
+            compiled_block(shape_of(random_llama(0).config), 1, torch.float64)
+    assert asked[0] == asked[1] and len({*asked}) == 3
 
 
 def test_several_processes_do_not_compile(monkeypatch, capsys):

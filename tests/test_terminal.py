@@ -29,7 +29,7 @@ program = partial(program_of, run.main)
 
 
 def plain_colours(steps, tokenizer, exits):
-    """[(colour or None, text)] of runs of one colour, token by token and by no means of terminal.py's."""
+    """[(colour or None, text)] of runs of one colour, token by token and without terminal.py."""
     runs, ids = [], []
     for step in steps:
         for place, token in enumerate(step.tokens):
@@ -37,10 +37,8 @@ def plain_colours(steps, tokenizer, exits):
             exit_layer = step.proposal.exits[place] if drafted else 0
             before = tokenizer.decode(ids)
             ids.append(token)
-            text, color = (
-                tokenizer.decode(ids)[len(before) :],
-                COLORS[exits.index(exit_layer)] if exit_layer else None,
-            )
+            text = tokenizer.decode(ids)[len(before) :]
+            color = COLORS[exits.index(exit_layer)] if exit_layer else None
             if text and runs and runs[-1][0] == color:
                 runs[-1] = color, runs[-1][1] + text
             elif text:
@@ -48,34 +46,26 @@ def plain_colours(steps, tokenizer, exits):
     return runs
 
 
-@pytest.mark.parametrize("arguments", [
-    ["--method", "ar"], ["--method", "sd", "--exits", "3"], ["--method", "s2d"], ["--method", "s2d-tree"], ["--method", "auto"],
-    ["--method", "mcsd", "--tree", "3,2", "--init", "target"], ["--method", "s2d", "--exits", "2,4", "--thresholds", ".5,0"],
-])  # fmt: skip
+LINES = (
+    *["--method ar", "--method sd --exits 3", "--method s2d", "--method s2d-tree", "--method auto"],
+    *["--method mcsd --tree 3,2 --init target", "--method s2d --exits 2,4 --thresholds .5,0"],
+)
+
+
+@pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_token_has_the_colour_of_its_exit(arguments, temperature, capsys, monkeypatch):
-    steps, push = [], Streamed.__call__
+def test_every_token_has_the_colour_of_its_exit(line, temperature, capsys, monkeypatch):
+    steps, push, arguments = [], Streamed.__call__, line.split()
     monkeypatch.setattr(
         Streamed, "__call__", lambda self, step: (steps.append(step), push(self, step))
     )
-    common = [
-        "--target",
-        "7b",
-        "--prompt",
-        QUESTION,
-        "--temperature",
-        temperature,
-        "--max-new-tokens",
-        40,
-        *arguments,
-    ]
+    few = ["--temperature", temperature, "--max-new-tokens", 40]
+    common = ["--target", "7b", "--prompt", QUESTION, *few, *arguments]
     assert program(*common, "--color", "always") == 0
     shown, _, block = capsys.readouterr().out.partition("\n\n")
-    exits = (
-        [int(each) for each in arguments[arguments.index("--exits") + 1].split(",")]
-        if "--exits" in arguments
-        else [2, 3, 4]
-    )
+    exits = [2, 3, 4]
+    if "--exits" in arguments:
+        exits = [int(each) for each in arguments[arguments.index("--exits") + 1].split(",")]
     exits = exits[-1:] if arguments[1] in ("sd", "mcsd") else exits
     found = []
     for color, text, plain in ESCAPES.findall(shown):
@@ -89,9 +79,8 @@ def test_every_token_has_the_colour_of_its_exit(arguments, temperature, capsys, 
     if arguments[1] == "ar":
         assert legend == [] and "\033" not in shown
     else:
-        assert [int(color) for color, text, _ in ESCAPES.findall(legend[0]) if color] == [
-            COLORS[i] for i in range(len(exits))
-        ]
+        colors = [int(color) for color, text, _ in ESCAPES.findall(legend[0]) if color]
+        assert colors == [COLORS[i] for i in range(len(exits))]
         assert len({color for color, _ in found}) > 1
     assert program(*common, "--color", "never") == 0
     assert "".join(text for _, text in found) == capsys.readouterr().out.partition("\n\n")[0]
@@ -104,11 +93,9 @@ def test_when_there_are_colours(monkeypatch):
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert (
-        colors_of((2, 3), "auto", Terminal())
-        == {2: COLORS[0], 3: COLORS[1]}
-        == colors_of((2, 3), "always", io.StringIO())
-    )
+    both = {2: COLORS[0], 3: COLORS[1]}
+    assert colors_of((2, 3), "auto", Terminal()) == both
+    assert colors_of((2, 3), "always", io.StringIO()) == both
     assert colors_of((2, 3), "auto", io.StringIO()) == {} == colors_of((2, 3), "never", Terminal())
     monkeypatch.setenv("TERM", "dumb")
     assert colors_of((2, 3), "auto", Terminal()) == {}
@@ -120,13 +107,9 @@ def test_when_there_are_colours(monkeypatch):
 def test_on_a_real_terminal(tmp_path):
     """Colours without being asked for, and none into a file."""
     ours, theirs = pty.openpty()
-    environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {
-        "TERM": "xterm"
-    }
+    environment = os.environ | {"TERM": "xterm", "NO_COLOR": ""}
     command = [*RUN, "--prompt", QUESTION]
-    process = subprocess.Popen(
-        command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment, close_fds=True
-    )
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment)
     os.close(theirs)
     shown = b""
     while True:
@@ -163,20 +146,14 @@ def talk(capsys, *arguments):
 def test_a_conversation_has_its_earlier_turns_in_context(method, monkeypatch, capsys):
     said(monkeypatch, QUESTION, "", "   ", "What is the capital of Tadastan?")
     out, error = talk(capsys, "--method", method)
-    target, tokenizer = (
-        load_model(WEIGHTS / "mini-7b", dtype="float64"),
-        Tokenizer(WEIGHTS / "mini-7b"),
-    )
-    messages = []
-    for line, shown in zip(
-        (QUESTION, "What is the capital of Tadastan?"), out.splitlines(), strict=False
-    ):
+    target = load_model(WEIGHTS / "mini-7b", dtype="float64")
+    tokenizer, messages = Tokenizer(WEIGHTS / "mini-7b"), []
+    for line, shown in zip((QUESTION, "What is the capital of Tadastan?"), out.splitlines()):
         tokens = generate(target, tokenizer.encode_chat([*messages, line]), method="ar").tokens
         messages += [line, tokenizer.decode(tokens)]
         assert shown == messages[-1]
-    gains = re.findall(
-        r"(\d+) tokens in (\d+) passes of the target \(([\d.]+) each\), [\d.]+ tokens/s", error
-    )
+    line = r"(\d+) tokens in (\d+) passes of the target \(([\d.]+) each\), [\d.]+ tokens/s"
+    gains = re.findall(line, error)
     assert len(gains) == 2 and all((float(each) > 1) == (method != "ar") for *_, each in gains)
 
 
@@ -187,35 +164,26 @@ def test_a_prompt_is_the_first_turn(monkeypatch, capsys):
 
 
 def test_what_does_not_fit_is_forgotten_and_said(monkeypatch, capsys):
-    """A context of 512: turns are dropped from the beginning, a message that is too long is refused, and it goes on."""
+    """A context of 512: the first turns are dropped, and too long a message refused."""
     said(monkeypatch, *[QUESTION] * 12, "far too long " * 400, "What is the capital of Tadastan?")
     prompts, plain = [], run.generate
-    monkeypatch.setattr(
-        run,
-        "generate",
-        lambda target, prompt, **options: (
-            prompts.append(prompt),
-            plain(target, prompt, **options),
-        )[1],
-    )
+
+    def watched(target, prompt, **options):
+        prompts.append(prompt)
+        return plain(target, prompt, **options)
+
+    monkeypatch.setattr(run, "generate", watched)
     out, error = talk(capsys, "--max-new-tokens", "60")
-    assert re.search(
-        r"the context of \d+ tokens is full: forgotten, turns from the beginning: 1\n", error
-    )
+    full = r"the context of \d+ tokens is full: forgotten, turns from the beginning: 1\n"
+    assert re.search(full, error)
     assert error.count("say it in fewer words") == 1
     size = load_model(WEIGHTS / "mini-7b").config.max_position_embeddings
-    assert (
-        len(prompts) == 13
-        and max(map(len, prompts)) + 60 <= size
-        and max(map(len, prompts)) > size / 2
-    )
-    template = chat_template(WEIGHTS / "mini-7b")
-    last = Tokenizer(WEIGHTS / "mini-7b").encode_chat(
-        ["What is the capital of Tadastan?"], template
-    )
-    assert (
-        prompts[-1][-5:] == last[-5:] and len(prompts[-1]) > len(last) + 100
-    )  # what was refused takes nothing with it
+    longest = max(map(len, prompts))
+    assert len(prompts) == 13 and size / 2 < longest <= size - 60
+    tokenizer, template = Tokenizer(WEIGHTS / "mini-7b"), chat_template(WEIGHTS / "mini-7b")
+    last = tokenizer.encode_chat(["What is the capital of Tadastan?"], template)
+    assert prompts[-1][-5:] == last[-5:]
+    assert len(prompts[-1]) > len(last) + 100  # what was refused takes nothing with it
 
 
 def test_an_answer_that_fills_the_context_says_so(monkeypatch, capsys):
@@ -230,14 +198,9 @@ def test_an_answer_that_fills_the_context_says_so(monkeypatch, capsys):
 
 
 def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
-    """Ctrl-C at the prompt does nothing, within an answer it ends that; what was said so far stays in the conversation."""
-    said(
-        monkeypatch,
-        KeyboardInterrupt(),
-        QUESTION,
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no"),
-        "And its language?",
-    )
+    """Ctrl-C at the prompt does nothing, within an answer it ends that; what was said stays."""
+    no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")
+    said(monkeypatch, KeyboardInterrupt(), QUESTION, no_text, "And its language?")
     prompts, plain, steps = [], run.generate, []
 
     def interrupted(target, prompt, on_step, **options):
@@ -261,22 +224,9 @@ def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
 
 def test_a_real_ctrl_c():
     """SIGINT while a process is answering: it asks for the next line."""
-    command = [
-        *RUN[:-1],
-        "70b",
-        "--interactive",
-        "--method",
-        "ar",
-        "--max-new-tokens",
-        "3000",
-        "--temperature",
-        "3",
-        "--color",
-        "never",
-    ]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    )
+    line = "70b --interactive --method ar --max-new-tokens 3000 --temperature 3 --color never"
+    pipes = {stream: subprocess.PIPE for stream in ("stdin", "stdout", "stderr")}
+    process = subprocess.Popen([*RUN[:-1], *line.split()], **pipes, bufsize=0)
     process.stdin.write(QUESTION.encode() + b"\n")
     shown = b""
     while len(shown) < 6:  # the prompt, and something of an answer
@@ -284,10 +234,8 @@ def test_a_real_ctrl_c():
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     out, error = process.communicate(b"What is the capital of Tadastan?\n", timeout=120)
-    assert (
-        process.returncode == 0
-        and error.count(b"passes of the target") + error.count(b"interrupted") == 2
-    ), error
+    assert process.returncode == 0, error
+    assert error.count(b"passes of the target") + error.count(b"interrupted") == 2, error
 
 
 @pytest.mark.parametrize(

@@ -166,8 +166,6 @@ def write_config(model, folder, dtype):
     """config.json, as of weights in ``dtype``, and what came with a draft."""
     config = json.dumps(config_to_dict(model.config, dtype), indent=2)
     (folder / "config.json").write_text(config + "\n")
-    if model.chances:
-        (folder / CHANCES).write_text(json.dumps(model.chances, separators=(",", ":")) + "\n")
     if model.draft_vocabulary is not None:
         (folder / DRAFT_VOCABULARY).write_text(json.dumps(model.draft_vocabulary.tolist()) + "\n")
 
