@@ -11,10 +11,10 @@ from pathlib import Path
 from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, generate, load_model
+from s2d.chat import chat_template
 from s2d.decision import read_stop
 from s2d.options import METHODS, check, choose_exits, choose_shape, refuse_knobs
 from s2d.program import Parser, one_line, run_program
-from s2d.tokenizer import chat_template
 from s2d.trace import Recorder, check_page, traced
 from s2d.trace.terminal import Streamed, as_json, colors_of, gain, plan_of, report, speed
 from s2d.tree import Dynamic

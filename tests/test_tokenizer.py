@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 
 from s2d import Tokenizer
-from s2d.tokenizer import VICUNA_SYSTEM, TextStream, chat_template
+from s2d.chat import VICUNA_SYSTEM, chat_template
+from s2d.tokenizer import TextStream
 
 SHARED = ROOT.parent / "shared" / "data"
 TEXTS = [

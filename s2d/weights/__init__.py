@@ -22,8 +22,8 @@ from .config import config_to_dict, read_config, read_json, read_json_if_there, 
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # What a model is spoken to with, and where its answers end: what belongs to its weights wherever they go.
-COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
-              "generation_config.json")  # fmt: skip
+COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+              "chat_template.jinja", "generation_config.json")  # fmt: skip
 CHANCES = "chances.json"  # beside it: what targets accepted of the draft, see tune/
 DRAFT_VOCABULARY = "draft_vocabulary.json"  # beside a draft's config.json: the ids of the only tokens that it drafts
 DTYPES = {
