@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from .program import one_line, optional
-from .weights.config import shown
+from .weights.fields import shown
 from .weights.special_tokens import read_special_tokens
 
 JINJA = "jinja2>=3.1.6"  # what came before lets a template out of the sandbox

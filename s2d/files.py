@@ -1,93 +1,145 @@
-"""Writing so that nothing is ever half there, and nothing is replaced that is not plainly ours."""
+"""Writing files so that nothing is ever half there, and nothing is replaced that is not ours."""
 
+import fcntl
+import hashlib
 import os
+import secrets
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-MANIFEST = ".written-by-s2d"  # in every folder written here: the files that were, and their sizes
+from safetensors import SafetensorError
+
+# In every folder written here: what kind of folder it is, then the files and their checksums.
+MANIFEST = ".written-by-s2d"
 
 
-def check_free(folder):
-    """Raise ValueError unless ``folder`` may be written: there is none, or it is empty, or plainly ours.
+def check_free(folder, kind="model"):
+    """Raise ValueError unless ``folder`` may be written: there is none, or it is empty, or ours.
 
-    Ours is a folder that holds just the files that its manifest lists. Ask before hours of work, not after.
+    Ours is a folder of the same kind that holds exactly the files of its manifest. Ask before
+    hours of work, not after.
     """
     folder = Path(folder)
     if folder.is_dir() and not folder.is_symlink():
-        if not any(folder.iterdir()) or _is_ours(folder):
+        if not any(folder.iterdir()) or _is_ours(folder, kind):
             return
         raise ValueError(
-            f"{folder} is not empty and holds what was not written here; name another folder or remove it first"
+            f"{folder} is not empty and holds what was not written here, or was changed since; "
+            "name another folder or remove it first"
         )
     if folder.exists() or folder.is_symlink():
         raise ValueError(f"{folder} is in the way, and no folder; name another or remove it first")
     folder.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _is_ours(folder):
-    manifest = folder / MANIFEST
-    return manifest.is_file() and manifest.read_text(
-        encoding="utf-8", errors="replace"
-    ) == _listing(folder)
+def _is_ours(folder, kind):
+    """Whether the manifest is true. Names and kind are compared first: checksums take time."""
+    try:
+        first, *lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return False
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name != MANIFEST)
+    if first != kind or [line.partition(" ")[2] for line in lines] != names:
+        return False
+    return all((folder / name).is_file() for name in names) and lines == _checksums(folder)
 
 
-def _listing(folder):
-    """The lines of a manifest: every file and its size."""
-    files = sorted(entry for entry in folder.iterdir() if entry.name != MANIFEST)
-    return "".join(f"{file.stat().st_size} {file.name}\n" for file in files)
+def _checksums(folder):
+    """A line of every file in ``folder``: the SHA-256 of what it holds, and its name."""
+    lines = []
+    for path in sorted(folder.iterdir()):
+        if path.name != MANIFEST:
+            with path.open("rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()} {path.name}")
+    return lines
 
 
-def stage_of(path):
-    """The name under which ``path`` is written until it is complete."""
-    return path.with_name(f".{path.name}.s2d-partial")
+def stage_of(folder):
+    """The name under which ``folder`` is written until it is complete."""
+    return folder.with_name(f".{folder.name}.s2d-partial")
 
 
 def former_of(folder):
-    """The name of the folder that a new ``folder`` takes the place of, until it is gone."""
+    """The name of the folder that a new ``folder`` replaces, until it is removed."""
     return folder.with_name(f".{folder.name}.s2d-former")
 
 
 @contextmanager
-def staged_folder(folder):
-    """A new folder to fill, which then takes the place of ``folder`` in one piece, if ``check_free`` allows it.
+def staged_folder(folder, kind="model"):
+    """A new folder to fill, which then replaces ``folder`` in one piece, if ``check_free`` allows.
 
-    After an error ``folder`` is as it was; after a kill between the two renames it is under ``former_of``, from where the
-    next call takes it back.
+    After an error ``folder`` is as it was. After a kill between the two renames it is under
+    ``former_of``, from where the next call takes it back. Raises ValueError where another process
+    is writing the same folder.
     """
     folder = Path(folder)
-    stage, former = stage_of(folder), former_of(folder)
-    if former.exists() and not folder.exists():
-        os.replace(former, folder)
-    check_free(folder)
-    for leftover in (stage, former):
-        shutil.rmtree(leftover, ignore_errors=True)
-    stage.mkdir()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _only_writer_of(folder):
+        stage, former = stage_of(folder), former_of(folder)
+        if former.exists() and not folder.exists():
+            os.replace(former, folder)
+        check_free(folder, kind)
+        for leftover in (stage, former):
+            shutil.rmtree(leftover, ignore_errors=True)
+        stage.mkdir()
+        try:
+            with _full_disk_is_an_oserror(folder):
+                yield stage
+            for file in stage.iterdir():  # some libraries write files only their owner can read
+                file.chmod(stage.stat().st_mode & 0o666)
+            manifest = "\n".join([kind, *_checksums(stage)]) + "\n"
+            (stage / MANIFEST).write_text(manifest, encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+        if folder.exists():
+            os.replace(folder, former)
+        os.replace(stage, folder)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+@contextmanager
+def _only_writer_of(folder):
+    """Hold a lock, which the system takes back from a process that was killed."""
+    path = folder.with_name(f".{folder.name}.s2d-lock")
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A writer that has just ended removed its lock: then the one held here is no longer it.
+            held = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+        except (BlockingIOError, FileNotFoundError):
+            held = False
+        if not held:
+            raise ValueError(
+                f"{folder} is being written by another process; wait for it or name another folder"
+            )
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _full_disk_is_an_oserror(path):
+    """safetensors has an error of its own for what every other writer calls an OSError."""
     try:
-        yield stage
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise
-    for file in stage.iterdir():  # some libraries write files that only their owner can read
-        file.chmod(stage.stat().st_mode & 0o666)
-    (stage / MANIFEST).write_text(_listing(stage), encoding="utf-8")
-    if folder.exists():
-        os.replace(folder, former)
-    os.replace(stage, folder)
-    shutil.rmtree(former, ignore_errors=True)
+        yield
+    except SafetensorError as error:
+        raise OSError(f"cannot write {path}: {error}") from None
 
 
 @contextmanager
 def staged_file(path):
-    """A name to write a file under, which then takes the place of ``path``."""
+    """A name to write a file under, which then replaces ``path``. Every writer has its own."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    stage = stage_of(path)
-    stage.unlink(missing_ok=True)  # a leftover, or a link that would lead elsewhere
-    stage.write_bytes(b"")
+    stage = path.with_name(f".{path.name}.{secrets.token_hex(4)}.s2d-partial")
+    stage.touch(exist_ok=False)
     mode = stage.stat().st_mode & 0o666
     try:
-        yield stage
+        with _full_disk_is_an_oserror(path):
+            yield stage
         stage.chmod(mode)
         os.replace(stage, path)
     finally:
@@ -95,7 +147,7 @@ def staged_file(path):
 
 
 def whole_lines(path):
-    """The lines of a text file that is only ever appended to, as one text, without a last one that a kill cut short."""
+    """The lines of a file that is only appended to, as one text, without one that was cut short."""
     text = path.read_text(encoding="utf-8")
     return text[: text.rfind("\n") + 1]
 

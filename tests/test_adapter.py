@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from helpers import random_llama
-from peft import PeftModel
+from helpers import WEIGHTS, random_llama
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
@@ -45,7 +45,7 @@ def test_peft_adds_up_the_same(folder):
 
 
 def test_what_learns_is_what_is_loaded(folder):
-    """The model while it learns, with its adapters beside the weights, and the folder, with them added up."""
+    """The model while it learns, with adapters beside the weights, is the folder, added up."""
     model, tokens = load_model(folder / "base", num_layers=3), torch.randint(0, 61, (1, 20))
     add_adapters(model, 4, seed=0)
     assert sum(p.requires_grad for p in model.parameters()) == 3 * 7 * 2
@@ -72,6 +72,60 @@ def test_merged_it_is_an_ordinary_folder(folder):
         assert (theirs - ours(tokens)).abs().max() < 1e-4 * theirs.abs().max()
 
 
+@pytest.mark.parametrize("beginning", [True, False, "gaussian", "orthogonal", "pissa", "olora"])
+def test_what_peft_writes(folder, beginning):
+    """It adds up the same, or is refused where PEFT would change the base before it adds."""
+    base = LlamaForCausalLM.from_pretrained(folder / "base", num_hidden_layers=3)
+    sizes = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"]}
+    made = LoraConfig(**sizes, init_lora_weights=beginning, task_type="CAUSAL_LM")
+    model = get_peft_model(base, made)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(0.0, 0.05)
+    model.save_pretrained(folder / "peft")
+    config = (folder / "draft/config.json").read_text()
+    (folder / "peft/config.json").write_text(config)
+    base = LlamaForCausalLM.from_pretrained(folder / "base", num_hidden_layers=3)
+    tokens = torch.randint(0, 61, (1, 20))
+    with torch.inference_mode():
+        theirs = PeftModel.from_pretrained(base, folder / "peft").eval()(tokens).logits
+        if beginning in ("pissa", "olora"):
+            with pytest.raises(ValueError, match=f"init_lora_weights is '{beginning}', which"):
+                load_model(folder / "peft")
+        else:
+            ours = load_model(folder / "peft")(tokens)
+            assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
+
+
+def test_its_config_is_that_of_its_base(folder):
+    """But for its layers and how it drafts."""
+    config = json.loads((folder / "base/config.json").read_text())
+    near = config | {"rms_norm_eps": config["rms_norm_eps"] * (1 + 1e-8)}
+    (folder / "base/config.json").write_text(json.dumps(near))
+    load_model(folder / "draft")
+    for changes in ({"rope_theta": 500.0}, {"num_attention_heads": 2, "head_dim": 16}):
+        (folder / "base/config.json").write_text(json.dumps(config | changes))
+        with pytest.raises(ValueError, match="draft/config.json has .*base/config.json, which"):
+            load_model(folder / "draft")
+    (folder / "base/config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    with pytest.raises(ValueError, match="base/config.json: it has a quantization_config"):
+        load_model(folder / "draft")
+
+
+def test_check_says_what_it_loads_as(tmp_path, capsys):
+    """An adapter has no tokenizer, which a target needs."""
+    save_model(random_llama(1, vocab_size=1024), tmp_path / "base", WEIGHTS / "mini-7b")
+    model = load_model(tmp_path / "base", num_layers=3)
+    add_adapters(model, 4, seed=0)
+    save_adapter(model, adapter_pairs(model), SCALE, tmp_path / "draft", tmp_path / "base")
+    assert main(["check", str(tmp_path / "draft")]) == 0
+    assert "draft will load as a draft (merged, as a target too): " in capsys.readouterr().out
+    assert main(["merge", str(tmp_path / "draft"), str(tmp_path / "merged")]) == 0
+    capsys.readouterr()
+    assert main(["check", str(tmp_path / "merged")]) == 0
+    assert "merged will load: 3 layers" in capsys.readouterr().out
+
+
 def test_what_is_no_adapter_of_ours(folder, capsys):
     config, tensors = (
         folder / "draft/adapter_config.json",
@@ -86,43 +140,54 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
         assert "\n" not in str(caught.value)
 
     for changes, message in (
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"), ({"bias": "all"}, "bias is 'all'"),
-        ({"use_dora": True}, "use_dora is True"), ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
-        ({"r": 0}, "r is 0; expected a whole number"), ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
+        ({"peft_type": None}, "it has no peft_type"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
+        ({"task_type": "SEQ_CLS"}, "task_type is 'SEQ_CLS'"),
+        ({"alora_invocation_tokens": [1]}, "'alora_invocation_tokens' is not known here"),
+        ({"layer_replication": [[0, 2]], "x": 0}, "'layer_replication, x' is not known here"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
+        ({"r": 0}, "r is 0; expected a whole number"),
+        ({"r": 8}, r"are \(4, .* but r in adapter_config.json .* ask for \(8, "),
+        ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
+        ({"target_modules": "all-linear"}, "target_modules is 'all-linear'; expected a list"),
+        ({"target_modules": ["q_proj"]}, "_proj, which is not among the target_modules"),
         ({"base_model_name_or_path": 3}, "base_model_name_or_path is 3"),
-    ):  # fmt: skip
+    ):
         config.write_text(json.dumps(good | changes))
         refused(ValueError, message)
-    config.write_text(json.dumps(good | {"base_model_name_or_path": "../smollm2-135m"}))
-    refused(
-        FileNotFoundError,
-        "is an adapter of .*smollm2-135m, which is not there; get it with: python -m s2d.weights get smollm2-135m",
-    )
+    for base, message in (
+        (
+            "../smollm2-135m",
+            "/smollm2-135m, .* get it with: python -m s2d.weights get smollm2-135m",
+        ),
+        (
+            "meta-llama/Llama-3.2-1B",
+            "of meta-llama/Llama-3.2-1B, which is not there; bring it to a",
+        ),
+    ):
+        config.write_text(json.dumps(good | {"base_model_name_or_path": base}))
+        refused(FileNotFoundError, message)
     config.write_text(json.dumps(good))
+    second, head = first.replace("lora_A", "lora_B"), "base_model.model.lm_head.weight"
+    without = {name: tensor for name, tensor in weights.items() if name != second}
+    bare = {name.removeprefix("base_model.model."): tensor for name, tensor in weights.items()}
     for changed, message in (
-        (
-            {
-                name: tensor
-                for name, tensor in weights.items()
-                if name != first.replace("lora_A", "lora_B")
-            },
-            "fits no weight",
-        ),
-        (weights | {first: weights[first][:, :5].contiguous()}, "fits no weight"),
-        (
-            weights | {"base_model.model.lm_head.weight": torch.zeros(2)},
-            "which is no part of an adapter",
-        ),
-        (
-            weights | {first.replace("layers.0", "layers.7"): weights[first].clone()},
-            "fits no weight",
-        ),
+        (without, "fits no weight"),
+        (bare, "fits no weight"),
+        (weights | {first: weights[first][:, :5].contiguous()}, r"are \(4, 5\) and"),
+        (weights | {first: weights[first][0].clone()}, r"are \(.*,\) and"),
+        (weights | {first: weights[first].to(torch.int8)}, "is of dtype I8; quantised"),
+        (weights | {head: torch.zeros(2)}, "which is no part of an adapter"),
+        (weights | {first.replace("layers.0", "layers.7"): weights[first] + 0}, "fits no weight"),
     ):
         save_file(changed, tensors)
         refused(ValueError, message)
     tensors.write_bytes(b"x" * 100)
-    refused(ValueError, "missing or damaged")
+    refused(ValueError, "adapter_model.safetensors is damaged")
     tensors.unlink()
-    refused(ValueError, "missing or damaged")
+    refused(FileNotFoundError, "adapter_model.safetensors is missing")
     assert main(["merge", str(folder / "base"), str(folder / "m")]) == 2
     assert "is no adapter" in capsys.readouterr().err

@@ -27,7 +27,8 @@ import run
 from s2d.decision import Decision, fingerprint, save_decision
 from s2d.options import METHODS
 from s2d.tokenizer import Tokenizer
-from s2d.weights import DTYPES, INDEX, SINGLE, save_model
+from s2d.weights import DTYPES, save_model
+from s2d.weights.shards import INDEX, SINGLE
 
 CONTEXT = 72
 SIZES = dict(

@@ -1,9 +1,10 @@
-"""Pickled checkpoints become folders that load, or nothing at all; ``check`` says why a folder will not."""
+"""Pickled checkpoints become folders that load, or nothing; ``check`` says why one does not."""
 
 import json
 import random
 import time
 
+import pytest
 import torch
 from helpers import (
     ROOT,
@@ -18,18 +19,22 @@ from safetensors.torch import load_file
 
 from s2d import Tokenizer, generate, load_model
 from s2d.files import stage_of
+from s2d.weights import get as getting
 from s2d.weights import save_model, split
 from s2d.weights.__main__ import convert, main
 
-# What transformers 4 wrote beside Vicuna v1.5, whose position table old checkpoints also carry as a tensor.
+# What transformers 4 wrote beside Vicuna v1.5. Old checkpoints also carry tables.
 VICUNA_CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-    "initializer_range": 0.02, "max_position_embeddings": 4096, "model_type": "llama", "pad_token_id": 0,
-    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "tie_word_embeddings": False,
-    "torch_dtype": "float16", "transformers_version": "4.31.0", "use_cache": True,
-}  # fmt: skip
-SHAPE = {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3,
-         "num_attention_heads": 4, "num_key_value_heads": 4}  # fmt: skip
+    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.02},
+    **{"max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "rope_scaling": None},
+    **{"pretraining_tp": 1, "tie_word_embeddings": False, "torch_dtype": "float16"},
+    **{"transformers_version": "4.31.0", "use_cache": True},
+}
+SHAPE = {
+    **{"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3},
+    **{"num_attention_heads": 4, "num_key_value_heads": 4},
+}
 
 
 def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
@@ -95,6 +100,41 @@ def test_tensors_that_share_their_memory(tmp_path, tokenizer):
     assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
     written = load_file(tmp_path / "v/model.safetensors")
     assert torch.equal(written["lm_head.weight"], state["model.embed_tokens.weight"])
+
+
+def test_what_is_in_no_llama_or_quantised(tmp_path, tokenizer, capsys):
+    [shard] = write_vicuna(tmp_path / "hub", tokenizer, 10**9)
+    state, name = torch.load(tmp_path / "hub" / shard), "model.layers.0.self_attn.q_proj.weight"
+    for changes, message in (
+        ({name: state[name].to(torch.int8)}, f"{name} is of dtype torch.int8; quantised weights"),
+        ({f"{name}_scale": torch.ones(64)}, f"has the tensor '{name}_scale', which is none of"),
+        ({"step": 5}, "is damaged or holds more than tensors"),
+    ):
+        torch.save(state | changes, tmp_path / "hub" / shard)
+        assert program("convert", tmp_path / "hub", tmp_path / "v") == 2
+        assert message in capsys.readouterr().err and not (tmp_path / "v").exists()
+
+
+@pytest.mark.parametrize("sizes", [100_000, 10**9])
+def test_an_lm_head_that_is_tied_but_not_the_embedding(tmp_path, tokenizer, capsys, sizes):
+    shards = write_vicuna(tmp_path / "hub", tokenizer, sizes, tie_word_embeddings=True)
+    last = tmp_path / "hub" / shards[-1]
+    state, first = torch.load(last), torch.load(tmp_path / "hub" / shards[0])
+    head = first["model.embed_tokens.weight"].clone()
+    torch.save(state | {"lm_head.weight": head}, last)
+    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
+    for other in (head + 1, head[1:]):
+        torch.save(state | {"lm_head.weight": other}, last)
+        assert program("convert", tmp_path / "hub", tmp_path / "w") == 2
+        assert "lm_head.weight" in capsys.readouterr().err and not (tmp_path / "w").exists()
+
+
+def test_nothing_is_downloaded_to_a_folder_that_is_taken(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(getting, "FOLDER", tmp_path)
+    monkeypatch.setattr(getting, "download", None)
+    (tmp_path / "smollm2-135m").mkdir()
+    assert program("get", "smollm2-135m") == 2
+    assert "smollm2-135m is there, and no model; remove it first" in capsys.readouterr().err
 
 
 def test_checkpoints_from_before_torch_1_6(tmp_path, tokenizer):
@@ -167,7 +207,7 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
             {"vocab_size": 500},
             "embed_tokens.weight has shape (1024, 32), config.json asks for (500, 32)",
         ),
-        ({"num_hidden_layers": 7}, "is in no shard"),
+        ({"num_hidden_layers": 7}, "has no tensor model.layers.4.input_layernorm.weight"),
         ({"exit_layers": [2, 9]}, "exits must increase and lie within the draft's 4 layers"),
         ({"exit_layers": [2, 4], "thresholds": [0.5]}, "2 exit_layers cannot have 1 thresholds"),
     ):
@@ -178,7 +218,7 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     shards[1].write_bytes(whole[:-10])
     refused(folder, "is damaged")
     shards[1].unlink()
-    refused(folder, f"shard {shards[1].name} is missing")
+    refused(folder, f"{shards[1].name} is missing")
     shards[1].write_bytes(whole)
     assert program("check", folder) == 0
     save_model(random_llama(1), tmp_path / "few", tokenizer_from=tmp_path / "hub")
@@ -194,8 +234,9 @@ def test_conversion_holds_few_shards_at_a_time(tmp_path, tokenizer):
     )
     megabytes = sum((tmp_path / "hub" / shard).stat().st_size for shard in shards) / 2**20
     write_vicuna(tmp_path / "small", tokenizer)
-    prepare = "from pathlib import Path; from s2d.weights.__main__ import convert; paths = map(Path, sys.argv[1:])"
-    run = "convert(next(paths), next(paths), None)"  # the first also imports what every conversion needs
+    prepare = "from pathlib import Path; from s2d.weights.__main__ import convert"
+    prepare += "; paths = map(Path, sys.argv[1:])"
+    run = "convert(next(paths), next(paths), None)"  # the first one also imports what all need
     folders = (tmp_path / folder for folder in ("small", "small-v", "hub", "hub-v"))
     grown = peak_growth(f"{prepare}; {run}", run, *folders)
     assert megabytes > 60
@@ -244,7 +285,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
 
 
 def test_the_real_tokenizer_and_vocabulary(tmp_path, capsys):
-    """A checkpoint of Vicuna's 32,000 tokens with Llama's own tokenizer, from pickled shards to an answer."""
+    """A checkpoint of Vicuna's 32,000 tokens with Llama's own tokenizer, pickled, to an answer."""
     path = ROOT.parent / "shared/data/llama_tokenizer/tokenizer.model"
     if not path.is_file():
         print(f"{path} is absent; the miniature's tokenizer stands in for it")

@@ -1,4 +1,4 @@
-"""A draft that drafts some tokens only: what it says is what the whole head says of these, and the output stays exact."""
+"""A draft that drafts some tokens only: it says of these what the whole head says; exact output."""
 
 import json
 
@@ -56,15 +56,15 @@ def models(seed):
 @pytest.mark.parametrize("method", SHAPES)
 @pytest.mark.parametrize("replacement", [False, True])
 def test_the_output_is_distributed_as_the_target_alone(method, replacement, monkeypatch):
-    """Every way that chance can fall in drafting and verifying two tokens, through ``generate`` itself."""
+    """Every outcome of drafting and verifying two tokens, through ``generate`` itself."""
     target, draft = models(0)
     prompt, joint, drafted = [3, 1], torch.zeros(6, 6, dtype=torch.float64), set()
 
     def decide(sampler):
         monkeypatch.setattr(decode, "Sampler", lambda seed, device: sampler)
         seen = lambda step: drafted.update(step.proposal.tree.tokens.tolist())  # noqa: E731
-        return generate(target, prompt, draft=draft, method=method, max_new_tokens=2, temperature=1.0, replacement=replacement,
-                        on_step=seen, **SHAPES[method]).tokens  # fmt: skip
+        how = {"temperature": 1.0, "replacement": replacement, "on_step": seen, **SHAPES[method]}
+        return generate(target, prompt, draft=draft, method=method, max_new_tokens=2, **how).tokens
 
     monkeypatch.setattr("enumeration.EveryOutcome", EveryDraw)
     for tokens, chance in enumerate_outcomes(decide):
@@ -111,7 +111,7 @@ def test_what_it_says_is_what_the_whole_head_says_of_these_tokens():
 
 @pytest.mark.parametrize("shape", [KConfig((2, 2)), Dynamic(2, 2, 4)])
 def test_drafted_tokens_and_their_distributions(shape):
-    """Every node of a tree is a kept token; q has no chance elsewhere, and is the warped distribution of the kept ones."""
+    """Every node of a tree is a kept token; q is 0 elsewhere and sums up to 1."""
     draft = models(4)[1]
     drafter = SortedDraft(draft, (1, 3), (0.6, 0.0), shape, capacity=20)
     proposal = drafter.grow(
@@ -148,8 +148,10 @@ def test_it_is_kept_in_the_folder(tmp_path):
         load_transformers(tmp_path / "m", torch.float64)(tokens).logits - draft(tokens)
     ).abs().max() < 1e-10
     assert load_model(tmp_path / "m", num_layers=2).draft_vocabulary is None
-    for content, message in (("{", "not valid JSON"), ("[]", "no list of different"), ("[1, 1]", "no list of different"),
-                             ("[6]", "within 0..5"), ('["1"]', "no list"), ("{}", "no list")):  # fmt: skip
+    for content, message in (
+        *(("{", "not valid JSON"), ("[]", "no list of different"), ("{}", "no list")),
+        *(("[1, 1]", "no list of different"), ("[6]", "within 0..5"), ('["1"]', "no list")),
+    ):
         (tmp_path / "m/draft_vocabulary.json").write_text(content)
         with pytest.raises(ValueError, match=message) as refused:
             load_model(tmp_path / "m")

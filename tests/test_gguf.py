@@ -1,4 +1,4 @@
-"""GGUF files, written here from known Llamas by the package gguf, against what transformers reads from them."""
+"""GGUF files, written here from known Llamas by the package gguf, as transformers reads them."""
 
 import json
 import random
@@ -18,10 +18,17 @@ from s2d.model import rope_frequencies
 from s2d.weights.__main__ import main
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"]
-NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}  # fmt: skip
-TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|a|>{% endif %}"
+NAMES = {
+    **{"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"},
+    **{"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"},
+    **{"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm"},
+    **{"post_attention_layernorm": "ffn_norm"},
+}
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<|a|>{% endif %}"
+)
 LLAMA3 = {"factor": 8.0, "llama3": (1.0, 4.0, 8192)}
 
 
@@ -29,12 +36,11 @@ def gguf_name(name):
     for ours, theirs in NAMES.items():
         if ours in name:
             return f"blk.{name.split('.')[2]}.{theirs}.weight"
-    return {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
-            "lm_head.weight": "output.weight"}[name]  # fmt: skip
+    return f"{TOP[name.removesuffix('.weight')]}.weight"
 
 
 def rows_as_llama_cpp_has_them(array, heads):
-    """Its rotary embedding turns neighbouring dimensions, Hugging Face's dimension i with i + D/2."""
+    """Its rotary embedding turns neighbouring dimensions, Hugging Face i and i + D/2."""
     return array.reshape(heads, 2, len(array) // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
 
 
@@ -182,15 +188,14 @@ def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
 def test_dtype_and_shards(tmp_path):
     from s2d.weights.gguf import GGUFFile
 
-    write_gguf(tmp_path / "m.gguf", llama(), "Q8_0")
-    assert (
-        main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m"), "--dtype", "bfloat16"]) == 0
-    )
+    write_gguf(tmp_path / "m.GGUF", llama(), "Q8_0")
+    convert = ["convert", str(tmp_path / "m.GGUF"), str(tmp_path / "m"), "--dtype", "bfloat16"]
+    assert main(convert) == 0
     assert {tensor.dtype for tensor in load_file(tmp_path / "m/model.safetensors").values()} == {
         torch.bfloat16
     }
     assert json.loads((tmp_path / "m/config.json").read_text())["torch_dtype"] == "bfloat16"
-    whole, shards = (GGUFFile(tmp_path / "m.gguf", None, size) for size in (2**30, 100_000))
+    whole, shards = (GGUFFile(tmp_path / "m.GGUF", None, size) for size in (2**30, 100_000))
     assert len(whole) == 1 and len(shards) > 3
     together = {
         name: tensor for number in range(len(shards)) for name, tensor in shards[number].items()
@@ -264,7 +269,7 @@ def test_special_pieces_of_other_names_or_none(tmp_path, bos):
 
 
 def test_what_a_file_does_not_say(tmp_path):
-    """Llama 3's vocabulary begins with BOS, a factor without a kind is a linear one, and an end of turn ends answers."""
+    """Llama 3 begins with BOS, a factor alone is a linear one, an end of turn ends answers."""
 
     def turn(writer):
         writer.add_eot_token_id(2)
@@ -318,9 +323,16 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
     for length in (0, 3, 40, 400, len(whole) // 2, len(whole) - 40_000):
         file.write_bytes(whole[:length])
         refused("is damaged or no GGUF file")
-    extra = lambda name: (
-        lambda writer: writer.add_tensor(name, np.zeros((32, 32), dtype=np.float32))
-    )  # noqa: E731
+
+    def linear(writer):
+        writer.add_rope_scaling_factor(4.0)
+
+    def old_linear(writer):
+        writer.add_float32("llama.rope.scale_linear", 2.0)
+
+    def extra(name):
+        return lambda writer: writer.add_tensor(name, np.zeros((32, 32), dtype=np.float32))
+
     for how, message in (
         ({"architecture": "qwen2"}, "architecture is 'qwen2'; only 'llama' is supported"),
         (
@@ -332,6 +344,13 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
             "it has model.layers.7.self_attn.v_proj.weight, which does not belong",
         ),
         ({"rope": np.ones(8, dtype=np.float32) * 3}, "its rope_freqs are not those of Llama 3"),
+        (
+            {"rope": np.ones(8, dtype=np.float32), "changes": [linear]},
+            "it has both rope_freqs.weight and rope scaling {'rope_type': 'linear', 'factor': 4.0}",
+        ),
+        ({"changes": [linear, old_linear]}, "rope.scaling.factor is 4, but rope.scale_linear is 2"),
+        ({"changes": [lambda writer: writer.add_logit_scale(2.0)]}, "'logit_scale' is not known"),
+        ({"changes": [lambda writer: writer.add_expert_count(8)]}, "expert_count is 8; only 0"),
         (
             {"tokenizer": lambda *args: byte_level(*args, pre="poro")},
             "its text falls into words as 'poro' says",
@@ -361,7 +380,7 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
 
 
 def test_a_damaged_file_is_one_line_or_a_folder(tmp_path, capsys):
-    """Any byte of the header changed: it is refused in one line, or what it says makes a folder that loads or is refused."""
+    """Any byte of the header changed: it is refused in one line, or makes a folder."""
     write_gguf(tmp_path / "m.gguf", llama(), "Q8_0")
     whole, rng = (tmp_path / "m.gguf").read_bytes(), random.Random(0)
     for number in range(60):

@@ -2,15 +2,19 @@
 
 import json
 import os
+import resource
 
 import pytest
 import torch
-from helpers import WEIGHTS, peak_growth, random_llama
+from helpers import WEIGHTS, load_transformers, peak_growth, random_llama
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from s2d import load_model, weights
-from s2d.files import former_of, staged_folder
+from s2d.decision import Decision, save_decision
+from s2d.files import former_of, staged_file, staged_folder
 from s2d.weights import save_model
+from s2d.weights.config import config_from_dict
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def test_missing_files(tmp_path, folder, sharded):
     refused(folder, FileNotFoundError, "config.json is missing")
     second = sorted(sharded.glob("model-*.safetensors"))[1]
     second.unlink()
-    refused(sharded, FileNotFoundError, f"shard {second.name} is missing")
+    refused(sharded, FileNotFoundError, f"{second.name} is missing")
 
 
 def test_damaged_files(folder, sharded):
@@ -63,7 +67,7 @@ def test_damaged_files(folder, sharded):
     (folder / "config.json").write_text("[]")
     refused(folder, ValueError, "expected a JSON object")
     (sharded / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-    refused(sharded, ValueError, "is in no shard")
+    refused(sharded, ValueError, "has no tensor model.embed_tokens.weight")
 
 
 def test_wrong_tensors(folder):
@@ -141,8 +145,159 @@ def test_architectures_that_are_not_ours(folder):
         (folder / "config.json").write_text(before)
 
 
+def test_quantised_weights_are_refused(folder):
+    """Cast to float they would load as noise."""
+    edit_config(folder, quantization_config={"quant_method": "compressed-tensors"})
+    refused(folder, ValueError, "it has a quantization_config")
+    edit_config(folder, quantization_config=None)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    for dtype, shown in ((torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")):
+        quantised = tensors | {name: tensors[name].to(dtype)}
+        save_file(quantised, folder / "model.safetensors")
+        refused(folder, ValueError, f"{name} is of dtype {shown}; quantised weights")
+
+
+@pytest.mark.parametrize("sizes", [20_000, 2**30])
+def test_tensors_that_nobody_claims_are_refused(tmp_path, sizes):
+    """But the rotary embedding's frequencies, and layers that are not asked for."""
+    model = random_llama(0)
+    tensors = {name: p.float() for name, p in model.named_parameters()}
+    for extra, known in (
+        ("model.layers.1.self_attn.rotary_emb.inv_freq", True),
+        ("model.rotary_emb.inv_freq", True),
+        ("model.layers.1.self_attn.q_proj.weight_scale", False),
+        ("model.layers.1.self_attn.q_norm.weight", False),
+        ("model.layers.4.mlp.up_proj.weight", False),
+        ("lm_head.bias", False),
+    ):
+        with staged_folder(tmp_path / "m") as stage:
+            weights.write_config(model, stage, torch.float32)
+            every = tensors | {extra: torch.ones(4)}
+            weights.write_shards(weights.split(every, sizes), stage)
+        if known:
+            assert load_model(tmp_path / "m", num_layers=2).config.num_hidden_layers == 2
+        else:
+            refused(tmp_path / "m", ValueError, f"has the tensor '{extra}', which is none of")
+
+
+LLAMA_2 = {
+    **{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"]},
+    **{"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096},
+    **{"initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096},
+    **{"model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32},
+    **{"num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05},
+    **{"rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16"},
+    **{"transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32000},
+}
+LLAMA_3_ROPE = {
+    **{"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    **{"original_max_position_embeddings": 8192, "rope_type": "llama3"},
+}
+REAL = {
+    "Vicuna 1.5": LLAMA_2 | {"pad_token_id": 0, "max_sequence_length": 2048},
+    "Vicuna 16k": LLAMA_2 | {"rope_scaling": {"factor": 4.0, "type": "linear"}},
+    "Llama 3.1": LLAMA_2
+    | {"attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False, "head_dim": 128}
+    | {"rope_theta": 500000.0, "eos_token_id": [2, 8, 9], "max_position_embeddings": 131072}
+    | {"rope_scaling": LLAMA_3_ROPE},
+    "SmolLM2": LLAMA_2
+    | {"is_llama_config": True, "rope_interleaved": False, "tie_word_embeddings": True}
+    | {"transformers.js_config": {"dtype": "q4"}, "rope_theta": 100000, "pad_token_id": 2},
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_configs_of_real_models(name):
+    assert config_from_dict(REAL[name]).hidden_size == 4096
+
+
+def test_configs_that_transformers_writes(tmp_path):
+    """With and without a scaled rotary embedding; it reads the same weights as we do, and ours."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 61}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    plain = {"rope_theta": 5000.0, "rope_type": "default"}
+    for rope in (plain, {"rope_theta": 5000.0, **LLAMA_3_ROPE}):
+        config = LlamaConfig(**sizes, rope_parameters=rope, max_position_embeddings=16384)
+        LlamaForCausalLM(config).save_pretrained(tmp_path)
+        agrees_with_transformers(tmp_path)
+
+
+def agrees_with_transformers(folder):
+    tokens = torch.arange(40)[None] % 61
+    with torch.inference_mode():
+        expected = load_transformers(folder, torch.float64)(tokens).logits
+        ours = load_model(folder, dtype="float64")(tokens)
+    assert (ours - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+def test_what_a_config_says_and_is_not_known(folder):
+    linear, default = {"type": "linear", "factor": 2.0}, {"rope_type": "default"}
+    for changes, message in (
+        (dict(logit_scale=0.1, qk_norm=True), "'logit_scale, qk_norm' is not known here"),
+        (dict(architectures=["LlamaBiModel"]), "architectures is .'LlamaBiModel'.; only"),
+        (dict(rope_interleaved=True), "rope_interleaved is True; only False"),
+        (dict(rope_scaling=linear | {"attention_factor": 2.0}), "'attention_factor' is not known"),
+        (dict(rope_scaling=linear | {"rope_type": "llama3"}), "rope_type 'llama3', but type"),
+        (
+            dict(rope_parameters=default, rope_scaling=linear),
+            "rope_scaling and rope_parameters disagree",
+        ),
+        (
+            dict(rope_theta=5.0, rope_parameters=default | {"rope_theta": 6.0}),
+            "rope_theta is 5.0, but 6.0 in rope_parameters",
+        ),
+        (
+            dict(rope_scaling=LLAMA_3_ROPE, original_max_position_embeddings=64),
+            "original_max_position_embeddings is 64, but 8192 in rope_scaling",
+        ),
+    ):
+        before = (folder / "config.json").read_text()
+        edit_config(folder, **changes)
+        refused(folder, ValueError, message)
+        (folder / "config.json").write_text(before)
+    edit_config(folder, logit_scale=None, rope_parameters=linear, rope_scaling=linear)
+    agrees_with_transformers(folder)
+
+
+def test_the_original_context_may_be_outside_of_the_rotary_embedding(folder):
+    rope = {key: LLAMA_3_ROPE[key] for key in LLAMA_3_ROPE if not key.startswith("original")}
+    edit_config(folder, rope_scaling=rope, original_max_position_embeddings=16)
+    assert load_model(folder).config.rope_llama3 == (1.0, 4.0, 16)
+    agrees_with_transformers(folder)
+
+
+def test_one_file_is_preferred_to_an_index_of_files_that_are_gone(folder, sharded):
+    index = (sharded / "model.safetensors.index.json").read_text()
+    (folder / "model.safetensors.index.json").write_text(index)
+    agrees_with_transformers(folder)
+    shard = sorted(sharded.glob("model-*"))[0]
+    (folder / shard.name).write_bytes(shard.read_bytes())
+    refused(folder, ValueError, f"has both model.safetensors and .* with {shard.name}; remove")
+
+
+def test_one_tensor_in_two_shards(sharded):
+    first, second = sorted(sharded.glob("model-*"))[:2]
+    twice = next(iter(load_file(first).items()))
+    save_file(load_file(second) | dict([twice]), second)
+    refused(sharded, ValueError, f"{twice[0]} is in {second.name} and in {first.name}")
+
+
+def test_an_lm_head_that_is_tied_but_not_the_embedding(tmp_path):
+    save_model(random_llama(0, tie_word_embeddings=True), tmp_path / "m", dtype=torch.float32)
+    file = tmp_path / "m/model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors | {"lm_head.weight": head}, file)
+    agrees_with_transformers(tmp_path / "m")
+    head[60, 31] += 1
+    for other in (head, head[:60].clone(), head.bfloat16()):
+        save_file(tensors | {"lm_head.weight": other}, file)
+        refused(tmp_path / "m", ValueError, "has an lm_head.weight that is not .*tie_word_embed")
+
+
 def test_where_an_answer_ends(folder):
-    """config.json, over which generation_config.json has the last word; and what the tokenizer calls its end."""
+    """As config.json says or, before it, generation_config.json; and the tokenizer's end."""
 
     def ends(generation=None, tokenizer=None):
         for name, content in (
@@ -198,7 +353,7 @@ def test_devices_and_dtypes(folder):
 
 
 def test_a_swap_that_was_cut_short_loses_nothing(folder):
-    """Killed between moving the old folder away and the new one in, then killed again while the next is written."""
+    """Killed between moving the old folder away and the new one in, then while writing the next."""
     before = load_model(folder).state_dict()
     folder.rename(former_of(folder))
     with pytest.raises(RuntimeError, match="killed"), staged_folder(folder):
@@ -217,8 +372,8 @@ def test_first_layers_only(folder):
 
 
 def test_exits_survive_saving(tmp_path):
-    model = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.7, 0.6, 0.0), draft_length=9, draft_stop=0.3,
-                         draft_tree=(3, 5, 8))  # fmt: skip
+    drafting = {"draft_length": 9, "draft_stop": 0.3, "draft_tree": (3, 5, 8)}
+    model = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.7, 0.6, 0.0), **drafting)
     save_model(model, tmp_path / "d")
     assert load_model(tmp_path / "d").config == model.config
 
@@ -243,7 +398,7 @@ def test_a_failed_save_leaves_the_old_folder(folder, monkeypatch):
 
 
 def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
-    """Whatever else stands there, or was added or changed, stays as it is; so do a user's names that look temporary."""
+    """Whatever else is there, or was added or changed, stays; so do names that look temporary."""
     for name in ("m.old", "m.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").write_text("precious")
@@ -252,13 +407,24 @@ def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
     changed = tmp_path / "changed"
     save_model(random_llama(0), changed)
     (changed / "model.safetensors").write_bytes(b"mine")
+    edited = tmp_path / "edited"  # to the same size
+    save_model(random_llama(0, exit_layers=(2, 4), draft_stop=0.5), edited)
+    text = (edited / "config.json").read_text()
+    (edited / "config.json").write_text(text.replace('"draft_stop": 0.5', '"draft_stop": 0.9'))
+    assert (edited / "config.json").stat().st_size == len(text)
+    checkpoint = tmp_path / "checkpoint"
+    with staged_folder(checkpoint, "checkpoint") as stage:
+        (stage / "state").write_text("hours of work")
     added = tmp_path / "added"
     save_model(random_llama(0), added)
     (added / "decision.safetensors").write_text("mine")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(folder)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for taken in (models, changed, added, tmp_path / "file", tmp_path / "link", tmp_path):
+    for taken in (
+        *(models, changed, edited, checkpoint, added, tmp_path),
+        *(tmp_path / "file", tmp_path / "link"),
+    ):
         with pytest.raises(ValueError, match="name another"):
             save_model(random_llama(1), taken)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
@@ -271,6 +437,44 @@ def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
     assert [(tmp_path / name / "mine").read_text() for name in ("m.old", "m.partial")] == [
         "precious"
     ] * 2
+
+
+def test_two_writers_of_one_folder(tmp_path):
+    """The second is refused while the first writes, and not after."""
+    (tmp_path / ".m.s2d-lock").write_text("")  # of a process that was killed
+    with staged_folder(tmp_path / "m") as stage:
+        (stage / "first").write_text("1")
+        with pytest.raises(ValueError, match="is being written by another process"):
+            save_model(random_llama(0), tmp_path / "m")
+        (stage / "second").write_text("2")
+    assert {path.name for path in (tmp_path / "m").iterdir()} > {"first", "second"}
+    save_model(random_llama(0), tmp_path / "m")
+    assert load_model(tmp_path / "m") and os.listdir(tmp_path) == ["m"]
+
+
+def test_two_writers_of_one_file(tmp_path):
+    """Each has a stage of its own; who ends last is read."""
+    with staged_file(tmp_path / "f") as one:
+        one.write_text("1")
+        with staged_file(tmp_path / "f") as two:
+            two.write_text("2")
+        assert (tmp_path / "f").read_text() == "2" and one.read_text() == "1"
+    assert (tmp_path / "f").read_text() == "1" and os.listdir(tmp_path) == ["f"]
+
+
+def test_a_full_disk(folder, tmp_path):
+    """What safetensors raises then is an OSError as of any other writer, and nothing is left."""
+    before, limit = load_model(folder).state_dict(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))
+    try:
+        with pytest.raises(OSError, match=f"cannot write {folder}"):
+            save_model(random_llama(1), folder)
+        with pytest.raises(OSError, match="cannot write .*d.safetensors"):
+            save_decision(Decision("stats", 99, 0.4, "x"), tmp_path / "d.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert all(torch.equal(before[name], p) for name, p in load_model(folder).state_dict().items())
+    assert os.listdir(tmp_path) == [folder.name]
 
 
 def test_files_have_the_mode_that_the_umask_says(tmp_path):
@@ -306,14 +510,15 @@ def test_an_index_names_files_of_its_own_folder(sharded, folder):
 
 
 def test_loading_holds_one_shard_beside_the_model(tmp_path):
-    """Peak memory of a load from bf16 to float32: the model itself and little more, not a second copy."""
+    """Peak memory of a load from bf16 to float32: the model and little more, not a second copy."""
     model = random_llama(
         3, hidden_size=512, intermediate_size=1536, num_hidden_layers=24, head_dim=128
     ).float()
     megabytes = sum(p.nbytes for p in model.parameters()) / 2**20
     save_model(model, tmp_path / "m", max_shard_bytes=16 * 2**20)
     del model
-    prepare = "from s2d import load_model; load_model(sys.argv[1])"  # imports what every load needs
+    # The first load also imports what every load needs.
+    prepare = "from s2d import load_model; load_model(sys.argv[1])"
     grown = peak_growth(
         prepare, "m = load_model(sys.argv[2], dtype='float32')", WEIGHTS / "mini-7b", tmp_path / "m"
     )

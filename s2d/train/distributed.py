@@ -90,9 +90,10 @@ def save_checkpoint(path, model, optimizer, step, identity):
     model_state, optimizer_state = get_state_dict(model, optimizer, options=LEARNING)
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
     alone = not dist.is_initialized()
-    stage = staged_folder(path) if alone or dist.get_rank() == 0 else nullcontext(stage_of(path))
+    writes = alone or dist.get_rank() == 0
+    stage = staged_folder(path, "checkpoint") if writes else nullcontext(stage_of(path))
     with stage as folder, _quiet():
-        if alone or dist.get_rank() == 0:
+        if writes:
             (folder / IDENTITY).write_text(json.dumps(identity))
         if not alone:
             dist.barrier()  # nobody writes before the folder is there

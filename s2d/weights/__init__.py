@@ -1,4 +1,4 @@
-"""A Hugging Face folder (config.json, one or many safetensors files) <-> a Llama. Knows nothing about decoding."""
+"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about decoding."""
 
 import json
 import os
@@ -6,11 +6,10 @@ import re
 import shutil
 import zlib
 from dataclasses import replace
+from math import isclose
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from ..files import staged_folder
@@ -18,14 +17,23 @@ from ..model import Llama
 from ..static import StaticLlama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
-from .config import config_to_dict, read_config, read_json, read_json_if_there, shown
+from .config import config_to_dict, read_config
+from .fields import read_json_if_there, shown
+from .shards import read_tensors, split, write_shards
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# What a model is spoken to with, and where its answers end: what belongs to its weights wherever they go.
-COMPANIONS = ("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-              "chat_template.jinja", "generation_config.json")  # fmt: skip
+# What a model is spoken to with, and where its answers end: it goes wherever its weights go.
+COMPANIONS = (
+    *("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "chat_template.jinja", "generation_config.json"),
+)
 CHANCES = "chances.json"  # beside it: what targets accepted of the draft, see tune/
-DRAFT_VOCABULARY = "draft_vocabulary.json"  # beside a draft's config.json: the ids of the only tokens that it drafts
+# Beside a draft's config.json: the ids of the only tokens that it drafts.
+DRAFT_VOCABULARY = "draft_vocabulary.json"
+# What an adapter may not change of its base, besides what shows in the shapes of weights.
+SAME_IN_BASE = (
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta"),
+    *("rope_factor", "rope_llama3", "tie_word_embeddings"),
+)
 DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
@@ -37,14 +45,16 @@ DTYPES = {
 def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
-    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the CPU) or one of float64,
-    float32, float16, bfloat16. ``num_layers`` keeps only the first layers. ``share``, a function of a tensor's name and shape,
-    returns the slices of it to read, one for each dimension (parallel.py). With ``compile`` its short passes are compiled
-    (static.py), which takes a minute the first time. Raises FileNotFoundError for a missing folder or file and ValueError for
-    anything that is not a Llama this project can run.
+    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the
+    CPU) or one of float64, float32, float16, bfloat16. ``num_layers`` keeps only the first layers.
+    ``share``, a function of a tensor's name and shape, returns the slices of it to read, one for
+    each dimension (parallel.py). With ``compile`` its short passes are compiled (static.py), which
+    takes a minute the first time. Raises FileNotFoundError for a missing folder or file and
+    ValueError for anything that is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config = read_config(path)
+    source, layers, adapter = weights_of(path, config)
     if num_layers is not None:
         if not 1 <= num_layers <= config.num_hidden_layers:
             raise ValueError(
@@ -55,26 +65,21 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
         empty_model(config, StaticLlama if compile else Llama),
         choose_dtype(dtype, device),
     )
-    adapter = Adapter(path) if (path / ADAPTER).is_file() else None
-    shapes, products = (
-        parameter_shapes(model),
-        ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings]),
-    )
-    # On the CPU, as they are, one token's products are a third faster with weights by columns, no others.
+    shapes = parameter_shapes(model)
+    # On the CPU one token's products are a third faster with weights by columns, but no others.
     by_columns = device.type == "cpu" and dtype.itemsize >= 4 and not compile
+    products = ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings])
     changes = adapter.changes(shapes) if adapter else {}
-    for name, tensor in read_tensors(adapter.base if adapter else path, shapes, device, share):
+    for name, tensor in read_tensors(source, shapes, layers, device, share):
         if name in changes:
             change = changes.pop(name)
-            tensor = tensor.float() + (change[share(name, shapes[name])] if share else change).to(
-                device
-            )
+            change = change[share(name, shapes[name])] if share else change
+            tensor = tensor.float() + change.to(device)
         parent, _, leaf = name.rpartition(".")
         if by_columns and parent.endswith(products):
             tensor = tensor.t().contiguous().t()
-        setattr(
-            model.get_submodule(parent), leaf, nn.Parameter(tensor.to(dtype), requires_grad=False)
-        )
+        parameter = nn.Parameter(tensor.to(dtype), requires_grad=False)
+        setattr(model.get_submodule(parent), leaf, parameter)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
     if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
@@ -85,6 +90,26 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     if compile:
         model.prepare()
     return model
+
+
+def weights_of(path, config):
+    """Where the weights of the model in ``path`` are: (folder, its number of layers, adapter).
+
+    The folder is ``path``, and there is no adapter, unless there is one: then it is its base.
+    ValueError where the two folders describe different models.
+    """
+    if not (path / ADAPTER).is_file():
+        return path, config.num_hidden_layers, None
+    adapter = Adapter(path)
+    base = read_config(adapter.base)
+    for key in SAME_IN_BASE:
+        own, other = getattr(config, key), getattr(base, key)
+        if own != other and not (type(own) is float and isclose(own, other, rel_tol=1e-6)):
+            raise ValueError(
+                f"{path}/config.json has {key} {own}, but {adapter.base}/config.json, which it is "
+                f"an adapter of, has {other}"
+            )
+    return adapter.base, base.num_hidden_layers, adapter
 
 
 def read_draft_vocabulary(path, vocab_size):
@@ -114,39 +139,36 @@ def parameter_shapes(model):
 def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30):
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    ``tokenizer_from`` is a folder whose tokenizer files are copied along. Everything is written under a temporary name
-    first, so ``path`` is either complete or as it was. Raises ValueError where it holds what was not written here.
+    ``tokenizer_from`` is a folder whose tokenizer files are copied along. Everything is written
+    under a temporary name first, so ``path`` is either complete or as it was. Raises ValueError
+    where it holds what was not written here.
     """
     with staged_folder(path) as stage:
         if tokenizer_from:
             copy_companions(Path(tokenizer_from), stage)
-        tensors = {
-            name: p.detach().to("cpu", dtype).contiguous() for name, p in model.named_parameters()
-        }
+        parameters = model.named_parameters()
+        tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in parameters}
         write_shards(split(tensors, max_shard_bytes), stage)
         write_config(model, stage, dtype)
 
 
 def save_adapter(model, pairs, scale, path, base):
-    """Write the adapters of ``model`` to a folder in PEFT's layout, as changes of the model in the folder ``base``.
+    """Write the adapters of ``model`` in PEFT's layout, as changes of the model in ``base``.
 
-    ``pairs`` {weight's name: (A, B)} and their ``scale`` as in adapter.py. What tokenizer it needs, its base has.
+    ``pairs`` {weight's name: (A, B)} and their ``scale`` as in adapter.py. What tokenizer it needs,
+    its base has.
     """
-    path = Path(path)
+    path, dtype = Path(path), torch.bfloat16
     with staged_folder(path) as stage:
-        pairs = {
-            name: tuple(part.to("cpu", torch.bfloat16) for part in pair)
-            for name, pair in pairs.items()
-        }
+        pairs = {name: (a.to("cpu", dtype), b.to("cpu", dtype)) for name, (a, b) in pairs.items()}
         write_adapter(stage, os.path.relpath(Path(base).resolve(), path.resolve()), pairs, scale)
-        write_config(model, stage, torch.bfloat16)
+        write_config(model, stage, dtype)
 
 
 def write_config(model, folder, dtype):
-    """config.json, as of weights in ``dtype``, and what came with a draft: its vocabulary, and what targets accept of it."""
-    (folder / "config.json").write_text(
-        json.dumps(config_to_dict(model.config, dtype), indent=2) + "\n"
-    )
+    """config.json, as of weights in ``dtype``, and what came with a draft."""
+    config = json.dumps(config_to_dict(model.config, dtype), indent=2)
+    (folder / "config.json").write_text(config + "\n")
     if model.chances:
         (folder / CHANCES).write_text(json.dumps(model.chances, separators=(",", ":")) + "\n")
     if model.draft_vocabulary is not None:
@@ -157,111 +179,6 @@ def copy_companions(source, destination):
     for name in COMPANIONS:
         if (source / name).is_file():
             shutil.copyfile(source / name, destination / name)
-
-
-def read_tensors(path, shapes, device="cpu", share=None):
-    """Yield (name, tensor) for every name in ``shapes``, one shard open at a time; ``share`` as in ``load_model``.
-
-    Raises FileNotFoundError or ValueError where a tensor is missing, damaged or of another shape.
-    """
-    if (path / INDEX).is_file():
-        located = read_index(path / INDEX)
-    elif (path / SINGLE).is_file():
-        located = dict.fromkeys(shapes, SINGLE)
-    else:
-        pickled = "; turn its pytorch_model*.bin into them with python -m s2d.weights convert"
-        raise FileNotFoundError(
-            f"{path} has neither {SINGLE} nor {INDEX}{pickled if torch_files(path) else ''}"
-        )
-    for name in shapes:
-        if name not in located:
-            raise ValueError(f"{path}: tensor {name} is in no shard of {INDEX}")
-    for file in sorted({located[name] for name in shapes}):
-        if not (path / file).is_file():
-            raise FileNotFoundError(f"{path}: shard {file} is missing; download it again")
-        try:
-            with safe_open(path / file, framework="pt", device=str(device)) as shard:
-                present = set(shard.keys())
-                for name in (name for name in shapes if located[name] == file):
-                    if name not in present:
-                        raise ValueError(
-                            f"{path / file} has no tensor {name}, which config.json asks for"
-                        )
-                    check_shape(path, name, shard.get_slice(name).get_shape(), shapes[name])
-                    yield (
-                        name,
-                        shard.get_slice(name)[share(name, shapes[name])]
-                        if share
-                        else shard.get_tensor(name),
-                    )
-        except SafetensorError as error:
-            raise ValueError(f"{path / file} is damaged ({error}); download it again") from None
-
-
-def read_index(path):
-    """The index of a sharded checkpoint: {tensor name: file beside it}."""
-    located = read_json(path).get("weight_map")
-    if not isinstance(located, dict):
-        raise ValueError(
-            f"{path}: weight_map is no object of tensor names and files; download it again"
-        )
-    for file in located.values():
-        if (
-            not isinstance(file, str)
-            or not file.isprintable()
-            or Path(file).name != file
-            or file in ("", ".", "..")
-        ):
-            raise ValueError(f"{path}: {str(file)[:80]!r} is no name of a file in this folder")
-    return located
-
-
-def torch_files(path):
-    """A checkpoint's pickled shards, in order."""
-    return sorted(path.glob("pytorch_model*.bin"))
-
-
-def check_shape(path, name, shape, wanted):
-    if tuple(shape) != wanted:
-        raise ValueError(
-            f"{path}: tensor {name} has shape {tuple(shape)}, config.json asks for {wanted}; "
-            "the two do not belong together"
-        )
-
-
-def split(tensors, max_shard_bytes):
-    """{name: tensor} -> the same in groups of at most so many bytes, or of one tensor."""
-    shards, room = [{}], max_shard_bytes
-    for name, tensor in tensors.items():
-        if tensor.nbytes > room and shards[-1]:
-            shards.append({})
-            room = max_shard_bytes
-        shards[-1][name] = tensor
-        room -= tensor.nbytes
-    return shards
-
-
-def write_shards(shards, folder):
-    """Write a sequence of {name: tensor}: one file if it is one, else numbered shards and their index.
-
-    The sequence may read each shard when it is asked for: one is held at a time. Returns {name: file}.
-    """
-    weight_map, total = {}, 0
-    for number in range(len(shards)):
-        shard = shards[number]
-        file = (
-            SINGLE
-            if len(shards) == 1
-            else f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        )
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(shard, file)
-        total += sum(tensor.nbytes for tensor in shard.values())
-        del shard  # before the next is read
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    return weight_map
 
 
 def checksum(model):
@@ -291,18 +208,14 @@ def check_device(device):
 def placement(*models):
     """One line for people: where models are, in which dtype, and how much memory that takes."""
     device, dtype = models[0].device, str(models[0].dtype).removeprefix("torch.")
-    place = f"cpu, {torch.get_num_threads()} threads"
+    where = f"cpu, {torch.get_num_threads()} threads"
     if device.type == "cuda":
-        place = f"{device}, {torch.cuda.get_device_name(device)} with {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
+        memory = torch.cuda.mem_get_info(device)[1] / 1e9
+        where = f"{device}, {torch.cuda.get_device_name(device)} with {memory:.0f} GB"
     parameters = [parameter for model in models for parameter in model.parameters()]
-    own = [
-        parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        for parameter in parameters
-    ]
-    size = sum(
-        {tensor.data_ptr(): tensor.nbytes for tensor in own}.values()
-    )  # what is shared counts once
-    return f"{place}, {dtype}, {size / 1e9:.2f} GB of weights"
+    own = [p.to_local() if hasattr(p, "to_local") else p for p in parameters]
+    size = sum({tensor.data_ptr(): tensor.nbytes for tensor in own}.values())  # shared: once
+    return f"{where}, {dtype}, {size / 1e9:.2f} GB of weights"
 
 
 def choose_dtype(dtype, device):

@@ -1,10 +1,10 @@
-"""Getting weights in: real models by name, other formats to safetensors, and whether a folder will load.
+"""Getting weights in: real models by name, other formats to safetensors, and a check of folders.
 
 python -m s2d.weights get smollm2-135m
-python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b      # a folder of pytorch_model-*.bin
+python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b  # pytorch_model-*.bin
 python -m s2d.weights convert llama.gguf weights/llama
 python -m s2d.weights merge weights/smollm2-draft merged                   # an adapter and its base
-python -m s2d.weights check weights/vicuna-7b
+python -m s2d.weights check weights/vicuna-7b                    # will it load?
 """
 
 import json
@@ -18,18 +18,19 @@ from ..files import staged_folder
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
 from . import (
-    ADAPTER,
     DRAFT_VOCABULARY,
     DTYPES,
-    Adapter,
     empty_model,
     load_model,
     parameter_shapes,
     read_draft_vocabulary,
     read_tensors,
     save_model,
+    weights_of,
     write_shards,
 )
+from .adapter import CONFIG as ADAPTER
+from .adapter import Adapter
 from .config import read_config
 from .get import ON_THE_HUB, PACKAGES, get
 from .gguf import GGUFFile
@@ -41,19 +42,24 @@ def convert(source, destination, dtype):
 
     ``dtype`` None keeps what the tensors have, but for quantised ones, which become float32.
     """
-    shards = (GGUFFile if source.suffix == ".gguf" else PickledShards)(source, dtype)
+    kind = GGUFFile if source.suffix.lower() == ".gguf" else PickledShards
+    shards = kind(source, dtype)
     if destination.exists():
         raise ValueError(f"{destination} is there already; remove it first or name another folder")
     with staged_folder(destination) as stage:
         written = write_shards(shards, stage)
         if missing := [name for name in shards.shapes if name not in written]:
             raise ValueError(
-                f"{source}: {len(missing)} tensors are missing, {missing[0]} first; download it again"
+                f"{source}: {len(missing)} tensors are missing, {missing[0]} first; "
+                "download it again"
             )
         shards.write_companions(stage)
-        dtypes = {"torch_dtype": str(dtype).removeprefix("torch.")} if dtype else {}
+        raw = dict(shards.raw)
+        if dtype:
+            raw.pop("dtype", None)  # transformers 5's name of the same
+            raw["torch_dtype"] = str(dtype).removeprefix("torch.")
         # Last of all: without a config.json no folder loads.
-        (stage / "config.json").write_text(json.dumps(shards.raw | dtypes, indent=2) + "\n")
+        (stage / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
         try:
             report = check(stage)
         except (ValueError, OSError) as error:
@@ -62,45 +68,48 @@ def convert(source, destination, dtype):
 
 
 def merge(source, destination):
-    """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes of its base."""
+    """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes."""
     if not (source / ADAPTER).is_file():
         raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
-    save_model(
-        load_model(source, "cpu", "float32"), destination, Adapter(source).base, torch.float32
-    )
+    model = load_model(source, "cpu", "float32")
+    save_model(model, destination, Adapter(source).base, torch.float32)
     print(f"{destination} is written")
 
 
 def check(path):
-    """One line on a folder that will load; raises FileNotFoundError or ValueError with the reason for any other."""
+    """One line on a folder that will load, or else FileNotFoundError or ValueError says why not.
+
+    An adapter without a tokenizer of its own loads as a draft only.
+    """
     config = read_config(path)
-    shapes, nothing = (
-        parameter_shapes(empty_model(config)),
-        lambda _, shape: (slice(0, 0),) * len(shape),
-    )
-    adapter = Adapter(path) if (path / ADAPTER).is_file() else None
-    source = adapter.base if adapter else path
-    found = Counter(
-        str(tensor.dtype).removeprefix("torch.")
-        for _, tensor in read_tensors(source, shapes, share=nothing)
-    )
-    changed = (
-        f", {len(adapter.changes(shapes))} changed by an adapter of {source}" if adapter else ""
-    )
+    source, layers, adapter = weights_of(path, config)
+    shapes = parameter_shapes(empty_model(config))
+    parts = read_tensors(source, shapes, layers, share=lambda _, shape: (slice(0),) * len(shape))
+    found = Counter(str(tensor.dtype).removeprefix("torch.") for _, tensor in parts)
+    changed = role = ""
+    if adapter:
+        changed = f", {len(adapter.changes(shapes))} changed by an adapter of {source}"
     if (path / DRAFT_VOCABULARY).is_file():
-        changed += f", drafts {len(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))} tokens"
-    vocab_size = Tokenizer(source).vocab_size
-    if vocab_size > config.vocab_size:
+        kept = read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size)
+        changed += f", drafts {len(kept)} tokens"
+    try:
+        tokenizer = Tokenizer(path)
+    except FileNotFoundError:
+        if not adapter:
+            raise
+        role, tokenizer = " as a draft (merged, as a target too)", Tokenizer(source)
+    if tokenizer.vocab_size > config.vocab_size:
         raise ValueError(
-            f"{path}: the tokenizer knows {vocab_size} tokens, config.json has vocab_size {config.vocab_size}"
+            f"{path}: the tokenizer knows {tokenizer.vocab_size} tokens, config.json has "
+            f"vocab_size {config.vocab_size}"
         )
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     exits = f", exits {list(config.exit_layers)}" if config.exit_layers else ""
     return (
-        f"{path} will load: {config.num_hidden_layers} layers of width {config.hidden_size}{exits}, {count:,} parameters, "
-        f"{size / 1e6:,.0f} MB of {' and '.join(found)}, vocabulary {config.vocab_size}, "
-        f"context {config.max_position_embeddings}{changed}"
+        f"{path} will load{role}: {config.num_hidden_layers} layers of width {config.hidden_size}"
+        f"{exits}, {count:,} parameters, {size / 1e6:,.0f} MB of {' and '.join(found)}, "
+        f"vocabulary {config.vocab_size}, context {config.max_position_embeddings}{changed}"
     )
 
 

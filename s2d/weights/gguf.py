@@ -1,6 +1,7 @@
-"""A GGUF file, llama.cpp's format, as what a folder of safetensors holds. Needs the package ``gguf``.
+"""A GGUF file, llama.cpp's format, as what a folder of safetensors holds.
 
-Names, shapes and the order of rows differ; quantised blocks are multiplied out. Its tokenizer: gguf_tokenizer.py.
+Needs the package ``gguf``. Names, shapes and the order of rows differ; quantised blocks are
+multiplied out. Its tokenizer: gguf_tokenizer.py.
 """
 
 import json
@@ -11,31 +12,48 @@ import torch
 
 from ..model import rope_frequencies
 from ..program import optional
-from . import check_shape, empty_model, parameter_shapes, split
-from .config import config_from_dict, number, shown, whole
+from . import empty_model, parameter_shapes
+from .config import LLAMA3, config_from_dict
+from .fields import number, refuse_unknown, shown, whole
 from .gguf_tokenizer import byte_level_json, sentencepiece_model, tokenizer_config
+from .shards import check_shape, split
 
 PACKAGE = "gguf==0.19.0"
 
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IN_BLOCK = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-            "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm",
-            "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}  # fmt: skip
-FREQUENCIES = (
-    "rope_freqs.weight"  # no weight: what the rotary embedding's frequencies are divided by
-)
-WHOLE = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}  # all other types are quantised
+IN_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+# No weight, but what the rotary embedding's frequencies are divided by.
+FREQUENCIES = "rope_freqs.weight"
+# All other types are quantised.
+WHOLE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+# What the metadata may say of a Llama: what is read here or changes nothing, or has one value.
+KNOWN = {
+    *("embedding_length", "feed_forward_length", "block_count", "context_length", "vocab_size"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
+    *("attention.value_length", "attention.layer_norm_rms_epsilon", "tensor_data_layout"),
+    *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type"),
+    *("rope.scaling.factor", "rope.scaling.finetuned"),
+}
+ONLY = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0}
 
 
 class GGUFFile:
-    """A GGUF file of a Llama as a sequence of shards {name: tensor}, of which one is in memory at a time.
+    """A GGUF file of a Llama as a sequence of shards {name: tensor}; one is in memory at a time.
 
-    ``raw`` is its config.json. Quantised tensors become float32, which holds their values exactly; others stay what they
-    are, unless ``dtype`` says otherwise. Raises ValueError for a file that is damaged or not a Llama.
+    ``raw`` is its config.json. Quantised tensors become float32, which holds their values exactly;
+    others stay what they are, unless ``dtype`` says otherwise. Raises ValueError for a file that is
+    damaged or not a Llama.
     """
 
     def __init__(self, path, dtype, max_shard_bytes=5 * 2**30):
@@ -56,17 +74,18 @@ class GGUFFile:
             frequencies = self.tensors.pop(FREQUENCIES, None)
             self.raw = config_json(self.fields, self.tensors)
             if frequencies is not None:
+                if scaling := self.raw.get("rope_scaling"):
+                    raise ValueError(f"it has both {FREQUENCIES} and rope scaling {scaling}")
                 divisors = torch.tensor(frequencies.data.reshape(-1).tolist())
-                self.raw["rope_scaling"] = llama3_rope(
-                    divisors, self.raw["head_dim"], self.raw["rope_theta"]
-                )
+                rope = llama3_rope(divisors, self.raw["head_dim"], self.raw["rope_theta"])
+                self.raw["rope_scaling"] = rope
             self.config = config_from_dict(self.raw)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         self.shapes = parameter_shapes(empty_model(self.config))
         if foreign := sorted(self.tensors.keys() - self.shapes.keys()):
             raise ValueError(
-                f"{path}: it has {foreign[0]}, which does not belong to a Llama as its metadata describes it"
+                f"{path}: it has {foreign[0]}, which does not belong to the Llama in its metadata"
             )
         empty = {name: torch.empty(self.shapes[name], device="meta") for name in self.tensors}
         self.shards = [list(shard) for shard in split(empty, max_shard_bytes)]
@@ -81,14 +100,16 @@ class GGUFFile:
         stored, dtype = self.tensors[name], self.tensors[name].tensor_type.name
         check_shape(self.path, name, stored.shape.tolist()[::-1], self.shapes[name])
         try:
-            values = np.require(
-                self.gguf.quants.dequantize(stored.data, stored.tensor_type), requirements="W"
-            )
+            values = self.gguf.quants.dequantize(stored.data, stored.tensor_type)
         except NotImplementedError:
             raise ValueError(
                 f"{self.path}: tensor {name} is of type {dtype}, which cannot be read"
             ) from None
-        tensor = torch.from_numpy(values).float().reshape(self.shapes[name])
+        tensor = (
+            torch.from_numpy(np.require(values, requirements="W"))
+            .float()
+            .reshape(self.shapes[name])
+        )
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             tensor = rows_as_in_hugging_face(tensor, self.config.head_dim)
         return tensor.to(self.dtype or WHOLE.get(dtype, torch.float32)).contiguous()
@@ -119,26 +140,24 @@ def hugging_face_name(name):
     if name == FREQUENCIES:
         return name
     block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    top = name.removesuffix(".weight")
+    top = re.fullmatch(r"(\w+)\.weight", name)
     if block and block[2] in IN_BLOCK:
         return f"model.layers.{block[1]}.{IN_BLOCK[block[2]]}.weight"
-    if top in TOP:
-        return f"{TOP[top]}.weight"
+    if top and top[1] in TOP:
+        return f"{TOP[top[1]]}.weight"
     raise ValueError(f"tensor {shown(name)} is none of a Llama's")
 
 
 def rows_as_in_hugging_face(weight, head_dim):
-    """llama.cpp rotates neighbouring dimensions of a head, Hugging Face's Llama dimension i with i + D/2."""
+    """llama.cpp rotates neighbouring dimensions of a head, Hugging Face i and i + D/2."""
     return weight.view(-1, head_dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def config_json(fields, tensors):
     """The metadata of a GGUF file as config.json has it."""
-    own = {
-        name.removeprefix("llama."): value
-        for name, value in fields.items()
-        if name.startswith("llama.")
-    }
+    names = [name for name in fields if name.startswith("llama.")]
+    own = {name.removeprefix("llama."): fields[name] for name in names}
+    refuse_unknown(own, KNOWN, ONLY)
     width, heads = whole(own, "embedding_length"), whole(own, "attention.head_count")
     head_dim = whole(own, "attention.key_length", width // heads)
     if (rotated := whole(own, "rope.dimension_count", head_dim)) != head_dim:
@@ -147,9 +166,13 @@ def config_json(fields, tensors):
         )
     if "model.embed_tokens.weight" not in tensors:
         raise ValueError("it has no tensor token_embd.weight")
-    factor = number(own, "rope.scaling.factor", number(own, "rope.scale_linear", 1.0))
+    old = number(own, "rope.scale_linear", 1.0)  # what older files call the factor
+    factor = number(own, "rope.scaling.factor", old)
+    if old not in (1.0, factor):
+        raise ValueError(f"rope.scaling.factor is {factor:g}, but rope.scale_linear is {old:g}")
     scaling = own.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
-    ids = [name for name in ("eos", "eot") if f"tokenizer.ggml.{name}_token_id" in fields]
+    ids = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
+    ends = {whole(fields, name, low=0) for name in ids if name in fields}
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -167,23 +190,21 @@ def config_json(fields, tensors):
         **({} if scaling == "none" else {"rope_scaling": {"rope_type": scaling, "factor": factor}}),
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": sorted(
-            {whole(fields, f"tokenizer.ggml.{name}_token_id", low=0) for name in ids}
-        )
-        or None,
+        "eos_token_id": sorted(ends) or None,
         "torch_dtype": "float32",
     }
 
 
 def llama3_rope(divisors, head_dim, theta):
-    """config.json's rope_scaling for the ``divisors`` (D/2,) of frequencies by Llama 3's rule, whose bounds all 3.x share."""
+    """config.json's rope_scaling for ``divisors`` (D/2,) of frequencies by Llama 3's rule.
+
+    All Llamas 3.x have the same bounds of it.
+    """
     factor, bounds = round(max(divisors.tolist(), default=1.0), 4), (1.0, 4.0, 8192)
-    expected = rope_frequencies(head_dim, theta, 1.0, None) / rope_frequencies(
-        head_dim, theta, factor, bounds
-    )
+    scaled = rope_frequencies(head_dim, theta, factor, bounds)
+    expected = rope_frequencies(head_dim, theta, 1.0, None) / scaled
     if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
         raise ValueError(
             "its rope_freqs are not those of Llama 3; other rotary embeddings are not supported"
         )
-    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    return {"rope_type": "llama3", "factor": factor, **dict(zip(names, bounds))}
+    return {"rope_type": "llama3", "factor": factor, **dict(zip(LLAMA3, bounds))}

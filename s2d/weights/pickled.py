@@ -1,25 +1,26 @@
-"""A Hugging Face folder whose tensors are pickled, pytorch_model*.bin, as what a folder of safetensors holds."""
+"""A Hugging Face folder of pickled tensors, pytorch_model*.bin, as what safetensors hold."""
 
 import zipfile
 
 import torch
 
-from . import check_shape, copy_companions, empty_model, parameter_shapes, torch_files
-from .config import read_config, read_json
+from . import DTYPES, copy_companions, empty_model, parameter_shapes
+from .config import read_config
+from .fields import read_json
+from .shards import EMBEDDING, HEAD, check_dtype, check_shape, refuse_unclaimed, torch_files
 
 
 class PickledShards:
-    """A checkpoint's pytorch_model*.bin files as a sequence of {name: tensor}, of which one is in memory at a time.
+    """A checkpoint's pytorch_model*.bin files as a sequence of {name: tensor}.
 
-    ``raw`` is its config.json; ``dtype`` None keeps what the tensors have.
+    One is in memory at a time. ``raw`` is its config.json; ``dtype`` None keeps what the tensors
+    have.
     """
 
     def __init__(self, path, dtype):
         self.path, self.dtype, self.files = path, dtype, torch_files(path)
-        self.shapes, self.raw = (
-            parameter_shapes(empty_model(read_config(path))),
-            read_json(path / "config.json"),
-        )
+        self.config, self.raw = read_config(path), read_json(path / "config.json")
+        self.shapes = parameter_shapes(empty_model(self.config))
         if not self.files:
             raise FileNotFoundError(f"{path} has no pytorch_model*.bin to convert")
 
@@ -27,28 +28,36 @@ class PickledShards:
         return len(self.files)
 
     def __getitem__(self, number):
-        """The tensors that a Llama has (old checkpoints hold tables beside them), in the wanted dtype."""
+        """The tensors that a Llama has, in the wanted dtype.
+
+        A tied LM head comes along where it is not in the same shard as the embedding that it has to
+        equal: ``check_tied`` tells.
+        """
         file = self.files[number]
         try:
-            # Before torch 1.6 a checkpoint was no zip archive; such a file cannot be mapped, so it is read whole.
-            state = torch.load(
-                file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file)
-            )
-            tensors = {name: state[name] for name in state if name in self.shapes}
+            # Before torch 1.6 a checkpoint was no zip archive: it is read whole, not mapped.
+            mapped = zipfile.is_zipfile(file)
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+            state = {str(name): state[name].detach() for name in state}
         except Exception as error:  # unpickling what is damaged can fail in every way
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ValueError(
                 f"{file} is damaged or holds more than tensors ({reason}); download it again"
             ) from None
-        for name, tensor in tensors.items():
-            check_shape(self.path, name, tensor.shape, self.shapes[name])
-        tensors = {
-            name: tensor.to(self.dtype or tensor.dtype).contiguous()
-            for name, tensor in tensors.items()
-        }
-        first = {}  # of those in the same memory, which a file of safetensors does not know; the others become copies
-        return {name: tensor if first.setdefault(tensor.data_ptr(), name) == name else tensor.clone()
-                for name, tensor in tensors.items()}  # fmt: skip
+        refuse_unclaimed(file, state, self.shapes, self.config.num_hidden_layers)
+        shapes = dict(self.shapes)
+        if HEAD in state and not (
+            EMBEDDING in state and torch.equal(state[HEAD], state[EMBEDDING])
+        ):
+            shapes[HEAD] = shapes[EMBEDDING]
+        tensors, memory = {}, set()  # a file of safetensors knows no two tensors in the same memory
+        for name in (name for name in state if name in shapes):
+            check_dtype(file, name, state[name].dtype, DTYPES.values())
+            check_shape(self.path, name, state[name].shape, shapes[name])
+            tensor = state[name].to(self.dtype or state[name].dtype).contiguous()
+            tensors[name] = tensor.clone() if tensor.data_ptr() in memory else tensor
+            memory.add(tensor.data_ptr())
+        return tensors
 
     def write_companions(self, folder):
         copy_companions(self.path, folder)

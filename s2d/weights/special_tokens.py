@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .config import read_json_if_there, shown, text_of
+from .fields import flag, read_json_if_there, refuse_unknown, shown
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -94,16 +94,12 @@ def read_special_tokens(folder):
 def read_config(file):
     """tokenizer_config.json, empty where there is none; ValueError for a key that is not known."""
     config = read_json_if_there(file)
-    for key, value in config.items():
-        if key in ONLY and value not in (None, ONLY[key]):
-            raise ValueError(f"{file}: {key} is {shown(value)}; only {ONLY[key]!r} is supported")
-        if key in SWITCHES and not isinstance(value, bool | None):
-            raise ValueError(f"{file}: {key} is {shown(value)}; expected true or false")
-        if key not in READ | ONLY.keys() | INERT and not is_name(key):
-            raise ValueError(
-                f"{file}: {shown(key)} is not known here, and may change the token ids of a text; "
-                "take it out if it does not"
-            )
+    try:
+        refuse_unknown(config, READ | INERT | set(filter(is_name, config)), ONLY)
+        for key in SWITCHES:
+            flag(config, key, False)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
     return config
 
 
@@ -158,6 +154,12 @@ def read_token(file, value, number=None):
         raise ValueError(f"{file}: {shown(value)} is no token that is known here")
     special = flags.get("special", False)
     return AddedToken(text, number, **{"special": special, "normalized": not special} | flags)
+
+
+def text_of(token):
+    """A special token's text, which may be in an object; None where it is neither."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def split_at(tokens, text):

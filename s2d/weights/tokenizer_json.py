@@ -6,7 +6,7 @@ import re
 from contextlib import contextmanager
 
 from ..program import optional
-from .config import read_json, shown
+from .fields import read_json, shown
 from .special_tokens import FLAGS
 
 TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
