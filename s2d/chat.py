@@ -101,7 +101,7 @@ def sandbox():
         )
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols]
     )
     environment.filters["tojson"] = to_json
     environment.globals |= {"raise_exception": refuse, "strftime_now": strftime_now}
