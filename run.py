@@ -8,20 +8,32 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from torch.distributed import is_torchelastic_launched
+try:
+    from torch.distributed import is_torchelastic_launched
 
-from s2d import Tokenizer, generate, load_model
-from s2d.chat import chat_template
-from s2d.decision import read_stop
-from s2d.options import METHODS, check, choose_exits, choose_shape, refuse_knobs
-from s2d.program import Parser, one_line, run_program
-from s2d.trace import Recorder, check_page, traced
-from s2d.trace.terminal import Streamed, as_json, colors_of, gain, plan_of, report, speed
-from s2d.tree import Dynamic
-from s2d.tune import tuner_for
-from s2d.weights import DTYPES, placement
-from s2d.weights.config import read_config
-from s2d.weights.get import draft_beside, is_whole, real_folder
+    from s2d import Tokenizer, generate, load_model
+    from s2d.chat import chat_template
+    from s2d.decision import read_stop
+    from s2d.options import (
+        DRAFTING,
+        METHODS,
+        check,
+        choose_exits,
+        choose_shape,
+        refuse_knobs,
+        refuse_unused,
+    )
+    from s2d.program import Parser, one_line, read_stdin, run_program
+    from s2d.trace import Recorder, check_page, traced
+    from s2d.trace.terminal import Streamed, as_json, colors_of, gain, plan_of, report, speed
+    from s2d.tree import Dynamic
+    from s2d.tune import tuner_for
+    from s2d.weights import DTYPES, placement
+    from s2d.weights.config import read_config
+    from s2d.weights.get import draft_beside, is_whole, real_folder
+except KeyboardInterrupt:  # PyTorch takes seconds to load
+    print("run.py: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -65,6 +77,8 @@ def run(args, load_target=None, share=None):
         check_page(args.trace)
     target_path = find_target(args.target)
     draft_path, args.method = choose_draft(args, target_path)
+    refuse_unused(args.method, given_for_drafting(args))
+    args.init = args.init or "draft"
     args.target, args.draft = target_path, draft_path
     if args.costs and args.method != "auto":
         raise ValueError("--costs is for --method auto")
@@ -105,7 +119,7 @@ def generation_options(args, target, draft, prompt, share):
         draft=draft, method=args.method, max_new_tokens=args.max_new_tokens, temperature=args.temperature,
         top_p=args.top_p, seed=args.seed, exits=args.exits, thresholds=args.thresholds,
         draft_length=args.draft_length, tree=tree_shape(args, draft), init=args.init, stop=stop,
-        replacement=args.with_replacement, share=share,
+        replacement=bool(args.with_replacement), share=share,
     )  # fmt: skip
     if args.method == "auto":
         refuse_knobs(args.thresholds, args.draft_length, options["tree"], args.init, stop)
@@ -164,10 +178,7 @@ def answer(args, target, tokenizer, prompt, options):
                 streamed.finish()
             raise
         if args.json:
-            print(
-                json.dumps(as_json(output, prompt, tokenizer, plans), ensure_ascii=False),
-                flush=True,
-            )
+            print(json.dumps(as_json(output, prompt, tokenizer, plans)), flush=True)
         else:
             streamed.finish()
             print(f"\n{report(output, args.method, streamed.colors)}", flush=True)
@@ -272,9 +283,7 @@ def choose_draft(args, target_path):
         and read_config(beside).vocab_size == read_config(target_path).vocab_size
     ):
         return args.draft or beside, args.method or "s2d"
-    drafting = (args.exits, args.thresholds, args.draft_length, args.tree, args.tree_top_k, args.tree_depth, args.tree_size,
-                args.stop, args.costs, args.with_replacement or None, None if args.init == "draft" else args.init)  # fmt: skip
-    if args.method or any(option is not None for option in drafting):
+    if args.method or args.costs or given_for_drafting(args):
         raise FileNotFoundError(
             f"no draft model at {beside}; name one with --draft, or use --method ar"
         )
@@ -285,13 +294,9 @@ def choose_draft(args, target_path):
     return None, "ar"
 
 
-def read_stdin():
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first"
-        ) from None
+def given_for_drafting(args):
+    """The names of the options of drafting that the user gave."""
+    return [name for name in DRAFTING if getattr(args, name) is not None]
 
 
 def encode_prompt(args, tokenizer, template, target_path):
@@ -415,13 +420,15 @@ def parse(arguments):
         "--tree-size", type=int, metavar="N", help="and the best N nodes of it go to the target"
     )
     parser.add_argument(
-        "--with-replacement", action="store_true", help="sample a node's children with replacement"
+        "--with-replacement",
+        action="store_const",
+        const=True,
+        help="sample a node's children with replacement",
     )
     parser.add_argument(
         "--init",
         choices=("draft", "target"),
-        default="draft",
-        help="who gives a tree its first level",
+        help="who gives a tree its first level; default: draft",
     )
     parser.add_argument(
         "--stop",

@@ -139,3 +139,27 @@ def check(target, tokens, draft, method, max_new_tokens, temperature, top_p, see
                 f"the target {vocab_size}"
             )
     return min(len(tokens) + max_new_tokens, context_size)
+
+
+ALL_DRAFTS = ("draft", "exits", "init", "stop")
+CHAINS = (*ALL_DRAFTS, "draft_length")
+TREES = (*ALL_DRAFTS, "tree", "tree_top_k", "tree_depth", "tree_size", "with_replacement")
+TAKEN = {  # method -> the options of drafting that it takes
+    "ar": (),
+    "sd": CHAINS,
+    "mcsd": TREES,
+    "s2d": (*CHAINS, "thresholds"),
+    "s2d-tree": (*TREES, "thresholds"),
+}
+DRAFTING = tuple(dict.fromkeys(name for taken in TAKEN.values() for name in taken))
+
+
+def refuse_unused(method, given):
+    """Raise ValueError where ``given``, names in DRAFTING, has an option ``method`` does not take."""
+    for name in given:
+        if name not in TAKEN.get(method, given):  # "auto" refuses by itself
+            others = " or ".join(other for other in TAKEN if name in TAKEN[other])
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"--method {method} does not use {option}; leave it out, or use {others}"
+            )

@@ -2,6 +2,8 @@
 
 import argparse
 import importlib
+import io
+import os
 import sys
 
 import torch
@@ -21,7 +23,10 @@ def one_line(message):
 
 
 def optional(package, where):
-    """A package that is not among the requirements, imported; ValueError with what to install where it is not there."""
+    """A package that is not among the requirements, imported.
+
+    Raises ValueError with what to install where it is not there.
+    """
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -30,24 +35,50 @@ def optional(package, where):
         ) from None
 
 
-def run_program(name, function, *arguments):
-    """Exit code of ``function(*arguments)``: its own, or 0. A user's mistake is one line on stderr and exit code 2."""
+def prepare_streams():
+    """Make stdout and stderr take all that a program says; ValueError where stdout is closed."""
+    if sys.stderr is None:  # closed: print would send notices to stdout
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        raise ValueError("stdout is closed, so all output would be lost; send it somewhere")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # letters that its encoding lacks become escapes
+            stream.reconfigure(errors="backslashreplace")
+
+
+def read_stdin():
+    """The text on stdin. Raises ValueError where it is closed, or not UTF-8."""
+    if sys.stdin is None:
+        raise ValueError("the prompt is to come from stdin, which is closed; give it with --prompt")
     try:
-        return function(*arguments) or 0
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first"
+        ) from None
+
+
+def run_program(name, function, *arguments):
+    """Exit code of ``function(*arguments)``: its own, or 0.
+
+    A user's mistake is one line on stderr and exit code 2.
+    """
+    try:
+        prepare_streams()
+        code = function(*arguments) or 0
+        sys.stdout.flush()  # a full disk is found here, or only after the exit code
+        return code
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         reason = error
     except (MemoryError, RuntimeError) as error:
-        reason = (
-            ". ".join(str(error).split(". ")[:2]) or "out of memory"
-        )  # the rest is about PyTorch's allocator
-        if (
-            not isinstance(error, (MemoryError, torch.OutOfMemoryError))
-            and "allocate memory" not in reason
-        ):
+        reason = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
+        out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+        if not out_of_memory and "allocate memory" not in reason:
             raise
+        reason = reason or "out of memory"
         reason += "; weights/README.md tells what a model needs and how to divide it"
     print(f"{name}: {one_line(reason)}", file=sys.stderr)
     return 2

@@ -5,7 +5,8 @@ import functools
 import pytest
 from helpers import WEIGHTS
 
-from s2d import Tokenizer, load_model, static
+from s2d import Tokenizer, load_model
+from s2d.extras import compiled
 from s2d.tune import measuring
 
 
@@ -27,8 +28,8 @@ def no_cache_of_the_users(tmp_path_factory):
 @pytest.fixture
 def nothing_compiled(tmp_path, monkeypatch):
     """Neither in this process nor on disk."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    for memo in (static.compiled_block, static.compiled_head):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for memo in (compiled.compiled_block, compiled.compiled_head):
         memo.cache_clear()
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import run
 from s2d.decision import Decision, fingerprint, save_decision
-from s2d.options import METHODS
+from s2d.options import METHODS, TREE_METHODS
 from s2d.tokenizer import Tokenizer
 from s2d.weights import DTYPES, save_model
 from s2d.weights.shards import INDEX, SINGLE
@@ -125,17 +125,9 @@ def run_case(*arguments, stdin=b""):
 
 
 def run_models(target, draft, *more):
-    return run_case(
-        "--target",
-        str(target),
-        "--draft",
-        str(draft),
-        "--max-new-tokens",
-        "4",
-        "--prompt",
-        "A word",
-        *more,
-    )
+    draft = [] if {"ar", "--method=ar"} & {*more} else ["--draft", str(draft)]
+    common = ["--max-new-tokens", "4", "--prompt", "A word"]
+    return run_case("--target", str(target), *draft, *common, *more)
 
 
 def run_changed(models, whose, name, content, *options):
@@ -579,9 +571,8 @@ def test_weights_that_nothing_can_be_drawn_from(tmp_path, models, damage):
     for pair in ((tmp_path / "broken", models.draft), (models.target, tmp_path / "broken")):
         for method in METHODS:
             for temperature in ("0", "1e-6", "1"):
-                run_models(
-                    *pair, "--method", method, "--temperature", temperature, "--with-replacement"
-                )
+                options = ["--with-replacement"] if method in TREE_METHODS else []
+                run_models(*pair, "--method", method, "--temperature", temperature, *options)
 
 
 def test_an_empty_tokenizer(models):

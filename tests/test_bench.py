@@ -11,11 +11,12 @@ import pytest
 import torch
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import decode, generate, load_model, static
+from s2d import decode, generate, load_model
 from s2d.bench import __main__ as bench
 from s2d.bench import agreement, measure, specbench, tables
 from s2d.bench import methods as bench_methods
 from s2d.bench.check import Difference, first_difference, observe_pass, verdict
+from s2d.extras import static
 from s2d.model import widened
 from s2d.train import corpus
 from s2d.tree import Dynamic, TreeAttention

@@ -5,9 +5,10 @@ import re
 import pytest
 import torch
 
-from s2d import generate, static
+from s2d import generate
 from s2d.bench import __main__ as bench
 from s2d.bench import shapes
+from s2d.extras import static
 from s2d.weights import empty_model
 
 

@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from helpers import ROOT, WEIGHTS, random_llama, random_parents
 
 import run
-from s2d import generate, load_model, static
-from s2d.static import ROWS, compiled_block, shape_of, static_twin
+from s2d import generate, load_model, user_cache
+from s2d.extras import compiled as compiling
+from s2d.extras import graphs, static
+from s2d.extras.compiled import compiled_block, shape_of
+from s2d.extras.static import ROWS, static_twin
 from s2d.tree import Dynamic, TreeAttention, ancestor_mask
 
 EXITS = (1, 2, 4)
@@ -57,7 +60,7 @@ def replayed_on_the_cpu(monkeypatch):
         output = function(*inputs)
         return lambda: output.copy_(function(*inputs)), output
 
-    monkeypatch.setattr(static, "recorded", record)
+    monkeypatch.setattr(graphs, "recorded", record)
     monkeypatch.setattr(static, "on_gpu", lambda device: True)
 
 
@@ -112,8 +115,9 @@ def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
     )
     model = random_llama(0)
     compiled = static_twin(model)
-    check_passes(model, compiled, trials=60, behind=1e9)  # looked at under the mask, as buckets are
-    assert compiled.replays and {key[-1] for key in compiled.replays} == {128, 256}
+    check_passes(model, compiled, trials=60, behind=1e9)  # masked, but read: as buckets are
+    replays = compiled.recordings.replays
+    assert replays and {key[-1] for key in replays} == {128, 256}
 
 
 @torch.inference_mode()
@@ -234,7 +238,7 @@ def test_one_compilation_serves_all_layers_lengths_and_models(nothing_compiled, 
 
 def test_run_compiles_first_and_finds_it_again(tmp_path):
     """In a process of its own each time; the third finds a file that was cut short, and makes that one again."""
-    command = [sys.executable, "-c", "from s2d import static; static.ROWS = (1,); import run, sys; sys.exit(run.main())",
+    command = [sys.executable, "-c", "from s2d.extras import static; static.ROWS = (1,); import run, sys; sys.exit(run.main())",
                "--target", "7b", "--prompt", "hello", "--max-new-tokens", "12", "--dtype", "float64"]  # fmt: skip
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     said = []

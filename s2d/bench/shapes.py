@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn.attention import sdpa_kernel
 
 from ..decode import generate, now
+from ..extras.static import static_twin
 from ..model import DECODING_KERNELS, LlamaConfig
 from ..program import Parser, optional
-from ..static import static_twin
 from ..tree import TreeAttention, ancestor_mask
 from ..weights import DTYPES, check_device, choose_dtype, empty_model
 from .tables import render

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..extras.static import StaticLlama
 from ..files import staged_folder
 from ..model import Llama
-from ..static import StaticLlama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config

@@ -1,0 +1,73 @@
+"""Recorded passes: on a GPU the kernel launches of a pass are recorded once and replayed as one.
+
+These are CUDA graphs: they read and write fixed memory. So a model keeps its KV caches, and a pass
+reads a context that is rounded up to a few lengths. Knows nothing about what a pass computes.
+"""
+
+import torch
+
+SHORTEST = 128  # positions that a recorded pass attends to, at least
+
+
+class Recordings:
+    """The KV caches and the recorded passes of one model; one generation at a time can use them."""
+
+    def __init__(self):
+        self.caches = {}  # {(start, stop): KVCache}
+        self.replays = {}  # {(cache, start, stop, rows, length): Replayed}
+
+    def cache(self, start, stop, capacity, new_cache):
+        """An empty KV cache for the layers start..stop-1, the former one where it is long enough.
+
+        ``new_cache(length)`` makes one.
+        """
+        longest = bucket(capacity)
+        former = self.caches.get((start, stop))
+        if former is None or former.keys.shape[3] < longest:
+            self.caches[start, stop] = new_cache(longest)
+            self.replays = {
+                key: replay for key, replay in self.replays.items() if key[0] is not former
+            }
+        cache = self.caches[start, stop]
+        cache.keep(0, [])
+        for part in (cache.keys, cache.values):
+            part.zero_()  # masked slots are still read: an earlier text may have left NaN there
+        return cache
+
+    def run(self, key, function, inputs):
+        """``function(*inputs)``, recorded when ``key`` comes for the first time."""
+        if key not in self.replays:
+            self.replays[key] = Replayed(function, inputs)
+        return self.replays[key](*inputs)
+
+
+class Replayed:
+    """A pass whose kernel launches are recorded once, at fixed addresses in memory, then replayed.
+
+    A call returns a copy: the next replay writes to the same memory.
+    """
+
+    def __init__(self, function, example):
+        self.inputs = [tensor.clone() for tensor in example]
+        for _ in range(2):  # libraries set themselves up in their first calls: not to be recorded
+            function(*self.inputs)
+        self.replay, self.output = recorded(function, self.inputs)
+
+    def __call__(self, *inputs):
+        for own, new in zip(self.inputs, inputs):
+            own.copy_(new)
+        self.replay()
+        return self.output.clone()
+
+
+def recorded(function, inputs):
+    """``function(*inputs)`` as a CUDA graph: (what runs it again, the tensor it writes)."""
+    graph, device = torch.cuda.CUDAGraph(), inputs[0].device
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
+        output = function(*inputs)
+    return graph.replay, output
+
+
+def bucket(length):
+    """``length`` rounded up to the next power of two: few lengths, none twice what is needed."""
+    return max(SHORTEST, 1 << (length - 1).bit_length())

@@ -1,0 +1,164 @@
+"""Passes of static shape: a Llama whose short passes run compiled code, on a GPU recorded passes.
+
+A pass over a few tokens is mostly dispatch: some twenty operations a layer for microseconds of
+arithmetic each. So a block is compiled once for each size in ROWS (compiled.py) or recorded
+(graphs.py). Its weights are arguments, and so is the number of cached positions: one compiled block
+runs every layer of every model of its shape, at every context length. Fewer rows are padded, and
+nothing reads what the padding leaves behind: its keys lie where the next pass writes, and its
+columns are masked. Knows nothing about decoding.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from ..model import Llama
+from .compiled import check_compiler, compiled_block, compiled_head, run_block, shape_of
+from .graphs import SHORTEST, Recordings, bucket
+
+# Passes are padded up to these; longer ones, prompts and large trees, run as they are. In half
+# precision processors have matrix instructions that pay off earlier.
+ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4)
+
+
+class StaticLlama(Llama):
+    """A Llama whose passes over few tokens behind a context are compiled.
+
+    ``prepare`` does it before they are needed. On a GPU, which waits for launches rather than for
+    dispatch, they are recorded instead, into one set of caches: there one generation at a time can
+    use such a model, and only as its target or as its draft.
+    """
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.recordings = Recordings()
+        self.shape = shape_of(config)
+        self.longest = config.max_position_embeddings + ROWS[-1]  # positions, the padding's too
+        new = partial(self.register_buffer, persistent=False)
+        for table in ("rope_cos", "rope_sin"):
+            new(table, F.pad(getattr(self, table), (0, 0, 0, ROWS[-1])))
+        new("slots", torch.arange(self.longest, device="cpu"))
+        chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu")
+        new("chains", chains.triu(diagonal=self.longest + 1))  # every chain's mask is a part of it
+
+    def prepare(self):
+        """Compile for every size in ROWS. Raises ValueError where there is no C++ compiler."""
+        if on_gpu(self.device):  # each pass is recorded when it is first needed, in an instant
+            return
+        check_compiler()
+        head = self.lm_head.weight if self.draft_head is None else self.draft_head
+        for rows in sizes(self.lm_head.weight):
+            compiled_block(self.shape, rows, self.dtype)
+            compiled_head(self.shape, len(head), rows, self.dtype)
+
+    def new_cache(self, capacity, start=0, stop=None, batch=1):
+        padded_capacity = capacity + ROWS[-1]
+        if not on_gpu(self.device) or batch > 1:
+            return super().new_cache(padded_capacity, start, stop, batch)
+        stop = self.config.num_hidden_layers if stop is None else stop
+        new = partial(super().new_cache, start=start, stop=stop)
+        return self.recordings.cache(start, stop, padded_capacity, new)
+
+    def run_layers(self, hidden, start=0, stop=None, positions=None, mask=None, cache=None):
+        B, T, _ = hidden.shape
+        S, gpu = 0 if cache is None else cache.length, on_gpu(hidden.device)
+        if S == 0 or B > 1 or T > sizes(hidden)[-1] or S + T > self.longest - ROWS[-1]:
+            return super().run_layers(hidden, start, stop, positions, mask, cache)
+        rows, stop = padded_to(T), self.config.num_hidden_layers if stop is None else stop
+        length = bucket(S + rows) if gpu else S + rows  # slots of the cache that the pass reads
+        where = self.slots[S : S + rows]  # of them, those it writes
+        if mask is None:
+            mask = self.chains[:rows, self.longest - S : self.longest - S + length].contiguous()
+        else:
+            mask = padded_mask(mask, S + T, rows, length)
+        positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
+        rope = self.rope_cos[positions], self.rope_sin[positions]
+        inputs = padded(hidden, rows), *rope, mask, where
+        run = run_block if gpu else compiled_block(self.shape, rows, hidden.dtype)
+        blocks = partial(self.blocks, run, start, stop, cache, length)
+        if gpu:
+            hidden = self.recordings.run((cache, start, stop, rows, length), blocks, inputs)
+        else:
+            hidden = blocks(*inputs)
+        cache.advance(T)
+        return hidden[:, :T]
+
+    def blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, where):
+        """Hidden states (1, rows, hidden) through layers start..stop-1.
+
+        ``run`` is run_block, as it is or compiled.
+        """
+        for index in range(start, stop):
+            keys, values = (part.narrow(2, 0, length) for part in cache.layers[index - start])
+            hidden = run(self.model["layers"][index], hidden, (cos, sin), mask, where, keys, values)
+        return hidden
+
+    def logits(self, hidden):
+        return self.compiled_logits(super().logits, self.lm_head.weight, hidden)
+
+    def draft_logits(self, hidden):
+        if self.draft_vocabulary is None:
+            return self.logits(hidden)
+        return self.compiled_logits(super().draft_logits, self.draft_head, hidden)
+
+    def compiled_logits(self, eager, head, hidden):
+        """Hidden states (R, hidden) -> logits (R, V) by the rows of ``head`` (V, hidden).
+
+        All that is not compiled is left to ``eager``.
+        """
+        if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > sizes(hidden)[-1]:
+            return eager(hidden)
+        rows = padded_to(len(hidden))
+        run = compiled_head(self.shape, len(head), rows, hidden.dtype)
+        return run(self.model["norm"], head, padded(hidden, rows))[: len(hidden)]
+
+
+def static_twin(model):
+    """The StaticLlama with the weights of ``model``.
+
+    They share memory where the weights lie by rows, as compiled passes ask.
+    """
+    with torch.device("meta"):
+        twin = StaticLlama(model.config)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    twin.load_state_dict(weights, assign=True)
+    if model.draft_vocabulary is not None:
+        twin.keep_tokens(model.draft_vocabulary)
+    twin.to(device=model.device, dtype=model.dtype).eval().prepare()
+    return twin
+
+
+def on_gpu(device):
+    return device.type == "cuda"
+
+
+def sizes(tensor):
+    """The numbers of rows to compile for, on the device and in the dtype of ``tensor``."""
+    return ROWS if tensor.dtype.itemsize >= 4 or on_gpu(tensor.device) else HALF_ROWS
+
+
+def padded_to(rows):
+    """The size a pass over so many rows is padded up to."""
+    return next(size for size in ROWS if size >= rows)
+
+
+def padded(hidden, rows):
+    """Hidden states (..., T, hidden) -> (..., rows, hidden), contiguous.
+
+    The last state is repeated: a norm may not bear zeros.
+    """
+    T = hidden.shape[-2]
+    if T == rows:
+        return hidden.contiguous()
+    return torch.cat((hidden, *[hidden[..., -1:, :]] * (rows - T)), dim=-2)
+
+
+def padded_mask(mask, length, rows, columns):
+    """A mask (T, C) about the last C of ``length`` positions -> (rows, columns).
+
+    None of the T rows sees the new columns.
+    """
+    T, C = mask.shape
+    wider = F.pad(mask, (0, columns - length), value=-torch.inf)
+    return F.pad(wider, (length - C, 0, 0, rows - T)).contiguous()
