@@ -15,10 +15,10 @@ try:
     from torch.distributed import is_torchelastic_launched
 
     from s2d import Tokenizer, generate, load_model
+    from s2d.chat import chat_template
     from s2d.extras.decision import read_stop
     from s2d.generate import DRAFTING, METHODS, choose_exits, refuse_unused, start
     from s2d.program import Parser, one_line, read_stdin, run_program
-    from s2d.tokenizer import chat_template
     from s2d.trace import Recorder, check_page, traced
     from s2d.trace.conversation import converse
     from s2d.trace.terminal import Streamed, as_json, colors_of, report

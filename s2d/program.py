@@ -17,8 +17,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def one_line(message):
-    """A message in one line, whatever a user's words in it hold."""
-    return " ".join(str(message).split())
+    """A message in one line, whatever a user's words in it hold; a terminal obeys none of it."""
+    text = " ".join(str(message).split())
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def optional(package, where):

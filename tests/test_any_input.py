@@ -1,6 +1,7 @@
-"""Whatever a user hands in, run.py answers, or says in one line what is wrong with it and ends with exit code 2.
+"""Whatever a user hands in, run.py answers, or says in one line what is wrong and exits with 2.
 
-Hypothesis invents models' files and options; where a case fails it prints a line that brings the same case back.
+Hypothesis invents models' files and options; where a case fails it prints a line that brings the
+same case back.
 """
 
 import contextlib
@@ -22,6 +23,7 @@ import torch
 from helpers import WEIGHTS, random_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from vocabularies import save_trained
 
 import run
 from s2d.decision import Decision, fingerprint, save_decision
@@ -31,36 +33,31 @@ from s2d.weights import DTYPES, save_model
 from s2d.weights.shards import INDEX, SINGLE
 
 CONTEXT = 72
-SIZES = dict(
-    vocab_size=1024,
-    hidden_size=16,
-    intermediate_size=24,
-    head_dim=4,
-    num_hidden_layers=2,
-    max_position_embeddings=CONTEXT,
+SIZES = dict(vocab_size=1024, hidden_size=16, intermediate_size=24, head_dim=4, num_hidden_layers=2)
+SIZES |= {"max_position_embeddings": CONTEXT}
+HEADROOM = 2**30  # bytes that a case may take: the tests must not depend on a machine's memory
+NOTICES = (
+    "(loading )?target |measuring what|timing the target|every step: |Ctrl-C ends"
+    "|\\d+ tokens in |the context of|that makes|that line"
 )
-HEADROOM = (
-    2**30
-)  # bytes that a case may take; the tests must not depend on how much memory the machine has
 
 
 def cases(count):
     unhealthy = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    return settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        print_blob=True,
-        suppress_health_check=unhealthy,
-    )
+    how = dict(deadline=None, database=None, print_blob=True, suppress_health_check=unhealthy)
+    return settings(max_examples=count, **how)
 
 
 @dataclass(frozen=True)
 class Models:
-    """Folders with a target, the same in shards, and a draft; the file of a decision model made for the draft."""
+    """Folders with a target, the same in shards, or with a tokenizer.json, and with a draft.
+
+    Beside them the file of a decision model made for the draft.
+    """
 
     target: Path
     sharded: Path
+    json: Path
     draft: Path
     decision: Path
 
@@ -68,13 +65,14 @@ class Models:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
-    made = Models(
-        *(folder / name for name in ("target", "sharded", "draft", "decision.safetensors"))
-    )
+    names = ("target", "sharded", "json", "draft", "decision.safetensors")
+    made = Models(*(folder / name for name in names))
     target = random_llama(0, **SIZES | {"num_hidden_layers": 3})
     draft = random_llama(1, **SIZES, exit_layers=(1, 2), thresholds=(0.3, 0.0))
     save_model(target, made.target, WEIGHTS / "mini-7b", torch.float32)
     save_model(target, made.sharded, WEIGHTS / "mini-7b", torch.float32, max_shard_bytes=60_000)
+    save_model(target, made.json, dtype=torch.float32)
+    save_trained(made.json)
     save_model(draft, made.draft, dtype=torch.float32)
     save_decision(Decision("stats", 16, 0.4, fingerprint(draft)), made.decision)
     return made
@@ -91,7 +89,7 @@ def one_thread():
 
 @contextlib.contextmanager
 def little_memory():
-    """What would take more than HEADROOM is refused by the system, as it would be sooner or later on any machine."""
+    """What would take more than HEADROOM is refused by the system, as it is somewhere anyway."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + HEADROOM, before[1]))
@@ -102,23 +100,23 @@ def little_memory():
 
 
 def run_case(*arguments, stdin=b""):
-    """Run run.py and assert what holds for any input; returns its exit code and the line that says what is wrong."""
-    out, err = (
-        io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace")
-    )
-    words = io.TextIOWrapper(io.BytesIO(stdin))
+    """Run run.py and assert what holds for any input; returns its exit code and what is wrong."""
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", "strict")
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace")
     with (
-        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "stdin", words),
-        warnings.catch_warnings(record=True) as warned, little_memory(),
-    ):  # fmt: skip
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        warnings.catch_warnings(record=True) as warned,
+        little_memory(),
+    ):
         try:
             code = run.main(list(arguments))
         except SystemExit as stopped:  # argparse
             code = stopped.code
     err.flush()
     lines = err.buffer.getvalue().decode().splitlines()
-    notices = "(loading )?target |measuring what|timing the target|every step: |Ctrl-C ends|\\d+ tokens in |the context of|that makes|that line"
-    errors = [line for line in lines if not re.match(notices, line)]
+    errors = [line for line in lines if not re.match(NOTICES, line)]
     assert (code, len(errors)) in ((0, 0), (2, 1)), (code, lines)
     assert all(line.startswith("run.py: ") for line in errors) and not warned
     return code, "".join(errors)
@@ -131,11 +129,11 @@ def run_models(target, draft, *more):
 
 
 def run_changed(models, whose, name, content, *options):
-    """run.py with a copy of one of the models' folders in which the file ``name`` has another content."""
+    """run.py with a copy of a model's folder in which the file ``name`` has another content."""
     with tempfile.TemporaryDirectory() as folder:
         for file in getattr(models, whose).iterdir():
             Path(folder, file.name).symlink_to(file)
-        Path(folder, name).unlink()
+        Path(folder, name).unlink(missing_ok=True)
         Path(folder, name).write_bytes(content)
         pair = (models.target, folder) if whose == "draft" else (folder, models.draft)
         return run_models(*pair, *options)
@@ -145,11 +143,10 @@ def read_object(file):
     return json.loads(file.read_text())
 
 
-# ------------------------------------------------------------------------------------------------- what is handed in
+# -------------------------------------------------------------------------------- what is handed in
 
-ANY_TEXT = st.text(
-    st.characters(exclude_categories=()), max_size=20
-)  # half surrogate pairs and control characters too
+# Half surrogate pairs and control characters too.
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 EDGES = st.sampled_from([-1, 0, 1, 2, 2**10, 2**20, 2**20 + 1, 2**24, 2**31, 2**63, 2**64, 10**300])
 NUMBERS = st.integers(-2, 40) | EDGES | st.integers() | st.floats() | st.floats(0, 2)
 SCALARS = st.none() | st.booleans() | NUMBERS | ANY_TEXT
@@ -173,57 +170,49 @@ JSON = st.one_of(VALUES.map(json.dumps), VALUES.map(json.dumps), VALUES.map(json
 
 
 def with_fields(original, changes):
-    """JSON text of an object with some fields changed; ``changes`` are JSON texts, None leaves a field out."""
+    """JSON text of an object with other fields; ``changes``: JSON texts, None leaves one out."""
     fields = {name: json.dumps(value) for name, value in original.items()} | changes
-    return (
-        "{"
-        + ", ".join(
-            f"{json.dumps(name)}: {text}" for name, text in fields.items() if text is not None
-        )
-        + "}"
-    )
+    said = [f"{json.dumps(name)}: {text}" for name, text in fields.items() if text is not None]
+    return "{" + ", ".join(said) + "}"
 
 
 def damaged(content, damage):
-    """``content`` cut off at a place or with some bytes from each of several places on changed; places count round."""
+    """``content`` cut off, or with some bytes changed from each of several positions on."""
     if isinstance(damage, int):
         return content[: damage % len(content)]
     changed = bytearray(content)
-    for place, count, change in damage:
+    for position, count, change in damage:
         for offset in range(count):
-            changed[(place + offset) % len(changed)] ^= change
+            changed[(position + offset) % len(changed)] ^= change
     return bytes(changed)
 
 
-PLACES = st.integers(0, 40) | st.integers(0, 3000) | st.integers(0, 2**18)
-FLIPS = st.tuples(
-    PLACES,
-    st.sampled_from([1, 1, 2, 5000]),
-    st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255]),
-)
-DAMAGE = PLACES | st.lists(FLIPS, max_size=3)
-ROPE = st.fixed_dictionaries({}, optional={
-    "rope_type": st.sampled_from(["default", "linear", "llama3"]) | VALUES, "type": VALUES, "factor": NUMBERS | VALUES,
-    "rope_theta": NUMBERS | VALUES, "low_freq_factor": NUMBERS | VALUES, "high_freq_factor": NUMBERS | VALUES,
-    "original_max_position_embeddings": NUMBERS | VALUES,
-}).map(json.dumps)  # fmt: skip
+POSITIONS = st.integers(0, 40) | st.integers(0, 3000) | st.integers(0, 2**18)
+BITS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255])
+FLIPS = st.tuples(POSITIONS, st.sampled_from([1, 1, 2, 5000]), BITS)
+DAMAGE = POSITIONS | st.lists(FLIPS, max_size=3)
+ROPE_NUMBERS = ("factor", "rope_theta", "low_freq_factor", "high_freq_factor")
+ROPE_NUMBERS += ("original_max_position_embeddings",)
+ROPE_TYPES = st.sampled_from(["default", "linear", "llama3"]) | VALUES
+ROPE_FIELDS = dict.fromkeys(ROPE_NUMBERS, NUMBERS | VALUES)
+ROPE_FIELDS |= {"rope_type": ROPE_TYPES, "type": VALUES}
+ROPE = st.fixed_dictionaries({}, optional=ROPE_FIELDS).map(json.dumps)
 COUNTS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "max_position_embeddings", "bos_token_id", "eos_token_id", "draft_length",
-)  # fmt: skip
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+    *("bos_token_id", "eos_token_id", "draft_length"),
+)
 OTHERS = (
-    "model_type", "hidden_act", "attention_bias", "mlp_bias", "rms_norm_eps", "rope_theta", "tie_word_embeddings",
-    "exit_layers", "thresholds", "draft_stop", "draft_tree", "eos_token_id", "torch_dtype", "rope_parameters",
-)  # fmt: skip
+    *("model_type", "hidden_act", "attention_bias", "mlp_bias", "rms_norm_eps", "rope_theta"),
+    *("tie_word_embeddings", "exit_layers", "thresholds", "draft_stop", "draft_tree"),
+    *("eos_token_id", "torch_dtype", "rope_parameters"),
+)
 LISTS = ("exit_layers", "thresholds", "draft_tree", "eos_token_id")
 CHANGES = st.one_of(
     st.dictionaries(st.sampled_from(COUNTS + OTHERS), st.none() | JSON, min_size=1, max_size=3),
     st.dictionaries(st.sampled_from(COUNTS), NUMBERS.map(json.dumps), min_size=1, max_size=2),
     st.dictionaries(
-        st.sampled_from(LISTS),
-        st.lists(NUMBERS, max_size=4).map(json.dumps),
-        min_size=1,
-        max_size=2,
+        st.sampled_from(LISTS), st.lists(NUMBERS, max_size=4).map(json.dumps), min_size=1
     ),
     st.dictionaries(st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE, min_size=1),
 )
@@ -234,46 +223,37 @@ SOME_OPTIONS = st.tuples(
 )
 
 
-# ------------------------------------------------------------------------------------------------------ a model's files
+# ---------------------------------------------------------------------------------- a model's files
 
 
 @cases(200)
 @given(changes=CHANGES, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
 def test_any_field_of_a_config(models, changes, whose, options):
-    """Fields with any value, missing, or nested thousands deep, in the config of the target or of the draft."""
+    """Fields with any value, missing, or nested thousands deep, of the target or of the draft."""
     content = with_fields(read_object(getattr(models, whose) / "config.json"), changes).encode()
     run_changed(models, whose, "config.json", content, *options)
 
 
-@cases(100)
-@given(damage=DAMAGE, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
-def test_a_damaged_config(models, damage, whose, options):
-    """Truncated anywhere, or with flipped bits."""
-    content = damaged((getattr(models, whose) / "config.json").read_bytes(), damage)
-    run_changed(models, whose, "config.json", content, *options)
-
-
-@cases(120)
-@given(damage=DAMAGE, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
-def test_damaged_weights(models, damage, whose, options):
-    """model.safetensors, truncated anywhere, or with flipped bits in its header or its numbers."""
-    content = damaged((getattr(models, whose) / SINGLE).read_bytes(), damage)
-    run_changed(models, whose, SINGLE, content, *options)
-
-
-NO_SHARDS = [
-    "",
-    ".",
-    "..",
-    "../x",
-    "/etc/passwd",
-    "sub/x",
-    "a\nb",
-    "a\0b",
-    "x" * 300,
-    "config.json",
-    INDEX,
+DAMAGED = [
+    ("target", "config.json"),
+    ("draft", "config.json"),
+    ("target", SINGLE),
+    ("draft", SINGLE),
 ]
+DAMAGED += [("sharded", INDEX), ("target", "tokenizer_config.json"), ("json", "tokenizer.json")]
+
+
+@pytest.mark.parametrize(("whose", "name"), DAMAGED)
+@cases(60)
+@given(damage=DAMAGE, options=SOME_OPTIONS)
+def test_a_damaged_file(models, whose, name, damage, options):
+    """Truncated anywhere, or with flipped bits: of the safetensors in header or numbers."""
+    content = damaged((getattr(models, whose) / name).read_bytes(), damage)
+    run_changed(models, whose, name, content, *options)
+
+
+NO_SHARDS = ["", "a\nb", "a\0b", "x" * 300, "config.json", INDEX]
+NO_SHARDS += [".", "..", "../x", "/etc/passwd", "sub/x"]
 
 
 @cases(100)
@@ -281,36 +261,87 @@ NO_SHARDS = [
 def test_any_index_of_shards(models, data, whole, options):
     """A weight_map of any kind, or with some tensors in files of any name."""
     index = read_object(models.sharded / INDEX)
-    names, files = (
-        st.sampled_from(sorted(index["weight_map"])),
-        sorted(set(index["weight_map"].values())),
-    )
-    file = st.sampled_from(NO_SHARDS + files).map(json.dumps) | JSON
-    weight_map = with_fields(
-        index["weight_map"], data.draw(st.dictionaries(names, st.none() | file, max_size=3))
-    )
+    names, files = sorted(index["weight_map"]), sorted(set(index["weight_map"].values()))
+    file = st.none() | st.sampled_from(NO_SHARDS + files).map(json.dumps) | JSON
+    changes = data.draw(st.dictionaries(st.sampled_from(names), file, max_size=3))
+    weight_map = with_fields(index["weight_map"], changes)
     content = with_fields(index, {"weight_map": whole or weight_map}).encode()
     run_changed(models, "sharded", INDEX, content, *options)
 
 
-@cases(60)
-@given(damage=DAMAGE)
-def test_a_damaged_index_of_shards(models, damage):
-    """Truncated anywhere, or with flipped bits."""
-    run_changed(models, "sharded", INDEX, damaged((models.sharded / INDEX).read_bytes(), damage))
+TOKEN = st.fixed_dictionaries(
+    {"content": st.sampled_from(["<s>", "</s>", "<|eot|>", "<x>", ""]) | ANY_TEXT},
+    optional={
+        **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), st.booleans()),
+        "special": SCALARS,
+        "id": st.integers(0, 5) | NUMBERS,
+        "other": SCALARS,
+    },
+)
+TOKENS = st.dictionaries(st.integers(0, 1030).map(str) | ANY_TEXT, TOKEN, max_size=3)
+IDS = st.dictionaries(ANY_TEXT | st.just("</s>"), st.integers(1020, 1030) | NUMBERS, max_size=3)
+BESIDE = st.one_of(
+    st.tuples(st.just("chat_template"), ANY_TEXT | VALUES),
+    st.tuples(st.sampled_from(["legacy", "add_bos_token", "add_prefix_space"]), SCALARS),
+    st.tuples(st.sampled_from(["bos_token", "eos_token", "other_token"]), TOKEN | SCALARS),
+    st.tuples(st.just("added_tokens_decoder"), TOKENS | VALUES),
+    st.tuples(st.just("extra_special_tokens"), st.lists(TOKEN | ANY_TEXT, max_size=2) | VALUES),
+    st.tuples(st.sampled_from(["tokenizer_class", "sp_model_kwargs"]) | ANY_TEXT, VALUES),
+)
+FILES = st.sampled_from(["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
 
 
-@cases(60)
-@given(changes=st.dictionaries(st.just("chat_template") | ANY_TEXT, JSON, max_size=3), whole=st.none() | JSON,
-       damage=DAMAGE, as_made=st.booleans())  # fmt: skip
-def test_any_tokenizer_config(models, changes, whole, damage, as_made):
-    """Any fields, any JSON instead of an object, truncated or with flipped bits."""
-    name = "tokenizer_config.json"
-    content = (whole or with_fields(read_object(models.target / name), changes)).encode()
-    run_changed(models, "target", name, content if as_made else damaged(content, damage), "--chat")
+@cases(200)
+@given(name=FILES, changes=st.lists(BESIDE, max_size=3).map(dict) | IDS, whole=st.none() | JSON)
+@pytest.mark.parametrize("whose", ["target", "json"])
+def test_any_file_beside_a_tokenizer(models, whose, name, changes, whole):
+    """Any fields, any JSON instead of an object."""
+    file = getattr(models, whose) / name
+    fields = {key: json.dumps(value) for key, value in changes.items()}
+    content = whole or with_fields(read_object(file) if file.is_file() else {}, fields)
+    run_changed(models, whose, name, content.encode(), "--chat")
 
 
-# -------------------------------------------------------------------------------------------- a decision model's file
+REGEXES = ["(a+)+$", r"(\w+\s?)+$!", r"((\w*)*)*;", "(?<=a", "", ".", r"\p{L}+"]
+PATTERN = st.fixed_dictionaries({"Regex": st.sampled_from(REGEXES) | ANY_TEXT})
+SPLIT = {
+    "type": st.just("Split"),
+    "pattern": PATTERN,
+    "behavior": st.sampled_from(["Isolated", "Removed", "MergedWithNext", "Contiguous"]),
+    "invert": st.booleans(),
+}
+PLAIN = st.sampled_from(
+    "NFC NFKD Lowercase StripAccents ByteLevel Whitespace Punctuation BertPreTokenizer Fuse"
+    " ByteFallback UnicodeScripts BertNormalizer".split()
+).map(lambda kind: {"type": kind})
+REPLACE = {"type": st.just("Replace"), "pattern": PATTERN, "content": ANY_TEXT}
+BEGINNING = [{"Sequence": {"id": "A", "type_id": 0}}]
+BEGINNING += [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|eot|>", "<no>")]
+TEMPLATE = {
+    "type": st.just("TemplateProcessing"),
+    "single": st.lists(st.sampled_from(BEGINNING), max_size=3),
+    "pair": st.just([]),
+    "special_tokens": st.just({"<|eot|>": {"id": "<|eot|>", "ids": [4], "tokens": ["x"]}}),
+}
+PART = st.one_of(*map(st.fixed_dictionaries, (SPLIT, REPLACE, TEMPLATE)), PLAIN, VALUES)
+OF_A_TOKENIZER = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "padding", "other")
+OF_ITS_MODEL = ("unk_token", "vocab", "merges", "dropout", "byte_fallback", "type", "fuse_unk")
+
+
+@cases(250)
+@given(
+    parts=st.dictionaries(st.sampled_from(OF_A_TOKENIZER), PART, max_size=2),
+    inside=st.dictionaries(st.sampled_from(OF_ITS_MODEL), ANY_TEXT | VALUES, max_size=1),
+    tokens=st.just({}) | st.lists(TOKEN, max_size=2).map(lambda each: {"added_tokens": each}),
+)
+def test_any_tokenizer_json(models, parts, inside, tokens):
+    """Parts of any kind, a missing unknown token, regular expressions that explode."""
+    raw = read_object(models.json / "tokenizer.json")
+    changed = raw | parts | tokens | {"model": raw["model"] | inside}
+    run_changed(models, "json", "tokenizer.json", json.dumps(changed).encode())
+
+
+# -------------------------------------------------------------------------- a decision model's file
 
 
 def split_header(content):
@@ -331,22 +362,7 @@ def run_decision(models, content, *options):
         return run_models(models.target, models.draft, "--stop", file.name, *options)
 
 
-KINDS = [
-    "BOOL",
-    "F4",
-    "F6_E2M3",
-    "F8_E4M3",
-    "F8_E8M0",
-    "I8",
-    "U16",
-    "F16",
-    "BF16",
-    "I32",
-    "U32",
-    "C64",
-    "F64",
-    "U64",
-]
+KINDS = "BOOL F4 F6_E2M3 F8_E4M3 F8_E8M0 I8 U16 F16 BF16 I32 U32 C64 F64 U64".split()
 
 
 @cases(120)
@@ -380,30 +396,20 @@ def test_a_damaged_decision_model(models, damage):
     run_decision(models, damaged(models.decision.read_bytes(), damage))
 
 
-# ------------------------------------------------------------------------------------------------------------- options
+# ------------------------------------------------------------------------------------------ options
 
 NUMERALS = (NUMBERS | st.floats(0, 1)).map(str)
 LISTED = st.lists(
     st.integers(-1, 6).map(str) | st.floats(-0.5, 1.5).map(str) | NUMERALS, max_size=4
 ).map(",".join)
 FEW = st.integers(1, 12).map(str)
-NONSENSE = ANY_TEXT | st.sampled_from([
-    "", " ", "-", "--", "nan", "inf", "-inf", "1e-40", "1e-7", "1e400", "-0", "1_0", "9" * 30, "9" * 5000, "x" * 5000,
-    ",", "1,,2", "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "%s", "{0}", ".", "/", "/etc/passwd",
-    "/dev/null", "TARGET", "SHARDED", "DRAFT", "DECISION",
-])  # fmt: skip
-DEVICES = st.sampled_from(
-    [
-        "cpu:0",
-        "cuda:00",
-        "cuda:1 ",
-        "cuda:\u0661",
-        "cuda:128",
-        "cuda:255",
-        "cuda:999",
-        "meta",
-        "CPU",
-    ]
+NONSENSE = ANY_TEXT | st.sampled_from(
+    ["", " ", "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "x" * 5000]
+    + "- -- nan inf -inf 1e-40 1e-7 1e400 -0 1_0 , 1,,2 %s {0} . / /etc/passwd /dev/null".split()
+    + ["9" * 30, "9" * 5000, "TARGET", "SHARDED", "DRAFT", "DECISION"]
+)
+DEVICES = st.sampled_from(["cuda:1 ", "cuda:\u0661"]) | st.sampled_from(
+    "cpu:0 cuda:00 cuda:128 cuda:255 cuda:999 meta CPU".split()
 )
 FITTING = {
     "--target": st.sampled_from(["TARGET", "SHARDED"]),
@@ -429,49 +435,34 @@ FITTING = {
     "--trace": st.sampled_from(["page.html", "page 2.html"]),
 }
 FLAGS = ("--chat", "--json", "--with-replacement", "--interactive")
-SENSIBLE = st.lists(st.one_of(
-    *(st.tuples(st.just(name), values) for name, values in FITTING.items()), st.tuples(st.sampled_from(FLAGS)),
-), max_size=5)  # fmt: skip
+WITH_VALUES = [st.tuples(st.just(name), values) for name, values in FITTING.items()]
+SENSIBLE = st.lists(st.one_of(*WITH_VALUES, st.tuples(st.sampled_from(FLAGS))), max_size=5)
 
 
 def with_strange_value(option):
-    return st.tuples(
-        st.just(option), (DEVICES if option == "--device" else NUMERALS | LISTED) | NONSENSE
-    )
+    values = DEVICES if option == "--device" else NUMERALS | LISTED
+    return st.tuples(st.just(option), values | NONSENSE)
 
 
-STRANGE = st.lists(
-    st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value) | st.tuples(NONSENSE),
-    max_size=2,
-)
+ANY_OPTION = st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value)
+STRANGE = st.lists(ANY_OPTION | st.tuples(NONSENSE), max_size=2)
 
 
 @cases(500)
 @given(sensible=SENSIBLE, strange=STRANGE, joined=st.booleans(), stdin=st.binary(max_size=30))
 def test_any_options(models, sensible, strange, joined, stdin):
-    """Any combination, most with values that fit, some with any text; any words besides; on stdin any bytes."""
-    arguments = [
-        "--target",
-        str(models.target),
-        "--draft",
-        str(models.draft),
-        "--max-new-tokens",
-        "4",
-    ]
-    paths = {
-        "TARGET": models.target,
-        "SHARDED": models.sharded,
-        "DRAFT": models.draft,
-        "DECISION": models.decision,
-    }
+    """Any combination, most with values that fit, some with any text; on stdin any bytes."""
+    pair = ["--target", str(models.target), "--draft", str(models.draft)]
+    arguments = [*pair, "--max-new-tokens", "4"]
+    names = {name.upper(): path for name, path in vars(models).items()}
     for words in sensible + strange:
-        words = [str(paths.get(word, word)) for word in words]
+        words = [str(names.get(word, word)) for word in words]
         arguments += ["=".join(words)] if joined else words
     with contextlib.chdir(models.target.parent):  # where pages may be written, under any name
         run_case(*arguments, stdin=stdin)
 
 
-# ----------------------------------------------------------------------------------------------------- once found faults
+# -------------------------------------------------------------------------------- once found faults
 
 CONFIGS = [
     ("target", {"rope_scaling": -0.5}, "rope_scaling is -0.5; expected an object or null"),
@@ -523,19 +514,7 @@ OPTIONS = [
     (["--device", "cuda:00"], "unknown device 'cuda:00'"),
     (["--device", "cuda:\u0661"], "unknown device"),
     (["--device", "cuda:128"], "device 'cuda:128' was asked for, but torch sees"),
-    (
-        [
-            "--method",
-            "s2d-tree",
-            "--tree-top-k",
-            "1024",
-            "--tree-depth",
-            str(CONTEXT),
-            "--tree-size",
-            "8",
-        ],
-        "",
-    ),
+    (f"--method s2d-tree --tree-top-k 1024 --tree-depth {CONTEXT} --tree-size 8".split(), ""),
 ]
 
 
@@ -548,10 +527,8 @@ def test_what_was_once_not_refused_in_an_option(models, options, message):
 def test_a_top_p_that_float32_cannot_hold(models):
     """It keeps the likeliest token, as any small top_p does."""
     for top_p in ("1e-9", "1e-50"):
-        assert run_models(models.target, models.draft, "--temperature", "1", "--top-p", top_p) == (
-            0,
-            "",
-        )
+        options = ["--temperature", "1", "--top-p", top_p]
+        assert run_models(models.target, models.draft, *options) == (0, "")
 
 
 @pytest.mark.parametrize("damage", ["no numbers", "no numbers in later steps", "huge numbers"])
@@ -564,9 +541,8 @@ def test_weights_that_nothing_can_be_drawn_from(tmp_path, models, damage):
         model.lm_head.weight *= 1e33
     else:
         prompt = Tokenizer(models.target / "tokenizer.model").encode("A word")
-        model.model["embed_tokens"].weight[
-            [token for token in range(1024) if token not in prompt]
-        ] = torch.nan
+        others = [token for token in range(1024) if token not in prompt]
+        model.model["embed_tokens"].weight[others] = torch.nan
     save_model(model, tmp_path / "broken", WEIGHTS / "mini-7b", torch.float32)
     for pair in ((tmp_path / "broken", models.draft), (models.target, tmp_path / "broken")):
         for method in METHODS:
@@ -584,18 +560,9 @@ def test_a_vocabulary_larger_than_the_tokenizer(tmp_path):
     """Tokens that the tokenizer does not know may be generated; they are no reason to stop."""
     model = random_llama(0, **SIZES | {"vocab_size": 1200})
     save_model(model, tmp_path / "target", WEIGHTS / "mini-7b", torch.float32)
-    arguments = [
-        "--target",
-        str(tmp_path / "target"),
-        "--method",
-        "ar",
-        "--prompt",
-        "A word",
-        "--temperature",
-        "1",
-    ]
+    options = "--method ar --prompt word --temperature 1".split()
     for form in ([], ["--json"]):
-        assert run_case(*arguments, *form) == (0, "")
+        assert run_case("--target", str(tmp_path / "target"), *options, *form) == (0, "")
 
 
 def test_a_folder_whose_name_is_no_text(tmp_path, models):

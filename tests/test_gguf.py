@@ -13,8 +13,8 @@ from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from s2d import Tokenizer, load_model
+from s2d.chat import ChatTemplate, chat_template
 from s2d.model import rope_frequencies
-from s2d.tokenizer import ChatTemplate, chat_template
 from s2d.weights.__main__ import main
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"]

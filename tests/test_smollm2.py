@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench import __main__ as bench
-from s2d.tokenizer import chat_template
+from s2d.chat import chat_template
 from s2d.tune import read_priors
 from s2d.tune.costs import ROWS, Costs
 from s2d.tune.tuner import Tuner

@@ -17,7 +17,7 @@ from helpers import program as program_of
 
 import run
 from s2d import Tokenizer, generate, load_model
-from s2d.tokenizer import chat_template
+from s2d.chat import chat_template
 from s2d.trace.terminal import COLORS, Streamed, colors_of
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."

@@ -1,28 +1,34 @@
-"""The tokenizer: round trips, streaming, chat templates, and its peers' ids."""
+"""The tokenizer: round trips, streaming, and transformers' ids, of folders of both kinds."""
 
 import json
 import re
-import shutil
 import sys
 
 import pytest
-import tokenizers
 from helpers import ROOT, WEIGHTS
 from transformers import AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
+from vocabularies import (
+    SAID,
+    TEXTS,
+    added,
+    odd_texts,
+    save_trained,
+    sentencepiece_folder,
+    with_config,
+)  # fmt: skip
 
 from s2d import Tokenizer
-from s2d.tokenizer import VICUNA_SYSTEM, TextStream, chat_template
+from s2d.chat import VICUNA_SYSTEM
+from s2d.tokenizer import TextStream
+from s2d.weights.config import read_config
 
 SHARED = ROOT.parent / "shared" / "data"
-TEXTS = [
-    "Hello world",
-    "  two  spaces ",
-    "Die Königin hört 123 Vögel.",
-    "line\nbreak\ttab",
-    "日本語 🙂 ¿qué?",
-    "a</s>b",
-]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return save_trained(tmp_path_factory.mktemp("trained"))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -56,64 +62,6 @@ def test_digits_are_single_pieces_and_unknown_characters_are_bytes(tokenizer):
     assert 900 <= tokenizer.vocab_size <= 1100
 
 
-def test_vicuna_template(tokenizer):
-    ids = tokenizer.encode_chat(["Hi", "Hello", "And you?"])
-    assert (
-        tokenizer.decode(ids)
-        == f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello USER: And you? ASSISTANT:"
-    )
-    assert ids.count(tokenizer.bos_id) == 1 and ids.count(tokenizer.eos_id) == 1
-    first_round = tokenizer.encode(f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello") + [
-        tokenizer.eos_id
-    ]
-    assert ids == first_round + tokenizer.encode("USER: And you? ASSISTANT:")[1:]
-
-
-def test_llama_2_template(tokenizer):
-    ids = tokenizer.encode_chat(["Hi", "Hello", "And you?"], "llama-2")
-    first_round = tokenizer.encode("[INST] Hi [/INST] Hello ") + [tokenizer.eos_id]
-    assert ids == first_round + tokenizer.encode("[INST] And you? [/INST]")
-
-
-def test_a_dialogue_ends_with_the_user(tokenizer):
-    with pytest.raises(ValueError, match="ends with the user"):
-        tokenizer.encode_chat(["Hi", "Hello"])
-    with pytest.raises(ValueError, match="unknown chat template 'alpaca'"):
-        tokenizer.encode_chat(["Hi"], "alpaca")
-
-
-def test_template_is_read_from_the_folder(tmp_path):
-    for name in ("vicuna-7b-v1.5", "Llama-2-70b-chat-hf", "some-base-model", "named", "beside"):
-        (tmp_path / name).mkdir()
-    found = [
-        chat_template(tmp_path / name)
-        for name in ("vicuna-7b-v1.5", "Llama-2-70b-chat-hf", "some-base-model")
-    ]
-    assert (
-        found == ["vicuna", "llama-2", "vicuna"]
-        and chat_template(WEIGHTS / "mini-7b", unknown=None) == "vicuna"
-    )
-    assert chat_template(tmp_path / "some-base-model", unknown=None) is None
-    several = [
-        {"name": "tool_use", "template": "no"},
-        {"name": "default", "template": "{{ messages[0]['content'] }}!"},
-    ]
-    for name, template in (
-        ("vicuna-7b-v1.5", "{{ messages[0]['content'] }}?"),
-        ("named", several),
-        ("beside", "no"),
-    ):
-        (tmp_path / name / "tokenizer_config.json").write_text(
-            json.dumps({"chat_template": template})
-        )
-    (tmp_path / "beside/chat_template.jinja").write_text("{{ messages[0]['content'] }}.")
-    rendered = [
-        chat_template(tmp_path / name).render(["Hi"])
-        for name in ("vicuna-7b-v1.5", "named", "beside")
-    ]
-    assert rendered == ["Hi?", "Hi!", "Hi."]
-
-
 def test_missing_and_broken_files(tmp_path):
     with pytest.raises(FileNotFoundError, match="no tokenizer at"):
         Tokenizer(tmp_path / "tokenizer.model")
@@ -124,34 +72,30 @@ def test_missing_and_broken_files(tmp_path):
 
 @pytest.mark.parametrize("name", ["mini-7b", "mini-13b", "mini-70b", "mini-draft"])
 def test_auto_tokenizer_gives_the_same_ids(name):
-    ours, theirs = (
-        Tokenizer(WEIGHTS / name / "tokenizer.model"),
-        AutoTokenizer.from_pretrained(WEIGHTS / name),
-    )
-    # transformers reads control tokens in plain text, and leaves out SentencePiece's space before a text's own.
-    plain = [text for text in TEXTS if "</s>" not in text and not text.startswith(" ")]
-    for text in [*plain, VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]:
+    ours = Tokenizer(WEIGHTS / name / "tokenizer.model")
+    theirs = AutoTokenizer.from_pretrained(WEIGHTS / name)
+    # transformers leaves out SentencePiece's space before a text's own.
+    plain = [text for text in TEXTS if not text.startswith(" ")]
+    for text in [*plain, "a</s>b", VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]:
         ids = ours.encode(text)
         assert theirs(text).input_ids == ids
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
 
 
 def test_llama_tokenizer_on_spec_bench():
-    """The real 32,000-piece tokenizer on the 480 Spec-Bench questions; its files live outside the repository."""
-    model, questions = (
-        SHARED / "llama_tokenizer/tokenizer.model",
-        SHARED / "spec_bench/question.jsonl",
-    )
+    """The real 32,000-piece tokenizer on the 480 Spec-Bench questions; they are kept elsewhere."""
+    model = SHARED / "llama_tokenizer/tokenizer.model"
+    questions = SHARED / "spec_bench/question.jsonl"
     if not (model.is_file() and questions.is_file()):
         print(f"not compared: {SHARED} is absent")
         return
     ours = Tokenizer(model)
-    # From a bare tokenizer.model transformers orders the merges by id; the published tokenizer.json goes by score.
+    # From a bare tokenizer.model transformers orders the merges by id; the published
+    # tokenizer.json goes by score.
     vocab = {ours.model.pieces.id_to_piece(i): i for i in range(ours.vocab_size)}
     scores = {piece: ours.model.pieces.get_score(i) for piece, i in vocab.items()}
-    theirs = LlamaTokenizer(
-        vocab=vocab, merges=generate_merges(vocab, scores), add_bos_token=True, legacy=True
-    )
+    merges = generate_merges(vocab, scores)
+    theirs = LlamaTokenizer(vocab=vocab, merges=merges, add_bos_token=True, legacy=True)
     lines = questions.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 480
     for line in lines:
@@ -159,61 +103,103 @@ def test_llama_tokenizer_on_spec_bench():
             assert theirs(turn).input_ids == ours.encode(turn)
 
 
-# ------------------------------------------------------------------------------------------- tokenizer.json, templates
+# ----------------------------------------------------------------------------------- special tokens
 
-HEADERS = (
-    "{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>\n\n"
-    "{{ message['content'] | trim }}<|eot|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant<|/start|>\n\n{% endif %}"
+NAMES = ["<|im_start|>", "<|im_end|>", "<|im_end|>x", "<mask>", "<pad>"]
+IDS = {name: number for number, name in enumerate(NAMES, 1024)}
+FLAGS = [
+    {},
+    {"rstrip": True},
+    {},
+    {"lstrip": True, "special": False, "normalized": True},
+    {"lstrip": True, "rstrip": True, "special": False},
+]
+BY_ID = {str(IDS[name]): added(name, **flags) for name, flags in zip(NAMES, FLAGS)}
+BY_ID |= {"0": added("<unk>"), "1": added("<s>"), "2": added("</s>")}
+LISTED = {"additional_special_tokens": NAMES[:2], "legacy": False}
+FOLDERS = [
+    ({}, {}),
+    (LISTED, {"added_tokens": IDS}),
+    ({"added_tokens_decoder": BY_ID, "eos_token": "<|im_end|>"}, {"added_tokens": IDS}),
+    ({"added_tokens_decoder": BY_ID, "legacy": True}, {}),
+]
+
+
+@pytest.mark.parametrize(("config", "files"), FOLDERS)
+def test_special_tokens_beside_sentencepiece_equal_transformers(tmp_path, config, files):
+    """Of tokens of which one begins the other the longest wins; some take the spaces around."""
+    folder, legacy = sentencepiece_folder(tmp_path / "m", config, **files), config.get("legacy")
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.eos_id == theirs.eos_token_id and ours.vocab_size == len(theirs)
+    # transformers leaves out SentencePiece's space before a text's own, so it is given another.
+    known = theirs.get_added_vocab()
+    behind = "".join(f"|(?<={re.escape(name)})(?= )" for name in known) if legacy else ""
+    own_space = re.compile("^(?=[ ▁])" + behind)
+    names = [*NAMES, "<s>", "</s>", "<unk>"]
+    for text in odd_texts(names, without=["▁"] if legacy else ()):
+        ids = ours.encode(text)
+        assert ids == theirs(own_space.sub(" ", text)).input_ids, text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+
+
+def test_chatml_on_a_sentencepiece_folder_ends_its_answers(tmp_path):
+    """added_tokens.json alone gives the control tokens, and with them where an answer ends."""
+    ends = LISTED | {"eos_token": "<|im_end|>"}
+    folder = sentencepiece_folder(tmp_path / "m", ends, added_tokens=IDS)
+    raw = json.loads((folder / "config.json").read_text()) | {"vocab_size": 1029}
+    (folder / "config.json").write_text(json.dumps(raw))
+    assert read_config(folder).eos_token_ids == (2, 1025)
+    ids = Tokenizer(folder).encode("<|im_start|>Hi<|im_end|>")
+    assert ids[1] == 1024 and ids[-1] == Tokenizer(folder).eos_id == 1025
+
+
+def test_ids_beyond_the_number_of_tokens(trained, tmp_path):
+    """In vocabularies with holes: beside SentencePiece, and in tokenizer.json."""
+    plain = {"added_tokens_decoder": {"1030": added("<far>", special=False)}}
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", plain))
+    assert ours.vocab_size == 1031 and ours.encode("a<far>b")[2] == 1030
+    assert ours.decode([*ours.encode("a<far>b"), 1029, 9999]) == "a<far>b"
+    raw = json.loads((trained / "tokenizer.json").read_text())
+    raw["model"]["vocab"]["far"] = 5000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    ours = Tokenizer(tmp_path)
+    assert ours.encode("far") == [0, 5000] and ours.decode([5000, 4999]) == "far"
+    assert ours.vocab_size == 5001
+
+
+def token(**changes):
+    return {"added_tokens_decoder": {"1024": added("<x>", **changes)}}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "message"),
+    [
+        ({"add_eos_token": True}, {}, "add_eos_token is True; only False is supported"),
+        ({"split_special_tokens": True}, {}, "split_special_tokens is True; only False"),
+        ({"fold_case": 1}, {}, "'fold_case' is not known here and may change the result"),
+        ({"legacy": "no"}, {}, "legacy is 'no'; expected true or false"),
+        ({"tokenizer_class": "GPT2Tokenizer"}, {}, "tokenizer_class is 'GPT2Tokenizer' beside"),
+        ({"eos_token": "<e>"}, {}, "eos_token is '<e>' in its configuration, but tokenizer.model"),
+        (token(single_word=True), {}, "single_word of '<x>' is not supported"),
+        (token(fuzzy=True), {}, "is no token that is known here"),
+        (token(rstrip="yes"), {}, "is no token that is known here"),
+        ({"added_tokens_decoder": {"7": added("<x>")}}, {}, "'<x>' is added as token 7, but in"),
+        ({"added_tokens_decoder": {"-1": added("<x>")}}, {}, "'-1' is no token id"),
+        ({"added_tokens_decoder": []}, {}, "added_tokens_decoder is [], no object"),
+        ({}, {"added_tokens": {"</s>": 1024}}, "but in tokenizer.model its id is 2"),
+        ({}, {"added_tokens": {"<x>": 1024, "<y>": 1024}}, "two tokens are added with one"),
+        (token(), {"added_tokens": {"<x>": 1025}}, "1025 in added_tokens.json, but 1024 in"),
+        (token(), {"added_tokens": {"<y>": 1025}}, "1025 in added_tokens.json, but none in"),
+        ({}, {"added_tokens": {"<x>": "1024"}}, "'<x>' has the id '1024'"),
+        ({"eos_token": "</s>"}, {"special_tokens_map": {"eos_token": "<s>"}}, "make them agree"),
+    ],
 )
-MARKED = """{%- for message in messages %}
-    {%- if loop.index0 == 0 %}
-        {{- '<|start|>system ' + {"tools": tools, "key": 'v\u00e9'} | tojson + strftime_now('%Y') + '<|eot|>\n' }}
-    {%- endif %}
-    {%- if message['content'] == 'skip me' %}{% continue %}{% endif %}
-    {{- '<|start|>' + message['role'] + '\n' }}
-    {% if message['role'] == 'assistant' %}
-        {% generation %}
-{{ message['content'] }}<|eot|>
-        {% endgeneration %}
-    {% else %}
-{{ message['content'] + '<|eot|>' }}
-    {% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"""
-SAID = ["  Hi there, 12345 \n", "Hello! 日本 naïve", "And you? <|eot|>", "skip me", "Bye"]
-SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+def test_what_beside_sentencepiece_is_not_known_or_disagrees(tmp_path, config, files, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Tokenizer(sentencepiece_folder(tmp_path / "m", config, **files))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A tokenizer.json of Llama 3's kind: byte-level, words split by a regular expression, BOS by a post-processor."""
-    model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
-    model.pre_tokenizer, model.decoder = (
-        tokenizers.pre_tokenizers.Sequence([words, bytes_]),
-        tokenizers.decoders.ByteLevel(),
-    )
-    special = ["<|begin|>", "<|end|>", "<|start|>", "<|/start|>", "<|eot|>"]
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, special_tokens=special,
-                                             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
-    model.train_from_iterator([*TEXTS, VICUNA_SYSTEM, *SAID] * 3, trainer)
-    model.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
-    )
-    folder = tmp_path_factory.mktemp("trained")
-    model.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def with_config(folder, **changes):
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|begin|>",
-        "eos_token": {"__type": "AddedToken", "content": "<|eot|>", "special": True},
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config | changes))
-    return Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+# ----------------------------------------------------------------------------------- tokenizer.json
 
 
 def test_tokenizer_json_gives_the_ids_of_transformers(trained):
@@ -224,10 +210,12 @@ def test_tokenizer_json_gives_the_ids_of_transformers(trained):
             assert ours.encode(text) == expected, (changes, text)
             assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
     assert (ours.bos_id, ours.eos_id) == (None, 4)
-    ours, theirs = with_config(trained)
-    assert (ours.bos_id, ours.eos_id, ours.vocab_size) == (0, 4, len(theirs)) and ours.encode("a")[
-        0
-    ] == 0
+    vocabulary = json.loads((trained / "tokenizer.json").read_text())["model"]["vocab"]
+    by_id = {str(vocabulary["es"]): added("es", special=False, lstrip=True)}
+    ours, theirs = with_config(trained, added_tokens_decoder=by_id)
+    assert (ours.bos_id, ours.eos_id, ours.vocab_size) == (0, 4, len(theirs))
+    for text in odd_texts(["<|begin|>", "<|end|>", "<|start|>", "es"]):
+        assert ours.encode(text) == theirs(text).input_ids
 
 
 def test_half_characters_are_held_back_with_a_tokenizer_json_too(trained):
@@ -238,144 +226,90 @@ def test_half_characters_are_held_back_with_a_tokenizer_json_too(trained):
     assert "" in parts[1:] and not any("\ufffd" in part for part in parts)
 
 
-@pytest.mark.parametrize("template", [HEADERS, MARKED])
-def test_templates_are_rendered_as_transformers_does(trained, template):
-    ours, theirs = with_config(trained, chat_template=template)
-    own = chat_template(trained)
-    for count in (1, 3, 5):
-        said = [
-            {"role": ("user", "assistant")[turn % 2], "content": text}
-            for turn, text in enumerate(SAID[:count])
-        ]
-        text = theirs.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-        assert own.render(SAID[:count], to_be_answered=True) == text
-        assert own.render(SAID[:count]) == theirs.apply_chat_template(said, tokenize=False)
-        expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-        assert ours.encode_chat(SAID[:count], own) == expected
-
-
-def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
-    """What a model is trained on: each answer up to its end of turn; what comes after belongs to the next prompt."""
-    chatml = (
-        "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|eot|>\n{% endfor %}"
-    )
-    ours, _ = with_config(
-        trained,
-        chat_template=chatml + "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
-    )
-    template, said = chat_template(trained), ["Hi", "Hello", "And you?", "Fine"]
-    rounds = list(ours.rounds(said, template))
-    assert [ours.decode(answer) for _, answer in rounds] == ["Hello", "Fine"]
-    assert all(answer[-1] == ours.eos_id and answer.count(ours.eos_id) == 1 for _, answer in rounds)
-    whole = [token for prompt, answer in rounds for token in (*prompt, *answer)]
-    assert ours.encode_chat(said[:3], template) == whole[: -len(rounds[1][1])]
-    assert list(ours.rounds(said[:1], template)) == [(ours.encode_chat(said[:1], template), [])]
-    with_config(
-        trained,
-        chat_template="{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}",
-    )
-    with pytest.raises(ValueError, match="rewrites earlier turns"):
-        list(ours.rounds(said, chat_template(trained)))
-
-
-@pytest.mark.parametrize("legacy", [{"legacy": True}, {"legacy": False}, {}])
-def test_special_tokens_in_a_template_with_sentencepiece(tmp_path, legacy):
-    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "m")
-    (tmp_path / "m/model.safetensors").unlink()
-    config = json.loads((tmp_path / "m/tokenizer_config.json").read_text())
-    del config["legacy"]
-    for template in (
-        "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token }}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }} {{ eos_token }}{% endif %}{% endfor %}",
-        "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}",
-    ):
-        (tmp_path / "m/tokenizer_config.json").write_text(
-            json.dumps(config | {"chat_template": template} | legacy)
-        )
-        ours, theirs = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
-        said = ["Where is Nora?", "In the north.", "日本, and 24?"]
-        messages = [
-            {"role": ("user", "assistant")[turn % 2], "content": text}
-            for turn, text in enumerate(said)
-        ]
-        expected = theirs.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False
-        )
-        assert ours.encode_chat(said, chat_template(tmp_path / "m")) == expected
-
-
-def test_tokens_added_to_a_sentencepiece_vocabulary(tmp_path):
-    """A chat model made from a Llama-2: its turns begin and end with tokens that tokenizer.model does not know."""
-    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "m")
-    (tmp_path / "m/model.safetensors").unlink()
-    config = json.loads((tmp_path / "m/tokenizer_config.json").read_text())
-    kinds = {
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "single_word": False,
-        "special": True,
-    }
-    names = {0: "<unk>", 1: "<s>", 2: "</s>", 1024: "<|im_start|>", 1025: "<|im_end|>"}
-    config |= {
-        "added_tokens_decoder": {
-            str(number): kinds | {"content": text} for number, text in names.items()
-        },
-        "eos_token": "<|im_end|>",
-        "legacy": False,
-        "chat_template": "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}",
-    }
-    (tmp_path / "m/tokenizer_config.json").write_text(json.dumps(config))
-    ours, theirs = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
-    expected = theirs.apply_chat_template(
-        [{"role": "user", "content": "Where is Nora?"}], return_dict=False
-    )
-    ids = ours.encode_chat(["Where is Nora?"], chat_template(tmp_path / "m"))
-    assert ids == expected and 1024 in ids and (ours.eos_id, ours.vocab_size) == (1025, 1026)
-    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
-
-
-def test_special_tokens_named_elsewhere(tmp_path):
-    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "m")
-    for named, expected in (({}, "<s>Hi</s>"), ({"bos_token": {"content": "<b>"}}, "<b>Hi</s>")):
-        (tmp_path / "m/tokenizer_config.json").write_text(
-            '{"chat_template": "{{ bos_token }}Hi{{ eos_token }}"}'
-        )
-        (tmp_path / "m/special_tokens_map.json").write_text(json.dumps(named))
-        assert chat_template(tmp_path / "m").render(["Hi"]) == expected
-        several = [{"name": "default", "template": "{{ bos_token }}Hi{{ eos_token }}"}]
-        (tmp_path / "m/tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
-        assert chat_template(tmp_path / "m").render(["Hi"]) == expected
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [("{% for %}", "Expected"), ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
-     ("{{ ''.__class__.__mro__ }}", "unsafe"), ("{{ messages.append(1) }}", "unsafe"), ("{{ 1 / 0 }}", "division by zero"),
-     ("{{ cycler.__init__.__globals__ }}", "unsafe"), ("{{ none.x.y }}", "has no attribute"), ("{% include 'x' %}", "no loader"),
-     ("{{ (1).__class__.__base__.__subclasses__() }}", "unsafe"), (7, "chat_template is 7; expected text")],
-)  # fmt: skip
-def test_a_template_that_fails_or_leaves_the_sandbox(trained, template, message):
-    with_config(trained, chat_template=None)
-    config = json.loads((trained / "tokenizer_config.json").read_text())
-    (trained / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
-        Tokenizer(trained).encode_chat(["Hi"], chat_template(trained))
-    assert "\n" not in str(refused.value)
-
-
 def test_tokenizer_json_that_cannot_be_read(trained, tmp_path, monkeypatch):
     for content in ("", "{}", "[" * 100_000, '{"version": "1.0", "model": {"type": "New"}}'):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(
-            ValueError, match=r"tokenizer.json is not a tokenizer .*; download it again$"
-        ) as refused:
+        with pytest.raises(ValueError, match=r"json is not a tokenizer .*; download it") as refused:
             Tokenizer(tmp_path)
         assert "\n" not in str(refused.value)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(
-        ValueError, match=r"needs the package tokenizers.*: pip install tokenizers==\d"
-    ):
+    with pytest.raises(ValueError, match=r"needs the package tokenizers.*: pip install token.*\d"):
         Tokenizer(trained)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match="no tokenizer at"):
         Tokenizer(tmp_path)
+
+
+FEW = {
+    name: i for i, name in enumerate(("<|begin|>", "<|end|>", "<|start|>", "<|/start|>", "<|eot|>"))
+}
+EXPLODES = {
+    "type": "Split",
+    "pattern": {"Regex": "(a+)+$"},
+    "behavior": "Isolated",
+    "invert": False,
+}
+NO_SUCH_TOKEN = {"SpecialToken": {"id": "<no>", "type_id": 0}}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+def template(*single):
+    of_eot = {"id": "<|eot|>", "ids": [4], "tokens": ["<|eot|>"]}
+    return {"type": "TemplateProcessing", "single": single, "pair": [TEXT, TEXT],
+            "special_tokens": {"<|eot|>": of_eot}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("model", {"unk_token": "<no>", "vocab": FEW, "merges": []}, "Unk token"),
+        ("model", {"dropout": 0.1}, "model.dropout makes ids random"),
+        ("model", {"fold_case": True}, "model.fold_case is not known"),
+        ("normalizer", {"type": "NFC", "but": 1}, "normalizer.but is not known"),
+        ("normalizer", {"type": "New"}, "is not a tokenizer that works"),
+        ("pre_tokenizer", EXPLODES, "retry-limit-in-match over"),
+        ("post_processor", template(NO_SUCH_TOKEN, TEXT), "no entry found for key"),
+        ("post_processor", template(TEXT, {"SpecialToken": {"id": "<|eot|>", "type_id": 0}}),
+         "puts tokens behind a text"),
+        ("added_tokens", [added("<|eot|>") | {"id": 77}], "token 77 in its added_tokens, but 4"),
+        ("added_tokens", [added("<|eot|>") | {"id": 4, "fuzzy": 1}], "added_tokens.0.fuzzy is not"),
+    ],
+)  # fmt: skip
+def test_faults_inside_a_tokenizer_json(trained, tmp_path, capfd, part, change, message):
+    """All in one line: a panic in Rust, which writes its own to stderr, is no Exception."""
+    raw = json.loads((trained / "tokenizer.json").read_text())
+    raw[part] = raw["model"] | change if part == "model" else change
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        Tokenizer(tmp_path).encode("a" * 50 + "!")
+    assert "\n" not in str(refused.value) and capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("by_id", "message"),
+    [
+        ({"5": added("<|eot|>")}, "'<|eot|>' is token 5 in the files beside it, but 4 in its"),
+        ({"900": added("<|new|>")}, "'<|new|>' is token 900 in the files beside it, but none in"),
+        ({"4": added("<|eot|>", rstrip=True)}, "it says something else; make them agree"),
+    ],
+)
+def test_what_beside_a_tokenizer_json_disagrees_with_it(trained, by_id, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        with_config(trained, added_tokens_decoder=by_id)
+
+
+# ------------------------------------------------------------------------------------------- length
+
+
+def test_texts_that_are_far_too_long_are_refused_before_they_are_encoded(trained, tmp_path):
+    """What is refused would be; a text of which every token is the longest is not, until it is."""
+    by_id = {"added_tokens_decoder": BY_ID}
+    tokenizers = [Tokenizer(WEIGHTS / "mini-7b"), with_config(trained)[0]]
+    tokenizers.append(Tokenizer(sentencepiece_folder(tmp_path / "m", by_id)))
+    for ours in tokenizers:
+        for text in odd_texts(NAMES, count=500):
+            ours.refuse_longer(text, len(ours.encode(text)) + 1)
+        _, longest = ours.model.measure("")
+        ours.refuse_longer("x" * (10 * longest - 1), 10)
+        with pytest.raises(ValueError, match=r"has 10 tokens or more; the context has 10 pos"):
+            ours.refuse_longer("x" * (10 * longest), 10)

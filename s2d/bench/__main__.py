@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
+from ..chat import chat_template
 from ..program import Parser, run_program
-from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer import Tokenizer
 from ..weights import check_device, checksum, choose_dtype, load_model, placement
 from ..weights.get import draft_beside, real_folder
 from . import agreement, quality, shapes, simulate

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from ..chat import chat_template
 from ..decode import generate
 from ..program import Parser
-from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer import Tokenizer
 from ..train.soft import exit_hidden
 from ..weights import DTYPES, load_model
 from ..weights.config import read_config

@@ -11,9 +11,10 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
+from ..chat import chat_template
 from ..decode import generate
 from ..program import Parser
-from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer import Tokenizer
 from ..tune import read_priors
 from ..tune.chances import Chances
 from ..tune.costs import LARGEST, ROWS, Costs, read_costs

@@ -8,10 +8,11 @@ import json
 import sys
 from pathlib import Path
 
+from ..chat import chat_template
 from ..decision import fingerprint
 from ..decode import generate
 from ..files import staged_file, whole_lines
-from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer import Tokenizer
 from ..tune.chances import Chances
 from ..tune.costs import WIDEST, flat_costs
 from ..tune.tuner import Tuner

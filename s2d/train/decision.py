@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..chat import chat_template
 from ..decision import Decision, fingerprint, read_decision, save_decision
 from ..decode import generate
 from ..sampling import warp
-from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer import Tokenizer
 from ..weights import load_model, placement
 from .dialogues import first_prompts
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import torch
 
+from ..chat import chat_template
 from ..files import check_free
-from ..tokenizer import Tokenizer, chat_template
+from ..tokenizer import Tokenizer
 from ..weights import load_model, placement, save_adapter, save_model
 from .dialogues import corpus_dialogues, one_a_row, pack, read_sharegpt, report_skipped
 from .distributed import gathered

@@ -10,9 +10,9 @@ import time
 
 import torch
 
+from ..chat import ChatTemplate
 from ..files import drop_half_line, whole_lines
 from ..sampling import warp
-from ..tokenizer import ChatTemplate
 from ..weights import checksum
 
 ASKING, TOLD, ANSWERING, DONE = range(

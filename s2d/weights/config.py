@@ -18,6 +18,7 @@ from .fields import (
     shown,
     whole,
 )
+from .special_tokens import read_special_tokens, text_of
 
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 DRAFTING = ("exit_layers", "thresholds", "draft_length", "draft_stop", "draft_tree")
@@ -83,9 +84,9 @@ def answer_ends(path, config):
         ids = ids if raw.get("eos_token_id") is None else eos_ids(raw, config.vocab_size)
     except ValueError as error:
         raise ValueError(f"{generation}: {error}") from None
-    raw = read_json_if_there(path / "tokenizer_config.json")
-    end = text_of(raw.get("eos_token"))
-    added = {number: text for number, (text, _) in added_tokens(raw).items()}
+    beside = read_special_tokens(path)
+    end = beside.names.get("eos_token")
+    added = {token.id: token.text for token in beside.added.values() if token.id is not None}
     if end and not added:  # transformers 5 leaves them in tokenizer.json alone
         every = read_json_if_there(path / "tokenizer.json").get("added_tokens")
         every = every if isinstance(every, list) else []
@@ -95,23 +96,6 @@ def answer_ends(path, config):
     return tuple(
         dict.fromkeys([*ids, *(token for token in named if 0 <= token < config.vocab_size)])
     )
-
-
-def added_tokens(raw):
-    """{id: (text, whether it is special)} of the added tokens in a tokenizer_config.json."""
-    added = raw.get("added_tokens_decoder")
-    every = added.items() if isinstance(added, dict) else ()
-    return {
-        int(number[:9]): (text_of(token), isinstance(token, dict) and bool(token.get("special")))
-        for number, token in every
-        if number.isdecimal() and text_of(token)
-    }
-
-
-def text_of(token):
-    """A special token's text, which may be in an object; None where it is neither."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def config_from_dict(raw):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..program import one_line, optional
-from ..tokenizer import TOKENIZERS_PACKAGE
 from .adapter import CONFIG, Adapter
 from .gguf import PACKAGE as GGUF_PACKAGE
+from .tokenizer_json import TOKENIZERS_PACKAGE
 
 FOLDER = Path(__file__).parent.parent.parent / "weights"
 

@@ -5,7 +5,7 @@ Each is written by hand, so that reading a GGUF file needs no further package.
 
 import struct
 
-from .config import shown
+from .fields import shown
 
 # How the text of a byte-level vocabulary falls into words before merging: llama.cpp's name -> what tokenizer.json says.
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}

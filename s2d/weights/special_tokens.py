@@ -1,0 +1,194 @@
+"""A folder's special tokens: tokenizer_config.json, special_tokens_map.json, added_tokens.json.
+
+Knows nothing about how the text between them is encoded. What these files say and nobody here
+implements is refused, by the lists of what is known below.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .fields import flag, read_json_if_there, refuse_unknown, shown
+
+CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+SWITCHES = ("add_bos_token", "add_prefix_space", "legacy")
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+READ = {*SWITCHES, *LISTS, "added_tokens_decoder", "chat_template", "tokenizer_class"}
+ONLY = {"add_eos_token": False, "do_lower_case": False, "split_special_tokens": False} | {
+    "sp_model_kwargs": {}
+}
+# These change no id: they are about padding, truncation, files, and the text of an answer.
+INERT = {
+    "backend", "clean_up_tokenization_spaces", "device_map", "errors", "is_local",
+    "local_files_only", "max_length", "model_input_names", "model_max_length", "name_or_path",
+    "pad_to_multiple_of", "pad_token_type_id", "padding", "padding_side", "processor_class",
+    "return_token_type_ids", "spaces_between_special_tokens", "special_tokens_map_file", "stride",
+    "suffix_first", "tokenizer_file", "trust_remote_code", "truncation", "truncation_side",
+    "truncation_strategy", "use_default_system_prompt", "use_fast", "vocab_file",
+}  # fmt: skip
+# Unicode's White_Space; str.strip takes four characters more.
+SPACES = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A text that stands for one token wherever it occurs, and which spaces around it belong to it.
+
+    ``id`` is None where only its name is known. Those that are ``normalized`` are searched for in
+    what the others leave; those that are ``special`` have no text in an answer.
+    """
+
+    text: str
+    id: int | None = None
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = True
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """What a folder's files say: ``names`` {"bos_token": text, ...}, ``added`` {text: AddedToken}.
+
+    ``config`` is tokenizer_config.json itself.
+    """
+
+    config: dict
+    names: dict
+    added: dict
+
+    def named_ids(self, path, ids):
+        """The ids of BOS and EOS as far as these have names; ``ids``: {text: id} of a tokenizer."""
+        named = {
+            name: self.names[name] for name in ("bos_token", "eos_token") if name in self.names
+        }
+        for name, text in named.items():
+            if text not in ids:
+                raise ValueError(
+                    f"{path.parent}: {name} is {shown(text)} in its configuration, "
+                    f"but {path.name} has no such token"
+                )
+        return {name: ids[text] for name, text in named.items()}
+
+
+def read_special_tokens(folder):
+    """SpecialTokens of a folder; ValueError where its files disagree or say what is not known."""
+    folder = Path(folder)
+    config, more = read_config(folder / CONFIG), read_json_if_there(folder / NAMES)
+    names, others = (
+        {key: text_of(source[key]) for key in source if is_name(key)} for source in (config, more)
+    )
+    for key in ("bos_token", "eos_token"):
+        if names.get(key) and others.get(key) and names[key] != others[key]:
+            raise ValueError(
+                f"{folder}: {key} is {shown(names[key])} in {CONFIG}, "
+                f"but {shown(others[key])} in {NAMES}; make them agree"
+            )
+    named = named_tokens(folder / NAMES, more) | named_tokens(folder / CONFIG, config)
+    names = {key: text for key, text in (others | names).items() if text}
+    return SpecialTokens(config, names, named | added_tokens(folder, config, named))
+
+
+def read_config(file):
+    """tokenizer_config.json, empty where there is none; ValueError for a key that is not known."""
+    config = read_json_if_there(file)
+    try:
+        refuse_unknown(config, READ | INERT | set(filter(is_name, config)), ONLY)
+        for key in SWITCHES:
+            flag(config, key, False)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    return config
+
+
+def is_name(key):
+    """Whether it names a token: "bos_token", but not "add_bos_token"."""
+    return key.endswith("_token") and key not in READ | ONLY.keys()
+
+
+def named_tokens(file, source):
+    """{text: AddedToken} of the tokens that have a name or are listed as special ones."""
+    values = [value for key, value in source.items() if is_name(key) and value]
+    for listed in (source.get(key) or [] for key in LISTS):
+        listed = list(listed.values()) if isinstance(listed, dict) else listed
+        values += listed if isinstance(listed, list) else [listed]
+    tokens = [replace(read_token(file, value), special=True) for value in values]
+    return {token.text: token for token in tokens}
+
+
+def added_tokens(folder, config, named):
+    """{text: AddedToken} of the tokens that are added with an id."""
+    by_id, by_text = config.get("added_tokens_decoder"), read_json_if_there(folder / ADDED)
+    tokens = []
+    if not isinstance(by_id, dict | None):
+        raise ValueError(f"{folder / CONFIG}: added_tokens_decoder is {shown(by_id)}, no object")
+    for number, value in (by_id or {}).items():
+        if not re.fullmatch("[0-9]{1,8}", number):
+            raise ValueError(f"{folder / CONFIG}: {shown(number)} is no token id")
+        tokens.append(read_token(folder / CONFIG, value, int(number)))
+    ids = {token.text: token.id for token in tokens}
+    for text, number in by_text.items():
+        if type(number) is not int or not 0 <= number < 10**8 or not text:
+            raise ValueError(f"{folder / ADDED}: {shown(text)} has the id {shown(number)}")
+        if by_id is None:
+            tokens.append(AddedToken(text, number, normalized=text not in named, special=False))
+        elif ids.get(text) != number:
+            raise ValueError(
+                f"{folder}: {shown(text)} is token {number} in {ADDED}, "
+                f"but {ids.get(text, 'none')} in {CONFIG}; make them agree"
+            )
+    if len({token.id for token in tokens}) < len(tokens) or len(ids) not in (0, len(tokens)):
+        raise ValueError(f"{folder}: two tokens are added with one text or one id")
+    return {each.text: replace(each, special=each.special or each.text in named) for each in tokens}
+
+
+def read_token(file, value, number=None):
+    """A token as these files write it, a text or an object -> AddedToken."""
+    text = text_of(value)
+    flags = dict(value) if isinstance(value, dict) else {"special": True}
+    for key in ("content", "__type", "id"):
+        flags.pop(key, None)
+    if not text or any(key not in FLAGS or type(flag) is not bool for key, flag in flags.items()):
+        raise ValueError(f"{file}: {shown(value)} is no token that is known here")
+    special = flags.get("special", False)
+    return AddedToken(text, number, **{"special": special, "normalized": not special} | flags)
+
+
+def text_of(token):
+    """A special token's text, which may be in an object; None where it is neither."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def split_at(tokens, text):
+    """Text -> the AddedTokens in it and the texts between them, in order, as transformers does.
+
+    ``tokens``: {text: AddedToken}. Of those that begin at one character the longest wins.
+    """
+    parts = [text]
+    for normalized in (False, True):
+        names = [name for name, token in tokens.items() if token.normalized == normalized]
+        pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        if names:
+            parts = [
+                piece
+                for part in parts
+                for piece in (_split(tokens, pattern, part) if isinstance(part, str) else [part])
+            ]
+    return parts
+
+
+def _split(tokens, pattern, text):
+    done = 0
+    for match in pattern.finditer(text):
+        token, before = tokens[match[0]], text[done : match.start()]
+        if token.lstrip:
+            before = before[: len(before) - len(SPACES.match(before[::-1])[0])]
+        if before:
+            yield before
+        yield token
+        done = SPACES.match(text, match.end()).end() if token.rstrip else match.end()
+    if text[done:]:
+        yield text[done:]

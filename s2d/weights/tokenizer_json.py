@@ -1,0 +1,136 @@
+"""tokenizer.json, by the package ``tokenizers``, and the tokens that the files beside it add."""
+
+import json
+import os
+import re
+from contextlib import contextmanager
+
+from ..program import optional
+from .fields import read_json, shown
+from .special_tokens import FLAGS
+
+TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
+WHOLE = {"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"}  # they leave out no text
+OLD_KEYS = ("add_prefix_space", "str_rep")  # of a Metaspace; the package has new names for them
+
+
+class JsonModel:
+    """Text <-> ids by tokenizer.json; ``beside``: SpecialTokens. See ``Tokenizer``."""
+
+    def __init__(self, path, beside):
+        self.package, self.path = optional("tokenizers", TOKENIZERS_PACKAGE), path
+        text = self._safely(path.read_text, encoding="utf-8")
+        self.tokenizer = self._safely(self.package.Tokenizer.from_str, text)
+        given, self.read = read_json(path), json.loads(self.tokenizer.to_str())
+        if unread := first_unread(given, self.read):
+            raise ValueError(f"{path}: {unread} is not known to {TOKENIZERS_PACKAGE}")
+        if given["model"].get("dropout"):
+            raise ValueError(f"{path}: model.dropout makes ids random; that is not supported")
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        for token in given.get("added_tokens", []):
+            self._check_id(token["content"], token["id"], "its added_tokens")
+        for token in beside.added.values():
+            self._add(token)
+        self.ids = self.tokenizer.get_vocab()
+        self.vocab_size = max(self.ids.values(), default=-1) + 1
+        named = beside.named_ids(path, self.ids)
+        self.bos_id, self.eos_id = named.get("bos_token"), named.get("eos_token")
+        self.start = self._beginning(beside.config)
+
+    def _check_id(self, text, number, source):
+        """The token's id, which ``source`` says is ``number``."""
+        known = self.tokenizer.token_to_id(text)
+        if number not in (None, known):
+            raise ValueError(
+                f"{self.path}: {shown(text)} is token {number} in {source}, "
+                f"but {'none' if known is None else known} in its vocabulary; make them agree"
+            )
+        return known
+
+    def _add(self, token):
+        """An AddedToken of the files beside it, unless it has no id."""
+        number = self._check_id(token.text, token.id, "the files beside it")
+        flags = {name: getattr(token, name) for name in FLAGS}
+        here = self.tokenizer.get_added_tokens_decoder().get(number)
+        if number is not None and here is None:
+            self.tokenizer.add_tokens([self.package.AddedToken(token.text, **flags)])
+        elif token.id is not None and flags != {name: getattr(here, name) for name in FLAGS}:
+            raise ValueError(
+                f"{self.path}: the files beside it say {flags} of the token {shown(token.text)}, "
+                "it says something else; make them agree"
+            )
+
+    def _beginning(self, config):
+        """The ids that come before those of a text: by its own rule, else as told."""
+        plain, whole = self.encode("a"), self._safely(self.tokenizer.encode, "a").ids
+        begins = whole[: len(whole) - len(plain)]
+        if begins + plain != whole:
+            raise ValueError(
+                f"{self.path}: its post_processor puts tokens behind a text; that is not supported"
+            )
+        told = config.get("add_bos_token") and str(config.get("tokenizer_class"))[:5] == "Llama"
+        return begins or ([self.bos_id] if told and self.bos_id is not None else [])
+
+    def encode(self, text):
+        return self._safely(self.tokenizer.encode, text, add_special_tokens=False).ids
+
+    def decode(self, ids):
+        return self._safely(self.tokenizer.decode, ids)
+
+    def measure(self, text):
+        """The characters of a text that count, and how many one token covers at most, or None."""
+        cut = json.dumps(self.read["pre_tokenizer"])
+        kinds = set(re.findall('"type": "([A-Za-z]+)"', cut))
+        whole = "ByteLevel" in kinds or self.read["model"].get("byte_fallback")
+        longest = max(map(len, self.ids))
+        if self.tokenizer.normalizer:
+            text = self._safely(self.tokenizer.normalizer.normalize_str, text)
+        text = text.replace("\u2581", " ")
+        known = whole and kinds <= WHOLE and '"Removed"' not in cut
+        return len("".join(text.split())), longest if known else None
+
+    def _safely(self, function, *args, **options):
+        """The file is a program of somebody else's. What Rust raises of a panic is no Exception."""
+        try:
+            with silenced():
+                return function(*args, **options)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            raise ValueError(
+                f"{self.path} is not a tokenizer that works ({shown(str(error))[1:-1]}); "
+                "download it again"
+            ) from None
+
+
+def first_unread(given, read, where=""):
+    """The first key of a tokenizer.json that is not in what was ``read`` of it, else None."""
+    if isinstance(given, list) and isinstance(read, list):
+        given, read = dict(enumerate(given)), dict(enumerate(read))
+    if not (isinstance(given, dict) and isinstance(read, dict)):
+        return None
+    for key, value in given.items():
+        if key not in read and key not in OLD_KEYS:
+            return f"{where}{key}"
+        if key in read and key not in ("vocab", "merges"):
+            if unread := first_unread(value, read[key], f"{where}{key}."):
+                return unread
+    return None
+
+
+@contextmanager
+def silenced():
+    """What Rust itself writes of a panic, to descriptor 2, is not shown."""
+    try:
+        before = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

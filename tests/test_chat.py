@@ -1,0 +1,230 @@
+"""Chat templates: rendered as transformers does, in a sandbox, for so long."""
+
+import json
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from helpers import WEIGHTS
+from transformers import AutoTokenizer
+from vocabularies import SAID, save_trained, sentencepiece_folder, with_config
+
+from s2d import Tokenizer, chat
+from s2d.chat import VICUNA_SYSTEM, ChatTemplate, chat_template
+
+HEADERS = """{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>
+
+{{ message['content'] | trim }}<|eot|>{% endfor %}{% if add_generation_prompt -%}
+<|start|>assistant<|/start|>
+
+{% endif %}"""
+MARKED = """{%- for message in messages %}
+    {%- if loop.index0 == 0 %}
+        {{- '<|start|>system ' + {"tools": tools, "key": 'v\u00e9'} | tojson(indent=1) }}
+        {{- strftime_now('%Y') + '<|eot|>\n' }}
+    {%- endif %}
+    {%- if message['content'] == 'skip me' %}{% continue %}{% endif %}
+    {{- '<|start|>' + message['role'] + '\n' }}
+    {% if message['role'] == 'assistant' %}
+        {% generation %}
+{{ message['content'] }}<|eot|>
+        {% endgeneration %}
+    {% else %}
+{{ message['content'] + '<|eot|>' }}
+    {% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return save_trained(tmp_path_factory.mktemp("trained"))
+
+
+def test_vicuna_template(tokenizer):
+    ids = tokenizer.encode_chat(["Hi", "Hello", "And you?"])
+    assert (
+        tokenizer.decode(ids)
+        == f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello USER: And you? ASSISTANT:"
+    )
+    assert ids.count(tokenizer.bos_id) == 1 and ids.count(tokenizer.eos_id) == 1
+    first_round = tokenizer.encode(f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello") + [
+        tokenizer.eos_id
+    ]
+    assert ids == first_round + tokenizer.encode("USER: And you? ASSISTANT:")[1:]
+
+
+def test_llama_2_template(tokenizer):
+    ids = tokenizer.encode_chat(["Hi", "Hello", "And you?"], "llama-2")
+    first_round = tokenizer.encode("[INST] Hi [/INST] Hello ") + [tokenizer.eos_id]
+    assert ids == first_round + tokenizer.encode("[INST] And you? [/INST]")
+
+
+def test_a_dialogue_ends_with_the_user(tokenizer):
+    with pytest.raises(ValueError, match="ends with the user"):
+        tokenizer.encode_chat(["Hi", "Hello"])
+    with pytest.raises(ValueError, match="unknown chat template 'alpaca'"):
+        tokenizer.encode_chat(["Hi"], "alpaca")
+
+
+def test_template_is_read_from_the_folder(tmp_path):
+    for name in ("vicuna-7b-v1.5", "Llama-2-70b-chat-hf", "some-base-model", "named", "beside"):
+        (tmp_path / name).mkdir()
+    found = [
+        chat_template(tmp_path / name)
+        for name in ("vicuna-7b-v1.5", "Llama-2-70b-chat-hf", "some-base-model")
+    ]
+    assert (
+        found == ["vicuna", "llama-2", "vicuna"]
+        and chat_template(WEIGHTS / "mini-7b", unknown=None) == "vicuna"
+    )
+    assert chat_template(tmp_path / "some-base-model", unknown=None) is None
+    several = [
+        {"name": "tool_use", "template": "no"},
+        {"name": "default", "template": "{{ messages[0]['content'] }}!"},
+    ]
+    for name, template in (
+        ("vicuna-7b-v1.5", "{{ messages[0]['content'] }}?"),
+        ("named", several),
+        ("beside", "no"),
+    ):
+        (tmp_path / name / "tokenizer_config.json").write_text(
+            json.dumps({"chat_template": template})
+        )
+    (tmp_path / "beside/chat_template.jinja").write_text("{{ messages[0]['content'] }}.")
+    rendered = [
+        chat_template(tmp_path / name).render(["Hi"])
+        for name in ("vicuna-7b-v1.5", "named", "beside")
+    ]
+    assert rendered == ["Hi?", "Hi!", "Hi."]
+
+
+@pytest.mark.parametrize("template", [HEADERS, MARKED])
+def test_templates_are_rendered_as_transformers_does(trained, template):
+    ours, theirs = with_config(trained, chat_template=template)
+    own = chat_template(trained)
+    for count in (1, 3, 5):
+        said = [
+            {"role": ("user", "assistant")[turn % 2], "content": text}
+            for turn, text in enumerate(SAID[:count])
+        ]
+        text = theirs.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+        assert own.render(SAID[:count], to_be_answered=True) == text
+        assert own.render(SAID[:count]) == theirs.apply_chat_template(said, tokenize=False)
+        expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+        assert ours.encode_chat(SAID[:count], own) == expected
+
+
+def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
+    """Each answer up to its end of turn; what comes after belongs to the next prompt."""
+    chatml = (
+        "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|eot|>\n{% endfor %}"
+    )
+    ours, _ = with_config(
+        trained,
+        chat_template=chatml + "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
+    )
+    template, said = chat_template(trained), ["Hi", "Hello", "And you?", "Fine"]
+    rounds = list(ours.rounds(said, template))
+    assert [ours.decode(answer) for _, answer in rounds] == ["Hello", "Fine"]
+    assert all(answer[-1] == ours.eos_id and answer.count(ours.eos_id) == 1 for _, answer in rounds)
+    whole = [token for prompt, answer in rounds for token in (*prompt, *answer)]
+    assert ours.encode_chat(said[:3], template) == whole[: -len(rounds[1][1])]
+    assert list(ours.rounds(said[:1], template)) == [(ours.encode_chat(said[:1], template), [])]
+    counted = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with_config(trained, chat_template=counted)
+    with pytest.raises(ValueError, match="rewrites earlier turns"):
+        list(ours.rounds(said, chat_template(trained)))
+
+
+BRACKETS = """{% for m in messages %}{% if m['role'] == 'user' -%}
+{{ bos_token }}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }} {{ eos_token }}
+{%- endif %}{% endfor %}"""
+BARS = """{% for m in messages %}<|{{ m['role'] }}|>
+{{ m['content'] }}{{ eos_token }}
+{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% endif %}"""
+CHATML = """{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("legacy", [{"legacy": True}, {"legacy": False}, {}])
+@pytest.mark.parametrize("template", [BRACKETS, BARS, CHATML])
+def test_special_tokens_in_a_template_with_sentencepiece(tmp_path, template, legacy):
+    """ChatML's are in added_tokens.json; so are those that a user types, as in transformers."""
+    config = {"chat_template": template, "eos_token": "</s>"} | legacy
+    ids = {"<|im_start|>": 1024, "<|im_end|>": 1025}
+    folder = sentencepiece_folder(tmp_path / "m", config, added_tokens=ids)
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    said = ["Where is Nora?", "In the north.", "日本, </s>and<|im_end|>24?"]
+    messages = [
+        {"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(said)
+    ]
+    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(said, chat_template(folder)) == expected
+    assert 1025 in expected and expected.count(1024) == (4 if template == CHATML else 0)
+
+
+def test_special_tokens_named_elsewhere(tmp_path):
+    source = "{{ bos_token }}Hi{{ eos_token }}"
+    for named, expected in (({}, "<s>Hi</s>"), ({"bos_token": {"content": "<b>"}}, "<b>Hi</s>")):
+        for given in (source, [{"name": "default", "template": source}]):
+            folder = sentencepiece_folder(tmp_path / "m", {}, special_tokens_map=named)
+            (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": given}))
+            assert chat_template(folder).render(["Hi"]) == expected
+
+
+LONG = "takes longer than 0.1 seconds"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "Expected"),
+        ("{{ raise_exception('roles must\nalternate') }}", "roles must alternate"),
+        ("{{ raise_exception('\x1b[2J\u202ered\x07') }}", r"\x1b[2J\u202ered\x07"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{{ none.x.y }}", "has no attribute"),
+        ("{% include 'x' %}", "no loader"),
+        ("{{ (1).__class__.__base__.__subclasses__() }}", "unsafe"),
+        ("{{ messages | tojson(default=lipsum) }}", "unexpected keyword argument 'default'"),
+        ("{{ messages | tojson(cls=cycler) }}", "unexpected keyword argument 'cls'"),
+        ("{{ lipsum(n=10**7) }}", LONG),
+        (
+            "{% set n = range(99999) %}{% for a in n %}{% for b in n %}{% endfor %}{% endfor %}",
+            LONG,
+        ),
+        (7, "chat_template is 7; expected text"),
+    ],
+)
+def test_a_template_that_fails_or_leaves_the_sandbox(trained, monkeypatch, template, message):
+    monkeypatch.setattr(chat, "SECONDS", 0.1)
+    with_config(trained, chat_template=None)
+    config = json.loads((trained / "tokenizer_config.json").read_text())
+    (trained / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+        Tokenizer(trained).encode_chat(["Hi"], chat_template(trained))
+    assert str(refused.value).isprintable()
+
+
+def test_the_alarm_of_a_template_is_over_with_it():
+    """Nothing rings later, and who had set the alarm before has it again."""
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    assert ChatTemplate("here", "{{ messages[0]['content'] }}!", {}).render(["Hi"]) == "Hi!"
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.signal(signal.SIGALRM, before) not in (before, signal.SIG_DFL)
+    with ThreadPoolExecutor() as pool:  # which has no alarm
+        template = pool.submit(ChatTemplate, "here", "{{ 1 }}", {}).result()
+        assert pool.submit(template.render, ["Hi"]).result() == "1"
+
+
+def test_an_older_jinja_is_refused(monkeypatch):
+    monkeypatch.setattr(chat, "version", lambda package: "3.1.5")
+    with pytest.raises(ValueError, match=re.escape("needs jinja2>=3.1.6, this is 3.1.5: pip")):
+        ChatTemplate("here", "Hi", {})

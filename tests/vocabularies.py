@@ -1,0 +1,88 @@
+"""What tests of tokenizers share: folders with one, and texts that are hard to cut."""
+
+import json
+import random
+import shutil
+
+import tokenizers
+from helpers import WEIGHTS
+from transformers import AutoTokenizer
+
+from s2d import Tokenizer
+from s2d.chat import VICUNA_SYSTEM
+
+SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+TEXTS = ["Hello world", "  two  spaces ", "Die Königin hört 123 Vögel."]
+TEXTS += ["line\nbreak\ttab", "日本語 🙂 ¿qué?", "a</b>c"]
+SAID = ["  Hi there, 12345 \n", "Hello! 日本 naïve", "And you? <|eot|>", "skip me", "Bye"]
+ODD = [
+    " ",
+    "  ",
+    "\n",
+    "\r\n",
+    "\t",
+    "\u3000",
+    "\x1c",
+    "\x00",
+    "▁",
+    "a",
+    "Hi",
+    "word",
+    " the",
+    "ing",
+]
+ODD += ["日", "é", "\u0301", "🙂", "<0x0A>", "<", "|>", "'s", "123", "</", "s>"]
+
+
+def odd_texts(names, without=(), count=3000):
+    """Random texts of what is hard to cut, the ``names`` of special tokens among it."""
+    rng = random.Random(0)
+    parts = [part for part in (*ODD, *names) if part not in without]
+    return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(count)]
+
+
+def save_trained(folder):
+    """A tokenizer.json of Llama 3's kind: byte-level, words by a regular expression, BOS first."""
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, bytes_])
+    model.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|begin|>", "<|end|>", "<|start|>", "<|/start|>", "<|eot|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    model.train_from_iterator([*TEXTS, VICUNA_SYSTEM, *SAID] * 3, trainer)
+    model.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
+    )
+    model.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def with_config(folder, **changes):
+    """Our tokenizer and transformers' of a trained folder with another tokenizer_config.json."""
+    eos = {"__type": "AddedToken", "content": "<|eot|>", "special": True}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>"}
+    config |= {"eos_token": eos} | changes
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def sentencepiece_folder(folder, changes, **files):
+    """A miniature without weights whose tokenizer_config.json is changed; ``files`` beside it."""
+    folder.mkdir(exist_ok=True)
+    for name in ("tokenizer.model", "config.json"):
+        shutil.copy(WEIGHTS / "mini-7b" / name, folder)
+    config = json.loads((WEIGHTS / "mini-7b/tokenizer_config.json").read_text())
+    del config["legacy"]
+    for name, content in {"tokenizer_config": config | changes, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def added(text, **flags):
+    """A token as tokenizer_config.json writes it."""
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return plain | {"content": text, "special": True} | flags
