@@ -113,9 +113,12 @@ def attend(q, k, v, mask):
     is just one, or if S = 0. So a prompt needs no square mask.
     """
     T, gqa = q.shape[2], q.shape[1] != k.shape[1]
+    if T == 1 and gqa:  # the heads of a group as queries: keys and values are read once
+        grouped = q.reshape(*k.shape[:2], -1, q.shape[3])  # (B, G, H/G, D)
+        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
     if mask is None:
         return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, enable_gqa=gqa)
-    R = len(mask)
+    R = mask.shape[-2]
     if R == T:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
     prompt = attend(q[:, :, :-R], k[:, :, :-R], v[:, :, :-R], None)
@@ -231,6 +234,7 @@ class Llama(nn.Module):
         By default the T positions follow the S that ``cache`` holds (none without a cache) and attention is causal.
         ``positions`` (T,) and ``mask`` say otherwise. The mask (R, C) is added to attention scores: it tells what the
         last R positions see of the last C, 0 for yes and -inf for no; all before those they see. Where S > 0, R is T.
+        Rows of a batch that differ have positions (B, 1, T) and a mask (B, 1, R, C).
         """
         T, S = hidden.shape[1], 0 if cache is None else cache.length
         where = slice(S, S + T) if positions is None else positions
@@ -286,4 +290,4 @@ def widened(mask, length):
 
     Every row begins at a multiple of 16 bytes: GPU kernels refuse other masks, or copy them again in every layer.
     """
-    return F.pad(mask, (length - mask.shape[1], -length % 8))[:, :length]
+    return F.pad(mask, (length - mask.shape[-1], -length % 8))[..., :length]

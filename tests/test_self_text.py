@@ -1,55 +1,70 @@
-"""Text that a model samples from itself, and a draft made from it: adapters, and a vocabulary of its own."""
+"""Text that a model samples from itself, and what is made of it: drafts and datastores."""
 
 import json
 import shutil
 
 import pytest
 import torch
-from helpers import WEIGHTS, random_llama
+from helpers import WEIGHTS, program, random_llama
+from safetensors.torch import load_file, save_file
 
-from s2d import generate, load_model
+from s2d import Tokenizer, generate, load_model
+from s2d.tokenizer import chat_template
 from s2d.train import __main__ as train
 from s2d.train import self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
 from s2d.train.soft import soft_losses
+from s2d.weights.datastore import load_datastore, tokenizer_checksum, write_datastore
 
 BEFORE, AFTER = [1, 30], [2, 40, 41]  # a user's turn ends with 2, as answers do
-TEMPLATE = "{% for m in messages %}{{ bos_token }}USER: {{ m['content'] }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %} SO:{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ bos_token }}USER: {{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %} SO:{% endif %}"
+)
 
 
-def conversations(model, batch, seed):
-    return list(
-        self_text.converse(model, BEFORE, AFTER, batch, torch.Generator().manual_seed(seed))
-    )
+def conversations(model, enough, seed):
+    prompts = [[BEFORE], [[*BEFORE, 7, 8], [*BEFORE, 9]]]  # beginnings of questions, of two kinds
+    return list(self_text.converse(model, prompts, AFTER, enough, 20, seed))
 
 
-def test_answers_are_what_the_model_says_to_its_questions(monkeypatch):
-    """Rows in step, each at its own place: greedy answers are those that ``generate`` gives to the same prompt alone."""
-    monkeypatch.setattr(self_text, "ANSWER_TOKENS", 20)
+@pytest.fixture
+def short(monkeypatch):
+    """Questions and answers for a context of 128, and a cache that is often full."""
+    for name, tokens in (("QUESTION_TOKENS", 48), ("ANSWER_TOKENS", 20), ("SLACK", 3)):
+        monkeypatch.setattr(self_text, name, tokens)
+
+
+def test_answers_are_what_the_model_says_to_its_questions(short):
+    """Rows at positions of their own, in slots used before: greedy answers are ``generate``'s."""
     model = random_llama(0, scale=0.1)
-    made = conversations(model, 60, 1)
-    assert 15 < len(made) < 60  # some questions never end
-    assert {round(temperature, 3) for *_, temperature in made} == {0.0, 0.7, 1.0}
+    made = conversations(model, 1500, 1)
+    assert sum(len(answer) for _, answer, _ in made[:-20]) < 1500  # no more begins than is needed
+    parts = [sum(t == wanted for *_, t in made) / len(made) for wanted in (0.0, 0.7, 1.0)]
+    assert sum(parts) == pytest.approx(1.0) and min(parts) > 0.2
     for prompt, answer, temperature in made:
-        assert (
-            prompt[:2] == BEFORE
-            and prompt[-3:] == AFTER
-            and 2 not in prompt[:-3]
-            and len(prompt) <= 2 + 48 + 2
-        )
+        assert prompt[:2] == BEFORE and prompt[-3:] == AFTER and 2 not in prompt[:-3]
+        assert len(prompt) <= 4 + 48 + 2
         assert (answer[-1] == 2 or len(answer) == 20) and 2 not in answer[:-1]
         if temperature == 0:
             assert generate(model, prompt, method="ar", max_new_tokens=20).tokens == answer
-    assert len({tuple(prompt) for prompt, *_ in made}) > 15
-    assert conversations(model, 60, 1) == made != conversations(model, 60, 2)
+    assert len({tuple(prompt) for prompt, *_ in made}) > 0.8 * len(made)
+    kinds = [prompt[2:4] == [7, 8] or prompt[2] == 9 for prompt, *_ in made]
+    assert 0.3 < sum(kinds) / len(kinds) < 0.8
+    assert conversations(model, 1500, 1) == made != conversations(model, 1500, 2)
 
 
-def test_labels_are_what_the_model_finds_likeliest_after_each_place():
-    """Row by row and place by place, beside the plain model; nothing is learnt where nothing was."""
+def test_a_conversation_that_the_context_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match="more than the model's context of 128"):
+        conversations(random_llama(0), 1, 0)
+
+
+def test_labels_are_what_the_model_finds_likeliest_at_each_position():
+    """One by one, beside the plain model; nothing is learnt where nothing was."""
     model, rng = random_llama(0), torch.Generator().manual_seed(0)
-    pairs = [(torch.randint(61, (p,), generator=rng).tolist(), torch.randint(61, (a,), generator=rng).tolist())
-             for p, a in ((3, 9), (5, 1), (2, 25), (9, 4), (4, 12))]  # fmt: skip
+    sizes = ((3, 9), (5, 1), (2, 25), (9, 4), (4, 12))
+    pairs = [[torch.randint(61, (n,), generator=rng).tolist() for n in both] for both in sizes]
     tokens, labels = one_a_row(pairs, 20)
     found = self_text.likeliest(model, tokens, labels, rows=2)
     assert found.dtype == labels.dtype and torch.equal(found == -100, labels == -100)
@@ -57,21 +72,19 @@ def test_labels_are_what_the_model_finds_likeliest_after_each_place():
         assert found[row, place] == model(tokens[row : row + 1, : place + 1])[0, -1].argmax()
 
 
-def test_temperatures_of_answers():
-    """First tokens of answers at T = 1 follow the model, counted: chi-square by groups of tokens."""
-    model = random_llama(3, scale=0.1, max_position_embeddings=300)
-    counts, expected = torch.zeros(61, dtype=torch.float64), torch.zeros(61, dtype=torch.float64)
-    for seed in range(12):
-        for prompt, answer, temperature in conversations(model, 60, seed):
-            if temperature == 1.0:
-                counts[answer[0]] += 1
-                expected += model(torch.tensor([prompt]))[0, -1].softmax(dim=-1)
-    order = expected.argsort(descending=True)
-    groups = [order[i::6] for i in range(6)]
-    statistic = sum(
-        ((counts[g].sum() - expected[g].sum()) ** 2 / expected[g].sum()).item() for g in groups
-    )
-    assert counts.sum() > 80 and statistic < 20.5  # 0.1 % of chi-square with 5 degrees of freedom
+def test_temperatures_of_answers(short):
+    """First tokens of answers at T = 1 and 0.7 follow the model, counted: chi-square by groups."""
+    model = random_llama(3, scale=0.1)
+    made = conversations(model, 5000, 0)
+    for wanted in (0.7, 1.0):
+        some = [(prompt, answer[0]) for prompt, answer, t in made if t == wanted]
+        counts = torch.tensor([first for _, first in some]).bincount(minlength=61).double()
+        logits = torch.stack([model(torch.tensor([prompt]))[0, -1] for prompt, _ in some])
+        expected = (logits / wanted).softmax(dim=-1).sum(dim=0)
+        order = expected.argsort(descending=True)
+        groups = [order[i::6] for i in range(6)]
+        off = [(counts[g].sum() - expected[g].sum()) ** 2 / expected[g].sum() for g in groups]
+        assert len(some) > 80 and sum(off) < 20.5  # 0.1 % of chi-square with 5 degrees of freedom
 
 
 def test_rows_and_labels():
@@ -116,27 +129,14 @@ def asking(tmp_path, monkeypatch):
 
 
 def soft(folder, *more):
-    return train.main(["soft", "--init", str(folder / "base"), "--layers", "4", "--exits", "2,4", "--data", "self", "--device", "cpu",
-                       "--millions", "0.001", "--length", "96", "--out", str(folder / "draft"), *more])  # fmt: skip
+    small = ["--device", "cpu", "--millions", "0.001", "--length", "96"]
+    where = ["--init", str(folder / "base"), "--out", str(folder / "draft"), "--data", "self"]
+    return train.main(["soft", "--layers", "4", "--exits", "2,4", *where, *small, *more])
 
 
 def test_a_draft_from_the_models_own_text(asking, capsys):
-    assert (
-        soft(
-            asking,
-            "--lora",
-            "4",
-            "--draft-vocabulary",
-            "200",
-            "--batch",
-            "4",
-            "--micro-batch",
-            "4",
-            "--epochs",
-            "3",
-        )
-        == 0
-    )
+    learning = ["--batch", "4", "--micro-batch", "4", "--epochs"]
+    assert soft(asking, "--lora", "4", "--draft-vocabulary", "200", *learning, "3") == 0
     said = capsys.readouterr().err
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
@@ -146,8 +146,9 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
         and draft.config.exit_layers == (2, 4)
         and draft.config.num_hidden_layers == 4
     )
-    assert {path.name for path in (asking / "draft").iterdir()} == {
-        "config.json", "adapter_config.json", "adapter_model.safetensors", "draft_vocabulary.json", ".written-by-s2d"}  # fmt: skip
+    adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
+    written = {path.name for path in (asking / "draft").iterdir()}
+    assert written == adapter | {"draft_vocabulary.json", ".written-by-s2d"}
     records = [json.loads(line) for line in text.splitlines()[1:]]
     tokens, labels = one_a_row([(record["p"], record["a"]) for record in records], 96)
     labels = among(draft.draft_vocabulary, labels, 1024)
@@ -168,22 +169,7 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
         )
     # Again: the text is found, more of it is sampled, and a folder of ours is replaced.
     (asking / "draft.self.jsonl").write_text(text + '{"p": [1, 2')  # as a kill leaves it
-    assert (
-        soft(
-            asking,
-            "--lora",
-            "2",
-            "--millions",
-            "0.02",
-            "--batch",
-            "4",
-            "--micro-batch",
-            "4",
-            "--epochs",
-            "1",
-        )
-        == 0
-    )
+    assert soft(asking, "--lora", "2", "--millions", "0.003", *learning, "1") == 0
     longer = (asking / "draft.self.jsonl").read_text()
     assert (
         longer.startswith(text)
@@ -194,18 +180,8 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
 
 
 def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, capsys):
-    arguments = [
-        "--lora",
-        "4",
-        "--batch",
-        "4",
-        "--micro-batch",
-        "4",
-        "--epochs",
-        "2",
-        "--draft-vocabulary",
-        "100",
-    ]
+    learning = ["--batch", "4", "--micro-batch", "4", "--epochs", "2"]
+    arguments = ["--lora", "4", "--draft-vocabulary", "100", *learning]
     assert soft(asking, *arguments) == 0
     whole = (asking / "draft/adapter_model.safetensors").read_bytes()
     shutil.rmtree(asking / "draft")
@@ -249,11 +225,121 @@ def test_what_cannot_be_sampled(asking, capsys):
     )
     refused("leaves out what the user says")
     (asking / "base/tokenizer_config.json").write_text("{}")
-    refused("needs a model with a chat template of its own")
+    refused("needs a chat template of its own")
 
 
 def write_text(folder):
     model, file = load_model(folder / "base", dtype="bfloat16"), folder / "some.jsonl"
-    self_text.SelfText(file, model).add([([1, 5], [6, 7, 2], 0.0)] * 1000)
+    text = self_text.SelfText(file, model)
+    for _ in range(1000):
+        text.add([1, 5], [6, 7, 2], 0.0)
     assert self_text.SelfText(file, model).count == 3000
     return file
+
+
+@pytest.mark.parametrize("content", [b'[{"id": 1}]', b'{"model": "', b"\xff\xfe\n", b"x\n"])
+def test_a_file_of_the_users_is_left_as_it_is(asking, capsys, content):
+    """Whatever ``--text`` names, if it does not begin as these files do."""
+    (asking / "mine.json").write_bytes(content)
+    assert soft(asking, "--text", str(asking / "mine.json")) == 2
+    assert "name another" in capsys.readouterr().err
+    assert (asking / "mine.json").read_bytes() == content
+
+
+def datastore(folder, *more):
+    return program(train.main, "text", "--target", folder / "base", "--device", "cpu", *more)
+
+
+def read_datastore(folder, name="base/datastore.safetensors"):
+    return load_datastore(folder / name, 1024, tokenizer_checksum(folder / "base")).tolist()
+
+
+def test_a_datastore_of_a_models_answers(asking, capsys):
+    """Every answer behind the template's words and before an EOS; killed, it goes on."""
+    assert datastore(asking, "--millions", "0.002") == 0
+    assert "answer tokens of 2000" in capsys.readouterr().err
+    raw = asking / "base/datastore.self.jsonl"
+    first, text = read_datastore(asking), raw.read_text()
+    _, after = self_text.ways_to_ask(Tokenizer(asking / "base"), chat_template(asking / "base"))
+    expected, count = [], 0
+    for record in map(json.loads, text.splitlines()[1:]):
+        assert record["p"][-len(after) :] == after
+        if count < 2000:
+            expected += after[1:] + record["a"] + [2] * (record["a"][-1] != 2)
+        count += len(record["a"])
+    assert first == expected
+    raw.write_text(text + '{"p": [1, 2')  # as a kill leaves it
+    assert datastore(asking, "--millions", "0.0035") == 0
+    assert raw.read_text().startswith(text) and len(read_datastore(asking)) > 3500
+    assert read_datastore(asking)[: len(first)] == first  # more of it, in the same order
+    longer = raw.read_bytes()
+    assert datastore(asking, "--millions", "0.001") == 0  # what there is is enough
+    assert raw.read_bytes() == longer and 1000 <= len(read_datastore(asking)) < 1400
+
+
+def test_a_datastore_of_any_text(tmp_path):
+    """Files are documents; a vocabulary of more than 65,536 ids needs four bytes for each."""
+    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "base")
+    (tmp_path / "a.txt").write_text("The capital of Tadastan.", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("Zwölf Boxkämpfer\n", encoding="utf-8")
+    out = tmp_path / "new/store.safetensors"
+    assert datastore(tmp_path, "--from", tmp_path / "a.txt", tmp_path / "b.txt", "--out", out) == 0
+    tokenizer = Tokenizer(tmp_path / "base")
+    a, b = (tokenizer.encode((tmp_path / f"{name}.txt").read_text("utf-8")) for name in "ab")
+    assert read_datastore(tmp_path, "new/store.safetensors") == [*a, 2, *b, 2]
+    assert load_file(out)["tokens"].dtype == torch.uint16
+    large = tmp_path / "large.safetensors"
+    write_datastore(large, [[70_000], [3, 5]], 5, 100_000, "t", "text")
+    assert load_datastore(large, 100_000, "t").tolist() == [70_000, 5, 3, 5]
+
+
+def test_what_is_no_datastore_of_this_model(tmp_path):
+    path = tmp_path / "d.safetensors"
+    write_datastore(path, [[1, 2]], 9, 61, "aaaaaaaa", "text")
+    for vocab_size, tokenizer, message in (
+        (61, "bbbbbbbb", "another vocabulary .tokenizer aaaaaaaa, not bbbbbbbb"),
+        (60, "aaaaaaaa", "another vocabulary .vocab_size 61, not 60"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_datastore(path, vocab_size, tokenizer)
+    right = {"kind": "s2d datastore", "vocab_size": "61", "tokenizer": "t"}
+    for tokens, metadata, message in (
+        (torch.tensor([1], dtype=torch.int32), {"kind": "x"}, "is no datastore"),
+        (torch.tensor([61], dtype=torch.int32), right, "ids outside of 0..60"),
+        (torch.tensor([-1], dtype=torch.int32), right, "ids outside of 0..60"),
+        (torch.tensor([[1]], dtype=torch.int32), right, "not a list of ids"),
+        (torch.tensor([1.0]), right, "not a list of ids"),
+        (torch.tensor([], dtype=torch.int32), right, "not a list of ids"),
+    ):
+        save_file({"tokens": tokens}, path, metadata=metadata)
+        with pytest.raises(ValueError, match=message):
+            load_datastore(path, 61, "t")
+    save_file({"others": torch.tensor([1])}, path, metadata=right)
+    with pytest.raises(ValueError, match="is damaged"):
+        load_datastore(path, 61, "t")
+    path.write_bytes(b"text")
+    with pytest.raises(ValueError, match="is no datastore, or is damaged"):
+        load_datastore(path, 61, "t")
+    with pytest.raises(FileNotFoundError, match="no datastore at"):
+        load_datastore(tmp_path / "none.safetensors", 61, "t")
+
+
+def test_what_a_datastore_is_not_made_of(asking, capsys):
+    def refused(message, *more):
+        assert datastore(asking, *more) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1, error
+
+    weights = asking / "base/model.safetensors"
+    before = weights.read_bytes()
+    (asking / "latin.txt").write_bytes(b"\xe4")
+    (asking / "empty.txt").write_text(" \n")
+    refused("so it is not replaced", "--millions", "1", "--out", weights)
+    refused("no text at", "--from", asking / "none.txt")
+    refused("is no text in UTF-8", "--from", asking / "latin.txt")
+    refused("holds no text", "--from", asking / "empty.txt")
+    refused("expected more than 0", "--millions", "0")
+    refused("one of the arguments --millions --from is required")
+    (asking / "base/tokenizer_config.json").write_text("{}")
+    refused("needs a chat template of its own", "--millions", "1")
+    assert weights.read_bytes() == before and not (asking / "base/datastore.self.jsonl").exists()

@@ -1,9 +1,10 @@
-"""Training: a sorted draft from any Llama (``soft``), the miniatures (``mini``), when drafting pays (``decision``, ``chances``).
+"""Training: drafts, the miniatures, what tunes drafting, and text to draft from.
 
 python -m s2d.train soft --init weights/mini-7b --layers 4 --exits 2,3,4 --data mini --out draft
 python -m s2d.train mini --out family
-python -m s2d.train decision --target weights/mini-7b --draft weights/mini-draft --out decision-7b.safetensors
+python -m s2d.train decision --target weights/mini-7b --draft weights/mini-draft --out d.safetensors
 python -m s2d.train chances --target weights/mini-7b --draft weights/mini-draft
+python -m s2d.train text --target weights/smollm2-135m --millions 0.1
 """
 
 import argparse
@@ -18,12 +19,14 @@ from ..parallel import joined
 from ..program import Parser, run_program
 from ..weights import check_device, load_model
 from ..weights.config import read_config
+from ..weights.datastore import DATASTORE
 from .chances import train_chances
 from .decision import train_decision
 from .family import DRAFT_TOKENS, TARGETS, train_mini
 from .fit import Recipe
 from .nested import ADAPTER_LR, MINI, PAPER, SELF, check_out, corpus_rows, train_soft
 from .soft import Distillation
+from .text import make_datastore
 
 
 def main(arguments=None):
@@ -48,6 +51,9 @@ def run(args, mesh=None):
         train_mini(args.out, args.only, args.device, args.seed, args.resume, args.millions)
     elif args.program == "chances":
         train_chances(args)
+    elif args.program == "text":
+        out = args.out or args.target / DATASTORE
+        make_datastore(args.target, out, args.millions, args.files, args.device, args.seed)
     else:
         train_decision(args)
 
@@ -82,19 +88,36 @@ def soft(args, mesh):
         teacher = load_model(args.teacher, args.device)
         if teacher.config.vocab_size != config.vocab_size:
             raise ValueError(
-                f"{args.teacher} has {teacher.config.vocab_size} tokens, {args.init} {config.vocab_size}"
+                f"{args.teacher} has {teacher.config.vocab_size} tokens, "
+                f"{args.init} {config.vocab_size}"
             )
         check_length(recipe, args.teacher, teacher.config)
         distillation = Distillation(teacher, args.kd, args.kd_weight)
-    train_soft(args.init, args.layers, exits, args.data, args.out, args.device, recipe, args.millions, args.seed,
-               args.resume, distillation=distillation, mesh=mesh, rank=args.lora, keep=args.draft_vocabulary,
-               text=args.text or args.out.with_name(args.out.name + ".self.jsonl"))  # fmt: skip
+    train_soft(
+        args.init,
+        args.layers,
+        exits,
+        args.data,
+        args.out,
+        args.device,
+        recipe,
+        args.millions,
+        args.seed,
+        args.resume,
+        distillation=distillation,
+        mesh=mesh,
+        rank=args.lora,
+        keep=args.draft_vocabulary,
+        text=args.text or args.out.with_name(args.out.name + ".self.jsonl"),
+    )
 
 
 def check_length(recipe, path, config):
     if recipe.length > config.max_position_embeddings:
-        raise ValueError(f"rows of {recipe.length} tokens are longer than the context of {path}, "
-                         f"{config.max_position_embeddings}; give --length")  # fmt: skip
+        raise ValueError(
+            f"rows of {recipe.length} tokens are longer than the context of {path}, "
+            f"{config.max_position_embeddings}; give --length"
+        )
 
 
 def numbers(text):
@@ -114,8 +137,12 @@ def parse(arguments):
     common.add_argument("--device", default="auto")
     common.add_argument("--seed", type=int, default=0)
     resumed.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    soft = programs.add_parser("soft", parents=[common, resumed], help="a sorted draft from the first layers of a Llama",
-                               description="Defaults are the paper's, or with --data mini those of mini-draft.")  # fmt: skip
+    soft = programs.add_parser(
+        "soft",
+        parents=[common, resumed],
+        help="a sorted draft from the first layers of a Llama",
+        description="Defaults are the paper's, or with --data mini those of mini-draft.",
+    )
     soft.add_argument("--init", type=Path, required=True, help="folder of the Llama to cut from")
     soft.add_argument(
         "--layers", type=int, required=True, help="how many of its layers the draft keeps"
@@ -123,8 +150,12 @@ def parse(arguments):
     soft.add_argument(
         "--exits", type=numbers, required=True, help="layers after which it predicts, e.g. 6,9,12"
     )
-    soft.add_argument("--data", default="mini", help="ShareGPT JSON file, mini for the built-in corpus, or self for text that "
-                      "the Llama itself is to write first")  # fmt: skip
+    soft.add_argument(
+        "--data",
+        default="mini",
+        help="ShareGPT JSON file, mini for the built-in corpus, or self for text that the Llama "
+        "itself is to write first",
+    )
     soft.add_argument(
         "--text", type=Path, help="where that text is kept, and found again; default: beside --out"
     )
@@ -222,6 +253,18 @@ def parse(arguments):
         "--prompts", type=int, default=120, help="how many to answer, at T = 0 and at T = 1"
     )
     chances.add_argument("--max-new-tokens", type=int, default=96)
+    text = programs.add_parser(
+        "text", parents=[common], help="a datastore: what a model writes, to draft from it"
+    )
+    text.add_argument("--target", type=Path, required=True, help="whose tokens, and who writes")
+    source = text.add_mutually_exclusive_group(required=True)
+    source.add_argument("--millions", type=float, help="million tokens of answers to sample")
+    source.add_argument(
+        "--from", type=Path, nargs="+", dest="files", metavar="FILE", help="or texts to take"
+    )
+    text.add_argument(
+        "--out", type=Path, help="the safetensors file to write; default: in the target's folder"
+    )
     return parser.parse_args(arguments)
 
 

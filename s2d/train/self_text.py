@@ -1,49 +1,58 @@
-"""Training text from the target itself, without any data set: in its own chat template it asks, and then answers.
+"""Training text from the target itself, without any data set: it asks, and then answers.
 
-An instruction-tuned model that is given only the opening of a user's turn writes the user's question (Magpie, Xu et al. 2024,
-arXiv 2406.08464). What it then answers, at several temperatures, is in the distribution that a draft has to predict.
+An instruction-tuned model that is given only the opening of a user's turn in its own chat template
+writes the user's question (Magpie, Xu et al. 2024, arXiv 2406.08464). What it then answers, at
+several temperatures, is in the distribution that a draft has to predict.
 """
 
+import itertools
 import json
+import os
+import random
 import sys
 import time
+from collections import deque
 
 import torch
 
 from ..chat import ChatTemplate
 from ..files import drop_half_line, whole_lines
-from ..sampling import warp
 from ..weights import checksum
+from .openings import KINDS
 
-ASKING, TOLD, ANSWERING, DONE = range(
-    4
-)  # what a row of a batch is doing; told: the template's words between the two
-QUESTION_TOKENS, ANSWER_TOKENS = 48, 192
-TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers; questions are asked at 1 with a top-p of 0.95
+QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
+BATCH = 96  # conversations at a time
+SLACK = 64  # steps between two times that slots of the cache are freed
+SAY_SECONDS = 20  # between two lines of progress
+TEMPERATURES = (0.0, 0.7, 1.0)  # of answers, one after the other
+ASKING = 0.8  # the temperature of questions: at 1 those of small models make no sense
 
 
-def around_a_question(tokenizer, template):
-    """(ids before a user's question, ids from its end to where the assistant speaks) by a ChatTemplate."""
+def ways_to_ask(tokenizer, template):
+    """(beginnings of a user's turn by KINDS, ids from its end to where the assistant speaks)."""
     if not isinstance(template, ChatTemplate):
         raise ValueError(
-            "--data self needs a model with a chat template of its own, by which it asks itself"
+            "the target asks itself questions, for which it needs a chat template of its own; "
+            "give a text by --data FILE or --from FILE"
         )
     before, found, after = template.render(["\0"], to_be_answered=True).partition("\0")
-    if not found:
-        raise ValueError("the chat template leaves out what the user says")
-    return tokenizer.encode_marked(before), tokenizer.encode_marked(after)
+    if not found or not before or not after:
+        raise ValueError("the chat template leaves out what the user says, or does not mark it off")
+    prompts = [
+        [tokenizer.encode_marked(before + first) for first in kind] for kind in KINDS.values()
+    ]
+    return prompts, tokenizer.encode_marked(after)
 
 
 @torch.inference_mode()
 def likeliest(target, tokens, labels, rows=16):
-    """``labels`` (R, T) with what ``target`` finds likeliest in place of what was drawn: less noise to learn from.
+    """``labels`` (R, T) with what ``target`` finds likeliest in place of what was drawn.
 
-    Rows go through in order of their lengths, so that little of it is padding.
+    That is less noise to learn from. Rows go through in order of their lengths, so that little of
+    it is padding.
     """
-    found, ends = (
-        labels.clone(),
-        (labels != -100).long().mul(torch.arange(1, labels.shape[1] + 1)).amax(dim=1),
-    )  # (R,)
+    found = labels.clone()
+    ends = ((labels != -100) * torch.arange(1, labels.shape[1] + 1)).amax(dim=1)  # (R,)
     for part in ends.argsort().split(rows):
         end = ends[part].max().item()
         if end == 0:  # rows in which nothing is learnt
@@ -57,103 +66,165 @@ def likeliest(target, tokens, labels, rows=16):
     return found
 
 
-@torch.inference_mode()
-def converse(model, before, after, batch, generator):
-    """Sample ``batch`` questions and answers; yields (prompt, answer, temperature), lists of ids, of those that came to an end.
+class Conversation:
+    """A row of a batch: a question that the model continues, the template's words, an answer.
 
-    All rows go on in step, each at its own place of a conversation, so nothing is padded: one that has asked is told what the
-    template says next, token by token. Its answer ends with the same token as a question, or after ANSWER_TOKENS.
+    ``told``: ids that come next whatever the model chooses, at first the beginning of a question.
     """
-    end, told = after[0], torch.tensor(after[1:], device=model.device)
-    longest = min(
-        len(before) + QUESTION_TOKENS + len(after) + ANSWER_TOKENS,
-        model.config.max_position_embeddings,
+
+    def __init__(self, prompt, temperature, wanted):
+        self.temperature, self.wanted, self.told = temperature, wanted, deque(prompt)
+        self.text = [self.told.popleft()]
+        self.start = None  # where the answer begins
+        self.left = QUESTION_TOKENS  # how many tokens the model may still choose
+
+    def take(self, choice, after, ends):
+        """Append what is told, or else the model's ``choice``."""
+        if self.told:
+            self.text.append(self.told.popleft())
+            return
+        self.text.append(choice)
+        self.left -= 1
+        if choice not in ends:
+            return
+        self.left = 0
+        if self.start is None:  # the question ends, as the template ends it
+            self.text[-1], self.told = after[0], deque(after[1:])
+            self.start, self.left = len(self.text) + len(self.told), ANSWER_TOKENS
+
+
+def draw(logits, temperatures, generator):
+    """One token for each row of logits (B, V), at its own temperature: (B,)."""
+    logits, drawn = logits.float(), temperatures > 0
+    mass = (logits[drawn] / temperatures[drawn, None]).softmax(dim=-1).cumsum(dim=-1)
+    height = torch.rand(len(mass), 1, device=mass.device, generator=generator) * mass[:, -1:]
+    choice = logits.argmax(dim=-1)
+    # Rounding may put a height on top of all the mass.
+    choice[drawn] = torch.searchsorted(mass, height, right=True)[:, 0].clamp(max=mass.shape[1] - 1)
+    return choice
+
+
+def next_logits(model, rows, shared, cache):
+    """Run the last token of each of the ``rows``: logits (B, V) of what follows it.
+
+    All rows write to the same slot of the cache. A row sees the slots from where it began, and
+    first the ``shared`` ones. A full cache keeps only these and the slots of the longest row.
+    """
+    longest = max(len(row.text) for row in rows)
+    if cache.length == cache.keys.shape[3]:
+        written = cache.length - shared
+        cache.keep(shared, list(range(written - longest + 1, written)))
+    lengths = torch.tensor([len(row.text) for row in rows], device=model.device)  # (B,)
+    tokens = torch.tensor([row.text[-1:] for row in rows], device=model.device)  # (B, 1)
+    slots = torch.arange(cache.length + 1, device=model.device)
+    hidden_slots = (slots >= shared) & (slots <= cache.length - lengths[:, None])
+    mask = torch.zeros(hidden_slots.shape, dtype=model.dtype, device=model.device)
+    mask.masked_fill_(hidden_slots, -torch.inf)  # (B, S+1)
+    positions = (shared + lengths - 1)[:, None, None]
+    hidden = model.run_layers(
+        model.embed(tokens), positions=positions, mask=mask[:, None, None], cache=cache
     )
-    temperatures = torch.tensor(TEMPERATURES, device=model.device).repeat(batch)[:batch]
-    phase, since = (
-        torch.full((batch,), ASKING, device=model.device),
-        torch.zeros(batch, dtype=torch.long, device=model.device),
-    )
-    starts = torch.zeros_like(since)  # where the answers begin
-    tokens = torch.tensor(before, device=model.device).repeat(batch, 1)  # (B, T)
-    cache, new = model.new_cache(longest, batch=batch), tokens
-    while tokens.shape[1] < longest and (phase != DONE).any():
-        logits = model.logits(model.run_layers(model.embed(new), cache=cache)[:, -1])  # (B, V)
-        choice = logits.argmax(dim=-1)
-        for which, probs in ((phase == ASKING, lambda rows: warp(rows, 1.0, 0.95)),
-                             *(((phase == ANSWERING) & (temperatures == t), lambda rows, t=t: warp(rows, t))
-                               for t in TEMPERATURES if t > 0)):  # fmt: skip
-            if which.any():
-                choice[which] = torch.multinomial(probs(logits[which]), 1, generator=generator)[
-                    :, 0
-                ]
-        is_told = phase == TOLD
-        choice[is_told] = told[since[is_told]]
-        ended = (choice == end) & ~is_told
-        since += 1
-        over = (phase == ASKING) & (since >= QUESTION_TOKENS) & ~ended  # no question
-        phase[(phase == ANSWERING) & (ended | (since >= ANSWER_TOKENS)) | over] = DONE
-        begins = is_told & (since == len(told))
-        asked = (phase == ASKING) & ended
-        starts[begins] = tokens.shape[1] + 1
-        phase[begins], phase[asked] = ANSWERING, TOLD
-        since[begins | asked] = 0
-        new = choice[:, None]
-        tokens = torch.cat((tokens, new), dim=1)
-    for row, start, temperature in zip(tokens.tolist(), starts.tolist(), temperatures.tolist()):
-        answer = row[start : start + ANSWER_TOKENS] if start else []
-        answer = answer[: answer.index(end) + 1] if end in answer else answer
-        if answer:
-            yield row[:start], answer, temperature
+    return model.logits(hidden[:, 0])
+
+
+@torch.inference_mode()
+def converse(model, prompts, after, enough, batch, seed):
+    """Sample questions and answers until the answers have ``enough`` tokens.
+
+    ``prompts`` are beginnings of questions, lists of ids by kind; ``after`` is what the template
+    says after a question. Yields (prompt, answer, temperature), the first two lists of ids. A row
+    that is done begins a new conversation at once. What has begun when there is enough is still
+    finished: else long answers would be rarer than they are.
+    """
+    everything = [prompt for kind in prompts for prompt in kind]
+    common = os.path.commonprefix(everything)[:-1]  # a row begins with a token of its own
+    longest = max(map(len, everything)) + QUESTION_TOKENS + len(after) + ANSWER_TOKENS
+    if longest > model.config.max_position_embeddings:
+        raise ValueError(
+            f"a question and its answer may have {longest} tokens, more than the model's context "
+            f"of {model.config.max_position_embeddings}"
+        )
+    cache = model.new_cache(longest + SLACK, batch=batch)
+    if common:
+        shared = torch.tensor([common] * batch, device=model.device)
+        model.run_layers(model.embed(shared), cache=cache)
+    generator, rng = torch.Generator(model.device).manual_seed(seed), random.Random(seed)
+    ends, sampled, turn = {after[0], *model.config.eos_token_ids}, 0, itertools.cycle(TEMPERATURES)
+
+    def begun():
+        prompt = rng.choice(rng.choice(prompts))
+        return Conversation(prompt[len(common) :], next(turn), wanted=sampled < enough)
+
+    rows = [begun() for _ in range(batch)]
+    while any(row.wanted for row in rows):
+        temperatures = [row.temperature if row.start else ASKING for row in rows]
+        logits = next_logits(model, rows, len(common), cache)
+        choices = draw(logits, torch.tensor(temperatures, device=model.device), generator)
+        for i, choice in enumerate(choices.tolist()):
+            rows[i].take(choice, after, ends)
+            if rows[i].left == 0:
+                done, start = rows[i], rows[i].start
+                if done.wanted and start:
+                    sampled += len(done.text) - start
+                    yield common + done.text[:start], done.text[start:], done.temperature
+                rows[i] = begun()
 
 
 class SelfText:
-    """The conversations in ``file``, JSON lines after one that says whose they are: resumed by whoever brings the same model."""
+    """The conversations in ``file``: JSON lines, after one that says which model's they are.
+
+    Whoever brings the same model can go on with them.
+    """
 
     def __init__(self, file, model):
         self.file, self.records = file, []
         self.header = json.dumps({"model": checksum(model)}) + "\n"
-        if file.is_file():
-            whole = whole_lines(file)
-            if whole and not whole.startswith(self.header):
-                raise ValueError(
-                    f"{file} was sampled from another model, or is none of these files; name another"
-                )
-            try:
-                self.records = [json.loads(line) for line in whole.split("\n")[1:-1]]
-            except ValueError:
-                raise ValueError(f"{file} is damaged; name another") from None
-            drop_half_line(file)
+        if not file.is_file() or not file.stat().st_size:
+            return
+        if not file.read_bytes().startswith(self.header.encode()):
+            raise ValueError(
+                f"{file} was sampled from another model, or is none of these files; name another"
+            )
+        try:
+            self.records = [json.loads(line) for line in whole_lines(file).split("\n")[1:-1]]
+            if not all(record["p"] and record["a"] for record in self.records):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{file} is damaged; name another") from None
+        drop_half_line(file)
 
     @property
     def count(self):
         """Tokens of all answers."""
         return sum(len(record["a"]) for record in self.records)
 
-    def add(self, conversations):
-        records = [
-            {"p": prompt, "a": answer, "T": temperature}
-            for prompt, answer, temperature in conversations
-        ]
-        self.records += records
+    def add(self, prompt, answer, temperature):
+        self.records.append({"p": prompt, "a": answer, "T": temperature})
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a", encoding="utf-8") as file:
-            file.write(
-                ("" if file.tell() else self.header)
-                + "".join(json.dumps(record) + "\n" for record in records)
+            file.write(("" if file.tell() else self.header) + json.dumps(self.records[-1]) + "\n")
+
+
+def sample_to(file, model, tokenizer, template, wanted, seed):
+    """The SelfText in ``file``, with ``wanted`` tokens of answers: what is missing is sampled."""
+    prompts, after = ways_to_ask(tokenizer, template)
+    text = SelfText(file, model)
+    missing, new = wanted - text.count, 0
+    if missing <= 0:
+        return text
+    batch = max(1, min(BATCH, int(missing / (ANSWER_TOKENS / 4))))
+    began = said = time.monotonic()
+    # Seeded by how much there is, so that a run that goes on does not say the same again.
+    for conversation in converse(model, prompts, after, missing, batch, seed + text.count):
+        text.add(*conversation)
+        new += len(conversation[1])
+        if time.monotonic() > said + SAY_SECONDS or new >= missing:
+            said = time.monotonic()
+            speed = new / (said - began)
+            print(
+                f"{file.name}: {wanted - missing + new:.0f} answer tokens of {wanted:.0f}, "
+                f"{speed:.0f} tokens/s, {max(0, missing - new) / speed / 60:.1f} min left",
+                file=sys.stderr,
+                flush=True,
             )
-
-
-def sample_to(file, model, tokenizer, template, wanted, seed, batch=96):
-    """The SelfText in ``file``, with at least ``wanted`` tokens of answers: what is missing is sampled from ``model``."""
-    text, (before, after) = SelfText(file, model), around_a_question(tokenizer, template)
-    had, began = text.count, time.monotonic()
-    while text.count < wanted:
-        # Seeded by how much there is, so that a run that goes on does not say the same again.
-        generator = torch.Generator(model.device).manual_seed(seed + text.count)
-        text.add(converse(model, before, after, batch, generator))
-        speed = (text.count - had) / (time.monotonic() - began)
-        left = max(0, wanted - text.count) / max(speed, 1e-9) / 60
-        print(f"{file.name}: {text.count} answer tokens of {wanted:.0f}, {speed:.0f} tokens/s, {left:.1f} min left",
-              file=sys.stderr, flush=True)  # fmt: skip
     return text

@@ -1,0 +1,57 @@
+"""A datastore for exit 0: what a model answers to its own questions, or any text."""
+
+import sys
+
+from ..tokenizer import Tokenizer, chat_template
+from ..weights import checksum, load_model
+from ..weights.config import read_config
+from ..weights.datastore import check_replaceable, tokenizer_checksum, write_datastore
+from .self_text import sample_to, ways_to_ask
+
+
+def make_datastore(target, out, millions, files, device, seed):
+    """Write ``out``, of the text in ``files`` or, without any, of ``millions`` sampled tokens."""
+    check_replaceable(out)
+    config, tokenizer = read_config(target), Tokenizer(target)
+    if files:
+        documents, source = [tokenizer.encode(read_text(file)) for file in files], "text"
+    else:
+        if not 0 < millions < 1e6:
+            raise ValueError(f"expected more than 0 and less than 1e+06 millions, got {millions:g}")
+        template = chat_template(target)
+        _, after = ways_to_ask(tokenizer, template)  # refused before a model is loaded
+        model = load_model(target, device, "bfloat16")
+        raw = out.with_suffix(".self.jsonl")
+        records = sample_to(raw, model, tokenizer, template, millions * 1e6, seed).records
+        documents, source = answers(records, after[1:], millions * 1e6), checksum(model)
+    eos = config.eos_token_ids[0]
+    checked = tokenizer_checksum(target)
+    tokens = write_datastore(out, documents, eos, config.vocab_size, checked, source)
+    print(f"{out}: {len(documents)} documents, {len(tokens)} tokens", file=sys.stderr)
+
+
+def read_text(file):
+    """The text in a file that a user named."""
+    if not file.is_file():
+        raise FileNotFoundError(f"no text at {file}")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text in UTF-8") from None
+    if not text.strip():
+        raise ValueError(f"{file} holds no text")
+    return text
+
+
+def answers(records, words, wanted):
+    """The first answers of ``records``, ``wanted`` tokens in all, as documents.
+
+    Each begins with ``words``, the template's before an answer: its first words depend on them.
+    """
+    found, count = [], 0
+    for record in records:
+        if count >= wanted:
+            break
+        found.append(words + record["a"])
+        count += len(record["a"])
+    return found

@@ -1,0 +1,83 @@
+"""A datastore: a file of tokens that a model wrote, for exit 0 to draft from.
+
+Knows nothing about n-grams. The file is safetensors with one tensor ``tokens`` (N,): documents,
+each with an end-of-text token after it, so that nothing has to be read across two of them.
+"""
+
+import zlib
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from ..files import staged_file
+
+DATASTORE = "datastore.safetensors"  # its name in a model's folder
+KIND = "s2d datastore"
+
+
+def tokenizer_checksum(folder):
+    """A short name for the tokenizer in ``folder``: of the file that ``Tokenizer`` would read."""
+    for name in ("tokenizer.model", "tokenizer.json"):
+        if (Path(folder) / name).is_file():
+            return f"{zlib.crc32((Path(folder) / name).read_bytes()):08x}"
+    raise FileNotFoundError(f"{folder} has neither tokenizer.model nor tokenizer.json")
+
+
+def load_datastore(path, vocab_size, tokenizer):
+    """The tokens (N,) int32 in the file ``path``.
+
+    FileNotFoundError where there is none. ValueError where it is no datastore, is damaged, or was
+    written for another vocabulary than one of ``vocab_size`` tokens by the tokenizer whose
+    ``tokenizer_checksum`` is ``tokenizer``.
+    """
+    metadata, tokens = _read(path)
+    if metadata.get("kind") != KIND:
+        raise ValueError(f"{path} is no datastore; make one with python -m s2d.train text")
+    wanted = {"vocab_size": str(vocab_size), "tokenizer": tokenizer}
+    if found := [key for key, value in wanted.items() if metadata.get(key) != value]:
+        raise ValueError(
+            f"{path} is a datastore for another vocabulary ({found[0]} {metadata.get(found[0])}, "
+            f"not {wanted[found[0]]}); make one for this model with python -m s2d.train text"
+        )
+    if tokens.dim() != 1 or tokens.dtype not in (torch.uint16, torch.int32) or not len(tokens):
+        raise ValueError(f"{path} is damaged: its tokens are not a list of ids")
+    tokens = tokens.to(torch.int32)
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f"{path} is damaged: it holds ids outside of 0..{vocab_size - 1}")
+    return tokens
+
+
+def _read(path):
+    """(metadata, tensor ``tokens`` or None where it is another file) of a safetensors file."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no datastore at {path}; make one with python -m s2d.train text")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            return metadata, file.get_tensor("tokens") if metadata.get("kind") == KIND else None
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
+
+
+def check_replaceable(path):
+    """Raise ValueError where ``path`` is anything else than a datastore, which must not be lost."""
+    path = Path(path)
+    if path.is_symlink() or path.exists() and not path.is_file():
+        raise ValueError(f"{path} is in the way, and no file; name another with --out")
+    if path.exists() and _read(path)[0].get("kind") != KIND:
+        raise ValueError(f"{path} is no datastore, so it is not replaced; name another with --out")
+
+
+def write_datastore(path, documents, eos, vocab_size, tokenizer, source):
+    """Write lists of ids, an ``eos`` after each; returns the tokens (N,). ``source`` says whose."""
+    check_replaceable(path)
+    ids = [token for ids in documents for token in (ids if ids[-1:] == [eos] else [*ids, eos])]
+    tokens = torch.tensor(ids, dtype=torch.int32)
+    if vocab_size <= 2**16:
+        tokens = tokens.to(torch.uint16)
+    metadata = {"kind": KIND, "vocab_size": str(vocab_size), "tokenizer": tokenizer}
+    with staged_file(path) as stage:
+        save_file({"tokens": tokens}, stage, metadata=metadata | {"source": source})
+    return tokens
