@@ -8,11 +8,11 @@ import torch
 from helpers import WEIGHTS, random_llama
 
 from s2d import generate, load_model
+from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
-from s2d.train.soft import soft_losses
 
 BEFORE, AFTER = [1, 30], [2, 40, 41]  # a user's turn ends with 2, as answers do
 TEMPLATE = "{% for m in messages %}{{ bos_token }}USER: {{ m['content'] }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %} SO:{% endif %}"
