@@ -1,4 +1,4 @@
-"""The records of a benchmark, in a file from which it can go on."""
+"""The records of a benchmark, in a file from which it can go on. Knows nothing about models."""
 
 import json
 
@@ -7,9 +7,10 @@ from ..weights.config import shown
 
 
 class Store:
-    """All records so far, in memory and, with a folder, in its records.jsonl, to which whole rounds are added.
+    """All records so far, in memory and, with a folder, in its records.jsonl, by whole rounds.
 
-    That file begins with a line of the settings they were made with. A line that a kill cut short is dropped.
+    That file begins with a line of the settings they were made with. A line that a kill cut short
+    is dropped.
     """
 
     def __init__(self, folder, settings, resume):
@@ -20,23 +21,18 @@ class Store:
             self._read()
 
     def _read(self):
-        first, *lines = whole_lines(self.file).split("\n")[:-1] or [""]
         try:
-            found, self.records = (
-                json.loads(first),
-                [record for line in lines for record in json.loads(line)],
-            )
-        except ValueError:
+            lines = whole_lines(self.file).split("\n")[:-1]
+            found, *rounds = map(json.loads, lines or [""])
+            self.records = sum(rounds, [])
+        except (ValueError, TypeError):
             raise ValueError(f"{self.file} is damaged; name another folder") from None
-        found = found if isinstance(found, dict) else {}
-        changed = [
-            (key, found.get(key), value)
-            for key, value in self.settings.items()
-            if found.get(key) != value
-        ]
-        if different := [
-            f"{key} {shown(before)}, not {shown(now)}" for key, before, now in changed
-        ]:
+        different = []
+        for key, value in self.settings.items():
+            before = found.get(key) if isinstance(found, dict) else None
+            if before != value:
+                different.append(f"{key} {shown(before)}, not {shown(value)}")
+        if different:
             raise ValueError(f"{self.file} was made with other settings: {'; '.join(different)}")
         drop_half_line(self.file)
 
@@ -51,11 +47,9 @@ class Store:
 
     def of(self, target, temperature, weights=None):
         """The records of a target, by its name and, if given, the checksum of its weights."""
-        found = [
-            r for r in self.records if (r["target"], r["temperature"]) == (target, temperature)
-        ]
+        wanted = (target, temperature)
+        found = [r for r in self.records if (r["target"], r["temperature"]) == wanted]
         if weights and any(record["weights"] != weights for record in found):
-            raise ValueError(
-                f"{self.file} has records of another {target}, whose weights were different"
-            )
+            other = f"{self.file} has records of another {target}"
+            raise ValueError(f"{other}, whose weights were different")
         return found
