@@ -74,22 +74,19 @@ class Difference:
 
 def paths_of(context, tree):
     """(paths, where) as in Pass, for a ``context``, a list, and a TokenTree."""
-    parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
-    leaves = [node for node in range(len(tree)) if node not in parents] or [-1]
-    paths, where = [], {-1: (0, len(context) - 1)}
-    for number, node in enumerate(leaves):
-        path = []
-        while node >= 0:
-            path.insert(0, node)
-            node = parents[node]
-        paths.append(torch.tensor(context + [tokens[node] for node in path]))
-        where |= {node: (number, len(context) + depth) for depth, node in enumerate(path)}
-    filled = torch.nn.utils.rnn.pad_sequence(paths, batch_first=True)
-    return filled, torch.tensor([where[node] for node in range(-1, len(tree))])
+    context, ancestors = torch.tensor(context), tree.ancestors.cpu()  # (N, N) of each node, with it
+    leaves = (ancestors.sum(dim=0) == 1).nonzero()[:, 0]
+    paths = [torch.cat((context, tree.tokens.cpu()[ancestors[leaf]])) for leaf in leaves]
+    where = [(0, len(context) - 1)]
+    for node, depth in enumerate(ancestors.sum(dim=1).tolist()):
+        path = ancestors[leaves, node].int().argmax().item()  # the first path that it is on
+        where.append((path, len(context) - 1 + depth))
+    filled = torch.nn.utils.rnn.pad_sequence(paths or [context], batch_first=True)
+    return filled, torch.tensor(where)
 
 
 def plain_logits(model, paths, where):
-    """Logits (N+1, V) at the positions ``where`` of a causal pass without a KV cache over ``paths``."""
+    """Logits (N+1, V) at the positions ``where`` of a pass over ``paths``, without a KV cache."""
     hidden = model.run_layers(model.embed(paths.to(model.device)))
     return model.logits(hidden[where[:, 0], where[:, 1]]).cpu()
 

@@ -71,15 +71,16 @@ def answer(run, question, seed, tokenizer, template, context_size):
     return dict(record)
 
 
-def measure(runs, questions, rounds, progress, *chat):
-    """Yield for each of ``rounds`` (numbers) its records, one for every question and method.
+def measure(runs, questions, rounds, label, *chat):
+    """Yield the records of each of ``rounds`` rounds, one for every question and method.
 
     ``runs`` is what ``runners`` returns, ``chat`` the last three arguments of ``answer``. Methods
     take turns at each question, so that whatever slows the machine for a while slows all alike, and
     each time in another order, so that none always follows the same one. Before the first round
-    each warms up on the first question.
+    each warms up on the first question. Progress is a line on stderr that begins with ``label``.
     """
-    for number in (0, *rounds):
+    began, done, total = time.monotonic(), 0, 1 + rounds * len(questions)
+    for number in range(rounds + 1):
         records = []
         for index, question in enumerate(questions if number else questions[:1]):
             seed, answers = 1000 * number + index, {}
@@ -88,23 +89,8 @@ def measure(runs, questions, rounds, progress, *chat):
             about = {key: question[key] for key in ("question_id", "category")}
             about |= {"round": number, "group": group_of(question)}
             records += [about | {"method": name} | answers[name] for name in runs if answers[name]]
-            progress(1 + len(rounds) * len(questions))
+            done += 1
+            left = (time.monotonic() - began) / done * (total - done) / 60
+            print(f"{label}: {done}/{total} questions, {left:.1f} min left here", file=sys.stderr)
         if number:
             yield records
-
-
-def progress_line(label):
-    """A function to call after each question; says every five seconds how long it still takes."""
-    began = shown = time.monotonic()
-    done = 0
-
-    def progress(total):
-        nonlocal done, shown
-        done += 1
-        clock = time.monotonic()
-        if done == 1 or clock - shown > 5:
-            shown, left = clock, (clock - began) / done * (total - done) / 60
-            line = f"{label}: {done}/{total} questions, {left:.1f} min left here"
-            print(line, file=sys.stderr, flush=True)
-
-    return progress

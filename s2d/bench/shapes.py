@@ -21,7 +21,6 @@ from ..decode import generate, now
 from ..model import DECODING_KERNELS, LlamaConfig
 from ..program import Parser
 from ..soft import exit_hidden
-from ..static import static_twin
 from ..tree import TreeAttention, ancestor_mask
 from ..weights import DTYPES, check_device, choose_dtype, empty_model
 from .methods import peer_of
@@ -92,7 +91,7 @@ def copy_bandwidth(device, repetitions):
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def forward_table(model, context, repetitions, bandwidth, name="pass"):
+def forward_table(model, context, repetitions, bandwidth):
     """One pass over a prompt of ``context`` tokens, then over trees of 1..64 nodes behind it."""
     device = model.device
     attention = TreeAttention(1, max(NODES), device, model.dtype)
@@ -106,7 +105,7 @@ def forward_table(model, context, repetitions, bandwidth, name="pass"):
         hidden = model.run_layers(model.embed(tokens[:, start:end]), **how)
         model.logits(hidden[0, -max(1, end - context) :])
 
-    lines = [[name, "ms", "GB/s of weights", "share of a copy's speed"]]
+    lines = [["pass", "ms", "GB/s of weights", "share of a copy's speed"]]
     for nodes in (0, *NODES):
         parents = torch.arange(nodes, device=device) // 2 - 1  # any tree will do
         attention.set_tree(ancestor_mask(parents.clamp(min=-1)))
@@ -120,9 +119,9 @@ def forward_table(model, context, repetitions, bandwidth, name="pass"):
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def segment_table(draft, context, repetitions, name="draft segment"):
+def segment_table(draft, context, repetitions):
     """Each of the draft's segments for one token behind ``context`` others, LM head included."""
-    exits, lines = draft.config.exit_layers, [[name, "ms"]]
+    exits, lines = draft.config.exit_layers, [["draft segment", "ms"]]
     hidden = torch.randn(1, 1, draft.config.hidden_size, device=draft.device).to(draft.dtype)
 
     def forward(start, stop, cache):
@@ -151,24 +150,20 @@ def random_tokens(model, length, seed):
     return torch.randint(model.config.vocab_size, (1, length), generator=generator).to(model.device)
 
 
-def decoding_table(pairs, context, new_tokens, rounds):
-    """Tokens per second of whole generations, the methods in turn, and the median speedups.
-
-    ``pairs`` {what follows the methods' names: (target, draft)}, of which the first has no name.
-    """
-    results = {(method, name): [] for name in pairs for method in ("ar", "s2d", "s2d-tree")}
-    for number in range(rounds + 1):  # the first round warms up
-        prompt = random_tokens(pairs[""][0], context, number)[0].tolist()
-        for (method, name), outputs in results.items():
-            target, draft = pairs[name]
+def decoding_table(target, draft, context, new_tokens, rounds):
+    """Tokens per second of whole generations, the methods in turn, and the median speedups."""
+    results = {"ar": [], "s2d": [], "s2d-tree": []}
+    for number in range(rounds + 1):
+        prompt = random_tokens(target, context, number)[0].tolist()
+        for method, outputs in results.items():
             outputs.append(generate(target, prompt, draft, method, new_tokens))
     lines, alone = [["method", "tokens/s", "speedup", "MAT"]], None
-    for key, outputs in results.items():
-        speed = [len(output.tokens) / output.stats.seconds for output in outputs[1:]]
-        alone = alone or speed  # the first is "ar"
+    for method, (_, *outputs) in results.items():  # the first round warms up
+        speed = [len(output.tokens) / output.stats.seconds for output in outputs]
+        alone = alone or speed
         ratio = median(own / other for own, other in zip(speed, alone))
-        mat = mean(output.stats.mean_accepted_tokens for output in outputs[1:])
-        lines.append(["".join(key), f"{median(speed):.1f}", f"{ratio:.2f}", f"{mat:.2f}"])
+        mat = mean(output.stats.mean_accepted_tokens for output in outputs)
+        lines.append([method, f"{median(speed):.1f}", f"{ratio:.2f}", f"{mat:.2f}"])
     return lines
 
 
@@ -219,28 +214,23 @@ def report(args):
 
 def report_shape(shape, device, dtype, bandwidth, args):
     """All tables of one shape; its models are out of memory afterwards."""
-    exits = EXITS[shape]
+    exits, context = EXITS[shape], args.context
     model = random_model(SHAPES[shape], device, dtype, 0, exits[0], args.scale)
     draft = first_layers(model, exits)
     count = sum(p.numel() for p in model.parameters())
     print(f"\n{shape}: {count:,} parameters, {count * dtype.itemsize / 1e9:.2f} GB")
     if args.hf:
         print(beside_transformers(model, 128))
-    fractions = zip(exits, agreement(model, draft, 256, 1))
-    agree = ", ".join(f"exit {exit_layer} {part:.0%}" for exit_layer, part in fractions)
+    parts = zip(exits, agreement(model, draft, 256, 1))
+    agree = ", ".join(f"exit {exit_layer} {part:.0%}" for exit_layer, part in parts)
     scaled = f"layers after {exits[0]} scaled by {args.scale:g}"
     print(f"{scaled}; draft and target agree: {agree}", flush=True)
-    pairs = {"": (model, draft)}
-    if args.compile:
-        pairs[", compiled"] = static_twin(model), static_twin(draft)
-
-    def show(table):
-        print(f"\n{render(table, args.markdown)}", flush=True)
-
-    for name, (target, drafter) in pairs.items():
-        show(forward_table(target, args.context, args.repetitions, bandwidth, f"pass{name}"))
-        show(segment_table(drafter, args.context, args.repetitions, f"draft segment{name}"))
-    show(decoding_table(pairs, args.context, args.max_new_tokens, args.rounds))
+    for table in (
+        partial(forward_table, model, context, args.repetitions, bandwidth),
+        partial(segment_table, draft, context, args.repetitions),
+        partial(decoding_table, model, draft, context, args.max_new_tokens, args.rounds),
+    ):
+        print(f"\n{render(table(), args.markdown)}", flush=True)
 
 
 def parse(arguments):
@@ -254,7 +244,6 @@ def parse(arguments):
     add("--max-new-tokens", type=int, default=128)
     add("--repetitions", type=int, default=20, help="of each forward pass; the median is shown")
     add("--rounds", type=int, default=3, help="of whole generations, the methods in turn")
-    add("--compile", action="store_true", help="compiled passes too, on a GPU recorded ones")
     add("--hf", action="store_true", help="compare logits with transformers'")
     add("--markdown", action="store_true")
     return parser.parse_args(arguments)

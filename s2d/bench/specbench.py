@@ -4,6 +4,7 @@ Knows nothing about models.
 """
 
 import json
+import re
 import time
 from collections import Counter
 from itertools import islice
@@ -58,15 +59,20 @@ def group_of(question):
     return "mt_bench" if question["category"] in MT_BENCH else question["category"]
 
 
-def write_answers(path, model_id, records):
-    """What Spec-Bench's evaluation/speed.py and equal.py read: one line for each of ``records``."""
-    with staged_file(path) as stage, stage.open("w", encoding="utf-8") as file:
+def write_answers(folder, name, records):
+    """A file a method, as Spec-Bench's evaluation/speed.py and equal.py read it: the last round."""
+    last = max(record["round"] for record in records)
+    for method in dict.fromkeys(record["method"] for record in records):
+        model_id, lines = re.sub(r"[^\w.,]+", "-", f"{name}-{method}"), []
         for record in records:
-            choice = {key: record[key] for key in ("turns", "new_tokens", "wall_time")}
-            choice["decoding_steps"] = record.get("decoding_steps", record["new_tokens"])
-            choice["accept_lengths"] = sum(record.get("accept_lengths", []), [])
-            line = {key: record[key] for key in ("question_id", "category")}
-            answer_id = f"{model_id}-{record['question_id']}"
-            line |= {"model_id": model_id, "answer_id": answer_id, "tstamp": time.time()}
-            line |= {"choices": [{"index": 0, **choice}]}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            if (record["method"], record["round"]) == (method, last):
+                choice = {key: record[key] for key in ("turns", "new_tokens", "wall_time")}
+                choice["decoding_steps"] = record.get("decoding_steps", record["new_tokens"])
+                choice["accept_lengths"] = sum(record.get("accept_lengths", []), [])
+                line = {key: record[key] for key in ("question_id", "category")}
+                answer_id = f"{model_id}-{record['question_id']}"
+                line |= {"model_id": model_id, "answer_id": answer_id, "tstamp": time.time()}
+                line |= {"choices": [{"index": 0, **choice}]}
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        with staged_file(folder / f"{model_id}.jsonl") as stage:
+            stage.write_text("".join(lines), encoding="utf-8")
