@@ -115,7 +115,7 @@ def test_the_front_can_be_read_in_an_evening():
     ]
     assert sum(len((PACKAGE / f"{name}.py").read_text().splitlines()) for name in names) < 1550
     front = [path.name for path in PACKAGE.glob("*.py")]
-    assert len(front) <= 16
+    assert len(front) <= 17
     reading = (ROOT / "README.md").read_text().partition("## Read")[2]
     assert not [name for name in [*front, *FRONT_FOLDERS] if name not in reading], (
         "README's reading order leaves some out"

@@ -129,25 +129,25 @@ def train_mini(out, only, device, seed, resume, millions=None):
     wanted = [name for name in names if not (resume and (out / name).is_dir())]
     for name in wanted:  # before hours of work: what is in the way of the last one shows too
         check_out(out / name, resume)
-    for name in wanted:
-        if name == "mini-draft":
-            amount, parent = millions or DRAFT_TOKENS, out / "mini-7b"
-            run = Run(out / name, device, seed + 1, resume)
-            rows = rows_of(parent, "mini", device, MINI, amount, seed + 1)
-            train_soft(parent, DRAFT_EXITS, rows, MINI, run, DRAFTING)
-        else:
-            train_target(name, Run(out / name, device, seed, resume), millions)
+    with tempfile.TemporaryDirectory() as folder:
+        if set(wanted) & set(TARGETS):
+            make_tokenizer(Path(folder), seed)
+        for name in wanted:
+            if name == "mini-draft":
+                amount, parent = millions or DRAFT_TOKENS, out / "mini-7b"
+                rows = rows_of(parent, "mini", device, MINI, amount, seed + 1)
+                run = Run(out / name, device, seed + 1, resume)
+                train_soft(parent, DRAFT_EXITS, rows, MINI, run, DRAFTING)
+            else:
+                train_target(name, Run(out / name, device, seed, resume), folder, millions)
 
 
-def train_target(name, run, millions=None):
-    """One of TARGETS from nothing, and the tokenizer they all share."""
+def train_target(name, run, tokenizer, millions=None):
+    """One of TARGETS from nothing, with the tokenizer in a folder that they all share."""
     config, own_millions, peak, copying = TARGETS[name]
     model = initialise(config, run.seed, copying).to(check_device(run.device))
-    recipe = replace(MINI, lr=peak)
-    with tempfile.TemporaryDirectory() as folder:
-        make_tokenizer(Path(folder), run.seed)
-        tokenizer = Tokenizer(Path(folder) / "tokenizer.model")
-        rows = corpus_rows(millions or own_millions, recipe)
-        # To foresee the questions as well, a model that copies would first have to unlearn it.
-        packed = pack(corpus_dialogues(run.seed), tokenizer, rows, recipe.length, copying)
-        train_and_save(model, (config.num_hidden_layers,), packed, recipe, run, folder)
+    recipe, dialogues = replace(MINI, lr=peak), corpus_dialogues(run.seed)
+    rows = corpus_rows(millions or own_millions, recipe)
+    # To foresee the questions as well, a model that copies would first have to unlearn it.
+    packed = pack(dialogues, Tokenizer(tokenizer), rows, recipe.length, copying)
+    train_and_save(model, (config.num_hidden_layers,), packed, recipe, run, tokenizer)
