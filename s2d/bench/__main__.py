@@ -49,15 +49,15 @@ def run(args):
     drafts = {False: load_draft() if needed else None}
     names = args.methods or (sweep_methods if sweep else default_methods)(drafts[False])
     if args.compile:
-        names = [each for name in ("ar", *names) for each in (name, f"{name}:compile")]
+        names = [name.replace(":compile", "") for name in ("ar", *names)]
+        names = [each for name in names for each in (name, f"{name}:compile")]
     names = list(dict.fromkeys(["ar", *names]))  # all others are compared to "ar"
     if any("compile" in name for name in names):
         drafts[True] = load_draft(compile=True) if needed else None
     parse = partial(parse_method, draft=drafts[False], draft_path=args.draft)
-    methods = {
-        target: {name: parse(name, target_path=path) for name in names}
-        for target, path in targets.items()
-    }
+    methods = {}  # {target: {name: (whether it is compiled, options)}}
+    for target, path in targets.items():
+        methods[target] = {name: parse(name, target_path=path) for name in names}
     questions = choose_questions(args.questions, "train" if sweep else "held-out", args.limit)
     machine = f"{torch.get_num_threads()} threads, {choose_dtype(args.dtype, device)}"
     most = f"at most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds"
@@ -67,10 +67,9 @@ def run(args):
         for name, path in targets.items():
             measure_target(args, name, path, drafts, methods[name], questions, records)
             if args.check and 0.0 in args.temperature:  # the measured target is out of memory
-                load, own = partial(load_model, path, args.device), records[name, 0.0]
-                for method, line, good in check_methods(
-                    load, args.dtype, drafts, own, methods[name]
-                ):
+                load = partial(load_model, path, args.device)
+                asked = load, args.dtype, drafts, records[name, 0.0], methods[name]
+                for method, line, good in check_methods(*asked):
                     print(f"{name} {method}: {line}", flush=True)
                     code = max(code, int(good is False))
                 print()

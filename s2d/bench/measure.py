@@ -23,16 +23,8 @@ def runners(models, methods, peers, temperature, max_new_tokens):
 
     def ours(compiled, options, prompt, seed):
         target, draft = models[compiled]
-        longest = min(max_new_tokens, context_size)
-        output = generate(
-            target,
-            prompt,
-            draft,
-            max_new_tokens=longest,
-            temperature=temperature,
-            seed=seed,
-            **options,
-        )
+        sampling = dict(max_new_tokens=min(max_new_tokens, context_size), temperature=temperature)
+        output = generate(target, prompt, draft, seed=seed, **sampling, **options)
         return output.tokens, output.stats.seconds, statistics_of(output)
 
     def theirs(peer, prompt, seed):

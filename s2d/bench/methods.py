@@ -89,10 +89,9 @@ def peer_of(model):
 
 
 def transformers_methods(target, draft):
-    """{name: function of prompt, new tokens, temperature and seed -> (tokens, seconds)} of the peer.
+    """{name: function of prompt, new tokens, temperature, seed -> (tokens, seconds)} of the peer.
 
-    Its greedy or sampling generate: alone, assisted by the same draft if there is one, and with
-    prompt look-up.
+    Its own ``generate`` alone, assisted by the same draft if there is one, and with prompt look-up.
     """
     device, peer = target.device, peer_of(target)
 

@@ -419,7 +419,8 @@ def _math(rng):
 # ----------------------------------------------------------------------------------------- rag
 
 RECORD = """{name} is {age} years old, lives in {city} and works as {a_job}.
-    {name} from {city} is {a_job} of {age} years. / In {city} lives {name}, {a_job}, who is {age}."""
+    {name} from {city} is {a_job} of {age} years.
+    In {city} lives {name}, {a_job}, who is {age}."""
 INTROS = "Use this text: / Context: / Read this: / Here is what I know:"
 ASKED = {
     "city": ("Where does {name} live? / What is the city of {name}?", "{name} lives in {city}."),

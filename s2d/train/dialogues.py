@@ -52,7 +52,7 @@ def read_sharegpt(path, skipped):
 
 
 def first_prompts(data, seed, count, tokenizer, template):
-    """Prompts: the first messages of ``count`` dialogues of "mini", the corpus, or a ShareGPT file."""
+    """Prompts: the first messages of ``count`` dialogues of "mini" (the corpus) or a file."""
     skipped = Counter()
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
     first = [messages[:1] for messages in islice(dialogues, count)]
