@@ -7,7 +7,7 @@ draft the same as trees.
 
 from collections.abc import Iterator
 
-from .decode import Stats, Step, decode
+from .decode import Stats, Step, clock, decode
 from .draft import NoDraft, SortedDraft
 from .model import Llama
 from .sampling import Sampler, Sampling
@@ -88,6 +88,7 @@ def start(
     Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError
     for anything that cannot be run.
     """
+    began = clock(target.device)
     check(target, tokens, max_new_tokens, temperature, top_p, seed)
     check_draft(target, draft, method, init, stop)
     shape = choose_shape(target.config, draft, method, draft_length, tree)
@@ -113,7 +114,10 @@ def start(
 
         drafter = FirstDecides(drafter, target.device)
     sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
-    return Generation(decode(target, tokens, drafter, sampling, max_new_tokens), drafter.exact)
+    steps = decode(target, tokens, drafter, sampling, max_new_tokens)
+    generation = Generation(steps, drafter.exact)
+    generation.stats.seconds = clock(target.device) - began  # of caches and masks; each step adds
+    return generation
 
 
 def check(target, tokens, max_new_tokens, temperature, top_p, seed):

@@ -4,10 +4,10 @@ import functools
 
 import pytest
 from helpers import WEIGHTS
+from s2d.tune import measuring
 
 from s2d import Tokenizer, load_model
 from s2d.extras import compiled
-from s2d.tune import measuring
 from s2d.user_cache import private_folder
 
 

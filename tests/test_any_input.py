@@ -23,11 +23,11 @@ import torch
 from helpers import WEIGHTS, random_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from s2d.decision import Decision, fingerprint, save_decision
+from s2d.options import METHODS, TREE_METHODS
 from vocabularies import save_trained
 
 import run
-from s2d.decision import Decision, fingerprint, save_decision
-from s2d.options import METHODS, TREE_METHODS
 from s2d.tokenizer import Tokenizer
 from s2d.weights import DTYPES, save_model
 from s2d.weights.shards import INDEX, SINGLE

@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 from helpers import WEIGHTS, random_llama
+from s2d.decision import Decision, fingerprint, load_decision, save_decision
 
 from s2d import generate
-from s2d.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.draft import Prediction, child_chances
 from s2d.train import __main__ as train
 from s2d.train.decision import auc, calibration, fit_decision
@@ -96,17 +96,15 @@ def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
 
 
 def test_training_finds_what_decides():
-    """Chances that depend on one feature are learnt, and soft labels lead to calibrated predictions."""
+    """Labels that depend on one feature are learnt; soft ones lead to calibrated predictions."""
     generator = torch.Generator().manual_seed(0)
     features = torch.rand(4000, 11, generator=generator)
     labels = torch.sigmoid(6 * features[:, 3] - 3)
     torch.manual_seed(0)
     model = Decision("stats", 8, 0.4, "")
     losses = list(fit_decision(model, features, labels, epochs=12, seed=0))
-    entropy = torch.nn.functional.binary_cross_entropy(
-        labels, labels
-    ).item()  # no prediction can do better
-    assert losses[0] - entropy > 10 * (losses[-1] - entropy)
+    best = torch.nn.functional.binary_cross_entropy(labels, labels).item()
+    assert losses[0] - best > 10 * (losses[-1] - best)
     with torch.inference_mode():
         scores = model.layers(features)[:, 0].sigmoid()
     assert (scores - labels).abs().mean() < 0.03
@@ -117,25 +115,18 @@ def test_auc_against_counting_pairs():
     generator = torch.Generator().manual_seed(1)
     scores = (torch.rand(60, generator=generator) * 10).round() / 10  # many ties
     labels = torch.rand(60, generator=generator)
-    pairs = [
-        (a > b) + 0.5 * (a == b)
-        for a, x in zip(scores, labels)
-        if x > 0.5
-        for b, y in zip(scores, labels)
-        if y <= 0.5
-    ]
-    assert auc(scores, labels) == pytest.approx(float(sum(pairs)) / len(pairs))
+    high, low = scores[labels > 0.5, None], scores[labels <= 0.5]
+    pairs = (high > low).double() + 0.5 * (high == low)
+    assert auc(scores, labels) == pytest.approx(pairs.mean().item())
     assert auc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])) == 1.0
 
 
 def test_calibration_table():
-    lines = list(
-        calibration(torch.tensor([0.05, 0.07, 0.55, 1.0]), torch.tensor([0.0, 1.0, 0.5, 1.0]))
-    )
-    assert [line.split() for line in lines[1:]] == [
-        ["0.0", "to", "0.1", "2", "0.06", "0.50"],
-        ["0.5", "to", "0.6", "1", "0.55", "0.50"],
-        ["0.9", "to", "1.0", "1", "1.00", "1.00"],
+    scores, labels = torch.tensor([0.05, 0.07, 0.55, 1.0]), torch.tensor([0.0, 1.0, 0.5, 1.0])
+    assert [line.split() for line in list(calibration(scores, labels))[1:]] == [
+        "0.0 to 0.1 2 0.06 0.50".split(),
+        "0.5 to 0.6 1 0.55 0.50".split(),
+        "0.9 to 1.0 1 1.00 1.00".split(),
     ]
 
 
@@ -174,29 +165,36 @@ def test_what_does_not_fit_is_refused(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def train_decision(out, *more):
+    arguments = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft", "--out", out]
+    return train.main(["decision", *map(str, [*arguments, *more])])
+
+
 def test_the_training_command(tmp_path, capsys):
-    arguments = ["decision", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--prompts", "10",
-                 "--epochs", "2", "--features", "stats", "--out", str(tmp_path / "new" / "d.safetensors")]  # fmt: skip
-    assert train.main(arguments) == 0
+    out = tmp_path / "new" / "d.safetensors"
+    assert train_decision(out, "--prompts", 5, "--epochs", 2, "--features", "stats") == 0
     report = capsys.readouterr().out
     assert re.search(r"kept out: loss [\d.]+ \(always [\d.]+: [\d.]+\), AUC [\d.]+", report)
     assert "predicted" in report and "observed" in report
-    assert (tmp_path / "new" / "d.safetensors").is_file()
-    for change, message in (
-        (["--prompts", "2"], "too few to train on"),
-        (["--target", "nowhere"], "no model folder"),
+    assert out.is_file()
+    (tmp_path / "mine").write_text("mine")
+    for file, change, message in (
+        (out, ["--prompts", "2"], "too few to train on"),
+        (out, ["--target", "nowhere"], "no model folder"),
+        (out, ["--threshold", "2"], "the threshold is within 0..1"),
+        (tmp_path / "mine", [], "is there already and is no decision model"),
     ):
-        assert train.main([*arguments, *change]) == 2
+        assert train_decision(file, *change) == 2
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 1 and message in error[0]
 
 
 def test_the_training_command_reads_sharegpt(tmp_path, capsys):
-    records = [{"conversations": [{"from": "human", "value": f"What is {n}?"}, {"from": "gpt", "value": "A number."}]}
-               for n in range(6)]  # fmt: skip
-    (tmp_path / "chats.json").write_text(json.dumps([{"conversations": []}, *records]))
-    assert train.main(["decision", "--target", str(WEIGHTS / "mini-7b"), "--draft", str(WEIGHTS / "mini-draft"), "--data",
-                          str(tmp_path / "chats.json"), "--prompts", "5", "--epochs", "1", "--out", str(tmp_path / "d")]) == 0  # fmt: skip
+    turns = [{"from": "human", "value": "What is 2?"}, {"from": "gpt", "value": "A number."}]
+    records = [{"conversations": each} for each in ([], *[turns] * 6)]
+    (tmp_path / "chats.json").write_text(json.dumps(records))
+    options = ["--data", tmp_path / "chats.json", "--prompts", 5, "--epochs", 1]
+    assert train_decision(tmp_path / "d", *options) == 0
     assert "records passed over: 1 (no question with an answer)" in capsys.readouterr().err
 
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from helpers import WEIGHTS, load_transformers, random_llama, transformers_greedy
+from s2d.options import METHODS, choose_shape
 
 from s2d import generate
 from s2d.bench.specbench import held_out_prompts
-from s2d.options import METHODS, choose_shape
 from s2d.tree import Dynamic, TokenTree, TreeAttention
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]

@@ -194,7 +194,8 @@ RECIPE = fit.Recipe(
 def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
     """Losses (2,) of each of the 21 steps of a small training of exits 2 and 4."""
     losses = []
-    for step, loss in fit.fit(model, (2, 4), ROWS, LABELS, RECIPE, checkpoint, resume, mesh=mesh):
+    run = fit.Run(checkpoint.with_suffix(""), resume=resume, mesh=mesh)
+    for step, loss in fit.fit(model, (2, 4), (ROWS, LABELS), RECIPE, run):
         losses.append(loss.tolist())
         if step == kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -241,7 +242,7 @@ def train_on_every_rank(checkpoint, kill_after=None):
         Path.mkdir = lambda *arguments, **options: (time.sleep(0.02), mkdir(*arguments, **options))
     with parallel.joined("cpu") as (mesh, _):
         model = student()
-        losses = losses_of(model, checkpoint, True, mesh, kill_after and int(kill_after))
+        losses = losses_of(model, Path(checkpoint), True, mesh, kill_after and int(kill_after))
         held = sum(parameter.to_local().numel() for parameter in model.parameters())
         whole = distributed.gathered(model, mesh)
         if whole:

@@ -71,7 +71,10 @@ def test_no_front_room_imports_from_a_back_room():
         "trace",
     } <= BACK
     for path in [*map(MODULES.get, FRONT), *ROOT.glob("*.py")]:
-        allowed = {"run.py": {"trace"}, "__init__.py": {"extras"}}  # load_model makes compiled twins
+        allowed = {
+            "run.py": {"trace"},
+            "__init__.py": {"extras"},
+        }  # load_model makes compiled twins
         rooms = {name.split(".")[1] for name in imported(path) if "." in name}
         rooms -= allowed.get(path.name, set())
         assert not rooms & BACK, f"{path} imports from {rooms & BACK}"
@@ -115,7 +118,7 @@ def test_the_front_can_be_read_in_an_evening():
     ]
     assert sum(len((PACKAGE / f"{name}.py").read_text().splitlines()) for name in names) < 1550
     front = [path.name for path in PACKAGE.glob("*.py")]
-    assert len(front) <= 16
+    assert len(front) <= 17
     reading = (ROOT / "README.md").read_text().partition("## Read")[2]
     assert not [name for name in [*front, *FRONT_FOLDERS] if name not in reading], (
         "README's reading order leaves some out"

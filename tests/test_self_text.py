@@ -9,12 +9,12 @@ from helpers import WEIGHTS, program, random_llama
 from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
-from s2d.tokenizer import chat_template
+from s2d.chat import chat_template
+from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
-from s2d.train.soft import soft_losses
 from s2d.weights.datastore import load_datastore, tokenizer_checksum, write_datastore
 
 BEFORE, AFTER = [1, 30], [2, 40, 41]  # a user's turn ends with 2, as answers do

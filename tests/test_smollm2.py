@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT, WEIGHTS, load_transformers, transformers_greedy
+from s2d.tune import read_priors
+from s2d.tune.costs import ROWS, Costs
+from s2d.tune.tuner import Tuner
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -21,9 +24,6 @@ import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench import __main__ as bench
 from s2d.chat import chat_template
-from s2d.tune import read_priors
-from s2d.tune.costs import ROWS, Costs
-from s2d.tune.tuner import Tuner
 from s2d.weights import get as getting
 from s2d.weights.__main__ import main
 

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from helpers import peak_growth, random_llama
 from torch.distributions import Categorical, kl_divergence
 
-from s2d.train import soft
-from s2d.train.soft import Distillation, exit_hidden, soft_losses
+from s2d import soft
+from s2d.soft import exit_hidden, soft_losses
+from s2d.train.distil import Distillation
 
 
 def example():
@@ -20,15 +21,12 @@ def example():
 
 def test_each_loss_is_that_of_a_model_cut_off_at_the_exit():
     tokens, labels = example()
-    full = random_llama(0)
+    full, wanted = random_llama(0), labels != -100
     losses = soft_losses(full, tokens, labels, (1, 3, 4))
     for exit_layer, loss in zip((1, 3, 4), losses):
         cut = random_llama(0, num_hidden_layers=exit_layer)
-        cut.load_state_dict(
-            {name: t for name, t in full.state_dict().items() if name in cut.state_dict()}
-        )
-        logits, wanted = cut(tokens), labels != -100
-        separate = F.cross_entropy(logits[wanted], labels[wanted])
+        cut.load_state_dict({name: full.state_dict()[name] for name in cut.state_dict()})
+        separate = F.cross_entropy(cut(tokens)[wanted], labels[wanted])
         assert abs(loss - separate) < 1e-6  # the loss is taken in float32
     assert losses.max() - losses.min() > 0.01
 
@@ -63,39 +61,37 @@ def test_rows_without_labels_give_no_loss_and_no_gradient():
 
 @pytest.mark.parametrize("kind", ["forward", "reverse", "tv"])
 def test_the_teachers_term(kind):
-    """Against torch.distributions, at every exit; nothing from a teacher equal to the last exit, nothing to learn for it."""
+    """Against torch.distributions, at every exit; the teacher itself learns nothing."""
     tokens, labels = example()
     model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
-    plain = soft_losses(model, tokens, labels, (2, 4))
-    with_teacher = soft_losses(
-        model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7)
-    )
-    wanted = labels != -100
+
+    def losses(teacher=None):
+        distillation = teacher and Distillation(teacher, kind, 0.7)
+        return soft_losses(model, tokens, labels, (2, 4), distillation=distillation)
+
+    plain, with_teacher, wanted = losses(), losses(teacher), labels != -100
     p = Categorical(logits=teacher(tokens)[wanted])
     for number, hidden in enumerate(exit_hidden(model, tokens, (2, 4))):
         q = Categorical(logits=model.logits(hidden)[wanted])
-        term = {"forward": kl_divergence(p, q), "reverse": kl_divergence(q, p),
-                "tv": (p.probs - q.probs).clamp(min=0).sum(dim=-1)}[kind]  # fmt: skip
-        assert abs(with_teacher[number] - plain[number] - 0.7 * term.mean()) < 1e-5
-    itself = soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(model, kind, 0.7))
+        terms = {"forward": kl_divergence(p, q), "reverse": kl_divergence(q, p)}
+        terms["tv"] = (p.probs - q.probs).clamp(min=0).sum(dim=-1)
+        assert abs(with_teacher[number] - plain[number] - 0.7 * terms[kind].mean()) < 1e-5
+    itself = losses(model)  # a teacher equal to the last exit
     assert abs(itself[1] - plain[1]) < 1e-6 < itself[0] - plain[0]
     teacher.requires_grad_(True)
     model.requires_grad_(True)
-    soft_losses(
-        model, tokens, labels, (2, 4), distillation=Distillation(teacher, kind, 0.7)
-    ).mean().backward()
+    losses(teacher).mean().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
 
 def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
-    """Peak memory of loss and gradients, with a vocabulary whose logits at once would be 3 x 500 MiB in float32."""
+    """Of loss and gradients, with a vocabulary whose logits at once would be 3 x 250 MiB."""
     prepare = (
-        "import torch; from s2d.model import Llama, LlamaConfig; from s2d.train.soft import soft_losses\n"
+        "import torch; from s2d.model import Llama, LlamaConfig; from s2d.soft import soft_losses\n"
         "c = LlamaConfig(32000, 16, 32, 3, 2, 2, 8, max_position_embeddings=4096)\n"
-        "m, tokens = Llama(c), torch.randint(0, 32000, (1, 4096))\n"
+        "m, tokens = Llama(c), torch.randint(0, 32000, (1, 2048))\n"
         "def run(t): soft_losses(m, t, t, (1, 2, 3), recompute=True).mean().backward()\n"
         "run(tokens[:, :64])"
     )
-    assert (
-        100 < peak_growth(prepare, "run(tokens)") < 700
-    )  # one chunk of logits is 125 MiB; its softmax and gradient are as large
+    # One chunk of logits is 125 MiB; its softmax and gradient are as large.
+    assert 100 < peak_growth(prepare, "run(tokens)") < 700

@@ -1,52 +1,46 @@
-"""Is it lossless here? Greedy answers against the target alone's, and the passes that checked drafts against plain ones.
+"""Is it lossless here? Answers against the target's own, and the checked logits against plain ones.
 
-A pass over many tokens and a pass over one run different kernels, so in less than double precision two nearly equal
-logits can change places. Such a tie is told from a bug by what is true, the same model in float64, and by how far the
-target's own plain passes are from that: a step's pass over a tree may be as far from it, and no farther. The target and
-its float64 are not in memory together. Knows nothing about timing.
+A pass over many tokens and a pass over one run different kernels, so in less than double precision
+two nearly equal logits can swap their order. Such a tie is told from a bug by what is true, the
+same model in float64, and by how far the target's plain passes are from that: a step's pass over a
+tree may be as far from it, and no farther. The target and its float64 are not in memory together.
+Knows nothing about timing.
 """
 
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 
-from ..decode import generate
+from ..generate import start
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
-AS_GOOD, WORSE = (
-    1.15,
-    1.4,
-)  # times the plain passes' error: up to the first nothing is wrong, from the second on something is
+# Times the plain passes' error: up to the first all is well, from the second on something is wrong.
+AS_GOOD, WORSE = 1.15, 1.4
 
 
 def check_methods(load, dtype, drafts, records, methods):
-    """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar", whose answers they should give.
+    """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar".
 
-    ``load(dtype)``, with ``compile`` where a method is compiled, is the target that made the greedy ``records``; ``drafts``
-    {whether compiled: draft} and ``methods`` are those it made them with. Right is True, False or None for cannot tell; a method
-    that does not claim to be lossless is never wrong.
+    ``load(dtype)``, with ``compile`` where a method is compiled, is the target that made the greedy
+    ``records``; ``drafts`` {whether compiled: draft} and ``methods`` are those it made them with.
+    Right is True, False or None for cannot tell; a method that does not claim to be lossless is
+    never wrong.
     """
     alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
     prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
     target, found = load(dtype), {}
     targets = {compiled: load(dtype, compile=True) if compiled else target for compiled in drafts}
     for method, (compiled, options) in methods.items():
-        if method == "ar":
-            continue
-        own, differences = [record for record in records if record["method"] == method], []
-        for record in own:
-            expected = alone[record["question_id"]]
-            turns = zip(expected["prompts"], expected["tokens"], record["tokens"])
-            different = filter(None, (first_difference(target, *turn) for turn in turns))
-            differences += islice(
-                different, 1
-            )  # from the first different answer on, later turns have another context
-        passes = [observe_pass(targets[compiled], target, drafts[compiled], options, prompt, number)
-                  for number, prompt in enumerate(prompts)]  # fmt: skip
-        found[method] = passes, differences, all(all(record["exact"]) for record in own)
-    del target, targets  # not in memory together with what follows
+        if method != "ar":
+            own = [record for record in records if record["method"] == method]
+            pairs = [(alone[record["question_id"]], record) for record in own]
+            differences = [first_of_turns(target, *pair) for pair in pairs]
+            models = targets[compiled], target, drafts[compiled]
+            passes = [observe_pass(*models, options, *each) for each in enumerate(prompts)]
+            exact = all(all(record["exact"]) for record in own)
+            found[method] = passes, [each for each in differences if each], exact
+    del target, targets, models  # not in memory together with what follows
     precise = load("float64")
     for method, (passes, differences, exact) in found.items():
         line, right = verdict(precise, passes, differences)
@@ -55,10 +49,11 @@ def check_methods(load, dtype, drafts, records, methods):
 
 @dataclass
 class Pass:
-    """What a step's target pass said about N+1 places, and what plain passes over the paths of its tree say.
+    """What a step's target pass and plain passes over the paths of its tree say about N+1 nodes.
 
-    ``paths`` (P, T) are the context followed by each root-to-leaf path, filled up with zeros; ``where`` (N+1, 2) the path
-    and the place in it of the context's end and of every node; ``checked`` and ``plain`` (N+1, V) the logits there.
+    ``paths`` (P, T) are the context followed by each root-to-leaf path, filled up with zeros;
+    ``where`` (N+1, 2) the path and the position in it of the context's end and of every node;
+    ``checked`` and ``plain`` (N+1, V) the logits there.
     """
 
     paths: torch.Tensor
@@ -69,7 +64,7 @@ class Pass:
 
 @dataclass
 class Difference:
-    """Where an answer first differs from the target's own: ``tokens`` lead there, then one wrote a and the other b."""
+    """Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b."""
 
     tokens: list[int]
     a: int
@@ -79,95 +74,106 @@ class Difference:
 
 def paths_of(context, tree):
     """(paths, where) as in Pass, for a ``context``, a list, and a TokenTree."""
-    parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
-    leaves = [node for node in range(len(tree)) if node not in parents] or [-1]
-    paths, where = [], {-1: (0, len(context) - 1)}
-    for number, node in enumerate(leaves):
-        path = []
-        while node >= 0:
-            path.insert(0, node)
-            node = parents[node]
-        paths.append(context + [tokens[node] for node in path])
-        where |= {node: (number, len(context) + depth) for depth, node in enumerate(path)}
-    longest = max(map(len, paths))
-    filled = [path + [0] * (longest - len(path)) for path in paths]
-    return torch.tensor(filled), torch.tensor([where[node] for node in range(-1, len(tree))])
+    context, ancestors = torch.tensor(context), tree.ancestors.cpu()  # (N, N) of each node, with it
+    leaves = (ancestors.sum(dim=0) == 1).nonzero()[:, 0]
+    paths = [torch.cat((context, tree.tokens.cpu()[ancestors[leaf]])) for leaf in leaves]
+    where = [(0, len(context) - 1)]
+    for node, depth in enumerate(ancestors.sum(dim=1).tolist()):
+        path = ancestors[leaves, node].int().argmax().item()  # the first path that it is on
+        where.append((path, len(context) - 1 + depth))
+    filled = torch.nn.utils.rnn.pad_sequence(paths or [context], batch_first=True)
+    return filled, torch.tensor(where)
 
 
 def plain_logits(model, paths, where):
-    """Logits (N+1, V) at the places ``where`` of a cache-free causal pass over ``paths``, on the CPU."""
+    """Logits (N+1, V) at the positions ``where`` of a pass over ``paths``, without a KV cache."""
     hidden = model.run_layers(model.embed(paths.to(model.device)))
     return model.logits(hidden[where[:, 0], where[:, 1]]).cpu()
 
 
-@torch.inference_mode()
-def observe_pass(target, plain, draft, options, prompt, number):
-    """One Pass of a greedy generation by ``options``: that of its step ``number``, counted round and round.
-
-    ``plain`` is the ``target`` that takes the plain passes: itself, or where it is compiled the same model that is not.
-    """
+def observe_steps(target, draft, options, prompt):
+    """[(context, tree, the target's logits)] of each step of a greedy generation."""
     steps, context = [], list(prompt)
-    generate(target, prompt, draft=draft, max_new_tokens=NEW_TOKENS, **options, on_tokens=context.extend,
-             on_step=lambda step: steps.append((list(context), step.proposal.tree, step.logits.cpu())))  # fmt: skip
+    for step in start(target, prompt, draft, max_new_tokens=NEW_TOKENS, **options):
+        steps.append((list(context), step.proposal.tree, step.logits.cpu()))
+        context.extend(step.tokens)
+    return steps
+
+
+@torch.inference_mode()
+def observe_pass(target, plain, draft, options, number, prompt):
+    """One Pass of a greedy generation: that of its step ``number``, counted round and round.
+
+    ``plain`` takes the plain passes: the target itself or, where it is compiled, the same model
+    that is not.
+    """
+    steps = observe_steps(target, draft, options, prompt)
     context, tree, checked = steps[number % len(steps)]
     paths, where = paths_of(context, tree)
     return Pass(paths, where, checked, plain_logits(plain, paths, where))
 
 
+def first_of_turns(target, alone, other):
+    """The first Difference of two records: from there on later turns have another context."""
+    for turn in zip(alone["prompts"], alone["tokens"], other["tokens"]):
+        if difference := first_difference(target, *turn):
+            return difference
+    return None
+
+
+def last_logits(model, tokens, pair):
+    """The logits (2,) of a pair of tokens after ``tokens``."""
+    return model(torch.tensor([tokens], device=model.device))[0, -1, pair].cpu()
+
+
 @torch.inference_mode()
 def first_difference(target, prompt, alone, other):
-    """None where ``other`` is the target's own answer ``alone``, else the first Difference; tokens -1 where one ended."""
+    """The Difference of ``other`` from the target's own answer; its token is -1 where one ended."""
     if alone == other:
         return None
-    position = next(
-        (i for i, (a, b) in enumerate(zip(alone, other)) if a != b), min(len(alone), len(other))
-    )
-    a, b = (answer[position] if position < len(answer) else -1 for answer in (alone, other))
+    unequal = (i for i, (a, b) in enumerate(zip(alone, other)) if a != b)
+    position = next(unequal, min(len(alone), len(other)))
+    a, b = ([*answer, -1][position] for answer in (alone, other))
     tokens = prompt + alone[:position]
-    return Difference(
-        tokens, a, b, target(torch.tensor([tokens], device=target.device))[0, -1, [a, b]].cpu()
-    )
+    return Difference(tokens, a, b, last_logits(target, tokens, [a, b]))
 
 
 @torch.inference_mode()
 def verdict(precise, passes, differences):
-    """One line on a method's passes and differences, and whether it is good: True, False, or None for cannot tell.
+    """One line on a method, and whether it is good: True, False, or None for cannot tell.
 
-    ``precise`` is the target in float64. A tie is two tokens no farther apart than two passes can move them, each by as
-    much as the target's own pass is wrong about one of the two there. Farther apart, but by no more than its passes are
-    ever wrong about a likely token, they are in doubt.
+    ``precise`` is the target in float64. A tie is two tokens no farther apart than two passes can
+    move them, each by as much as the target's own pass is wrong about one of the two there. Farther
+    apart, but by no more than its passes are ever wrong about a likely token, they are in doubt.
     """
     checked, plain, worst = pass_errors(precise, passes)
     ratio, gaps, doubts, bugs = checked / plain, [], 0, 0
     for each in differences:
         if min(each.a, each.b) < 0:
-            return (
-                "BUG: an answer ended where the target's own goes on, or went on where that ended",
-                False,
+            one, other = (
+                "an answer ended where the target's own goes on",
+                "went on where that ended",
             )
-        exact = precise(torch.tensor([each.tokens], device=precise.device))[
-            0, -1, [each.a, each.b]
-        ].cpu()
-        gaps.append((exact[0] - exact[1]).abs().item())
-        noise = (each.plain - exact).abs().max().item()
-        doubts += 2 * noise < gaps[-1] <= 2 * worst
-        bugs += gaps[-1] > 2 * max(noise, worst)
+            return f"BUG: {one}, or {other}", False
+        exact = last_logits(precise, each.tokens, [each.a, each.b])
+        gap, noise = exact.diff().abs().item(), (each.plain - exact).abs().max().item()
+        gaps.append(gap)
+        doubts += 2 * noise < gap <= 2 * worst
+        bugs += gap > 2 * max(noise, worst)
     error = f"logits {ratio:.2f} times as far from the truth as a plain pass's"
-    differ = f"{len(gaps)} different answer{'s'[: len(gaps) != 1]}"
+    several = "s"[: len(gaps) != 1]
+    differ = f"{error}; {len(gaps)} different answer{several}"
     if bugs or ratio > WORSE:
-        return f"BUG: {error}; {differ}, {bugs} by more than rounding explains", False
+        return f"BUG: {differ}, {bugs} by more than rounding explains", False
     if doubts or ratio > AS_GOOD:
-        return f"CANNOT TELL: {error}; {differ}, {doubts} in doubt; try a wider dtype", None
-    ties = (
-        f"{len(gaps)} tie{'s'[: len(gaps) != 1]} by rounding, largest gap {max(gaps):.1e}"
-        if gaps
-        else "identical"
-    )
-    return f"{ties}; {error}", True
+        return f"CANNOT TELL: {differ}, {doubts} in doubt; try a wider dtype", None
+    if not gaps:
+        return f"identical; {error}", True
+    return f"{len(gaps)} tie{several} by rounding, largest gap {max(gaps):.1e}; {error}", True
 
 
 def pass_errors(precise, passes):
-    """Root mean square error of the checked and of the plain logits, and the plain ones' largest at a likely token."""
+    """RMS error of checked and of plain logits, and the plain ones' largest at a likely token."""
     squares, largest, count = torch.zeros(2, dtype=torch.float64), 0.0, 0
     for each in passes:
         exact = plain_logits(precise, each.paths, each.where)

@@ -1,88 +1,86 @@
-"""Full-size Llamas with random weights on one device: what a forward pass costs, and how near that is to the memory's speed.
+"""Full-size Llamas with random weights: what forward passes cost, and what the memory allows.
 
-    python -m s2d.bench shapes                  # 7b and 13b, in bfloat16 on a GPU
-    python -m s2d.bench shapes --shapes tiny    # the same program anywhere
+Speed does not ask what the weights say, acceptance does. Here the draft is the first layers of its
+target, and what the layers after the draft's first exit add is scaled down until draft and target
+agree to a degree that is measured. Knows nothing about files and text.
 
-Speed does not ask what the weights say, acceptance does. Here the draft is the first layers of its target, and whatever
-the layers after the draft's first exit add is scaled down until draft and target agree to a degree that is measured.
+python -m s2d.bench shapes                  # 7b and 13b, in bfloat16 on a GPU
+python -m s2d.bench shapes --shapes tiny    # the same program anywhere
 """
 
 import os
-import statistics
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
+from statistics import mean, median
 
 import torch
-from torch import nn
 from torch.nn.attention import sdpa_kernel
 
-from ..decode import generate, now
-from ..extras.static import static_twin
+from ..decode import clock
+from ..generate import generate
 from ..model import DECODING_KERNELS, LlamaConfig
-from ..program import Parser, optional
+from ..program import Parser
+from ..soft import exit_hidden
 from ..tree import TreeAttention, ancestor_mask
 from ..weights import DTYPES, check_device, choose_dtype, empty_model
+from .methods import peer_of
 from .tables import render
 
-# Llama-2 and Vicuna v1.5, and one to try this program with.
-SHAPES = {
-    "tiny": LlamaConfig(1024, 64, 176, 8, 4, 2, 16, max_position_embeddings=1024, eos_token_ids=()),
-    "7b": LlamaConfig(
-        32000, 4096, 11008, 32, 32, 32, 128, max_position_embeddings=4096, eos_token_ids=()
-    ),
-    "13b": LlamaConfig(
-        32000, 5120, 13824, 40, 40, 40, 128, max_position_embeddings=4096, eos_token_ids=()
-    ),
-    "70b": LlamaConfig(
-        32000, 8192, 28672, 80, 64, 8, 128, max_position_embeddings=4096, eos_token_ids=()
-    ),
+
+def llama(positions, *sizes):
+    return LlamaConfig(*sizes, max_position_embeddings=positions, eos_token_ids=())
+
+
+SHAPES = {  # one to try this program with, then Llama-2 and Vicuna v1.5
+    "tiny": llama(1024, 1024, 64, 176, 8, 4, 2, 16),
+    "7b": llama(4096, 32000, 4096, 11008, 32, 32, 32, 128),
+    "13b": llama(4096, 32000, 5120, 13824, 40, 40, 40, 128),
+    "70b": llama(4096, 32000, 8192, 28672, 80, 64, 8, 128),
 }
 EXITS = {"tiny": (2, 3, 4), "7b": (6, 9, 12), "13b": (6, 9, 12), "70b": (6, 9, 12)}
 NODES = (1, 2, 4, 8, 16, 32, 64)
-LOGIT_STD = (
-    12.0  # of a confident model: the likeliest of 32,000 tokens then has most of the probability
-)
+LOGIT_STD = 12.0  # of a confident model: one of 32,000 tokens then has most of the probability
 
 
 def random_model(config, device, dtype, seed, full_layers, scale):
-    """A Llama on ``device`` whose layers after the first ``full_layers`` add ``scale`` times as much as those before."""
+    """A random Llama; each layer after ``full_layers`` adds ``scale`` times what the others add."""
     model, generator = empty_model(config), torch.Generator(device).manual_seed(seed)
-    for name, empty in list(model.named_parameters()):
-        tensor = torch.ones(empty.shape, device=device, dtype=dtype)
-        if tensor.dim() == 2:
-            std = (
-                config.hidden_size**-0.5 * LOGIT_STD
-                if name.startswith("lm_head")
-                else tensor.shape[1] ** -0.5
-            )
+    state = {}
+    for name, empty in model.named_parameters():
+        state[name] = torch.ones(empty.shape, device=device, dtype=dtype)
+        if empty.dim() == 2:
+            lm_head = name.startswith("lm_head")
+            std = LOGIT_STD * config.hidden_size**-0.5 if lm_head else empty.shape[1] ** -0.5
             into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            deep = into_residual and int(name.split(".")[2]) >= full_layers
-            tensor.normal_(0.0, std * scale if deep else std, generator=generator)
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor, requires_grad=False))
-    return model.to(device=device, dtype=dtype).eval()
+            if into_residual and int(name.split(".")[2]) >= full_layers:
+                std *= scale
+            state[name].normal_(0.0, std, generator=generator)
+    return with_weights(model, state, device, dtype)
+
+
+def with_weights(model, state, device, dtype):
+    """``model`` made of the tensors of ``state`` themselves; what it has no use for is left out."""
+    names = dict(model.named_parameters())
+    model.load_state_dict({name: state[name] for name in names}, assign=True)
+    return model.requires_grad_(False).to(device=device, dtype=dtype).eval()
 
 
 def first_layers(model, exits):
     """A draft with these ``exits`` that is the first layers of ``model``, in the same memory."""
-    config = replace(
-        model.config, num_hidden_layers=exits[-1], exit_layers=exits, thresholds=(0.6, 0.6, 0.0)
-    )
-    draft = empty_model(config)
-    wanted = dict(draft.named_parameters())
-    state = {name: tensor for name, tensor in model.state_dict().items() if name in wanted}
-    draft.load_state_dict(state, assign=True)
-    return draft.to(device=model.device, dtype=model.dtype).eval()
+    drafting = dict(exit_layers=exits, thresholds=(0.6, 0.6, 0.0))
+    draft = empty_model(replace(model.config, num_hidden_layers=exits[-1], **drafting))
+    return with_weights(draft, model.state_dict(), model.device, model.dtype)
 
 
 def seconds(device, function, repetitions):
     """Median wall time of ``function()``, after one call that does not count."""
     times = []
     for _ in range(repetitions + 1):
-        began = now(device)
+        began = clock(device)
         function()
-        times.append(now(device) - began)
-    return statistics.median(times[1:])
+        times.append(clock(device) - began)
+    return median(times[1:])
 
 
 def copy_bandwidth(device, repetitions):
@@ -94,71 +92,58 @@ def copy_bandwidth(device, repetitions):
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def forward_table(model, context, repetitions, bandwidth, name="pass"):
-    """Time of one pass over a prompt of ``context`` tokens, then over trees of 1..64 nodes behind it."""
-    config, device = model.config, model.device
+def forward_table(model, context, repetitions, bandwidth):
+    """One pass over a prompt of ``context`` tokens, then over trees of 1..64 nodes behind it."""
+    device = model.device
     attention = TreeAttention(1, max(NODES), device, model.dtype)
     cache = model.new_cache(context + max(NODES))
     weights = sum(p.nbytes for p in model.parameters()) - model.model["embed_tokens"].weight.nbytes
-    tokens = torch.randint(config.vocab_size, (1, context + max(NODES)), device=device)
+    tokens = torch.randint(model.config.vocab_size, (1, context + max(NODES)), device=device)
 
     def forward(start, end):
         cache.length = start
-        positions, mask = attention.span(context, start, end)
-        hidden = model.run_layers(
-            model.embed(tokens[:, start:end]), positions=positions, mask=mask, cache=cache
-        )
+        how = dict(zip(("positions", "mask"), attention.span(context, start, end)), cache=cache)
+        hidden = model.run_layers(model.embed(tokens[:, start:end]), **how)
         model.logits(hidden[0, -max(1, end - context) :])
 
-    lines = [[name, "ms", "GB/s of weights", "share of a copy's speed"]]
+    lines = [["pass", "ms", "GB/s of weights", "share of a copy's speed"]]
     for nodes in (0, *NODES):
         parents = torch.arange(nodes, device=device) // 2 - 1  # any tree will do
         attention.set_tree(ancestor_mask(parents.clamp(min=-1)))
         span = (context, context + nodes) if nodes else (0, context)
         took = seconds(device, partial(forward, *span), repetitions)
         name = f"{nodes} node{'s'[: nodes > 1]}" if nodes else f"prompt of {context}"
-        lines.append(
-            [
-                name,
-                f"{took * 1e3:.2f}",
-                f"{weights / took / 1e9:.1f}",
-                f"{weights / took / bandwidth:.0%}",
-            ]
-        )
+        speed = weights / took
+        lines.append([name, f"{took * 1e3:.2f}", f"{speed / 1e9:.1f}", f"{speed / bandwidth:.0%}"])
     return lines
 
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def segment_table(draft, context, repetitions, name="draft segment"):
-    """Time of each of the draft's segments for one token behind ``context`` others, LM head included."""
-    exits, lines = draft.config.exit_layers, [[name, "ms"]]
+def segment_table(draft, context, repetitions):
+    """Each of the draft's segments for one token behind ``context`` others, LM head included."""
+    exits, lines = draft.config.exit_layers, [["draft segment", "ms"]]
     hidden = torch.randn(1, 1, draft.config.hidden_size, device=draft.device).to(draft.dtype)
+
+    def forward(start, stop, cache):
+        cache.length = context
+        draft.logits(draft.run_layers(hidden, start, stop, cache=cache)[0])
+
     for start, stop in zip((0, *exits), exits):
         cache = draft.new_cache(context + 1, start, stop)
-
-        def forward(start=start, stop=stop, cache=cache):
-            cache.length = context
-            draft.logits(draft.run_layers(hidden, start, stop, cache=cache)[0])
-
-        lines.append(
-            [
-                f"layers {start + 1}-{stop}",
-                f"{seconds(draft.device, forward, repetitions) * 1e3:.2f}",
-            ]
-        )
+        took = seconds(draft.device, partial(forward, start, stop, cache), repetitions)
+        lines.append([f"layers {start + 1}-{stop}", f"{took * 1e3:.2f}"])
     return lines
 
 
 @torch.inference_mode()
 def agreement(target, draft, length, seed):
-    """Share of ``length`` places of random text where each exit's likeliest next token is the target's: (E,)."""
+    """How often each exit's likeliest next token is the target's on random text: E numbers."""
     tokens = random_tokens(target, length, seed)
-    expected, shares, hidden, start = target(tokens).argmax(dim=-1), [], draft.embed(tokens), 0
-    for exit_layer in draft.config.exit_layers:
-        hidden, start = draft.run_layers(hidden, start, exit_layer), exit_layer
-        shares.append((draft.logits(hidden).argmax(dim=-1) == expected).float().mean().item())
-    return shares
+    expected = target(tokens).argmax(dim=-1)
+    states = exit_hidden(draft, tokens, draft.config.exit_layers)
+    same = [draft.logits(hidden).argmax(dim=-1) == expected for hidden in states]
+    return [each.float().mean().item() for each in same]
 
 
 def random_tokens(model, length, seed):
@@ -166,143 +151,100 @@ def random_tokens(model, length, seed):
     return torch.randint(model.config.vocab_size, (1, length), generator=generator).to(model.device)
 
 
-def decoding_table(pairs, context, new_tokens, rounds):
-    """Tokens per second of whole generations, the methods in turn, and the median of their speedups.
-
-    ``pairs`` {what follows the methods' names: (target, draft)}, of which the first has no name.
-    """
-    results = {(method, name): [] for name in pairs for method in ("ar", "s2d", "s2d-tree")}
-    for number in range(rounds + 1):  # the first round warms up
-        prompt = random_tokens(pairs[""][0], context, number)[0].tolist()
-        for (method, name), outputs in results.items():
-            target, draft = pairs[name]
-            outputs.append(
-                generate(target, prompt, draft=draft, method=method, max_new_tokens=new_tokens)
-            )
-    speed = {
-        key: [len(o.tokens) / o.stats.seconds for o in outputs[1:]]
-        for key, outputs in results.items()
-    }
-    lines = [["method", "tokens/s", "speedup", "MAT"]]
-    for key, outputs in results.items():
-        ratios = [own / alone for own, alone in zip(speed[key], speed["ar", ""])]
-        mat = statistics.mean(output.stats.mean_accepted_tokens for output in outputs[1:])
-        lines.append(
-            [
-                "".join(key),
-                f"{statistics.median(speed[key]):.1f}",
-                f"{statistics.median(ratios):.2f}",
-                f"{mat:.2f}",
-            ]
-        )
+def decoding_table(target, draft, context, new_tokens, rounds):
+    """Tokens per second of whole generations, the methods in turn, and the median speedups."""
+    results = {"ar": [], "s2d": [], "s2d-tree": []}
+    for number in range(rounds + 1):
+        prompt = random_tokens(target, context, number)[0].tolist()
+        for method, outputs in results.items():
+            outputs.append(generate(target, prompt, draft, method, new_tokens))
+    lines, alone = [["method", "tokens/s", "speedup", "MAT"]], None
+    for method, (_, *outputs) in results.items():  # the first round warms up
+        speed = [len(output.tokens) / output.stats.seconds for output in outputs]
+        alone = alone or speed
+        ratio = median(own / other for own, other in zip(speed, alone))
+        mat = mean(output.stats.mean_accepted_tokens for output in outputs)
+        lines.append([method, f"{median(speed):.1f}", f"{ratio:.2f}", f"{mat:.2f}"])
     return lines
 
 
 @torch.inference_mode()
 def beside_transformers(model, length):
-    """One line: our logits and those of transformers' Llama, which takes the same weights, on ``length`` random tokens."""
-    transformers = optional(
-        "transformers", "-r tests/requirements.txt"
-    )  # measured beside us, not a dependency
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-             "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")  # fmt: skip
-    config = transformers.LlamaConfig(
-        **{name: getattr(model.config, name) for name in names}, tie_word_embeddings=False
-    )
-    with torch.device("meta"):
-        peer = transformers.LlamaForCausalLM(config)
-    peer.load_state_dict(model.state_dict(), assign=True)
-    peer.model.rotary_emb = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(
-        config
-    ).to(model.device)
+    """One line on our logits and those of transformers' Llama, which takes the same weights."""
     tokens = random_tokens(model, length, 0)
-    ours, theirs = model(tokens).float(), peer.eval()(tokens).logits.float()
+    ours, theirs = model(tokens).float(), peer_of(model)(tokens).logits.float()
     same = (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).float().mean().item()
-    return (
-        f"beside transformers {transformers.__version__}: largest difference of a logit {(ours - theirs).abs().max():.3g} "
-        f"of {theirs.std():.3g} (standard deviation), same likeliest token at {same:.1%} of {length} places"
-    )
+    difference = f"{(ours - theirs).abs().max():.3g} of {theirs.std():.3g} (standard deviation)"
+    likeliest = f"same likeliest token at {same:.1%} of {length} positions"
+    peer = f"beside transformers {version('transformers')}"
+    return f"{peer}: largest difference of a logit {difference}, {likeliest}"
+
+
+def check(args, device, dtype):
+    """Refuse numbers that make no sense, and on a CPU shapes that do not fit its memory."""
+    longest = min(SHAPES[shape].max_position_embeddings for shape in args.shapes) - max(NODES)
+    if not 1 <= args.context <= longest:
+        expected = f"--context must be from 1 to {longest} for these shapes"
+        raise ValueError(f"{expected}, got {args.context}")
+    if min(args.repetitions, args.rounds, args.max_new_tokens) < 1:
+        raise ValueError("--repetitions, --rounds and --max-new-tokens must be at least 1")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for shape in args.shapes if device.type == "cpu" else ():
+        needed = sum(p.numel() for p in empty_model(SHAPES[shape]).parameters()) * dtype.itemsize
+        if needed > memory:
+            needs = f"{shape} needs {needed / 1e9:.0f} GB in {dtype}"
+            raise ValueError(f"{needs}, this machine has {memory / 1e9:.0f} GB and no GPU")
 
 
 def report(args):
-    def show(table):
-        print(f"\n{render(table, args.markdown)}", flush=True)
-
-    positions = min(SHAPES[shape].max_position_embeddings for shape in args.shapes)
-    if not 1 <= args.context <= positions - max(NODES):
-        raise ValueError(
-            f"--context must be from 1 to {positions - max(NODES)} for these shapes, got {args.context}"
-        )
-    if min(args.repetitions, args.rounds, args.max_new_tokens) < 1:
-        raise ValueError("--repetitions, --rounds and --max-new-tokens must be at least 1")
     device = check_device(args.device)
-    dtype = choose_dtype(args.dtype, device)
-    for shape in (
-        args.shapes if device.type == "cpu" else ()
-    ):  # a GPU says itself what is too large for it
-        needed = sum(p.numel() for p in empty_model(SHAPES[shape]).parameters()) * dtype.itemsize
-        if needed > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
-            raise ValueError(
-                f"{shape} needs {needed / 1e9:.0f} GB in {dtype}, this machine has {memory / 1e9:.0f} GB and no GPU"
-            )
+    dtype, on_gpu = choose_dtype(args.dtype, device), device.type == "cuda"
+    check(args, device, dtype)
     bandwidth = copy_bandwidth(device, args.repetitions)
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads"
-    )
-    print(
-        f"{name}, torch {torch.__version__}, {dtype}; a large copy moves {bandwidth / 1e9:.0f} GB/s"
-    )
+    threads = f"CPU, {torch.get_num_threads()} threads"
+    machine = torch.cuda.get_device_name(device) if on_gpu else threads
+    copied = f"a large copy moves {bandwidth / 1e9:.0f} GB/s"
+    print(f"{machine}, torch {torch.__version__}, {dtype}; {copied}")
     for shape in args.shapes:
-        exits = EXITS[shape]
-        if device.type == "cuda":
+        if on_gpu:
             torch.cuda.reset_peak_memory_stats(device)
-        model = random_model(SHAPES[shape], device, dtype, 0, exits[0], args.scale)
-        draft = first_layers(model, exits)
-        print(f"\n{shape}: {sum(p.numel() for p in model.parameters()):,} parameters, "
-              f"{sum(p.nbytes for p in model.parameters()) / 1e9:.2f} GB")  # fmt: skip
-        if args.hf:
-            print(beside_transformers(model, 128))
-        shares = agreement(model, draft, 256, 1)
-        agreeing = ", ".join(f"exit {e} {share:.0%}" for e, share in zip(exits, shares))
-        print(
-            f"layers after {exits[0]} scaled by {args.scale:g}; draft and target agree: {agreeing}",
-            flush=True,
-        )
-        pairs = {"": (model, draft)}
-        if args.compile:
-            pairs[", compiled"] = static_twin(model), static_twin(draft)
-        for name, (target, drafter) in pairs.items():
-            show(forward_table(target, args.context, args.repetitions, bandwidth, f"pass{name}"))
-            show(segment_table(drafter, args.context, args.repetitions, f"draft segment{name}"))
-        show(decoding_table(pairs, args.context, args.max_new_tokens, args.rounds))
-        if device.type == "cuda":
+        report_shape(shape, device, dtype, bandwidth, args)
+        if on_gpu:
             print(f"\npeak memory {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB")
-        del model, draft, pairs, target, drafter
+
+
+def report_shape(shape, device, dtype, bandwidth, args):
+    """All tables of one shape; its models are out of memory afterwards."""
+    exits, context = EXITS[shape], args.context
+    model = random_model(SHAPES[shape], device, dtype, 0, exits[0], args.scale)
+    draft = first_layers(model, exits)
+    count = sum(p.numel() for p in model.parameters())
+    print(f"\n{shape}: {count:,} parameters, {count * dtype.itemsize / 1e9:.2f} GB")
+    if args.hf:
+        print(beside_transformers(model, 128))
+    parts = zip(exits, agreement(model, draft, 256, 1))
+    agree = ", ".join(f"exit {exit_layer} {part:.0%}" for exit_layer, part in parts)
+    scaled = f"layers after {exits[0]} scaled by {args.scale:g}"
+    print(f"{scaled}; draft and target agree: {agree}", flush=True)
+    for table in (
+        partial(forward_table, model, context, args.repetitions, bandwidth),
+        partial(segment_table, draft, context, args.repetitions),
+        partial(decoding_table, model, draft, context, args.max_new_tokens, args.rounds),
+    ):
+        print(f"\n{render(table(), args.markdown)}", flush=True)
 
 
 def parse(arguments):
     parser = Parser(prog="bench shapes", description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["7b", "13b"])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto", choices=("auto", *DTYPES))
-    parser.add_argument(
-        "--scale", type=float, default=0.05, help="of what layers after the first exit add"
-    )
-    parser.add_argument("--context", type=int, default=512, help="tokens of the prompt")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument(
-        "--repetitions", type=int, default=20, help="of each forward pass; the median is shown"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="of whole generations, the methods in turn"
-    )
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="compiled passes too, on a GPU recorded ones (CUDA graphs)",
-    )
-    parser.add_argument("--hf", action="store_true", help="compare logits with transformers'")
-    parser.add_argument("--markdown", action="store_true")
+    add = parser.add_argument
+    add("--shapes", nargs="+", choices=SHAPES, default=["7b", "13b"])
+    add("--device", default="auto")
+    add("--dtype", default="auto", choices=("auto", *DTYPES))
+    add("--scale", type=float, default=0.05, help="of what layers after the first exit add")
+    add("--context", type=int, default=512, help="tokens of the prompt")
+    add("--max-new-tokens", type=int, default=128)
+    add("--repetitions", type=int, default=20, help="of each forward pass; the median is shown")
+    add("--rounds", type=int, default=3, help="of whole generations, the methods in turn")
+    add("--hf", action="store_true", help="compare logits with transformers'")
+    add("--markdown", action="store_true")
     return parser.parse_args(arguments)

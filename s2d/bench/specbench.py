@@ -1,6 +1,10 @@
-"""Questions and answers in the files of Spec-Bench (Xia et al. 2024, arXiv 2401.07851). Knows nothing about models."""
+"""Questions and answers in the files of Spec-Bench (Xia et al. 2024, arXiv 2401.07851).
+
+Knows nothing about models.
+"""
 
 import json
+import re
 import time
 from collections import Counter
 from itertools import islice
@@ -9,40 +13,30 @@ from pathlib import Path
 from ..files import staged_file
 from ..train.corpus import GROUPS, conversations
 
-MT_BENCH = (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
-)
+MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
 
 def held_out_prompts(tokenizer, per_group):
     """Chat prompts of the six groups, ``per_group`` of each, that no training run has seen."""
-    return [
-        tokenizer.encode_chat(question["turns"][:1])
-        for question in corpus_questions("held-out", per_group)
-    ]
+    questions = corpus_questions("held-out", per_group)
+    return [tokenizer.encode_chat(question["turns"][:1]) for question in questions]
+
+
+def choose_questions(path, split, per_group):
+    """Those of a file in Spec-Bench's form, or where ``path`` is None of a split of the corpus."""
+    return read_questions(path, per_group) if path else corpus_questions(split, per_group)
 
 
 def corpus_questions(split, per_group):
-    """Conversations of the corpus in the form of Spec-Bench's question.jsonl: question_id, category, turns."""
-    return [
-        {
-            "question_id": number,
-            "category": "writing" if group == "mt_bench" else group,
-            "turns": questions,
-        }
-        for number, (group, questions) in enumerate(
-            (group, [question for question, _ in conversation.turns])
-            for group in GROUPS
-            for conversation in islice(conversations(2, split, [group]), per_group)
-        )
-    ]
+    """Conversations of the corpus in the form of Spec-Bench's question.jsonl."""
+    questions = []
+    for group in GROUPS:
+        category = "writing" if group == "mt_bench" else group
+        for conversation in islice(conversations(2, split, [group]), per_group):
+            turns = [question for question, _ in conversation.turns]
+            number = len(questions)
+            questions.append({"question_id": number, "category": category, "turns": turns})
+    return questions
 
 
 def read_questions(path, limit):
@@ -50,13 +44,12 @@ def read_questions(path, limit):
     taken, questions = Counter(), []
     try:
         for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
-            question = json.loads(line)
+            read = json.loads(line)
+            question = {key: read[key] for key in ("question_id", "category", "turns")}
             group = group_of(question)
             taken[group] += 1
             if question["turns"] and taken[group] <= limit:
-                questions.append(
-                    {key: question[key] for key in ("question_id", "category", "turns")}
-                )
+                questions.append(question)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
     return questions
@@ -66,15 +59,20 @@ def group_of(question):
     return "mt_bench" if question["category"] in MT_BENCH else question["category"]
 
 
-def write_answers(path, model_id, records):
-    """Answer file for Spec-Bench's own evaluation/speed.py and equal.py: one line for each question of ``records``."""
-    lines = []
-    for record in records:
-        choice = {"index": 0} | {key: record[key] for key in ("turns", "new_tokens", "wall_time")}
-        choice["decoding_steps"] = record.get("decoding_steps", record["new_tokens"])
-        choice["accept_lengths"] = sum(record.get("accept_lengths", []), [])
-        line = {"question_id": record["question_id"], "category": record["category"], "model_id": model_id,
-                "answer_id": f"{model_id}-{record['question_id']}", "choices": [choice], "tstamp": time.time()}  # fmt: skip
-        lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-    with staged_file(path) as stage:
-        stage.write_text("".join(lines), encoding="utf-8")
+def write_answers(folder, name, records):
+    """A file a method, as Spec-Bench's evaluation/speed.py and equal.py read it: the last round."""
+    last = max(record["round"] for record in records)
+    for method in dict.fromkeys(record["method"] for record in records):
+        model_id, lines = re.sub(r"[^\w.,]+", "-", f"{name}-{method}"), []
+        for record in records:
+            if (record["method"], record["round"]) == (method, last):
+                choice = {key: record[key] for key in ("turns", "new_tokens", "wall_time")}
+                choice["decoding_steps"] = record.get("decoding_steps", record["new_tokens"])
+                choice["accept_lengths"] = sum(record.get("accept_lengths", []), [])
+                line = {key: record[key] for key in ("question_id", "category")}
+                answer_id = f"{model_id}-{record['question_id']}"
+                line |= {"model_id": model_id, "answer_id": answer_id, "tstamp": time.time()}
+                line |= {"choices": [{"index": 0, **choice}]}
+                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        with staged_file(folder / f"{model_id}.jsonl") as stage:
+            stage.write_text("".join(lines), encoding="utf-8")

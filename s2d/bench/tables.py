@@ -5,9 +5,11 @@ from collections import Counter
 
 from ..train.corpus import GROUPS
 
+COLUMNS = ["spread", "MAT", "draft passes", "accepted", "exits", "draft/target/rest", "exact"]
+
 
 def summarise(records):
-    """Records of one target and temperature -> {method: {"speedup": median over rounds, "mat": ..., ...}}.
+    """{method: {"speedup": median over rounds, "mat": ..., ...}} of one target and temperature.
 
     Speedups are ratios of tokens per second to "ar" in the same round: overall, and by group.
     """
@@ -18,102 +20,76 @@ def summarise(records):
             tokens[key] += sum(record["new_tokens"])
             seconds[key] += sum(record["wall_time"])
     rounds = sorted({record["round"] for record in records})
-    groups = [group for group in GROUPS if any(record["group"] == group for record in records)] + [
-        "overall"
-    ]
+    present = {record["group"] for record in records} | {"overall"}
+    groups = [group for group in (*GROUPS, "overall") if group in present]
 
     def ratios(method, group):
         keys = [((method, group, number), ("ar", group, number)) for number in rounds]
-        return [
-            tokens[a] / seconds[a] * seconds[b] / tokens[b]
-            for a, b in keys
-            if tokens[a] and tokens[b]
-        ]
+        both = [(a, b) for a, b in keys if tokens[a] and tokens[b]]
+        return [tokens[a] / seconds[a] * seconds[b] / tokens[b] for a, b in both]
 
     summary = {}
     for method in dict.fromkeys(record["method"] for record in records):
-        own = [record for record in records if record["method"] == method]
-        total = lambda key: sum(sum(record.get(key, ())) for record in own)  # noqa: E731, B023
         spread = ratios(method, "overall")
         row = {"speedup": statistics.median(spread), "low": min(spread), "high": max(spread)}
         row["groups"] = {group: statistics.median(ratios(method, group)) for group in groups}
-        if "decoding_steps" in own[0]:
-            exits = sum(
-                (Counter(counts) for record in own for counts in record["exit_counts"]), Counter()
-            )
-            row["mat"] = total("new_tokens") / total("decoding_steps")
-            row["rate"] = total("accepted") / max(1, total("draft_levels"))
-            row["forwards"] = total("draft_forwards") / total("decoding_steps")
-            row["exits"] = {layer: exits[layer] / exits.total() for layer in sorted(exits, key=int)}
-            row["draft"], row["target"] = (
-                total(f"{part}_seconds") / total("wall_time") for part in ("draft", "target")
-            )
-            row["exact"] = all(all(record["exact"]) for record in own)
-            row["ms"] = 1000 * total("later_seconds") / max(1, total("later_tokens"))
-            if total("expected_seconds"):
-                row["expected"] = total("expected_alone") / total("expected_seconds")
-        summary[method] = row
+        own = [record for record in records if record["method"] == method]
+        summary[method] = row | (by_step(own) if "decoding_steps" in own[0] else {})
     return summary
 
 
-def target_table(summary):
-    """One target at one temperature, in full: a list of rows of text. MAT and draft passes are by step.
+def by_step(records):
+    """What the records of one of our methods say beside its speed."""
 
-    Where there is "auto", its last column is the speedup it expected, by that which was measured after each prompt was read.
-    """
+    def total(key):
+        return sum(sum(record.get(key, ())) for record in records)
+
+    steps, seconds, exits = total("decoding_steps"), total("wall_time"), Counter()
+    for record in records:
+        for counts in record["exit_counts"]:
+            exits.update(counts)
+    return {
+        "mat": total("new_tokens") / steps,
+        "rate": total("accepted") / max(1, total("draft_levels")),
+        "forwards": total("draft_forwards") / steps,
+        "exits": {layer: exits[layer] / exits.total() for layer in sorted(exits, key=int)},
+        "draft": total("draft_seconds") / seconds,
+        "target": total("target_seconds") / seconds,
+        "exact": all(all(record["exact"]) for record in records),
+    }
+
+
+def target_table(summary):
+    """One target at one temperature in full: rows of text. MAT and draft passes are by step."""
     groups = list(next(iter(summary.values()))["groups"])
-    lines = [
-        [
-            "method",
-            *groups,
-            "spread",
-            "MAT",
-            "draft passes",
-            "accepted",
-            "exits",
-            "draft/target/rest",
-            "exact",
-        ]
-    ]
-    tuned = any("expected" in row for row in summary.values())
-    lines[0] += ["expected"] * tuned
+    lines = [["method", *groups, *COLUMNS]]
     for method, row in summary.items():
-        line = [
-            method,
-            *(f"{row['groups'][group]:.2f}" for group in groups),
-            f"{row['low']:.2f}-{row['high']:.2f}",
-        ]
+        line = [method, *(f"{row['groups'][group]:.2f}" for group in groups)]
+        line.append(f"{row['low']:.2f}-{row['high']:.2f}")
         if "mat" in row:
-            shares = " ".join(f"{layer}:{share:.0%}" for layer, share in row["exits"].items())
-            rest = 1 - row["draft"] - row["target"]
-            line += [f"{row['mat']:.2f}", f"{row['forwards']:.1f}", f"{row['rate']:.0%}" if shares else "", shares,
-                     f"{row['draft']:.0%}/{row['target']:.0%}/{rest:.0%}", "yes" if row["exact"] else "NO"]  # fmt: skip
-            line += (
-                [f"{row['expected'] * row['ms'] / summary['ar']['ms']:.2f}"]
-                if "expected" in row
-                else []
-            )
+            exits = " ".join(f"{layer}:{part:.0%}" for layer, part in row["exits"].items())
+            parts = (row["draft"], row["target"], 1 - row["draft"] - row["target"])
+            line += [f"{row['mat']:.2f}", f"{row['forwards']:.1f}"]
+            line += [f"{row['rate']:.0%}" if exits else "", exits]
+            line += ["/".join(f"{part:.0%}" for part in parts), "yes" if row["exact"] else "NO"]
         lines.append(line + [""] * (len(lines[0]) - len(line)))
     return lines
 
 
 def final_table(summaries):
-    """{(target, temperature): summary} -> methods x (target, temperature), speedup / MAT, and the mean speedup."""
-    lines = [
-        ["method", *(f"{target} T={temperature:g}" for target, temperature in summaries), "mean"]
-    ]
+    """{(target, temperature): summary} -> methods x (target, temperature): speedup / MAT, mean."""
+    heads = [f"{target} T={temperature:g}" for target, temperature in summaries]
+    lines = [["method", *heads, "mean"]]
     for method in dict.fromkeys(method for summary in summaries.values() for method in summary):
-        cells, speedups = [], []
-        for summary in summaries.values():
-            row = summary.get(method)
-            cells.append(
-                ""
-                if row is None
-                else f"{row['speedup']:.2f}" + (f" / {row['mat']:.2f}" if "mat" in row else "")
-            )
-            speedups += [] if row is None else [row["speedup"]]
-        lines.append([method, *cells, f"{statistics.mean(speedups):.2f}"])
+        rows = [summary.get(method) for summary in summaries.values()]
+        cells = [cell(row) if row else "" for row in rows]
+        mean = statistics.mean(row["speedup"] for row in rows if row)
+        lines.append([method, *cells, f"{mean:.2f}"])
     return lines
+
+
+def cell(row):
+    return f"{row['speedup']:.2f}" + (f" / {row['mat']:.2f}" if "mat" in row else "")
 
 
 def render(lines, markdown):
@@ -121,7 +97,6 @@ def render(lines, markdown):
     if markdown:
         lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
-    )
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)

@@ -1,1 +1,1 @@
-"""Training, behind its own door: ``python -m s2d.train``. README.md beside this file tells what it made, and how."""
+"""Training, behind its own door: ``python -m s2d.train``. README.md tells what it made."""

@@ -12,12 +12,10 @@ import torch
 
 from .corpus import GROUPS, conversations
 
-# Groups that must look things up in the prompt come more often: that takes a model longest to learn.
+# Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 
-LONGEST_TOKEN = (
-    16  # characters that JSON's longest token outside strings may take, with room to spare
-)
+LONGEST_TOKEN = 16  # characters, and some more, of JSON's longest token outside strings
 
 
 def corpus_dialogues(seed):
@@ -27,11 +25,11 @@ def corpus_dialogues(seed):
 
 
 def read_sharegpt(path, skipped):
-    """ShareGPT's JSON, a list of {"conversations": [{"from": "human"|"gpt", "value": text}, ...]} -> dialogues.
+    """The dialogues of ShareGPT's JSON: records of "conversations", lists of "from" and "value".
 
-    The file is read bit by bit. What the assistant says before the user's first word, and a question that stays without
-    an answer at the end, are left out; a record that still is no dialogue is passed over, and ``skipped``, a Counter,
-    counts the reason.
+    The file is read bit by bit. What the assistant says before the user's first word, and a last
+    question without an answer, are left out; a record that still is no dialogue is passed over,
+    and ``skipped``, a Counter, counts the reason.
     """
     for record in _json_list(path):
         try:
@@ -39,32 +37,31 @@ def read_sharegpt(path, skipped):
         except (TypeError, KeyError):
             skipped["not a list of conversations with from and value"] += 1
             continue
-        speakers, texts = zip(*messages) if messages else ((), ())
-        first = 1 if speakers[:1] == ("gpt",) else 0
-        end = first + (len(messages) - first) // 2 * 2
-        if end == first:
+        if messages and messages[0][0] == "gpt":
+            messages = messages[1:]
+        messages = messages[: len(messages) // 2 * 2]
+        speakers, texts = [speaker for speaker, _ in messages], [text for _, text in messages]
+        if not messages:
             skipped["no question with an answer"] += 1
-        elif speakers[first:end] != ("human", "gpt") * ((end - first) // 2):
+        elif speakers != ["human", "gpt"] * (len(messages) // 2):
             skipped["human and gpt do not take turns"] += 1
-        elif not all(isinstance(text, str) and text.strip() for text in texts[first:end]):
+        elif not all(isinstance(text, str) and text.strip() for text in texts):
             skipped["a message without text"] += 1
         else:
-            yield list(texts[first:end])
+            yield texts
 
 
 def first_prompts(data, seed, count, tokenizer, template):
-    """Prompts, lists of ids, of the first messages of ``count`` dialogues: of the built-in corpus ("mini") or a ShareGPT file."""
+    """Prompts: the first messages of ``count`` dialogues of "mini" (the corpus) or a file."""
     skipped = Counter()
     dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
-    prompts = [
-        tokenizer.encode_chat(messages[:1], template) for messages in islice(dialogues, count)
-    ]
+    first = [messages[:1] for messages in islice(dialogues, count)]
     report_skipped(skipped)
-    return prompts
+    return [tokenizer.encode_chat(messages, template) for messages in first]
 
 
 def report_skipped(skipped):
-    """One line on stderr about the records that ``read_sharegpt`` passed over, if there were any."""
+    """One line on stderr about the records that ``read_sharegpt`` passed over, if any."""
     if skipped:
         reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
         print(f"records passed over: {reasons}", file=sys.stderr)
@@ -73,7 +70,6 @@ def report_skipped(skipped):
 def _json_list(path, block=2**20):
     """The items, objects, of a JSON list in a file too large to hold."""
     decoder, separator = json.JSONDecoder(), re.compile(r"[\s,]*")
-    wrong = f"{path} is not ShareGPT JSON, a list of conversations"
     with open(path, encoding="utf-8") as file:
         try:
             text = file.read(block).lstrip("\ufeff \t\r\n")
@@ -83,29 +79,23 @@ def _json_list(path, block=2**20):
             while (at := separator.match(text, at).end()) == len(text) or text[at] != "]":
                 try:
                     item, at = decoder.raw_decode(text, at)
-                except (
-                    json.JSONDecodeError
-                ) as error:  # a mistake, or the item goes on in the next block
-                    goes_on = (
-                        error.msg.startswith("Unterminated string")
-                        or len(text) - error.pos < LONGEST_TOKEN
-                    )
+                except json.JSONDecodeError as error:  # a mistake, or the item ends in a next block
+                    open_string = error.msg.startswith("Unterminated string")
+                    goes_on = open_string or len(text) - error.pos < LONGEST_TOKEN
                     if not goes_on or not (more := file.read(wanted)):
                         raise
-                    text, at, wanted = (
-                        text[at:] + more,
-                        0,
-                        2 * wanted,
-                    )  # so that copying a long item stays linear
+                    text, at = text[at:] + more, 0
+                    wanted *= 2  # so that copying a long item stays linear
                 else:
                     wanted = block
                     yield item
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{wrong} ({error})") from None
+            wrong = f"{path} is not ShareGPT JSON, a list of conversations ({error})"
+            raise ValueError(wrong) from None
 
 
 def encode_dialogue(tokenizer, messages, template="vicuna"):
-    """Messages, user and assistant in turn -> (ids, is_answer): the assistant's words and its EOS are to be learnt."""
+    """Messages -> (ids, is_answer): the assistant's words and its EOS are to be learnt."""
     ids, is_answer = [], []
     for prompt, answer in tokenizer.rounds(messages, template):
         ids += prompt + answer
@@ -114,14 +104,13 @@ def encode_dialogue(tokenizer, messages, template="vicuna"):
 
 
 def one_a_row(conversations, length):
-    """(ids of a prompt, ids of its answer) pairs, each to a row of its own: (tokens, labels), (R, length) int32 each.
+    """A row for each (ids of a prompt, ids of its answer): (tokens, labels), int32 (R, length).
 
-    Too long ones are cut, short ones filled up. Labels are the tokens that follow, -100 where no loss is taken: only the
-    answer is learnt.
+    Too long ones are cut, short ones filled up. Labels are the tokens that follow, -100 where no
+    loss is taken: only the answer is learnt.
     """
-    tokens, labels = (
-        np.full((len(conversations), length), fill, dtype=np.int32) for fill in (0, -100)
-    )
+    tokens = np.zeros((len(conversations), length), dtype=np.int32)
+    labels = np.full_like(tokens, -100)
     for row, (prompt, answer) in enumerate(conversations):
         ids, first = np.array(prompt + answer, dtype=np.int32)[: length + 1], len(prompt) - 1
         tokens[row, : len(ids) - 1] = ids[:-1]
@@ -130,10 +119,10 @@ def one_a_row(conversations, length):
 
 
 def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
-    """Dialogues laid end to end and cut into at most ``rows`` rows (None: all): (tokens, labels), (R, length) int32 each.
+    """Dialogues end to end in at most ``rows`` rows (None: all): (tokens, labels), (R, length).
 
-    Labels are the tokens that follow, -100 where no loss is taken: with ``answers_only`` everywhere but on the
-    assistant's words and its EOS.
+    Labels are the tokens that follow, -100 where no loss is taken: with ``answers_only`` everywhere
+    but on the assistant's words and its EOS.
     """
     ids, is_answer = array("i"), array("b")  # four bytes and one a token, however long the text
     for messages in dialogues:
@@ -143,9 +132,9 @@ def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
         if rows is not None and len(ids) > rows * length:
             break
     whole = max(0, (len(ids) - 1) // length)
-    shape = (whole if rows is None else min(rows, whole), length)
-    count = shape[0] * length
+    count = (whole if rows is None else min(rows, whole)) * length
     tokens = np.asarray(ids)[: count + 1]
     learnt = np.asarray(is_answer)[1 : count + 1] if answers_only else True
     labels = np.where(learnt, tokens[1:], np.int32(-100))
-    return torch.from_numpy(tokens[:-1].copy()).view(shape), torch.from_numpy(labels).view(shape)
+    parts = (tokens[:-1].copy(), labels)
+    return tuple(torch.from_numpy(part).view(-1, length) for part in parts)

@@ -1,36 +1,32 @@
-"""Training divided among processes, and checkpoints of it. PyTorch's FSDP2 and distributed checkpoints, also for one process.
+"""Training divided among processes, and checkpoints of it, also for one process.
 
-Weights, gradients and AdamW's state are divided among the ranks, and the weights of a layer gathered when it runs.
+PyTorch's FSDP2 and distributed checkpoints: weights, gradients and AdamW's state are divided among
+the ranks, and the weights of a layer gathered when it runs. Knows nothing about losses and text.
 """
 
 import json
 import warnings
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ..files import former_of, stage_of, staged_folder
 from ..weights import empty_model
 from ..weights.config import read_json
 
-LEARNING = StateDictOptions(
-    ignore_frozen_params=True, strict=False
-)  # what stays as it was needs no checkpoint
+# What stays as it was needs no checkpoint.
+LEARNING = state_dict.StateDictOptions(ignore_frozen_params=True, strict=False)
+WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
 IDENTITY = "training.json"  # in a checkpoint: what training it belongs to
 
 
 class Objective(nn.Module):
-    """A model and a loss of it in one forward pass: FSDP gathers weights where a module's forward pass begins."""
+    """A model and its loss in one forward pass, at whose beginning FSDP gathers weights."""
 
     def __init__(self, model, loss):
         super().__init__()
@@ -41,18 +37,16 @@ class Objective(nn.Module):
 
 
 def shard(objective, mesh, bf16):
-    """Divide weights, gradients and optimizer state among the ranks, layer by layer; gradients are added in float32."""
+    """Divide weights, gradients and AdamW's state by layers; gradients are added in float32."""
     for parameter in objective.parameters():
         parameter.data = parameter.data.contiguous()  # FSDP asks for it
-    if bf16:  # FSDP rounds what a block is given; torch 2.11 forgets it where the block runs again for its gradient
+    if bf16:  # FSDP rounds what a block is given; torch 2.11 forgets it where the block runs again
         for table in objective.model.buffers():
             table.data = table.data.bfloat16()
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32
-    )
-    for block in objective.model.model["layers"]:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(objective, mesh=mesh, mp_policy=policy)
+    dtype = torch.bfloat16 if bf16 else None
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for module in (*objective.model.model["layers"], objective):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def add_up(tensor):
@@ -61,12 +55,10 @@ def add_up(tensor):
 
 
 def gathered(model, mesh):
-    """The whole model, on the CPU, for rank 0; None for the others. A model that was not sharded is returned as it is."""
+    """The whole model, on the CPU, for rank 0; None for the others. Without a mesh it is itself."""
     if mesh is None:
         return model
-    state = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
+    state = state_dict.get_model_state_dict(model, options=WHOLE)
     if mesh.get_local_rank() > 0:
         return None
     whole = empty_model(model.config)
@@ -74,12 +66,11 @@ def gathered(model, mesh):
     return whole
 
 
-@contextmanager
-def _quiet():
-    """Without the warning that a checkpoint of a single process is one."""
+def _quietly(function, *arguments, **options):
+    """Call ``function`` without the warning that a checkpoint of a single process is one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
-        yield
+        function(*arguments, **options)
 
 
 def save_checkpoint(path, model, optimizer, step, identity):
@@ -87,23 +78,22 @@ def save_checkpoint(path, model, optimizer, step, identity):
 
     ``identity`` is a dict of what the training is made of: numbers and text.
     """
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=LEARNING)
+    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer, options=LEARNING)
     state = {"model": model_state, "optimizer": optimizer_state, "step": step}
     alone = not dist.is_initialized()
-    writes = alone or dist.get_rank() == 0
-    stage = staged_folder(path, "checkpoint") if writes else nullcontext(stage_of(path))
-    with stage as folder, _quiet():
-        if writes:
+    first = alone or dist.get_rank() == 0
+    with staged_folder(path, "checkpoint") if first else nullcontext(stage_of(path)) as folder:
+        if first:
             (folder / IDENTITY).write_text(json.dumps(identity))
         if not alone:
             dist.barrier()  # nobody writes before the folder is there
-        dcp.save(state, checkpoint_id=folder, no_dist=alone)
+        _quietly(dcp.save, state, checkpoint_id=folder, no_dist=alone)
     if not alone:
         dist.barrier()
 
 
 def load_checkpoint(path, model, optimizer, identity):
-    """Take up the training that ``save_checkpoint`` wrote; returns the steps it has done, 0 where there is none.
+    """Go on from what ``save_checkpoint`` wrote; returns the steps done, 0 where there is nothing.
 
     Raises ValueError where it was made of something else than ``identity`` says.
     """
@@ -111,23 +101,13 @@ def load_checkpoint(path, model, optimizer, identity):
     if path is None:
         return 0
     found = read_json(path / IDENTITY)
-    if different := [
-        f"{key} {found.get(key)}, not {value}"
-        for key, value in identity.items()
-        if found.get(key) != value
-    ]:
-        raise ValueError(
-            f"{path} is of another training: {'; '.join(different)}; remove it or name another folder"
-        )
-    model_state, optimizer_state = get_state_dict(model, optimizer, options=LEARNING)
+    changed = [f"{k} {found.get(k)}, not {v}" for k, v in identity.items() if found.get(k) != v]
+    if changed:
+        other = f"{path} is of another training: {'; '.join(changed)}"
+        raise ValueError(f"{other}; remove it or name another folder")
+    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer, options=LEARNING)
     state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    with _quiet():
-        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=LEARNING,
-    )
+    _quietly(dcp.load, state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    state_dict.set_state_dict(model, optimizer, **states, options=LEARNING)
     return state["step"]

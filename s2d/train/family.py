@@ -1,7 +1,8 @@
-"""The miniature family: shapes, recipes and the order in which its members are trained. Knows nothing about SoFT's loss.
+"""The miniature family: shapes, recipes and the order in which its members are trained.
 
-Three targets from nothing and, between them, the draft that is cut from the first; all on the synthetic conversations of
-corpus.py, with one tokenizer made from them.
+Three targets from nothing and, between them, the draft that is cut from the first; all on the
+synthetic conversations of corpus.py, with one tokenizer made from them. Knows nothing about the
+SoFT loss.
 """
 
 import io
@@ -21,44 +22,40 @@ from ..tokenizer import Tokenizer
 from ..weights import check_device
 from .corpus import conversations
 from .dialogues import corpus_dialogues, pack
-from .nested import MINI, check_out, corpus_rows, train_and_save, train_soft
+from .fit import Run
+from .nested import MINI, check_out, corpus_rows, rows_of, train_and_save, train_soft
 
 VOCAB_SIZE = 1024
 
 
 def shape(layers, width, heads, kv_heads):
-    """A miniature Llama; its proportions follow Llama's own (8/3 of the width inside the MLP, heads of 32)."""
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=width, intermediate_size=math.ceil(width / 6) * 16, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads, max_position_embeddings=512,
-    )  # fmt: skip
+    """A miniature Llama with Llama's own proportions (8/3 of the width in the MLP, heads of 32)."""
+    inner = math.ceil(width / 6) * 16
+    sizes = (VOCAB_SIZE, width, inner, layers, heads, kv_heads, width // heads)
+    return LlamaConfig(*sizes, max_position_embeddings=512)
 
 
-# Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns answers only. The draft
-# is the first four layers of mini-7b.
+# Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns
+# answers only. The draft is the first four layers of mini-7b.
 TARGETS = {
     "mini-7b": (shape(10, 160, 5, 5), 6.0, 2.5e-3, False),
     "mini-13b": (shape(13, 192, 6, 6), 7.0, 2e-3, False),
     "mini-70b": (shape(20, 256, 8, 2), 4.0, 1.5e-3, True),
 }
-DRAFT_LAYERS, DRAFT_EXITS, DRAFT_TOKENS = 4, (2, 3, 4), 1.5
-# From s2d.bench's sweep: a chain that is fast for every target, and the tree of which most is accepted.
-DRAFTING = {
-    "thresholds": (0.8, 0.8, 0.0),
-    "draft_length": 12,
-    "draft_stop": 0.5,
-    "draft_tree": (3, 12, 32),
-}
+DRAFT_EXITS, DRAFT_TOKENS = (2, 3, 4), 1.5
+# From the benchmark's sweep: a chain that is fast for every target, the tree with most accepted.
+DRAFTING = dict(thresholds=(0.8, 0.8, 0.0), draft_length=12, draft_stop=0.5, draft_tree=(3, 12, 32))
 
 
 def initialise(config, seed, copying):
-    """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see there.
+    """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see.
 
-    Every query weight starts near its key weight, every output weight as its value weight transposed, the LM head as
-    the embedding: after the mimetic initialisation of Trockman and Kolter 2023 (arXiv 2305.09828, section 3). From
-    independent weights models this small need several times as much text before they look things up in the prompt.
-    With ``copying``, attention starts almost flat and its values orthogonal, and what it hands on outweighs the token
-    itself: a deep model with few KV heads then copies words from the prompt from the first steps on.
+    Every query weight starts near its key weight, every output weight as its value weight
+    transposed, the LM head as the embedding: after the mimetic initialisation of Trockman and
+    Kolter 2023 (arXiv 2305.09828, section 3). From independent weights models this small need
+    several times as much text before they use the prompt. With ``copying``, attention starts almost
+    flat and its values orthogonal, and what it hands on outweighs the token itself: a deep model
+    with few KV heads then copies words from the prompt from the first steps on.
     """
     torch.manual_seed(seed)
     model = Llama(config)
@@ -68,33 +65,25 @@ def initialise(config, seed, copying):
     into_residual = (2 * config.num_hidden_layers) ** -0.5
     # Part of the query stays random, or heads that share a key would stay the same for ever.
     own, like_key, handed_on = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
+    blocks, width = model.model["layers"], config.hidden_size
+    groups = config.num_key_value_heads
 
     def for_each_head(weight):  # (G * D, hidden) -> (H * D, hidden)
-        by_group = weight.view(config.num_key_value_heads, config.head_dim, -1)
-        return by_group.repeat_interleave(
-            config.num_attention_heads // config.num_key_value_heads, dim=0
-        ).flatten(0, 1)
+        by_group = weight.unflatten(0, (groups, config.head_dim))
+        heads = by_group.repeat_interleave(config.num_attention_heads // groups, dim=0)
+        return heads.flatten(0, 1)
 
-    blocks, width, rows = (
-        model.model["layers"],
-        config.hidden_size,
-        config.num_key_value_heads * config.head_dim,
-    )
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
-        if (
-            copying
-        ):  # where values have fewer dimensions than tokens, neighbouring layers get different ones
-            orthogonal = torch.cat(
-                [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
-            )
-            for block, values in zip(blocks, orthogonal.split(rows)):
+        if copying:  # values have fewer dimensions than tokens: neighbours get different ones
+            square = [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
+            parts = torch.cat(square).split(groups * config.head_dim)
+            for block, values in zip(blocks, parts):
                 block.self_attn.v_proj.weight.copy_(values)
         for block in blocks:
             attention = block.self_attn
-            attention.q_proj.weight.mul_(own).add_(
-                for_each_head(attention.k_proj.weight), alpha=like_key
-            )
+            keys = for_each_head(attention.k_proj.weight)
+            attention.q_proj.weight.mul_(own).add_(keys, alpha=like_key)
             attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
             block.mlp.down_proj.weight.mul_(into_residual)
     return model
@@ -113,67 +102,53 @@ TOKENIZER_CONFIG = {
 
 
 def make_tokenizer(folder, seed, count=20000):
-    """Train the family's tokenizer on ``count`` training conversations, built as Llama's is; transformers reads it too."""
+    """Train the family's tokenizer, built as Llama's is, on ``count`` training conversations."""
     texts = (
         f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
         for conversation in islice(conversations(seed, "train"), count)
         for question, answer in conversation.turns
     )
     model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=texts, model_writer=model, model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True,
-        split_digits=True, character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        num_threads=1, minloglevel=2,
-    )  # fmt: skip
+    options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
+    options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
+    options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
+    train = sentencepiece.SentencePieceTrainer.train
+    train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
 
 
 def train_mini(out, only, device, seed, resume, millions=None):
-    """Train the family in the order in which it becomes useful: mini-7b, mini-draft, mini-13b, mini-70b.
+    """Train the family in the order in which it becomes useful: mini-7b, draft, mini-13b, mini-70b.
 
     Each on as many million tokens as its recipe says, or on ``millions``.
     """
     if millions is not None:
-        corpus_rows(millions, MINI)  # refused now, not after a tokenizer
+        corpus_rows(millions, MINI)  # refused before a tokenizer is made, not after it
     out.mkdir(parents=True, exist_ok=True)
-    wanted = [name for name in only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
-              if not (resume and (out / name).is_dir())]  # fmt: skip
-    for name in (
-        wanted
-    ):  # all of them first: what is in the way of the last would otherwise show after hours
+    names = only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
+    wanted = [name for name in names if not (resume and (out / name).is_dir())]
+    for name in wanted:  # before hours of work: what is in the way of the last one shows too
         check_out(out / name, resume)
-    for name in wanted:
-        if name == "mini-draft":
-            train_soft(out / "mini-7b", DRAFT_LAYERS, DRAFT_EXITS, "mini", out / name, device, MINI,
-                       DRAFT_TOKENS if millions is None else millions, seed + 1, resume, DRAFTING)  # fmt: skip
-        else:
-            train_target(name, out, device, seed, resume, millions)
-
-
-def train_target(name, out, device, seed, resume, millions=None):
-    """One of TARGETS from nothing, and the tokenizer they all share."""
-    config, own_millions, peak, copying = TARGETS[name]
-    model, recipe = (
-        initialise(config, seed, copying).to(check_device(device)),
-        replace(MINI, lr=peak),
-    )
     with tempfile.TemporaryDirectory() as folder:
-        make_tokenizer(Path(folder), seed)
-        tokenizer = Tokenizer(Path(folder) / "tokenizer.model")
-        rows = corpus_rows(own_millions if millions is None else millions, recipe)
-        # To foresee the questions as well, a model that copies would first have to unlearn it.
-        tokens, labels = pack(
-            corpus_dialogues(seed), tokenizer, rows, recipe.length, answers_only=copying
-        )
-        train_and_save(
-            model,
-            (config.num_hidden_layers,),
-            tokens,
-            labels,
-            recipe,
-            out / name,
-            folder,
-            resume,
-            seed,
-        )
+        if set(wanted) & set(TARGETS):
+            make_tokenizer(Path(folder), seed)
+        for name in wanted:
+            if name == "mini-draft":
+                amount, parent = millions or DRAFT_TOKENS, out / "mini-7b"
+                rows = rows_of(parent, "mini", device, MINI, amount, seed + 1)
+                run = Run(out / name, device, seed + 1, resume)
+                train_soft(parent, DRAFT_EXITS, rows, MINI, run, DRAFTING)
+            else:
+                train_target(name, Run(out / name, device, seed, resume), folder, millions)
+
+
+def train_target(name, run, tokenizer, millions=None):
+    """One of TARGETS from nothing, with the tokenizer in a folder that they all share."""
+    config, own_millions, peak, copying = TARGETS[name]
+    model = initialise(config, run.seed, copying).to(check_device(run.device))
+    recipe, dialogues = replace(MINI, lr=peak), corpus_dialogues(run.seed)
+    rows = corpus_rows(millions or own_millions, recipe)
+    # To foresee the questions as well, a model that copies would first have to unlearn it.
+    packed = pack(dialogues, Tokenizer(tokenizer), rows, recipe.length, copying)
+    train_and_save(model, (config.num_hidden_layers,), packed, recipe, run, tokenizer)

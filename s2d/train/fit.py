@@ -1,4 +1,7 @@
-"""Training a Llama's exits by AdamW, on one process or several, with checkpoints. Knows nothing about text."""
+"""Training a Llama's exits by AdamW, on one process or several, with checkpoints.
+
+Knows nothing about text.
+"""
 
 import math
 import sys
@@ -6,21 +9,23 @@ import time
 import zlib
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from ..extras.parallel import from_rank_0
 from ..files import former_of
-from ..parallel import from_rank_0
+from ..soft import soft_losses
 from ..weights import checksum
 from .distributed import Objective, add_up, load_checkpoint, save_checkpoint, shard
-from .soft import soft_losses
 
 CHECKPOINT_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train. ``batch`` rows make a step, over all processes; ``micro_batch`` of them go through the model at once."""
+    """How to train: ``batch`` rows a step, over all processes, ``micro_batch`` of them at once."""
 
     batch: int
     micro_batch: int
@@ -29,123 +34,128 @@ class Recipe:
     epochs: int = 1
     weight_decay: float = 0.1
     recompute: bool = False  # activation checkpointing
-    bf16: bool = (
-        True  # matrix products under autocast; weights, gradients and AdamW stay in float32
-    )
+    bf16: bool = True  # products under autocast; weights, gradients and AdamW stay in float32
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: the folder it makes, where, and whether it goes on from a checkpoint."""
+
+    out: Path
+    device: str = "cpu"
+    seed: int = 0
+    resume: bool = False
+    mesh: Any = None  # of the processes among which it is divided, if there are several
+
+
+def checkpoint_of(out):
+    return out.with_name(out.name + ".checkpoint")
 
 
 def learning_rate(step, steps, peak, warmup=0.04):
-    """Linear warm-up over the first 4 % of the steps, then a cosine down to a twentieth of the peak."""
+    """Linear warm-up over the first 4 % of the steps, then a cosine to a twentieth of the peak."""
     rising = min(1.0, (step + 1) / max(1, round(warmup * steps)))
     return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def row_order(rows, epochs, seed):
-    """Which row comes when: in their own order first, then shuffled anew for every further epoch."""
+    """Which row comes when: first in their own order, in every further epoch shuffled anew."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.cat(
-        [
-            torch.arange(rows),
-            *(torch.randperm(rows, generator=generator) for _ in range(epochs - 1)),
-        ]
-    )
+    shuffled = [torch.randperm(rows, generator=generator) for _ in range(epochs - 1)]
+    return torch.cat([torch.arange(rows), *shuffled])
 
 
 def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
-    """What a training is made of, as far as it changes the losses: whoever resumes it must bring the same."""
+    """Whatever changes the losses of a training: whoever resumes it must bring the same."""
     data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
-    teacher = distillation and {"teacher": checksum(distillation.teacher), "kd": distillation.kind,
-                                "kd weight": distillation.weight}  # fmt: skip
-    settings = {
-        name: value
-        for name, value in asdict(recipe).items()
-        if name not in ("micro_batch", "recompute")
-    }
-    return {"model": checksum(model), "exits": list(exits), "data": f"{data:08x}", "seed": seed, **settings,
-            **(teacher or {"teacher": None})}  # fmt: skip
+    identity = {"model": checksum(model), "exits": list(exits), "data": f"{data:08x}", "seed": seed}
+    identity |= asdict(recipe) | {"teacher": None}
+    del identity["micro_batch"], identity["recompute"]
+    if distillation:
+        identity["teacher"] = checksum(distillation.teacher)
+        identity |= {"kd": distillation.kind, "kd weight": distillation.weight}
+    return identity
 
 
-def check_not_lost(checkpoint, resume):
-    """Raise ValueError where a new training would write over the ``checkpoint`` of one that was cut short."""
+def check_not_lost(out, resume):
+    """Raise ValueError where a new training would overwrite the checkpoint of an unfinished one."""
+    checkpoint = checkpoint_of(out)
     if not resume and any(path.exists() for path in (checkpoint, former_of(checkpoint))):
-        raise ValueError(
-            f"{checkpoint} is of a training that was cut short; go on with --resume, or remove it"
-        )
+        unfinished = f"{checkpoint} is of a training that was cut short"
+        raise ValueError(f"{unfinished}; go on with --resume, or remove it")
 
 
-def fit(
-    model,
-    exits,
-    tokens,
-    labels,
-    recipe,
-    checkpoint,
-    resume=False,
-    seed=0,
-    distillation=None,
-    mesh=None,
-):
+def adamw(model, recipe):
+    """AdamW over what learns; matrices decay, norms do not."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    decayed = {"params": [p for p in learning if p.dim() == 2], "weight_decay": recipe.weight_decay}
+    others = {"params": [p for p in learning if p.dim() != 2], "weight_decay": 0.0}
+    return torch.optim.AdamW([decayed, others], lr=recipe.lr, betas=(0.9, 0.95), fused=True)
+
+
+def fit(model, exits, rows, recipe, run, distillation=None):
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
-    AdamW. On a ``mesh`` every process takes its rows of each step, and weights, gradients and AdamW's state are divided
-    among them (distributed.py). The loss is the mean over all labelled tokens of a step, however they are divided. A
-    checkpoint is kept while training lasts, from which ``resume`` goes on to the same losses as an uninterrupted run.
-    Raises ValueError where that is another training's, or where it would be lost because ``resume`` is not asked for.
+    ``rows`` are (tokens, labels), (R, T) each. On a mesh every process takes its rows of each step,
+    and weights, gradients and AdamW's state are divided (distributed.py). The loss is the mean over
+    all labelled tokens of a step, however they are divided. A checkpoint is kept while training
+    lasts; a resumed run has the losses of an uninterrupted one. Raises ValueError where that
+    checkpoint is another training's, or would be lost.
     """
-    identity = training_identity(model, exits, tokens, labels, recipe, seed, distillation)
-    check_not_lost(checkpoint, resume)
+    tokens, labels = rows
+    checkpoint, mesh, device = checkpoint_of(run.out), run.mesh, model.device
+    identity = training_identity(model, exits, tokens, labels, recipe, run.seed, distillation)
+    check_not_lost(run.out, run.resume)
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
     if recipe.batch % (ranks * recipe.micro_batch):
-        raise ValueError(
-            f"a batch of {recipe.batch} rows cannot be divided among {ranks} processes by {recipe.micro_batch} rows"
-        )
-    objective = Objective(
-        model,
-        partial(soft_losses, exits=exits, distillation=distillation, recompute=recipe.recompute),
-    )
+        parts = f"among {ranks} processes by {recipe.micro_batch} rows"
+        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided {parts}")
+    options = dict(exits=exits, distillation=distillation, recompute=recipe.recompute)
+    objective = Objective(model, partial(soft_losses, **options))
     if mesh:
         shard(objective, mesh, recipe.bf16)
-    learning = [p for p in model.parameters() if p.requires_grad]
-    decayed, others = [p for p in learning if p.dim() == 2], [p for p in learning if p.dim() != 2]
-    groups = [
-        {"params": decayed, "weight_decay": recipe.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=(0.9, 0.95), fused=True)
-    order, device = row_order(len(tokens), recipe.epochs, seed), model.device
+    optimizer = adamw(model, recipe)
+    order = row_order(len(tokens), recipe.epochs, run.seed)
     steps, saved = len(order) // recipe.batch, time.monotonic()
-    step = load_checkpoint(checkpoint, model, optimizer, identity) if resume else 0
+    step = load_checkpoint(checkpoint, model, optimizer, identity) if run.resume else 0
     while step < steps:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, recipe.lr)
-        rows = order[step * recipe.batch : (step + 1) * recipe.batch]
-        count, losses = (labels[rows] != -100).sum().item(), torch.zeros(len(exits), device=device)
-        for part in rows[rank::ranks].split(recipe.micro_batch):
+        batch = order[step * recipe.batch : (step + 1) * recipe.batch]
+        count, losses = (labels[batch] != -100).sum().item(), torch.zeros(len(exits), device=device)
+        for part in batch[rank::ranks].split(recipe.micro_batch):
             with torch.autocast(device.type, torch.bfloat16, enabled=recipe.bf16):
-                share = objective(tokens[part].to(device), labels[part].to(device), count=count)
-            (share.mean() * ranks).backward()  # gradients are averaged over processes
-            losses += share.detach()
+                own = objective(tokens[part].to(device), labels[part].to(device), count=count)
+            (own.mean() * ranks).backward()  # gradients are averaged over processes
+            losses += own.detach()
         if mesh:
             add_up(losses)
-        torch.nn.utils.clip_grad_norm_(learning, 1.0)
+        torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        if from_rank_0(lambda: time.monotonic() - saved > CHECKPOINT_SECONDS):  # noqa: B023 - called at once
+        since = time.monotonic() - saved
+        if from_rank_0(lambda since=since: since > CHECKPOINT_SECONDS):
             save_checkpoint(checkpoint, model, optimizer, step, identity)
             saved = time.monotonic()
         yield step, losses
 
 
 def show_progress(name, where, exits, steps, tokens_a_step, training):
-    """Run ``training`` (what ``fit`` returns) to its end, with a line on stderr every ten seconds; the first says ``where``."""
+    """Run ``training`` (what ``fit`` returns) to its end, with a line on stderr every ten seconds.
+
+    The first line says ``where`` it runs.
+    """
     began = shown = time.monotonic()
     for count, (step, losses) in enumerate(training, 1):
         if count == 1:
             print(f"{name} on {where}", file=sys.stderr, flush=True)
-        now = time.monotonic()
-        if now - shown > 10 or step == steps:
-            shown, speed = now, count / (now - began)
-            per_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
-            print(f"{name} step {step}/{steps}  loss {per_exit}  {speed * tokens_a_step:.0f} tokens/s  "
-                  f"{(steps - step) / speed / 60:.1f} min left", file=sys.stderr, flush=True)  # fmt: skip
+        clock = time.monotonic()
+        if clock - shown > 10 or step == steps:
+            shown, speed = clock, count / (clock - began)
+            by_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
+            left = (
+                f"{speed * tokens_a_step:.0f} tokens/s  {(steps - step) / speed / 60:.1f} min left"
+            )
+            line = f"{name} step {step}/{steps}  loss {by_exit}  {left}"
+            print(line, file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """Low-rank adapters: a model's weights stay, and a small change of each linear layer is learnt.
 
-LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1). How the result is stored and added up again: weights/adapter.py.
+LoRA (Hu et al. 2021, arXiv 2106.09685, section 4.1). How the result is stored and added up again:
+weights/adapter.py. Knows nothing about losses and text.
 """
 
 import torch
@@ -11,7 +12,7 @@ SCALE = 8.0  # of the change, alpha / r: a step of AdamW then moves it this much
 
 
 class Adapted(nn.Module):
-    """A linear layer x W^T whose ``weight`` W (out, in) stays, and a change of it, SCALE B A, that is learnt.
+    """A linear layer x W^T whose ``weight`` W (out, in) stays, and a learnt change, SCALE B A.
 
     A (r, in) starts at random, B (out, r) at zero.
     """
@@ -19,10 +20,9 @@ class Adapted(nn.Module):
     def __init__(self, weight, rank, generator):
         super().__init__()
         out, inner = weight.shape
+        random = torch.randn(rank, inner, generator=generator)
         self.weight = weight
-        self.A = nn.Parameter(
-            torch.randn(rank, inner, generator=generator).to(weight) * inner**-0.5
-        )
+        self.A = nn.Parameter(random.to(weight) * inner**-0.5)
         self.B = nn.Parameter(torch.zeros(out, rank).to(weight))
 
     def forward(self, x):
@@ -30,7 +30,7 @@ class Adapted(nn.Module):
 
 
 def add_adapters(model, rank, seed):
-    """Put adapters of ``rank`` on every linear layer of ``model``'s blocks, in place; from now on only these learn."""
+    """Put adapters on every linear layer of ``model``'s blocks, in place; only these learn then."""
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
     for block in model.model["layers"]:
@@ -41,5 +41,5 @@ def add_adapters(model, rank, seed):
 
 def adapter_pairs(model):
     """{weight's name: (A, B)} of all adapters of a model."""
-    return {f"{name}.weight": (each.A.detach(), each.B.detach()) for name, each in model.named_modules()
-            if isinstance(each, Adapted)}  # fmt: skip
+    adapted = {name: m for name, m in model.named_modules() if isinstance(m, Adapted)}
+    return {f"{name}.weight": (m.A.detach(), m.B.detach()) for name, m in adapted.items()}

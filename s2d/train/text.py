@@ -2,7 +2,8 @@
 
 import sys
 
-from ..tokenizer import Tokenizer, chat_template
+from ..chat import chat_template
+from ..tokenizer import Tokenizer
 from ..weights import checksum, load_model
 from ..weights.config import read_config
 from ..weights.datastore import check_replaceable, tokenizer_checksum, write_datastore

@@ -1,0 +1,79 @@
+"""The SoFT loss: every exit of a draft learns the next token at once (arXiv 2407.01955, section 4).
+
+Knows nothing about training loops and data.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 1024  # positions whose logits are in memory at a time
+
+
+def exit_hidden(model, tokens: torch.Tensor, exits, recompute=False):
+    """Hidden states (B, T, hidden) at each of the increasing ``exits`` in turn, in one pass over
+    ``tokens`` (B, T).
+
+    With ``recompute`` a layer keeps its input only and runs again in the backward pass (activation
+    checkpointing).
+    """
+    hidden, start = model.embed(tokens), 0
+    for exit_layer in exits:
+        if recompute:
+            for layer in range(start, exit_layer):
+                hidden = checkpoint(model.run_layers, hidden, layer, layer + 1, use_reentrant=False)
+        else:
+            hidden = model.run_layers(hidden, start, exit_layer)
+        yield hidden
+        start = exit_layer
+
+
+def soft_losses(
+    model,
+    tokens: torch.Tensor,
+    labels: torch.Tensor,
+    exits,
+    count: int | None = None,
+    distillation=None,
+    recompute: bool = False,
+) -> torch.Tensor:
+    """Next-token cross entropy (E,) in nats at each of ``exits``, from one pass through all layers.
+
+    ``labels`` (B, T) is the token that follows each of ``tokens`` (B, T), by its position in the
+    draft's vocabulary if the model has one; -100 where nothing is to be learnt. Losses are summed
+    over labelled tokens and divided by ``count``, by default their number. Their mean is the loss
+    of Sorted LLaMA (arXiv 2309.08968, section 3): one final norm and one LM head serve all exits.
+    ``distillation`` (train/distil.py) adds its term at each exit.
+
+    Logits outweigh everything else where the vocabulary is a real one: they are made for CHUNK
+    positions at a time, and once more in the backward pass.
+
+    >>> from s2d.model import Llama, LlamaConfig
+    >>> toy = Llama(LlamaConfig(8, 4, 4, 2, 1, 1, 4)).requires_grad_(False)
+    >>> _ = toy.lm_head.weight.zero_()  # every one of 8 tokens is equally likely: ln 8 = 2.0794
+    >>> soft_losses(toy, torch.tensor([[1, 2, 3]]), torch.tensor([[2, 3, -100]]), exits=(1, 2))
+    tensor([2.0794, 2.0794])
+    """
+    learnt = labels != -100  # (B, T)
+    wanted = labels[learnt].long()  # (N,)
+    taught = distillation.hidden(tokens)[learnt] if distillation else None  # (N, teacher's hidden)
+    losses = []
+    for hidden in exit_hidden(model, tokens, exits, recompute):
+        hidden, loss = hidden[learnt], 0.0  # (N, hidden)
+        for start in range(0, max(1, len(wanted)), CHUNK):
+            part = slice(start, start + CHUNK)
+            more = (distillation, taught[part]) if distillation else ()
+            loss = loss + checkpoint(
+                chunk_loss, model, hidden[part], wanted[part], *more, use_reentrant=False
+            )
+        losses.append(loss)
+    return torch.stack(losses) / max(1, len(wanted) if count is None else count)
+
+
+def chunk_loss(model, hidden, wanted, distillation=None, taught=None):
+    """Summed loss of hidden states (N, hidden) at one exit, where ``wanted`` (N,) follow."""
+    logits = model.draft_logits(hidden).float()  # (N, V), or of the draft's vocabulary
+    loss = F.cross_entropy(logits, wanted, reduction="sum")
+    if distillation:
+        loss = loss + distillation.loss(taught, logits, model.draft_vocabulary)
+    return loss

@@ -1,0 +1,47 @@
+"""Distillation: exits also learn the distributions of a teacher (DistillSpec, arXiv 2310.08461).
+
+Knows nothing about exits and data.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+DIVERGENCES = ("forward", "reverse", "tv")
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """What ``soft_losses`` adds for a ``teacher``, ``weight`` times; the cross entropy counts once.
+
+    ``kind``, for the teacher's p and an exit's q: "forward" is KL(p || q), "reverse" KL(q || p),
+    "tv" the total variation (section 3 of the paper).
+    """
+
+    teacher: nn.Module
+    kind: str
+    weight: float
+
+    @torch.no_grad()
+    def hidden(self, tokens):
+        """The teacher's last hidden states (B, T, its hidden size)."""
+        return self.teacher.run_layers(self.teacher.embed(tokens))
+
+    def loss(self, hidden, logits, vocabulary):
+        """The term of an exit's ``logits`` (N, V) where the teacher has ``hidden``, summed."""
+        with torch.no_grad():
+            teacher_logits = self.teacher.logits(hidden).float()
+            if vocabulary is not None:
+                teacher_logits = teacher_logits[:, vocabulary]
+        return self.weight * divergence(self.kind, teacher_logits, logits).sum()
+
+
+def divergence(kind, p_logits, q_logits):
+    """How far q is from p, given by logits (N, V) each: one number a row, (N,)."""
+    log_p, log_q = p_logits.log_softmax(dim=-1), q_logits.log_softmax(dim=-1)
+    if kind == "tv":
+        return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(dim=-1)
+    if kind == "reverse":
+        log_p, log_q = log_q, log_p
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
