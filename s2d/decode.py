@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import sdpa_kernel
 
 from .model import DECODING_KERNELS
-from .proposal import Proposal
+from .proposal import TARGET, Proposal
 from .tree import KConfig, TreeAttention, ancestor_mask
 from .verify import Verdict
 
@@ -39,8 +39,8 @@ class Step:
 
     @property
     def sources(self) -> list[int]:
-        """For each of ``tokens`` the exit that drafted it, 0 for the target's own."""
-        return [*self.proposal.exits[: len(self.verdict.path)], 0][: len(self.tokens)]
+        """For each of ``tokens`` the exit that drafted it, TARGET for the target's own."""
+        return [*self.proposal.exits[: len(self.verdict.path)], TARGET][: len(self.tokens)]
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Stats:
         proposal = step.proposal
         self.accept_lengths.append(len(step.tokens))
         for exit_layer, size in zip(proposal.exits, proposal.level_sizes):
-            if exit_layer:
+            if exit_layer != TARGET:
                 self.exit_counts[exit_layer] += size
         self.draft_forwards += len(proposal.confidences)
         self.draft_levels += len(proposal.exits)

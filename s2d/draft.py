@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from .cache import KVCache, move_up
-from .proposal import FixedTree, GrowingTree, Proposal, empty_proposal
+from .proposal import TARGET, FixedTree, GrowingTree, Proposal, empty_proposal
 from .sampling import warp
 from .tree import KConfig, TreeAttention, ancestor_mask
 from .verify import verify
@@ -136,7 +136,7 @@ class SortedDraft:
         used, rows = 0, 1  # slots behind the context, and how many of the last to predict from
         for level in range(min(max_levels, self.shape.depth)):
             if level == 0 and roots is not None:
-                prediction, exit_layer, children = None, 0, roots[0]
+                prediction, exit_layer, children = None, TARGET, roots[0]
                 expanded = tree.add_roots(*roots, self.model.config.vocab_size)
             else:
                 prediction = self.predict(n, n + used, rows)

@@ -9,6 +9,7 @@ import torch
 
 from .tree import KConfig, TokenTree, ancestor_mask
 
+TARGET = -1  # stands for an exit where the target itself gave the token
 NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 
 
@@ -20,11 +21,11 @@ class Proposal:
     of node i's; None where nothing was drawn. ``slots`` (N,): where each node is in the draft's KV
     caches, counted from the end of the context, if it got there.
 
-    ``exits`` and ``level_sizes``: for each level, the exit that proposed it (0 where the target
-    gave it) and its number of nodes. ``confidences``: for each time the draft ran, the exits it
-    tried, each with its confidence; the last one was used. ``stopped``: why there are no more
-    levels: "length" of the shape, end of the "context", low "confidence", or a "policy". ``filled``:
-    how many positions each segment's KV cache then held.
+    ``exits`` and ``level_sizes``: for each level, the exit that proposed it (TARGET where the
+    target gave it) and its number of nodes. ``confidences``: for each time the draft ran, the
+    exits it tried, each with its confidence; the last one was used. ``stopped``: why there are no
+    more levels: "length" of the shape, end of the "context", low "confidence", or a "policy".
+    ``filled``: how many positions each segment's KV cache then held.
     """
 
     tree: TokenTree

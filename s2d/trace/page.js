@@ -23,9 +23,11 @@ function label(token) {
 }
 const piece = (token) => make("bdi", { class: "piece", title: `token ${token}` }, label(token));
 
-/** The class of what came from an exit layer; 0 is the target. */
-const sourceClass = (exit) => `source${exit ? (about.exits.indexOf(exit) % 6) + 1 : 0}`;
-const sourceName = (exit) => (exit ? `draft, after layer ${exit}` : "the target itself");
+const TARGET = -1; // stands for an exit where the target itself gave the token
+
+/** The class, and the name, of where a token came from. */
+const sourceClass = (exit) => `source${exit === TARGET ? 0 : (about.exits.indexOf(exit) % 6) + 1}`;
+const sourceName = (exit) => (exit === TARGET ? "the target" : exit ? `the draft, after layer ${exit}` : "the table");
 
 /** One stop for the Tab key among many items: arrow keys move between them, and focus or the mouse shows one. */
 function rove(items, show) {
@@ -76,11 +78,11 @@ function showToken(i) {
   tokenElements.forEach((element, j) => element.classList.toggle("lit", j === i));
   const lines = [make("p", {}, piece(token), ` token ${i + 1} of ${origins.length}, step ${s + 1}: ${sourceName(exit)}`)];
   const passed = tests.find((test) => test.stays), failed = tests.filter((test) => !test.stays);
-  if (step.levels[place] && exit) lines.push(make("p", {}, (step.levels[place].size > 1 ? "the surest place of its level: " : "") + looksText(step.levels[place].looks, exit)));
+  if (step.levels[place] && exit !== TARGET) lines.push(make("p", {}, (step.levels[place].size > 1 ? "the surest place of its level: " : "") + looksText(step.levels[place].looks, exit)));
   if (passed && passed.chance !== undefined)
     lines.push(make("p", {}, `p = ${number(passed.p)}, q = ${number(passed.q)}, min(1, p/q) = ${number(passed.chance)}, draw = ${number(passed.draw)}: it stays`));
   else if (passed) lines.push(make("p", {}, `p = ${number(passed.p)}: it is the token that the target ${about.temperature ? "drew" : "finds likeliest"}`));
-  else if (exit === 0 && row === 0 && step.levels.length && step.levels[0].exit === 0) lines.push(make("p", {}, "a root that the target gave; the longest path below one wins"));
+  else if (exit === TARGET && row === 0 && step.levels.length && step.levels[0].exit === TARGET) lines.push(make("p", {}, "a root that the target gave; the longest path below one wins"));
   for (const test of failed)
     lines.push(make("p", {}, "instead of ", piece(step.nodes.tokens[test.node]), test.chance === undefined ? `, p = ${number(test.p)}` : `, min(1, ${number(test.p)}/${number(test.q)}) = ${number(test.chance)}, draw = ${number(test.draw)}: rejected`));
   if (step.places[place].own === token) {
@@ -148,7 +150,7 @@ function light(step, node) {
   document.querySelectorAll("#tree g[data-node]").forEach((each) => each.classList.toggle("lit", seen.has(+each.dataset.node)));
   document.querySelectorAll("#mask g[data-row]").forEach((each) => each.classList.toggle("lit", +each.dataset.row === node));
   document.querySelectorAll("#mask .column").forEach((each) => each.classList.toggle("lit", seen.has(+each.dataset.column)));
-  const level = step.levels[depths(parents)[node]], drawn = q && level.exit;
+  const level = step.levels[depths(parents)[node]], drawn = q && level.exit !== TARGET;
   at("node").replaceChildren(`node ${node} `, piece(tokens[node]), ` ${sourceName(level.exit)}. ${looksText(level.looks, level.exit)}. `,
     `After its parent p = ${number(p[node])}${drawn ? `, q = ${number(q[node])}` : ""}. It sees the context${seen.size > 1 ? " and nodes " + [...seen].sort((a, b) => a - b).join(", ") : " and itself"}.`);
 }

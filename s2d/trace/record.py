@@ -5,6 +5,7 @@ import statistics
 import torch
 
 from ..generate import choose_exits, start
+from ..proposal import TARGET
 from ..sampling import warp
 from ..tokenizer import TextStream
 from ..verify import residual, without
@@ -45,7 +46,7 @@ class Recorder:
         )  # (N+1, V)
         q = proposal.q if self.temperature else None
         given = (
-            bool(proposal.exits) and proposal.exits[0] == 0
+            bool(proposal.exits) and proposal.exits[0] == TARGET
         )  # the first level is the target's: it faces no test
         own = (
             step.tokens[len(step.verdict.path)]

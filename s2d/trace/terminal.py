@@ -32,6 +32,11 @@ def colors_of(exits, choice, out):
     )
 
 
+def exit_name(exit_layer):
+    """Exit 0 has no layers: it looks in a table."""
+    return f"after layer {exit_layer}" if exit_layer else "from the table"
+
+
 def paint(text, color):
     return f"\033[{color}m{text}\033[0m" if color and text else text
 
@@ -71,10 +76,10 @@ def report(generation, method, colors=()):
     ]
     if drafted := sum(stats.exit_counts.values()):
         counts = sorted(stats.exit_counts.items())
-        parts = [f"{count / drafted:.0%} after layer {layer}" for layer, count in counts]
+        parts = [f"{count / drafted:.0%} {exit_name(layer)}" for layer, count in counts]
         lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
     if colors:
-        legend = [paint(f"after layer {layer}", color) for layer, color in colors.items()]
+        legend = [paint(exit_name(layer), color) for layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target's own plain")
     lossy = "no: with several roots from the target the text is not the target's own"
     lines.append(f"exact          {'yes' if generation.exact else lossy}, method {method}")
