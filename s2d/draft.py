@@ -97,7 +97,7 @@ class Table:
 
     def __init__(self, ngrams: NGrams, vocab_size, device, dtype):
         self.ngrams, self.vocab_size, self.device = ngrams, vocab_size, device
-        self.dtype = torch.promote_types(dtype, torch.float32)  # of q
+        self.dtype = dtype if dtype == torch.float64 else torch.float32  # of q
 
     def predict(self, tails):
         """A TablePrediction for the positions after each of ``tails``, lists of their last tokens.

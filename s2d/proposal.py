@@ -169,7 +169,7 @@ def best_first(likeliest, context, shape, max_levels, least, device, roots=None)
     """
     nodes, heap = [], []  # of each node: depth, number, parent, token, its probability
     tail, path, parent, depth = context, 1.0, -1, 0
-    followers = likeliest(tail, shape.top_k) if roots is None else roots
+    followers = likeliest(tail, shape.top_k if max_levels > 0 else 0) if roots is None else roots
     while len(nodes) < shape.size:
         for token, probability in followers:
             if path * probability >= least:
@@ -180,8 +180,8 @@ def best_first(likeliest, context, shape, max_levels, least, device, roots=None)
         path, _, (token, probability, parent, depth, tail) = heappop(heap)
         nodes.append((depth, len(nodes), parent, token, probability))
         path, parent, depth = -path, len(nodes) - 1, depth + 1
-        missing = min(shape.top_k, shape.size - len(nodes))
-        followers = likeliest(tail, missing) if missing and depth < max_levels else ()
+        missing = min(shape.top_k, shape.size - len(nodes)) if depth < max_levels else 0
+        followers = likeliest(tail, missing) if missing else ()
     return level_by_level(nodes, device)
 
 
