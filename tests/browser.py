@@ -3,7 +3,6 @@
 It speaks the WebDriver protocol (W3C) of chromedriver.
 """
 
-import base64
 import json
 import re
 import shutil
@@ -85,6 +84,10 @@ class Browser:
     def focus(self, selector, number=0):
         self.script("arguments[0].focus()", {ELEMENT: self.element(selector, number)})
 
+    def keys(self, selector, *names):
+        self.focus(selector)
+        self.press(*names)
+
     def dark(self, wanted):
         feature = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
         media = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [feature]}}
@@ -93,6 +96,3 @@ class Browser:
     def complaints(self):
         """What the console has printed since the last time."""
         return [entry["message"] for entry in self.send("POST", "/se/log", {"type": "browser"})]
-
-    def picture(self):
-        return base64.b64decode(self.send("GET", "/screenshot"))

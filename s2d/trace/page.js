@@ -113,8 +113,7 @@ function showToken(i) {
   }
   if (exit === TARGET && index === 0 && level && level.exit === TARGET)
     lines.push(paragraph("A root that the target gave. The longest path below a root wins."));
-  const failed = tests.filter((test) => !test.accepted);
-  for (const test of [...tests.filter((test) => test.accepted), ...failed]) lines.push(testLine(step, test));
+  lines.push(...tests.map((test) => testLine(step, test)));
   if (position.bonus === token) {
     const rest = stages.length > 1 ? " in the residual distribution" : "";
     lines.push(paragraph(`The bonus token: p = ${number(stages.at(-1).p[ids.indexOf(token)])}${rest}.`));
@@ -294,12 +293,9 @@ function testLine(step, test) {
 function drawTests(step, { ids, stages, tests, bonus }) {
   const heads = [make("th", {}, "token")];
   stages.forEach((stage, i) => {
-    const head = (name, reduced) => {
-      const without = i && reduced ? [" without ", piece(step.nodes.tokens[tests[i - 1].node])] : [];
-      heads.push(make("th", {}, name, ...without));
-    };
-    head(i ? "residual" : "p", true);
-    if (stage.q) head("q", !about.replacement);
+    const rejected = () => piece(step.nodes.tokens[tests[i - 1].node]);
+    heads.push(i ? make("th", {}, "residual after ", rejected()) : make("th", {}, "p"));
+    if (stage.q) heads.push(i && !about.replacement ? make("th", {}, "q without ", rejected()) : make("th", {}, "q"));
   });
   const bar = (kind, value) => {
     const filled = make("i", { style: percent(Math.min(1, value), 1) });
