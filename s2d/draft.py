@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from .cache import KVCache, move_up
-from .proposal import TARGET, FixedTree, GrowingTree, Proposal, empty_proposal
+from .ngram import ORDER, NGrams, top
+from .proposal import TARGET, FixedTree, GrowingTree, Proposal, best_first, empty_proposal
 from .sampling import warp
-from .tree import KConfig, TreeAttention, ancestor_mask
+from .tree import Dynamic, KConfig, TreeAttention, ancestor_mask
 from .verify import verify
 
 WINDOW = 256  # how much context a catch-up runs at a time: a mask has no more rows than that
@@ -70,8 +71,18 @@ class Prediction:
     vocabulary: torch.Tensor | None
     vocab_size: int
 
-    def tokens(self, ids):
-        """Ids in the draft's vocabulary -> tokens."""
+    def likeliest(self, count):
+        """The ``count`` likeliest tokens (R, count), and their log-probabilities (R, count)."""
+        ids = self.logits.topk(count).indices
+        return self._tokens(ids), self.probs.gather(1, ids).log()
+
+    def sample(self, count, sampling):
+        """Tokens (R, count) in the order of their draws, and the q (R, V) they were drawn from."""
+        q = sampling.warp(self.logits)  # (R, K)
+        ids = sampling.sampler.candidates(q, count, sampling.replacement)
+        return self._tokens(ids), self.over_all_tokens(q)
+
+    def _tokens(self, ids):
         return ids if self.vocabulary is None else self.vocabulary[ids]
 
     def over_all_tokens(self, q):
@@ -81,31 +92,90 @@ class Prediction:
         return q.new_zeros(len(q), self.vocab_size).index_copy(1, self.vocabulary, q)
 
 
-class SortedDraft:
-    """A draft model that continues contexts of at most ``capacity`` tokens by trees of one shape.
+class Table:
+    """Exit 0: no layers; what followed the last tokens before, in this text and in a datastore."""
 
-    ``exits`` are layer numbers, increasing, each with its threshold. Where even the last exit's
-    confidence is below ``floor``, drafting ends. ``policy`` is a stopping policy, or None: asked
-    after each level as ``policy(level, prediction, children, expanded)``, it says whether to end.
+    def __init__(self, ngrams: NGrams, vocab_size, device, dtype):
+        self.ngrams, self.vocab_size, self.device = ngrams, vocab_size, device
+        self.dtype = dtype if dtype == torch.float64 else torch.float32  # of q
+
+    def predict(self, tails):
+        """A TablePrediction for the positions after each of ``tails``, lists of their last tokens.
+
+        Its confidence is the largest probability that the table gives to one token.
+        """
+        blends = [self.ngrams.distribution(tail) for tail in tails]
+        return TablePrediction(
+            self, blends, [(0, max(max(b.values(), default=0.0) for b in blends))]
+        )
+
+
+@dataclass
+class TablePrediction:
+    """What exit 0 says about the token after each of R positions: the questions of a Prediction.
+
+    ``blends``: for each position, {token: probability} of the tokens that the table knows.
+    """
+
+    table: Table
+    blends: list[dict[int, float]]
+    confidences: list[tuple[int, float]]
+
+    def likeliest(self, count):
+        """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
+        rows = [top(blend, count) + [(0, 0.0)] * (count - len(blend)) for blend in self.blends]
+        pairs = torch.tensor(rows, dtype=torch.float64, device=self.table.device)  # (R, count, 2)
+        return pairs[..., 0].long(), pairs[..., 1].to(self.table.dtype).log()
+
+    def sample(self, count, sampling):
+        """As Prediction's. Where nothing is known, q is any: all known tokens are equally likely."""
+        known = list(dict.fromkeys(token for blend in self.blends for token in blend))
+        known += [token for token in range(count) if token not in known][: count - len(known)]
+        rows = [[blend.get(token, 0.0) for token in known] for blend in self.blends]
+        like = dict(device=self.table.device, dtype=self.table.dtype)
+        weights = torch.tensor(rows, **like)  # (R, K): all else has no probability
+        weights[weights.sum(dim=-1) == 0] = 1.0
+        small = sampling.warp(weights.log())
+        chosen = sampling.sampler.candidates(small, count, sampling.replacement)
+        known = torch.tensor(known, device=self.table.device)
+        q = torch.zeros(len(rows), self.table.vocab_size, **like).index_copy(1, known, small)
+        return known[chosen], q
+
+
+class SortedDraft:
+    """A draft that continues contexts of at most ``capacity`` tokens by trees of one shape.
+
+    ``exits`` increase, each with its threshold: 0 asks the ``table``, the others are layer numbers
+    of ``model``, which is None where there is only exit 0. Where even the last exit's confidence is
+    below ``floor``, drafting ends; a growing tree of exit 0 alone has no path less probable than
+    that. ``policy`` is a stopping policy, or None: asked after each level as ``policy(level,
+    prediction, children, expanded)``, it says whether to end.
     """
 
     exact = True
 
-    def __init__(self, model, exits, thresholds, shape, capacity, floor=0.0, policy=None):
-        self.model, self.shape, self.floor, self.policy = model, shape, floor, policy
+    def __init__(
+        self, model, exits, thresholds, shape, capacity, floor=0.0, policy=None, table=None
+    ):
+        self.model, self.table, self.shape = model, table, shape
+        self.exits, self.thresholds, self.floor, self.policy = exits, thresholds, floor, policy
+        owner = model or table
+        self.device, dtype = owner.device, owner.dtype
         slots = capacity + shape.max_slots
-        like = dict(device=model.device, dtype=model.dtype)
         self.segments = []
-        for start, stop, threshold in zip((0, *exits), exits, thresholds):
-            cache = model.new_cache(slots, start, stop)
-            last = stop == exits[-1]
-            hidden = None if last else torch.zeros(1, slots, model.config.hidden_size, **like)
+        layers = [exit_layer for exit_layer in exits if exit_layer > 0]
+        for start, stop in zip((0, *layers), layers):
+            cache, hidden = model.new_cache(slots, start, stop), None
+            if stop != exits[-1]:
+                size = 1, slots, model.config.hidden_size
+                hidden = torch.zeros(size, device=self.device, dtype=dtype)
+            threshold = thresholds[exits.index(stop)]
             self.segments.append(Segment(start, stop, threshold, cache, hidden))
-        self.tokens = torch.zeros(1, slots, dtype=torch.long, device=model.device)
-        self.known = 0  # how many tokens of the context are in ``tokens``
-        self.attention = TreeAttention(WINDOW, shape.max_slots, model.device, model.dtype)
+        self.tokens = torch.zeros(1, slots, dtype=torch.long, device=self.device)
+        self.known = 0  # how many tokens of the context were read
+        self.attention = TreeAttention(WINDOW, shape.max_slots, self.device, dtype)
         if isinstance(shape, KConfig):
-            self.parents = shape.parents().to(model.device)
+            self.parents = shape.parents().to(self.device)
             self.attention.set_tree(ancestor_mask(self.parents), shape.max_children == 1)
 
     def propose(self, context, budget, sampling) -> Proposal:
@@ -116,17 +186,28 @@ class SortedDraft:
         return self.grow(context, min(budget - 1, self.space(context)), sampling)
 
     def space(self, context):
-        """How many levels the draft's own context size allows."""
+        """How many levels the draft's own context size allows; a table has none."""
+        if not self.model:
+            return self.shape.depth
         return self.model.config.max_position_embeddings - len(context) + 1
+
+    def read(self, context):
+        """Take in what is new of ``context``, a list of tokens."""
+        new = context[self.known :]
+        self.tokens[0, self.known : len(context)] = torch.tensor(new)
+        self.known = len(context)
+        if self.table:
+            self.table.ngrams.grow(new)
 
     def grow(self, context, max_levels, sampling, roots=None) -> Proposal:
         """As ``propose``, with at most ``max_levels`` levels.
 
         ``roots``: tokens (K,) and their log-probabilities (K,) that are to be the first level.
         """
-        n = len(context)
-        self.tokens[0, self.known : n] = torch.tensor(context[self.known :])
-        self.known = n
+        self.read(context)
+        n, tails = len(context), [context[-ORDER:]]
+        if not self.segments and isinstance(self.shape, Dynamic):
+            return self.grow_best_first(tails[0], max_levels, roots)
         if isinstance(self.shape, KConfig):
             tree = FixedTree(self.shape, self.parents, sampling)
         else:
@@ -136,21 +217,24 @@ class SortedDraft:
         used, rows = 0, 1  # slots behind the context, and how many of the last to predict from
         for level in range(min(max_levels, self.shape.depth)):
             if level == 0 and roots is not None:
-                prediction, exit_layer, children = None, TARGET, roots[0]
-                expanded = tree.add_roots(*roots, self.model.config.vocab_size)
+                prediction, exit_layer, children = None, TARGET, roots[0][None]
+                expanded = tree.add_roots(*roots, (self.table or self.model.config).vocab_size)
             else:
-                prediction = self.predict(n, n + used, rows)
+                prediction = self.predict(n, n + used, rows, tails)
                 confidences.append(prediction.confidences)
                 exit_layer, confidence = prediction.confidences[-1]
-                if exit_layer == self.segments[-1].stop and confidence < self.floor:
+                unknown = confidence == 0.0 or confidence < self.floor
+                if exit_layer == self.exits[-1] and unknown:
                     stopped = "confidence"
                     break
-                children, expanded = tree.add_level(prediction)
+                children, expanded = tree.add_level(prediction)  # (R, K)
             tokens = children.flatten()[expanded]
             rows = len(tokens)
             self.tokens[0, n + used : n + used + rows] = tokens
             used += rows
             exits.append(exit_layer)
+            if self.table:
+                tails = continued(tails, children, expanded)
             if self.policy and self.policy(level, prediction, children, expanded):
                 stopped = "policy"
                 break
@@ -159,7 +243,21 @@ class SortedDraft:
         proposal.filled = [segment.cache.length for segment in self.segments]
         return proposal
 
-    def predict(self, n, end, count) -> Prediction:
+    def grow_best_first(self, tail, max_levels, roots):
+        """A Proposal of exit 0 alone: its questions cost nothing, so they are asked one by one."""
+        least, pairs = self.floor, None
+        if roots is not None:  # the target gave them, so they are sent whatever they are
+            tokens, log_probs = roots
+            least, pairs = 0.0, list(zip(tokens.tolist(), log_probs.exp().tolist()))
+        likeliest = self.table.ngrams.likeliest
+        proposal = best_first(likeliest, tail, self.shape, max_levels, least, self.device, pairs)
+        if roots is not None:
+            proposal.exits[0] = TARGET
+            proposal.confidences = proposal.confidences[1:]
+        proposal.stopped = "length" if len(proposal.tree) == self.shape.size else "confidence"
+        return proposal
+
+    def predict(self, n, end, count, tails=()):
         """A Prediction for each of the last ``count`` of ``end`` positions, n of which are context.
 
         The exit is the first whose confidence is above its threshold. Confidence is taken before
@@ -167,6 +265,11 @@ class SortedDraft:
         no drawn token has a say in its own exit (verify.py's lemma).
         """
         confidences, below = [], None
+        if self.table:
+            prediction = self.table.predict(tails)
+            confidences = prediction.confidences
+            if confidences[0][1] > self.thresholds[0] or not self.segments:
+                return prediction
         for segment in self.segments:
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
             logits = self.model.draft_logits(hidden)  # (R, K)
@@ -218,3 +321,11 @@ class SortedDraft:
             segment.cache.keep(n, held)
             if segment.hidden is not None:
                 move_up(segment.hidden, n, held)
+
+
+def continued(tails, children, expanded):
+    """The ``tails`` (R lists) of those of their ``children`` (R, K) that are expanded."""
+    K = children.shape[1]
+    tokens = children.flatten().tolist()
+    numbers = range(len(tokens)) if isinstance(expanded, slice) else expanded.tolist()
+    return [[*tails[number // K], tokens[number]][-ORDER:] for number in numbers]

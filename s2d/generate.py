@@ -8,8 +8,9 @@ draft the same as trees.
 from collections.abc import Iterator
 
 from .decode import Stats, Step, clock, decode
-from .draft import NoDraft, SortedDraft
+from .draft import NoDraft, SortedDraft, Table
 from .model import Llama
+from .ngram import Datastore, NGrams
 from .sampling import Sampler, Sampling
 from .tree import Dynamic, KConfig
 
@@ -18,6 +19,15 @@ TREE_METHODS = ("mcsd", "s2d-tree")
 K_CONFIG = (4, 2, 2, 1)
 LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number squared
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
+TABLE_THRESHOLD = 0.5  # of exit 0, in front of layers
+TABLE_STOP = 0.1  # of exit 0 alone: a less probable path is not worth a row of the target's pass
+
+
+class WITHOUT_LAYERS:
+    """The config of a draft that is exit 0 alone."""
+
+    num_hidden_layers, exit_layers, thresholds = 0, (0,), (0.0,)
+    draft_length, draft_tree = 4, (6, 7, 7)
 
 
 class Generation:
@@ -70,11 +80,14 @@ def start(
     init: str = "draft",
     stop=None,
     replacement: bool = False,
+    datastore: Datastore | None = None,
 ) -> Generation:
     """A Generation that continues ``tokens``, a list of ids, and has not begun.
 
     ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts)
-    default to the draft's config; "sd" and "mcsd" use the last exit only. "sd" and "s2d" draft
+    default to the draft's config; "sd" and "mcsd" use the last exit only. Exit 0 drafts what
+    followed the last tokens before, in the text and in a ``datastore`` (ngram.py); without a draft
+    it is the only one. "sd" and "s2d" draft
     chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``: the numbers of children,
     level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come from the draft's config,
     for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without
@@ -91,20 +104,22 @@ def start(
     began = clock(target.device)
     check(target, tokens, max_new_tokens, temperature, top_p, seed)
     check_draft(target, draft, method, init, stop)
-    shape = choose_shape(target.config, draft, method, draft_length, tree)
     if method == "ar":
         drafter = NoDraft(target.device)
     else:
-        exits, thresholds = choose_exits(draft.config, method, exits, thresholds)
-        if stop is None and method not in TREE_METHODS:
-            stop = draft.config.draft_stop
-        floor, policy = stop or 0.0, None
-        if callable(stop):
+        config = draft.config if draft else WITHOUT_LAYERS
+        exits, thresholds = choose_exits(config, method, exits, thresholds)
+        shape = choose_shape(target.config, draft, exits, method, draft_length, tree)
+        floor, policy, table = choose_stop(config, exits, method, stop), None, None
+        if callable(floor):
             from .extras.decision import PathStop
 
-            floor, policy = 0.0, PathStop(stop)
+            floor, policy = 0.0, PathStop(floor)
+        if exits[0] == 0:
+            table = Table(NGrams(datastore), target.config.vocab_size, target.device, target.dtype)
         capacity = min(len(tokens) + max_new_tokens, target.config.max_position_embeddings)
-        drafter = SortedDraft(draft, exits, thresholds, shape, capacity, floor, policy)
+        layers = draft if exits[-1] > 0 else None
+        drafter = SortedDraft(layers, exits, thresholds, shape, capacity, floor, policy, table)
         if init == "target":
             from .extras.roots import TargetRoots
 
@@ -151,10 +166,8 @@ def check_draft(target, draft, method, init, stop):
         raise ValueError(f"init is 'draft' or 'target', got {init!r}")
     if stop is not None and not callable(stop) and not 0.0 <= stop <= 1.0:
         raise ValueError(f"stop is a confidence within 0..1, got {stop}")
-    if method == "ar":
+    if method == "ar" or draft is None:
         return
-    if draft is None:
-        raise ValueError(f"method {method!r} needs a draft model")
     sizes = draft.config.vocab_size, target.config.vocab_size
     if sizes[0] != sizes[1]:
         raise ValueError(
@@ -163,25 +176,24 @@ def check_draft(target, draft, method, init, stop):
         )
 
 
-def choose_shape(target_config, draft, method, draft_length=None, tree=None):
+def choose_shape(target_config, draft, exits, method, draft_length=None, tree=None):
     """The shape of tree a method drafts.
 
     Raises ValueError where the options fit neither the method nor the models.
     """
+    config = draft.config if draft and exits[-1] > 0 else WITHOUT_LAYERS
     if tree is not None and method not in TREE_METHODS:
         names = " or ".join(map(repr, TREE_METHODS))
         raise ValueError(f"method {method!r} drafts no tree; use {names} for one")
-    if method == "ar":
-        return KConfig(())
     context_size = target_config.max_position_embeddings
     if method in TREE_METHODS:
         if draft_length is not None:
             raise ValueError(f"method {method!r} drafts a tree; give its shape, not a draft length")
         if tree is None:
-            tree = K_CONFIG if method == "mcsd" else Dynamic(*draft.config.draft_tree)
+            tree = K_CONFIG if method == "mcsd" else Dynamic(*config.draft_tree)
         shape = tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
     else:
-        length = draft.config.draft_length if draft_length is None else draft_length
+        length = config.draft_length if draft_length is None else draft_length
         _check_size(length, length, context_size)  # before a shape of any length is built
         shape = KConfig((1,) * length)
     fixed = isinstance(shape, KConfig)
@@ -189,7 +201,7 @@ def choose_shape(target_config, draft, method, draft_length=None, tree=None):
     if min(numbers, default=0) < 1:
         raise ValueError(f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
     known = target_config.vocab_size
-    if draft.draft_vocabulary is not None:
+    if draft and draft.draft_vocabulary is not None:
         known = len(draft.draft_vocabulary)
     if shape.max_children > known:
         raise ValueError(
@@ -220,12 +232,11 @@ def choose_exits(config, method, exits=None, thresholds=None):
             f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several"
         )
     increasing = list(chosen) == sorted(set(chosen))
-    if not chosen or not increasing or chosen[0] < 1 or chosen[-1] > depth:
-        raise ValueError(
-            f"exits must increase and lie within the draft's {depth} layers, got {list(chosen)}"
-        )
+    if not chosen or not increasing or chosen[0] < 0 or chosen[-1] > depth:
+        layers = f"lie within the draft's {depth} layers" if depth else "without a draft be 0 alone"
+        raise ValueError(f"exits must increase and {layers}, got {list(chosen)}")
     if thresholds is None:
-        known = dict(zip(config.exit_layers, config.thresholds))
+        known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
         thresholds = [known.get(exit_layer, 0.5) for exit_layer in chosen[:-1]] + [0.0]
     if len(thresholds) != len(chosen):
         raise ValueError(
@@ -234,6 +245,17 @@ def choose_exits(config, method, exits=None, thresholds=None):
     if not all(0.0 <= threshold <= 1.0 for threshold in thresholds):
         raise ValueError(f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     return chosen, tuple(thresholds)
+
+
+def choose_stop(config, exits, method, stop):
+    """The confidence, or the decision model, that ends drafting early."""
+    if callable(stop) and exits[0] == 0:
+        raise ValueError("a decision model judges layers; it does not go with exit 0")
+    if stop is None and exits == (0,):
+        return TABLE_STOP
+    if stop is None and method not in TREE_METHODS:
+        return config.draft_stop
+    return stop or 0.0
 
 
 ALL_DRAFTS = ("draft", "exits", "init", "stop")

@@ -15,7 +15,6 @@ the exit is.
 from bisect import bisect_left
 
 import numpy as np
-import torch
 
 ORDER = 4  # tokens in the longest suffix
 FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bounds the time
@@ -146,16 +145,7 @@ class NGrams:
 
     def likeliest(self, context, k):
         """At most k pairs (token, probability), the likeliest first."""
-        blend = self.distribution(context)
-        return [(token, blend[token]) for token in sorted(blend, key=blend.get, reverse=True)[:k]]
-
-    def probabilities(self, context, vocabulary):
-        """The blend as (V,) float64 with a sum of 1, to draw from; all 0 where it knows nothing."""
-        blend = self.distribution(context)
-        weights = torch.tensor(list(blend.values()), dtype=torch.float64)
-        q = torch.zeros(vocabulary, dtype=torch.float64)
-        q[list(blend)] = weights / weights.sum()
-        return q
+        return top(self.distribution(context), k)
 
     def matched(self, context):
         """The length of the longest suffix that was seen before; 0 for none."""
@@ -168,3 +158,8 @@ class NGrams:
                 tokens, counts = table.followers(context[-length:])
                 if tokens:
                     yield length, table.doubt, tokens, counts
+
+
+def top(blend, k):
+    """At most k pairs (token, probability) of a ``distribution``, the likeliest first."""
+    return [(token, blend[token]) for token in sorted(blend, key=blend.get, reverse=True)[:k]]

@@ -4,6 +4,7 @@ Knows nothing about layers, exits or the target: levels come as Predictions (see
 """
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import torch
 
@@ -68,12 +69,10 @@ class FixedTree:
         """
         width = self.shape.widths[self.depth]
         if self.sampling.greedy:
-            children = prediction.tokens(prediction.logits.topk(width).indices)
+            children, _ = prediction.likeliest(width)
         else:
-            q = self.sampling.warp(prediction.logits)
-            self.q.append(prediction.over_all_tokens(q))  # (R, V)
-            candidates = self.sampling.sampler.candidates(q, width, self.sampling.replacement)
-            children = prediction.tokens(candidates)
+            children, q = prediction.sample(width, self.sampling)
+            self.q.append(q)  # (R, V)
         return children, self._add(children.flatten())
 
     def _add(self, tokens):
@@ -125,8 +124,7 @@ class GrowingTree:
 
         Returns children (F, K), and which of the flattened ones are expanded.
         """
-        log_probs, children = prediction.probs.log().topk(self.shape.top_k)  # (F, K) each
-        children = prediction.tokens(children)
+        children, log_probs = prediction.likeliest(self.shape.top_k)  # (F, K) each
         return children, self._add(children, log_probs)
 
     def _add(self, children, log_probs):
@@ -153,9 +151,51 @@ class GrowingTree:
         tokens, parents, slots, scores, depths = (torch.cat(column) for column in columns)
         # A parent scores no less than its children and is before them: it is kept where they are.
         kept = scores.sort(descending=True, stable=True).indices[: self.shape.size].sort().values
+        kept = kept[scores[kept] > -torch.inf]  # of what has no probability there is no node
         # Old number -> new one; the last entry, found by index -1, is the context's.
         number = torch.full((self.count + 1,), -1, device=kept.device)
         number[kept] = torch.arange(len(kept), device=kept.device)
         tree = TokenTree(tokens[kept], number[parents[kept]])
         level_sizes = depths[kept].bincount(minlength=len(exits)).tolist()
         return Proposal(tree, None, slots[kept], exits, level_sizes)
+
+
+def best_first(likeliest, context, shape, max_levels, least, device, roots=None) -> Proposal:
+    """A growing tree where another node costs nothing but its row in the target's pass (exit 0).
+
+    The node with the best path probability comes next, and its followers join the candidates, until
+    there are ``shape.size`` nodes or no path is as probable as ``least``. ``likeliest(tail, k)``
+    gives at most k pairs (token, probability); ``roots`` are such pairs for the first level.
+    """
+    nodes, heap = [], []  # of each node: depth, number, parent, token, its probability
+    tail, path, parent, depth = context, 1.0, -1, 0
+    followers = likeliest(tail, shape.top_k if max_levels > 0 else 0) if roots is None else roots
+    while len(nodes) < shape.size:
+        for token, probability in followers:
+            if path * probability >= least:
+                candidate = token, probability, parent, depth, [*tail[1:], token]
+                heappush(heap, (-path * probability, len(heap) + len(nodes), candidate))
+        if not heap:
+            break
+        path, _, (token, probability, parent, depth, tail) = heappop(heap)
+        nodes.append((depth, len(nodes), parent, token, probability))
+        path, parent, depth = -path, len(nodes) - 1, depth + 1
+        missing = min(shape.top_k, shape.size - len(nodes)) if depth < max_levels else 0
+        followers = likeliest(tail, missing) if missing else ()
+    return level_by_level(nodes, device)
+
+
+def level_by_level(nodes, device) -> Proposal:
+    """The Proposal of ``nodes`` (see ``best_first``), numbered by level."""
+    ordered = sorted(nodes)
+    number = {-1: -1} | {old: new for new, (_, old, *_) in enumerate(ordered)}
+    tokens = torch.tensor([token for *_, token, _ in ordered], dtype=torch.long, device=device)
+    parents = [number[parent] for _, _, parent, _, _ in ordered]
+    parents = torch.tensor(parents, dtype=torch.long, device=device)
+    depths = [depth for depth, *_ in ordered]
+    sizes = [depths.count(depth) for depth in range(depths[-1] + 1 if depths else 0)]
+    surest = [max(p for d, *_, p in ordered if d == depth) for depth in range(len(sizes))]
+    proposal = Proposal(TokenTree(tokens, parents), slots=torch.zeros_like(tokens))
+    proposal.exits, proposal.level_sizes = [0] * len(sizes), sizes
+    proposal.confidences = [[(0, confidence)] for confidence in surest]
+    return proposal

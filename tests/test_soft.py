@@ -85,11 +85,11 @@ def test_the_teachers_term(kind):
 
 
 def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
-    """Of loss and gradients, with a vocabulary whose logits at once would be 3 x 250 MiB."""
+    """Of loss and gradients, with a vocabulary whose logits at once would be 3 x 500 MiB."""
     prepare = (
         "import torch; from s2d.model import Llama, LlamaConfig; from s2d.soft import soft_losses\n"
         "c = LlamaConfig(32000, 16, 32, 3, 2, 2, 8, max_position_embeddings=4096)\n"
-        "m, tokens = Llama(c), torch.randint(0, 32000, (1, 2048))\n"
+        "m, tokens = Llama(c), torch.randint(0, 32000, (1, 4096))\n"
         "def run(t): soft_losses(m, t, t, (1, 2, 3), recompute=True).mean().backward()\n"
         "run(tokens[:, :64])"
     )

@@ -16,7 +16,7 @@ from vocabularies import (
     save_trained,
     sentencepiece_folder,
     with_config,
-)  # fmt: skip
+)
 
 from s2d import Tokenizer
 from s2d.chat import VICUNA_SYSTEM
@@ -255,8 +255,12 @@ TEXT = {"Sequence": {"id": "A", "type_id": 0}}
 
 def template(*single):
     of_eot = {"id": "<|eot|>", "ids": [4], "tokens": ["<|eot|>"]}
-    return {"type": "TemplateProcessing", "single": single, "pair": [TEXT, TEXT],
-            "special_tokens": {"<|eot|>": of_eot}}  # fmt: skip
+    return {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [TEXT, TEXT],
+        "special_tokens": {"<|eot|>": of_eot},
+    }
 
 
 @pytest.mark.parametrize(
@@ -269,12 +273,15 @@ def template(*single):
         ("normalizer", {"type": "New"}, "is not a tokenizer that works"),
         ("pre_tokenizer", EXPLODES, "retry-limit-in-match over"),
         ("post_processor", template(NO_SUCH_TOKEN, TEXT), "no entry found for key"),
-        ("post_processor", template(TEXT, {"SpecialToken": {"id": "<|eot|>", "type_id": 0}}),
-         "puts tokens behind a text"),
+        (
+            "post_processor",
+            template(TEXT, {"SpecialToken": {"id": "<|eot|>", "type_id": 0}}),
+            "puts tokens behind a text",
+        ),
         ("added_tokens", [added("<|eot|>") | {"id": 77}], "token 77 in its added_tokens, but 4"),
         ("added_tokens", [added("<|eot|>") | {"id": 4, "fuzzy": 1}], "added_tokens.0.fuzzy is not"),
     ],
-)  # fmt: skip
+)
 def test_faults_inside_a_tokenizer_json(trained, tmp_path, capfd, part, change, message):
     """All in one line: a panic in Rust, which writes its own to stderr, is no Exception."""
     raw = json.loads((trained / "tokenizer.json").read_text())

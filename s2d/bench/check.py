@@ -27,6 +27,15 @@ def check_methods(load, dtype, drafts, records, methods):
     Right is True, False or None for cannot tell; a method that does not claim to be lossless is
     never wrong.
     """
+    found = observe_methods(load, dtype, drafts, records, methods)
+    precise = load("float64")  # the target itself is out of memory
+    for method, (passes, differences, exact) in found.items():
+        line, right = verdict(precise, passes, differences)
+        yield (method, line, right) if exact else (method, f"not a lossless method; {line}", None)
+
+
+def observe_methods(load, dtype, drafts, records, methods):
+    """{method: (passes, differences, whether it claims to be lossless)}, as in check_methods."""
     alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
     prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
     target, found = load(dtype), {}
@@ -40,11 +49,7 @@ def check_methods(load, dtype, drafts, records, methods):
             passes = [observe_pass(*models, options, *each) for each in enumerate(prompts)]
             exact = all(all(record["exact"]) for record in own)
             found[method] = passes, [each for each in differences if each], exact
-    del target, targets, models  # not in memory together with what follows
-    precise = load("float64")
-    for method, (passes, differences, exact) in found.items():
-        line, right = verdict(precise, passes, differences)
-        yield (method, line, right) if exact else (method, f"not a lossless method; {line}", None)
+    return found
 
 
 @dataclass

@@ -106,7 +106,7 @@ def forward_table(model, context, repetitions, bandwidth):
         hidden = model.run_layers(model.embed(tokens[:, start:end]), **how)
         model.logits(hidden[0, -max(1, end - context) :])
 
-    lines = [["pass", "ms", "GB/s of weights", "share of a copy's speed"]]
+    lines = [["pass", "ms", "GB/s of weights", "of a copy's speed"]]
     for nodes in (0, *NODES):
         parents = torch.arange(nodes, device=device) // 2 - 1  # any tree will do
         attention.set_tree(ancestor_mask(parents.clamp(min=-1)))

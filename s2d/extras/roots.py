@@ -27,7 +27,7 @@ class TargetRoots:
 
     def propose(self, context, budget, sampling):
         if self.roots is None:
-            return empty_proposal(self.drafter.model.device)
+            return empty_proposal(self.drafter.device)
         levels = max(1, min(budget, self.drafter.space(context)))
         return self.drafter.grow(context, levels, sampling, self.roots)
 

@@ -212,7 +212,7 @@ def sample_to(file, model, tokenizer, template, wanted, seed):
     missing, new = wanted - text.count, 0
     if missing <= 0:
         return text
-    batch = max(1, min(BATCH, int(missing / (ANSWER_TOKENS / 4))))
+    batch = max(1, min(BATCH, int(missing / (ANSWER_TOKENS / 2))))
     began = said = time.monotonic()
     # Seeded by how much there is, so that a run that goes on does not say the same again.
     for conversation in converse(model, prompts, after, missing, batch, seed + text.count):

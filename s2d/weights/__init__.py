@@ -47,8 +47,8 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the
     CPU) or one of float64, float32, float16, bfloat16. ``num_layers`` keeps only the first layers.
     ``share``, a function of a tensor's name and shape, returns the slices of it to read, one for
-    each dimension (parallel.py). With ``compile`` its short passes are compiled (static.py), which
-    takes a minute the first time. Raises FileNotFoundError for a missing folder or file and
+    each dimension (parallel.py). With ``compile`` its short passes are compiled
+    (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a missing folder or file and
     ValueError for anything that is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)

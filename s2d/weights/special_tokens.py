@@ -19,14 +19,16 @@ ONLY = {"add_eos_token": False, "do_lower_case": False, "split_special_tokens": 
     "sp_model_kwargs": {}
 }
 # These change no id: they are about padding, truncation, files, and the text of an answer.
-INERT = {
-    "backend", "clean_up_tokenization_spaces", "device_map", "errors", "is_local",
-    "local_files_only", "max_length", "model_input_names", "model_max_length", "name_or_path",
-    "pad_to_multiple_of", "pad_token_type_id", "padding", "padding_side", "processor_class",
-    "return_token_type_ids", "spaces_between_special_tokens", "special_tokens_map_file", "stride",
-    "suffix_first", "tokenizer_file", "trust_remote_code", "truncation", "truncation_side",
-    "truncation_strategy", "use_default_system_prompt", "use_fast", "vocab_file",
-}  # fmt: skip
+INERT = set(
+    (
+        "backend clean_up_tokenization_spaces device_map errors is_local local_files_only "
+        "max_length model_input_names model_max_length name_or_path pad_to_multiple_of "
+        "pad_token_type_id padding padding_side processor_class return_token_type_ids "
+        "spaces_between_special_tokens special_tokens_map_file stride suffix_first "
+        "tokenizer_file trust_remote_code truncation truncation_side truncation_strategy "
+        "use_default_system_prompt use_fast vocab_file "
+    ).split()
+)
 # Unicode's White_Space; str.strip takes four characters more.
 SPACES = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
 
