@@ -1,6 +1,8 @@
-"""A headless Chromium, driven by the WebDriver protocol (W3C) that chromedriver speaks, as a user would: mouse and keys."""
+"""A headless Chromium, driven as by a user: mouse and keys.
 
-import base64
+It speaks the WebDriver protocol (W3C) of chromedriver.
+"""
+
 import json
 import re
 import shutil
@@ -8,59 +10,34 @@ import subprocess
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-KEYS = {
-    "Right": "\ue014",
-    "Left": "\ue012",
-    "Up": "\ue013",
-    "Down": "\ue015",
-    "Home": "\ue011",
-    "End": "\ue010",
-    "Tab": "\ue004",
-    "Enter": "\ue007",
-}
+NAMES = ("Tab", "Enter", "End", "Home", "Left", "Up", "Right", "Down")
+KEYS = dict(zip(NAMES, "\ue004\ue007\ue010\ue011\ue012\ue013\ue014\ue015"))
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's name for a reference to one
+FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
 
 
 class Browser:
     def __init__(self):
         program = shutil.which("chromedriver")
         assert program, "these tests drive a browser: apt-get install chromium chromium-driver"
-        self.driver = subprocess.Popen(
-            [program, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        port = next(
-            found[1]
-            for line in self.driver.stdout
-            if (found := re.search(r"successfully on port (\d+)", line))
-        )
-        self.address = f"http://127.0.0.1:{port}/session"
-        options = {
-            "args": [
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--disable-dev-shm-usage",
-                "--window-size=1280,1000",
-            ]
-        }
-        wanted = {
-            "browserName": "chrome",
-            "goog:chromeOptions": options,
-            "goog:loggingPrefs": {"browser": "ALL"},
-        }
-        self.address += (
-            "/" + self.send("POST", "", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        self.driver = subprocess.Popen([program, "--port=0"], **pipes)
+        for line in self.driver.stdout:
+            if found := re.search(r"successfully on port (\d+)", line):
+                break
+        self.address = f"http://127.0.0.1:{found[1]}/session"
+        arguments = [*(f"--{flag}" for flag in FLAGS), "--window-size=1280,1000"]
+        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted["goog:chromeOptions"] = {"args": arguments}
+        session = self.send("POST", "", {"capabilities": {"alwaysMatch": wanted}})
+        self.address += f"/{session['sessionId']}"
 
     def send(self, how, where, content=None):
         body = None if content is None else json.dumps(content).encode()
+        headers = {"Content-Type": "application/json"}
+        request = Request(self.address + where, body, headers, method=how)
         try:
-            with urlopen(
-                Request(
-                    self.address + where, body, {"Content-Type": "application/json"}, method=how
-                ),
-                timeout=60,
-            ) as answer:
+            with urlopen(request, timeout=60) as answer:
                 return json.load(answer)["value"]
         except HTTPError as error:
             raise AssertionError(json.load(error)["value"]["message"]) from None
@@ -74,60 +51,48 @@ class Browser:
         self.send("POST", "/url", {"url": file.resolve().as_uri()})
 
     def script(self, text, *arguments):
-        """What ``text``, the body of a function, returns."""
-        return self.send("POST", "/execute/sync", {"script": text, "args": list(arguments)})
+        """What ``text``, the body of a function, returns; ``all`` finds elements there."""
+        helper = "const all = (selector, root = document) => [...root.querySelectorAll(selector)];"
+        content = {"script": helper + text, "args": list(arguments)}
+        return self.send("POST", "/execute/sync", content)
 
     def texts(self, selector):
-        return self.script(
-            "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)",
-            selector,
-        )
+        return self.script("return all(arguments[0]).map((each) => each.textContent)", selector)
 
     def text(self, selector):
         return self.texts(selector)[0]
 
     def element(self, selector, number=0):
-        return self.send("POST", "/elements", {"using": "css selector", "value": selector})[number][
-            ELEMENT
-        ]
+        found = self.send("POST", "/elements", {"using": "css selector", "value": selector})
+        return found[number][ELEMENT]
 
     def click(self, selector, number=0):
         self.send("POST", f"/element/{self.element(selector, number)}/click", {})
 
     def hover(self, selector, number=0):
-        element = self.element(selector, number)
-        self.script("arguments[0].scrollIntoView({block: 'center'})", {ELEMENT: element})
-        move = [
-            {"type": "pointerMove", "duration": 0, "origin": {ELEMENT: element}, "x": 0, "y": 0}
-        ]
-        pointer = {
-            "type": "pointer",
-            "id": "mouse",
-            "parameters": {"pointerType": "mouse"},
-            "actions": move,
-        }
-        self.send("POST", "/actions", {"actions": [pointer]})
+        element = {ELEMENT: self.element(selector, number)}
+        self.script("arguments[0].scrollIntoView({block: 'center'})", element)
+        move = {"type": "pointerMove", "duration": 0, "origin": element, "x": 0, "y": 0}
+        pointer = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}}
+        self.send("POST", "/actions", {"actions": [pointer | {"actions": [move]}]})
 
     def press(self, *names):
-        keys = [
-            {"type": kind, "value": KEYS[name]} for name in names for kind in ("keyDown", "keyUp")
-        ]
+        kinds = "keyDown", "keyUp"
+        keys = [{"type": kind, "value": KEYS[name]} for name in names for kind in kinds]
         self.send("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": keys}]})
 
     def focus(self, selector, number=0):
         self.script("arguments[0].focus()", {ELEMENT: self.element(selector, number)})
 
+    def keys(self, selector, *names):
+        self.focus(selector)
+        self.press(*names)
+
     def dark(self, wanted):
-        media = {
-            "features": [{"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}]
-        }
-        self.send(
-            "POST", "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": media}
-        )
+        feature = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
+        media = {"cmd": "Emulation.setEmulatedMedia", "params": {"features": [feature]}}
+        self.send("POST", "/goog/cdp/execute", media)
 
     def complaints(self):
         """What the console has printed since the last time."""
         return [entry["message"] for entry in self.send("POST", "/se/log", {"type": "browser"})]
-
-    def picture(self):
-        return base64.b64decode(self.send("GET", "/screenshot"))

@@ -1,28 +1,35 @@
-"""A page shows what happened, and nothing else: records against a count made here, and the page in a real browser."""
+"""A page shows what happened, and nothing else: records against Steps, pages in a real browser."""
 
+import copy
+import functools
 import itertools
 import json
 import re
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from browser import Browser
-from helpers import WEIGHTS, random_llama
 from helpers import program as program_of
+from helpers import random_llama
 
 import run
-from s2d import generate, load_model
-from s2d.sampling import warp
+from s2d.draft import SortedDraft
+from s2d.generate import start
+from s2d.proposal import TARGET
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
-METHODS = {
-    "ar": {}, "sd": {"exits": [3]}, "mcsd": {"tree": (3, 2, 1)}, "s2d": {}, "s2d-tree": {}, "auto": {},
-    "lossy": {"method": "mcsd", "init": "target", "tree": (3, 2)}, "replacement": {"method": "mcsd", "replacement": True, "tree": (4, 2)},
-}  # fmt: skip
+NAMES = {"target": "T", "draft": "D"}
+METHODS = {name: {} for name in ("ar", "s2d", "s2d-tree")} | {
+    "sd": {"exits": [3]},
+    "mcsd": {"tree": (3, 2, 1)},
+    "roots": {"method": "mcsd", "init": "target", "tree": (3, 2)},
+    "replacement": {"method": "mcsd", "replacement": True, "tree": (4, 2)},
+}
+program = functools.partial(program_of, run.main)
+close = functools.partial(pytest.approx, rel=1e-3, abs=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -37,180 +44,145 @@ def options_of(name, draft, **more):
     return options | {"draft": None if options["method"] == "ar" else draft}
 
 
-def recorded(target, draft, tokenizer, prompt, options, file=None):
-    """(what was recorded, the Steps themselves, the Output)"""
-    steps = []
-    recorder = Recorder(tokenizer, prompt, {"target": "T", "draft": "D"}, options, steps.append)
-    output = generate(target, prompt, **options, on_step=recorder)
-    recorder.time_alone(generate, target, prompt, method="ar")
+def recorded(target, tokenizer, prompt, options, file=None):
+    """(what was recorded, the Steps themselves, the Generation)"""
+    recorder = Recorder(tokenizer, prompt, NAMES, options)
+    generation, steps = start(target, prompt, **options), []
+    for step in generation:
+        steps.append(step)
+        recorder.add(step)
+    recorder.time_alone(target, prompt, method="ar")
     if file:
         write_page(recorder.data(), file)
-    return json.loads(json.dumps(recorder.data())), steps, output
+    return json.loads(json.dumps(recorder.data())), steps, generation
 
 
 @pytest.fixture(scope="module")
 def known(mini, tokenizer, tmp_path_factory):
-    """known(method, temperature) -> (page, record, Steps, Output), of an answer of a miniature."""
-    folder, made = tmp_path_factory.mktemp("pages"), {}
-    prompt = tokenizer.encode_chat([QUESTION])
+    """known(method, temperature) -> (page, record, Steps, Generation), of an answer."""
+    folder, prompt = tmp_path_factory.mktemp("pages"), tokenizer.encode_chat([QUESTION])
 
+    @functools.cache
     def make(name, temperature):
-        if (name, temperature) not in made:
-            file = folder / f"{name}-{temperature:g}.html"
-            options = options_of(
-                name, mini("mini-draft"), temperature=temperature, max_new_tokens=40, seed=3
-            )
-            made[name, temperature] = (
-                file,
-                *recorded(mini("mini-7b"), mini("mini-draft"), tokenizer, prompt, options, file),
-            )
-        return made[name, temperature]
+        more = {"temperature": temperature, "max_new_tokens": 40, "seed": 3}
+        options = options_of(name, mini("mini-draft"), **more)
+        file = folder / f"{name}-{temperature:g}.html"
+        return file, *recorded(mini("mini-7b"), tokenizer, prompt, options, file)
 
     return make
 
 
-def plain_residual(p, q):
-    left = [max(0.0, a - b) for a, b in zip(p, q)]
-    return [each / sum(left) for each in left] if sum(left) else p
+def rejections(position, p, q, tree, replacement):
+    """Compare the tests of a position with rows of p and q, in plain Python: how many reject."""
+    rejected = 0
+    for test in position["tests"]:
+        token = tree.tokens[test["node"]].item()
+        assert (test["p"], test["q"]) == (close(p[token]), close(q[token]))
+        acceptance = min(1.0, p[token] / q[token])
+        assert test["acceptance"] == close(acceptance)
+        if abs(test["draw"] - acceptance) > 1e-3:  # both are recorded with four digits
+            assert test["accepted"] == (test["draw"] < acceptance)
+        if not test["accepted"]:
+            rejected += 1
+            left = [max(0.0, a - b) for a, b in zip(p, q)]
+            p = [each / sum(left) for each in left] if sum(left) else p
+            if not replacement:
+                q = [0.0 if other == token else each for other, each in enumerate(q)]
+                q = [each / (sum(q) or 1.0) for each in q]
+            for row, shown in zip((p, q), position["stages"][rejected].values()):
+                assert shown == close([row[each] for each in position["ids"]])
+    return rejected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_record_is_what_happened(name, temperature, known, tokenizer):
-    """Every number again, from the Step itself, in plain Python."""
-    _, data, steps, output = known(name, temperature)
-    assert "".join(data["answer"]) == tokenizer.decode(output.tokens) and len(
-        data["answer"]
-    ) == len(output.tokens)
-    assert sum((step["tokens"] for step in data["steps"]), []) == output.tokens
-    assert [len(step["tokens"]) for step in data["steps"]] == output.stats.accept_lengths
-    drafted = sum(exit_layer > 0 for step in data["steps"] for exit_layer in step["sources"])
-    assert drafted == output.stats.accepted - (name == "lossy") * sum(
-        bool(step.path) for step in steps
-    )
-    rejected = 0
+    """Every number again, from the Step itself."""
+    _, data, steps, generation = known(name, temperature)
+    about, rejected, drafted = data["about"], 0, 0
+    assert "".join(data["answer"]) == tokenizer.decode(generation.tokens)
+    assert len(data["answer"]) == len(generation.tokens)
+    assert [token for step in data["steps"] for token in step["tokens"]] == generation.tokens
     for shown, step in zip(data["steps"], steps, strict=True):
-        tree = step.proposal.tree
-        assert (shown["n"], shown["path"]) == (step.n, step.path)
-        assert (
-            shown["nodes"]["tokens"] == tree.tokens.tolist()
-            and shown["nodes"]["parents"] == tree.parents.tolist()
-        )
-        assert [level["exit"] for level in shown["levels"]] == step.proposal.exits
+        proposal, tree, path = step.proposal, step.proposal.tree, step.verdict.path
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        assert (shown["n"], shown["path"], shown["tokens"]) == (step.n, path, step.tokens)
+        assert (shown["nodes"]["tokens"], shown["nodes"]["parents"]) == (tokens, parents)
+        drafted += sum(source != TARGET for source in shown["sources"])
+        drafted += name == "roots" and path != []
+        assert [level["exit"] for level in shown["levels"]] == proposal.exits
         for level in shown["levels"]:
-            if level["exit"]:
-                assert level["looks"][-1][0] == level["exit"]
-                for exit_layer, confidence in level["looks"][:-1]:
-                    assert (
-                        not data["about"]["thresholds"]
-                        or confidence
-                        <= data["about"]["thresholds"][data["about"]["exits"].index(exit_layer)]
-                    )
-        p = warp(step.logits, temperature or 1.0).tolist()
-        assert len(shown["places"]) == len(step.path) + 1
-        for depth, place in enumerate(shown["places"]):
-            row = p[place["row"]]
-            assert place["row"] == (step.path[depth - 1] + 1 if depth else 0)
-            assert place["stages"][0]["p"] == pytest.approx(
-                [row[token] for token in place["ids"]], rel=1e-3, abs=1e-30
-            )
-            assert max(range(len(row)), key=row.__getitem__) in place["ids"]
-            stays = [test["node"] for test in place["tests"] if test["stays"]]
-            given = name == "lossy" and depth == 0
-            assert given or stays == ([step.path[depth]] if depth < len(step.path) else [])
-            if place["tests"] and "chance" in place["tests"][0]:
-                q = step.proposal.q[place["row"]].tolist()
-                for number, test in enumerate(place["tests"]):
-                    token = tree.tokens[test["node"]].item()
-                    assert (test["p"], test["q"]) == (
-                        pytest.approx(row[token], rel=1e-3, abs=1e-30),
-                        pytest.approx(q[token], rel=1e-3),
-                    )
-                    assert test["chance"] == pytest.approx(
-                        min(1.0, row[token] / q[token]), rel=1e-3, abs=1e-30
-                    )
-                    assert (test["draw"] < test["chance"] or test["chance"] == 1) == test[
-                        "stays"
-                    ] or abs(test["draw"] - test["chance"]) < 1e-3
-                    if not test["stays"]:
-                        rejected += 1
-                        row = plain_residual(row, q)
-                        if name != "replacement":
-                            q = [0.0 if other == token else each for other, each in enumerate(q)]
-                            q = [each / (sum(q) or 1.0) for each in q]
-                        stage = place["stages"][number + 1]
-                        assert stage["p"] == pytest.approx(
-                            [row[each] for each in place["ids"]], rel=1e-3, abs=1e-12
-                        )
-                        assert stage["q"] == pytest.approx(
-                            [q[each] for each in place["ids"]], rel=1e-3, abs=1e-12
-                        )
-        assert (
-            sum("draw" in test for place in shown["places"] for test in place["tests"])
-            == shown["draws"]
-            == len(step.draws)
-        )
-        assert shown["caches"][0] == {
-            "name": "target",
-            "held": step.n + len(tree),
-            "kept": step.n + len(step.path),
-        }
-        assert all(
-            step.n <= cache["kept"] <= cache["held"] or cache["held"] <= step.n
-            for cache in shown["caches"]
-        )
-        assert shown["ms"] == pytest.approx([1000 * step.draft_seconds, 1000 * step.target_seconds,
-                                             1000 * (step.seconds - step.draft_seconds - step.target_seconds)], rel=1e-2)  # fmt: skip
-        assert (shown["plan"] is None) == (name != "auto")
-    if temperature and name in ("sd", "mcsd", "s2d", "replacement"):
-        assert rejected
+            *below, last = level["confidences"] or [[TARGET, 1.0]]
+            assert last[0] == level["exit"]
+            for exit_layer, confidence in below:
+                assert confidence <= about["thresholds"][about["exits"].index(exit_layer)]
+        p = torch.softmax(step.logits / (temperature or 1.0), dim=-1).tolist()
+        of_nodes = [p[parent + 1][token] for parent, token in zip(parents, tokens)]
+        assert shown["nodes"]["p"] == close(of_nodes)
+        walk = zip(shown["positions"], [-1, *path], [*path, None], strict=True)
+        for position, node, accepted in walk:
+            row, tests, ids = p[node + 1], position["tests"], position["ids"]
+            assert position["accepted"] == accepted
+            assert position["stages"][0]["p"] == close([row[token] for token in ids])
+            assert max(range(len(row)), key=row.__getitem__) in ids
+            free = accepted is None or name == "roots" and node == -1  # roots face no test
+            assert [each["node"] for each in tests if each["accepted"]] == [accepted] * (not free)
+            if tests and "draw" in tests[0]:
+                q = proposal.q[node + 1].tolist()
+                rejected += rejections(position, row, q, tree, name == "replacement")
+        tests = [test for position in shown["positions"] for test in position["tests"]]
+        draws = [test["draw"] for test in tests if "draw" in test]
+        assert draws == close([draw.item() for draw in step.verdict.draws])
+        bonus = [each["bonus"] for each in shown["positions"] if each["bonus"] is not None]
+        assert bonus == step.tokens[len(path) :]
+        counts = {"filled": step.n + len(tree), "kept": step.n + len(path)}
+        assert shown["caches"][0] == {"name": "target"} | counts
+        for cache in shown["caches"]:
+            assert step.n <= cache["kept"] <= cache["filled"] or cache["filled"] <= step.n
+        seconds = [step.draft_seconds, step.target_seconds]
+        seconds.append(step.seconds - sum(seconds))
+        assert shown["ms"] == pytest.approx([1000 * each for each in seconds], rel=1e-2)
+    assert drafted == generation.stats.accepted
+    assert bool(rejected) == (temperature > 0 and name in ("sd", "mcsd", "s2d", "replacement"))
 
 
-def test_caches_hold_what_the_record_says(mini, tokenizer):
+def test_caches_hold_what_the_record_says(mini, tokenizer, monkeypatch):
     """Their real lengths, before and after every step."""
-    from s2d.draft import SortedDraft
+    lengths, keep = [], SortedDraft.keep
 
-    lengths, prompt = [], tokenizer.encode_chat([QUESTION])
-    keep = SortedDraft.keep
-
-    def watched(self, n, slots):
+    def watched(self, *what):
         before = [segment.cache.length for segment in self.segments]
-        keep(self, n, slots)
+        keep(self, *what)
         lengths.append((before, [segment.cache.length for segment in self.segments]))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SortedDraft, "keep", watched)
-        options = options_of("s2d-tree", mini("mini-draft"), max_new_tokens=40)
-        data, _, _ = recorded(mini("mini-7b"), mini("mini-draft"), tokenizer, prompt, options)
-    shown = [
-        (
-            [cache["held"] for cache in step["caches"][1:]],
-            [cache["kept"] for cache in step["caches"][1:]],
-        )
-        for step in data["steps"]
-    ]
+    monkeypatch.setattr(SortedDraft, "keep", watched)
+    options = options_of("s2d-tree", mini("mini-draft"), max_new_tokens=40)
+    data, *_ = recorded(mini("mini-7b"), tokenizer, tokenizer.encode_chat([QUESTION]), options)
+    caches = [step["caches"][1:] for step in data["steps"]]
+    shown = [tuple([cache[key] for cache in each] for key in ("filled", "kept")) for each in caches]
     assert shown == lengths and len({tuple(before) for before, _ in lengths}) > 3
 
 
 def test_why_drafting_stopped(mini, tokenizer):
-    prompt, target, draft = tokenizer.encode_chat([QUESTION]), mini("mini-7b"), mini("mini-draft")
+    def never(prediction):
+        return torch.zeros(len(prediction.probs))
+
+    never.threshold = 0.5
+    prompt, draft = tokenizer.encode_chat([QUESTION]), mini("mini-draft")
     for options, reasons in (
-        ({"method": "sd", "draft_length": 3, "stop": 0.0}, {"length"}), ({"method": "sd", "stop": 1.0}, {"confidence"}),
-        ({"method": "auto"}, {"rate"}), ({"method": "s2d", "stop": 0.5, "draft_length": 3}, {"confidence", "length"}),
-    ):  # fmt: skip
-        data, steps, _ = recorded(
-            target, draft, tokenizer, prompt, {"draft": draft, "max_new_tokens": 30, **options}
-        )
-        assert {step["stopped"] for step in data["steps"]} - {"room"} == reasons, options
-        assert (
-            options["method"] != "sd" or data["steps"][-1]["stopped"] == "room"
-        )  # where the last tokens are
+        ({"method": "sd", "draft_length": 3, "stop": 0.0}, {"length", "context"}),
+        ({"method": "sd", "stop": 1.0}, {"confidence", "context"}),
+        ({"method": "sd", "stop": never}, {"policy", "context"}),
+        ({"method": "s2d", "stop": 0.5, "draft_length": 3}, {"confidence", "length"}),
+    ):
+        options |= {"draft": draft, "max_new_tokens": 30}
+        data, *_ = recorded(mini("mini-7b"), tokenizer, prompt, options)
+        assert {step["stopped"] for step in data["steps"]} == reasons
+        assert "context" not in reasons or data["steps"][-1]["stopped"] == "context"
         for step in data["steps"]:
             if step["stopped"] == "confidence":
-                assert (
-                    step["gave_up"][-1][1] < options["stop"]
-                    and step["gave_up"][-1][0] == data["about"]["exits"][-1]
-                )
+                exit_layer, confidence = step["gave_up"][-1]
+                assert exit_layer == data["about"]["exits"][-1] and confidence < options["stop"]
             if step["stopped"] == "length":
                 assert len(step["levels"]) == options["draft_length"] and step["gave_up"] is None
 
@@ -218,17 +190,9 @@ def test_why_drafting_stopped(mini, tokenizer):
 class Hostile:
     """A tokenizer whose every token is something to be careful with."""
 
-    TEXTS = (
-        "</script><script>window.hacked = 1</script>",
-        "<img src=x onerror='window.hacked = 1'>",
-        "\"'`&amp;",
-        "שלום",
-        "👩‍🔬",
-        "\n",
-        "\u2028",
-        "${1}",
-        "",
-    )
+    SCRIPT = "</script><script>window.hacked = 1</script>"
+    IMAGE = "<img src=x onerror='window.hacked = 1'>"
+    TEXTS = (SCRIPT, IMAGE, "\"'`&amp;", "שלום", "👩‍🔬", "\n", "\u2028", "${1}", "")
 
     def decode(self, ids):
         return "".join(self.TEXTS[token % len(self.TEXTS)] for token in ids)
@@ -239,221 +203,195 @@ class Hostile:
 
 @pytest.mark.parametrize("method", ["s2d", "mcsd"])
 def test_texts_are_shown_and_run_nothing(method, browser, tmp_path):
-    target, draft = (
-        random_llama(0, eos_token_ids=()),
-        random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0)),
-    )
-    options = {"method": method, "draft": draft, "temperature": 1.0, "max_new_tokens": 60}
-    data, _, output = recorded(
-        target, draft, Hostile(), [0, 1, 2, 3, 4, 5], options, tmp_path / "page.html"
-    )
-    browser.open(tmp_path / "page.html")
-    assert browser.complaints() == []
-    assert browser.text("#answer") == Hostile().decode(output.tokens) and browser.text(
-        "#prompt"
-    ) == Hostile().decode(range(6))
-    for number in range(len(output.tokens)):
-        browser.script("document.querySelectorAll('#answer span')[arguments[0]].click()", number)
-    assert browser.script(
-        "return [typeof window.hacked, document.images.length, document.scripts.length]"
-    ) == ["undefined", 0, 2]
-    assert browser.complaints() == []
-    names = {
-        name
-        for step in data["steps"]
-        for token in step["nodes"]["tokens"]
-        for name in [data["pieces"][str(token)]]
-    }
-    assert len(names) > 5
-
-
-@pytest.mark.parametrize(
-    ("name", "temperature"),
-    [("s2d", 0.0), ("mcsd", 1.0), ("s2d-tree", 0.0), ("auto", 1.0), ("ar", 0.0), ("lossy", 1.0)],
-)
-def test_the_page_shows_the_record(name, temperature, known, browser, tokenizer):
-    """Tokens, tree, mask rows, tests and caches of every step, as the browser has them."""
-    file, data, steps, output = known(name, temperature)
+    target = random_llama(0, eos_token_ids=())
+    draft = random_llama(1, eos_token_ids=(), exit_layers=(2, 4), thresholds=(0.5, 0.0))
+    options = {"method": method, "draft": draft, "temperature": 1.0, "max_new_tokens": 40}
+    file = tmp_path / "page.html"
+    data, _, generation = recorded(target, Hostile(), [0, 1, 2, 3, 4, 5], options, file)
     browser.open(file)
     assert browser.complaints() == []
-    assert browser.text("#answer") == tokenizer.decode(output.tokens)
-    classes = browser.script(
-        "return [...document.querySelectorAll('#answer span')].map((each) => each.className.split(' ')[0])"
-    )
-    exits = data["about"]["exits"]
+    assert browser.text("#answer") == Hostile().decode(generation.tokens)
+    assert browser.text("#prompt") == Hostile().decode(range(6))
+    browser.script("all('#answer span').forEach((each) => each.click())")
+    found = "return [typeof window.hacked, document.images.length, document.scripts.length]"
+    assert browser.script(found) == ["undefined", 0, 2]
+    assert browser.complaints() == []
+    drafted = {token for step in data["steps"] for token in step["nodes"]["tokens"]}
+    assert len({data["pieces"][str(token)] for token in drafted}) > 5
+
+
+ALL_STEPS = """
+const texts = (selector) => all(selector).map((each) => each.textContent);
+const has = (each, name) => each.classList.contains(name);
+const attended = (row) => all(".cell", row).slice(1).map((each) => has(each, "attended"));
+const widths = (row) => all("i", row).map((bar) => parseFloat(bar.style.width));
+const numbers = (text) => text.match(/\\d+(?=,|$)/g).map(Number);
+return Array.from({ length: arguments[0] }, (_, step) => {
+  if (step) document.getElementById("next").click();
+  return {
+    words: [texts("#step-number")[0], texts("#node")[0]],
+    nodes: all("#tree g[data-node]").map((each) => [+each.dataset.node, has(each, "accepted")]),
+    mask: all("#mask g[data-row]").map(attended),
+    positions: all("#positions button").map((button) => {
+      button.focus();
+      return [texts("#tests > p").join(" "), all("#tests tbody tr").map(widths)];
+    }),
+    caches: texts("#caches > div:not(.strip)").map(numbers),
+  };
+});
+"""
+
+
+SHOWN = ("s2d", 0.0), ("mcsd", 1.0), ("s2d-tree", 1.0), ("ar", 0.0), ("roots", 1.0)
+
+
+@pytest.mark.parametrize(("name", "temperature"), SHOWN)
+def test_the_page_shows_the_record(name, temperature, known, browser, tokenizer):
+    """Tokens, tree, mask rows, tests and caches of every step, as the browser has them."""
+    file, data, steps, generation = known(name, temperature)
+    browser.open(file)
+    assert browser.text("#answer") == tokenizer.decode(generation.tokens)
+    first_class = "return all('#answer span').map((each) => each.className.split(' ')[0])"
+    kinds = [TARGET, *data["about"]["exits"]]
     sources = [source for step in data["steps"] for source in step["sources"]]
-    assert classes == [f"source{exits.index(source) + 1 if source else 0}" for source in sources]
-    browser.focus("#slider")
-    browser.press("Home")
-    for number, (shown, step) in enumerate(zip(data["steps"], steps)):
-        assert browser.text("#step-number") == f"{number + 1} of {len(steps)}"
-        nodes = browser.script(
-            "return [...document.querySelectorAll('#tree g[data-node]')].map((each) => [+each.dataset.node, each.classList.contains('accepted')])"
-        )
-        assert nodes == [[node, node in step.path] for node in range(len(step.proposal.tree))]
-        mask = browser.script("return [...document.querySelectorAll('#mask g[data-row]')].map((row) => "
-                              "[...row.querySelectorAll('.cell')].slice(1).map((cell) => cell.classList.contains('seen')))")  # fmt: skip
-        assert mask == step.proposal.tree.ancestors.tolist()
-        assert len(browser.texts("#places button")) == len(step.path) + 1
-        for place, each in enumerate(shown["places"]):
-            browser.script(
-                "document.querySelectorAll('#places button')[arguments[0]].focus()", place
-            )
-            said = " ".join(browser.texts("#tests > p"))
-            assert said.count("it stays") == sum(test["stays"] for test in each["tests"])
-            assert said.count("rejected") == sum(not test["stays"] for test in each["tests"])
-            widths = browser.script(
-                "return [...document.querySelectorAll('#tests tbody tr')].map((row) => [...row.querySelectorAll('i')].map((bar) => parseFloat(bar.style.width)))"
-            )
-            columns = [
-                column
-                for stage in each["stages"]
-                for column in (stage["p"], stage["q"])
-                if column is not None
+    assert browser.script(first_class) == [f"source{kinds.index(source)}" for source in sources]
+    on_page = browser.script(ALL_STEPS, len(steps))
+    for number, (seen, shown, step) in enumerate(
+        zip(on_page, data["steps"], steps, strict=True), 1
+    ):
+        tree, path = step.proposal.tree, step.verdict.path
+        assert seen["words"][0] == f"{number} of {len(steps)}" and seen["words"][1]
+        assert seen["nodes"] == [[node, node in path] for node in range(len(tree))]
+        assert seen["mask"] == tree.ancestors.tolist()
+        for (words, widths), position in zip(seen["positions"], shown["positions"], strict=True):
+            accepted = sum(test["accepted"] for test in position["tests"])
+            assert words.count(": accepted") == accepted
+            assert words.count(": rejected") == len(position["tests"]) - accepted
+            assert ("bonus" in words) == (position["bonus"] is not None)
+            columns = [stage[key] or [] for stage in position["stages"] for key in ("p", "q")]
+            rows = zip(*filter(None, columns), strict=True)
+            assert widths == [
+                pytest.approx([100 * each for each in row], abs=0.006) for row in rows
             ]
-            assert len(widths) == len(each["ids"])
-            for row, line in zip(zip(*columns), widths):
-                assert line == pytest.approx([100 * chance for chance in row], abs=0.06)
-        kept = [
-            tuple(map(int, re.search(r"held (\d+), keeps (\d+)", text).groups()))
-            for text in browser.texts("#caches > div:not(.strip)")
-        ]
-        assert kept == [(cache["held"], cache["kept"]) for cache in shown["caches"]]
-        assert ("Expected" in browser.text("#plan")) == (name == "auto")
-        browser.focus("#slider")
-        browser.press("Right")
+        # "draft, layers 1 to 2: filled 70, kept 68, rolled back 2"
+        counts = [(cache["filled"], cache["kept"]) for cache in shown["caches"]]
+        assert [row[-3:] for row in seen["caches"]] == [[a, b, a - b] for a, b in counts]
+    assert browser.complaints() == []
+
+
+def test_exit_0_is_the_table_and_not_the_target(known, browser, tmp_path):
+    """The record of an answer whose first exit, 2, is renamed."""
+    _, data, *_ = known("s2d", 1.0)
+    text = re.sub(r'"exits": \[2,', '"exits": [0,', json.dumps(data))
+    data = json.loads(re.sub(r'"exit": 2\b', '"exit": 0', text))
+    for step in data["steps"]:
+        step["sources"] = [0 if source == 2 else source for source in step["sources"]]
+    write_page(data, tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    sources = [source for step in data["steps"] for source in step["sources"]]
+    legend = browser.texts("#legend span")
+    assert {f"the target: {sources.count(TARGET)}", f"the table: {sources.count(0)}"} < set(legend)
+    first = sources.index(0)
+    assert "source1" in browser.script("return all('#answer span')[arguments[0]].className", first)
     assert browser.complaints() == []
 
 
 def test_every_control_works_by_mouse_and_keyboard(known, browser):
-    file, data, steps, output = known("mcsd", 1.0)
+    file, data, steps, generation = known("mcsd", 1.0)
     browser.open(file)
-    step = lambda: int(browser.text("#step-number").split()[0])  # noqa: E731
-    browser.click("#next")
-    browser.click("#next")
-    browser.click("#previous")
-    assert step() == 2
-    browser.script("document.activeElement.blur()")
-    browser.press("Right", "Right", "Left")
-    assert step() == 3
-    browser.focus("#slider")
-    browser.press("End")
-    assert step() == len(steps)
-    browser.press("Home", "Right")
-    assert step() == 2
-    # The answer: one stop for Tab, arrow keys within; focus shows, Enter goes to the step.
-    last = len(output.tokens) - 1
-    browser.focus("#answer span")
-    browser.press("End")
-    assert f"token {last + 1} of" in browser.text("#token") and step() == 2
-    browser.press("Enter")
-    assert step() == len(steps)
-    browser.press("Home")
-    assert "token 1 of" in browser.text("#token")
-    browser.hover("#answer span", 4)
-    assert "token 5 of" in browser.text("#token")
-    browser.click("#answer span", last)
-    assert step() == len(steps)
-    assert (
-        browser.script("return document.querySelectorAll('#answer span[tabindex=\"0\"]').length")
-        == 1
-    )
+    end, last = f"{len(steps)} of", len(generation.tokens) - 1
+    for action, *how, part, wanted in (
+        (browser.click, "#next", "#step-number", "2 of"),
+        (browser.click, "#next", "#step-number", "3 of"),
+        (browser.click, "#previous", "#step-number", "2 of"),
+        (browser.script, "document.activeElement.blur()", "#step-number", "2 of"),
+        (browser.press, "Right", "Right", "Left", "#step-number", "3 of"),
+        (browser.keys, "#slider", "End", "#step-number", end),
+        (browser.keys, "#slider", "Home", "Right", "#step-number", "2 of"),
+        # The answer: one stop for Tab, arrow keys within; focus shows, Enter goes to the step.
+        (browser.keys, "#answer span", "End", "#step-number", "2 of"),
+        (browser.press, "Left", "Right", "#token", f"token {last + 1} of"),
+        (browser.press, "Enter", "#step-number", end),
+        (browser.press, "Home", "#token", "token 1 of"),
+        (browser.hover, "#answer span", 4, "#token", "token 5 of"),
+        (browser.click, "#next", "#step-number", end),
+        (browser.click, "#time g", 1, "#step-number", "2 of"),
+        (browser.press, "End", "#step-number", end),
+        (browser.focus, "#time g", 2, "#step-number", "3 of"),
+        (browser.click, "#answer span", last, "#step-number", end),
+        # An address names a step.
+        (browser.script, "location.hash = '#step-2'", "#step-number", "2 of"),
+    ):
+        action(*how)
+        assert wanted in browser.text(part), how
+    assert browser.script("return all('#answer span[tabindex=\"0\"]').length") == 1
+    # The Tab key comes to the step that is shown.
+    assert browser.script("return all('#time g').map((each) => each.tabIndex).indexOf(0)") == 1
     # Tree and mask light up together.
     number = next(i for i, each in enumerate(data["steps"]) if len(each["nodes"]["tokens"]) > 6)
-    browser.focus("#slider")
-    browser.press("Home", *["Right"] * number)
+    browser.keys("#slider", "Home", *["Right"] * number)
     parents = data["steps"][number]["nodes"]["parents"]
     deepest = len(parents) - 1
-    lit = "return [[...document.querySelectorAll('#tree .lit')].map((each) => +each.dataset.node), [...document.querySelectorAll('#mask .column.lit')].map((each) => +each.dataset.column), [...document.querySelectorAll('#mask g.lit')].map((each) => +each.dataset.row)]"  # noqa: E501
-    above = {deepest}
-    while parents[min(above)] >= 0:
-        above.add(parents[min(above)])
-    for way in ("mouse on the tree", "mouse on the mask", "keys in the tree", "keys in the mask"):
-        part = "#tree g[data-node]" if "tree" in way else "#mask g[data-row]"
+    above = [deepest]
+    while parents[above[0]] >= 0:
+        above.insert(0, parents[above[0]])
+    lit = """const numbers = (selector, name) => all(selector).map((each) => +each.dataset[name]);
+        return [numbers("#tree .lit", "node"), numbers("#mask .column.lit", "column"),
+            numbers("#mask g.lit", "row")]"""
+    ways = (browser.hover, deepest), (browser.keys, "End")
+    for part, (action, how) in itertools.product(("#tree g[data-node]", "#mask g[data-row]"), ways):
         browser.hover("h1")
-        browser.script(
-            "document.querySelectorAll('.lit').forEach((each) => each.classList.remove('lit'))"
-        )
-        if "mouse" in way:
-            browser.hover(part, deepest)
-        else:
-            browser.focus(part)
-            browser.press("End")
-        assert browser.script(lit) == [sorted(above), sorted(above), [deepest]], way
-        assert f"node {deepest}" in browser.text("#node")
-    # The Tab key comes to the step that is shown, and an address names one.
-    browser.focus("#slider")
-    browser.press("Home", "Right", "Right")
-    assert (
-        browser.script(
-            "return [...document.querySelectorAll('#time g')].map((each) => each.tabIndex).indexOf(0)"
-        )
-        == 2
-    )
-    browser.focus("#time g", 2)
-    assert step() == 3
-    browser.focus("#answer span")
-    browser.press("End")
-    browser.script("location.hash = '#step-2'")
-    assert step() == 2
-    # Places, bars of time, and the code.
-    number = next(i for i, each in enumerate(data["steps"]) if len(each["places"]) > 2)
-    browser.focus("#slider")
-    browser.press("Home", *["Right"] * number)
-    browser.hover("#places button", 1)
-    second = browser.text("#tests")
-    browser.focus("#places button")
-    assert browser.text("#tests") != second
-    browser.press("Right")
-    assert browser.text("#tests") == second
-    browser.click("#places button", 0)
-    assert browser.text("#tests") != second
-    browser.click("#time g", 1)
-    assert step() == 2
-    browser.press("End")
-    assert step() == len(steps)
+        browser.script("all('.lit').forEach((each) => each.classList.remove('lit'))")
+        action(part, how)
+        assert browser.script(lit) == [above, above, [deepest]], part
+        assert f"Node {deepest}" in browser.text("#node")
+    # Positions.
+    number = next(i for i, each in enumerate(data["steps"]) if len(each["positions"]) > 2)
+    browser.keys("#slider", "Home", *["Right"] * number)
+    tests = []
+    for action, *how in (
+        (browser.hover, "#positions button", 1),
+        (browser.focus, "#positions button"),
+        (browser.press, "Right"),
+        (browser.click, "#positions button", 0),
+    ):
+        action(*how)
+        tests.append(browser.text("#tests"))
+    assert tests[0] == tests[2] != tests[1] == tests[3]
+    # The code.
     links = browser.texts("a[href^='#code-']")
     for link, text in enumerate(links):
         browser.click("a[href^='#code-']", link)
-        name = text.split(": ")[1]
-        assert browser.script("return document.getElementById('code-' + arguments[0]).open", name)
-        source = browser.script(
-            "return document.getElementById('code-' + arguments[0]).querySelector('pre').textContent",
-            name,
+        path, name = text.split(": ")
+        found = "const code = document.getElementById('code-' + arguments[0]);"
+        is_open, source = browser.script(
+            f"{found} return [code.open, code.lastChild.textContent]", name
         )
-        assert (
-            f"def {name.split('.')[-1]}(" in source
-            and source in (run.WEIGHTS.parent / text.split(": ")[0]).read_text()
-        )
-    assert {"verify_sampled", "residual", "ancestor_mask", "KVCache.keep"} <= {
-        text.split(": ")[1] for text in links
-    }
-    browser.click("summary", 0)
+        assert is_open and f"def {name.split('.')[-1]}(" in source
+        assert source in (run.WEIGHTS.parent / path).read_text()
+    names = {text.split(": ")[1] for text in links}
+    assert {"verify_sampled", "residual", "ancestor_mask", "KVCache.keep", "decode_step"} <= names
     assert browser.complaints() == []
 
 
+def luminance(color):
+    parts = (each / 255 for each in color)
+    parts = [each / 12.92 if each <= 0.04 else ((each + 0.055) / 1.055) ** 2.4 for each in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts))
+
+
 def test_it_is_readable_in_light_and_dark(known, browser):
-    """Text and its background differ by 4.5 to 1 at least (WCAG 2.2, 1.4.3), in every colour of the answer."""
-    file, *_ = known("s2d", 1.0)
-    browser.open(file)
+    """Text and its background differ by 4.5 to 1 at least (WCAG 2.2, 1.4.3), in every colour."""
+    browser.open(known("s2d", 1.0)[0])
     papers = []
     for dark in (False, True):
         browser.dark(dark)
-        colors = browser.script(
-            "const of = (element, name) => getComputedStyle(element)[name].match(/[\\d.]+/g).slice(0, 3).map(Number);"
-            "const all = [...document.querySelectorAll('#answer span:not(.lit), .why, h2, #legend span')];"
-            "return [of(document.body, 'backgroundColor'), ...new Set(all.map((each) => JSON.stringify(of(each, 'color'))))]"
-        )
-        paper, *inks = [json.loads(color) if isinstance(color, str) else color for color in colors]
+        paper, *inks = browser.script("""
+            const parts = (color) => color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+            const texts = all('#answer span:not(.lit), .why, h2, #legend span');
+            const colors = new Set(texts.map((each) => getComputedStyle(each).color));
+            return [getComputedStyle(document.body).backgroundColor, ...colors].map(parts)""")
         papers.append(paper)
-
-        def luminance(color):
-            parts = [
-                each / 255 / 12.92 if each <= 10 else ((each / 255 + 0.055) / 1.055) ** 2.4
-                for each in color
-            ]
-            return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts))
-
         for ink in inks:
             low, high = sorted((luminance(ink), luminance(paper)))
             assert (high + 0.05) / (low + 0.05) > 4.5, (dark, ink)
@@ -462,34 +400,23 @@ def test_it_is_readable_in_light_and_dark(known, browser):
     assert papers[0] != papers[1]
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature"),
-    [*itertools.product(["ar", "mcsd", "s2d", "s2d-tree", "auto"], [0.0, 1.0])],
-)
-def test_a_page_is_small_and_needs_no_network(name, temperature, tokenizer, tmp_path):
-    draft = load_model(WEIGHTS / "mini-draft")
-    options = options_of(name, draft, temperature=temperature, max_new_tokens=128)
+@pytest.mark.parametrize("name", ["ar", "mcsd", "s2d", "s2d-tree"])
+def test_a_page_is_small_and_needs_no_network(name, mini, tokenizer, tmp_path):
+    """The largest pages: 128 tokens, with p and q."""
+    options = options_of(name, mini("mini-draft"), temperature=1.0)
     options.pop("tree", None)  # the default's 44 nodes
-    target, prompt = load_model(WEIGHTS / "mini-7b"), tokenizer.encode_chat([QUESTION])
-    target.config = replace(target.config, eos_token_ids=())  # 128 tokens, whatever they are
-    _, _, output = recorded(target, draft, tokenizer, prompt, options, tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text()
-    assert len(text.encode()) < 300_000 and len(output.tokens) == 128
-    style, script = (
-        re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)[1] for tag in ("style", "script")
-    )
-    assert (
-        "default-src 'none'" in text
-        and not re.search(r"url\(|@import", style)
-        and not re.search(r"fetch|import\(|XMLHttp|innerHTML|eval", script)
-    )
+    target, file = copy.copy(mini("mini-7b")), tmp_path / "page.html"
+    target.config = replace(target.config, eos_token_ids=())
+    *_, generation = recorded(target, tokenizer, tokenizer.encode_chat([QUESTION]), options, file)
+    text = file.read_text()
+    assert len(text.encode()) < 300_000 and len(generation.tokens) == 128
+    style, script = re.findall(r"<(?:style|script)>(.*?)</", text, re.DOTALL)
+    assert "default-src 'none'" in text and not re.search(r"url\(|@import", style)
+    assert not re.search(r"fetch|import\(|XMLHttp|innerHTML|eval", script)
     assert re.findall(r"https?://[^\"'\s]*", script) == ["http://www.w3.org/2000/svg"]
 
 
-program = partial(program_of, run.main)
-
-
-def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys):
+def test_a_file_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.html").write_text("<!doctype html>\n<p>mine")
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "link.html").symlink_to(tmp_path / "nowhere")
@@ -497,41 +424,36 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, 
     for name in ("mine.html", "folder.html", "link.html", "none/page.html", "mine.html/page.html"):
         assert program("--target", "7b", "--trace", tmp_path / name) == 2
         out, error = capsys.readouterr()
-        assert (
-            error.count("\n") == 1 and error.startswith("run.py: ") and name in error and out == ""
-        )
-    assert (tmp_path / "mine.html").read_text().endswith("mine") and len(
-        list(tmp_path.iterdir())
-    ) == 3
+        assert error.count("\n") == 1 and error.startswith("run.py: ") and name in error
+        assert out == ""
+    assert (tmp_path / "mine.html").read_text().endswith("mine")
+    assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("how", [[], ["--json"]])
-def test_run_writes_a_page_and_the_same_answer(how, tmp_path, capsys):
+def test_run_writes_a_page_and_the_same_answer(tmp_path, capsys):
     """With --trace the answer is the same; a page of ours is replaced by the next."""
-    arguments = ["--target", "7b", "--prompt", QUESTION, "--dtype", "float64", *how]
-    assert program(*arguments) == 0
-    answer = capsys.readouterr().out
-    for _ in range(2):
-        assert program(*arguments, "--trace", tmp_path / "page.html") == 0
-        traced_answer, error = capsys.readouterr()
-        if how:
-            assert json.loads(answer)["tokens"] == json.loads(traced_answer)["tokens"]
-        else:
-            assert answer.partition("\n\n")[0] == traced_answer.partition("\n\n")[0]
-        assert f"every step: {tmp_path / 'page.html'}" in error
+    arguments = "--target", "7b", "--prompt", QUESTION, "--max-new-tokens", 24
+    trace = "--trace", tmp_path / "page.html"
+    answers = []
+    for more in ((), trace, ("--json",), ("--json", *trace)):
+        assert program(*arguments, *more) == 0
+        out, error = capsys.readouterr()
+        answers.append(json.loads(out)["text"] if "--json" in more else out.partition("\n\n")[0])
+        assert (f"every step: {tmp_path / 'page.html'}" in error) == (len(more) > 1)
+    assert len(set(answers)) == 1
     assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
     check_page(tmp_path / "page.html")
 
 
 def test_an_interrupted_answer_still_has_its_page(tmp_path, monkeypatch, capsys, browser):
-    push, count = run.Streamed.__call__, itertools.count()
+    add, count = run.Streamed.add, itertools.count()
 
     def interrupted(self, step):
         if next(count) == 3:
             raise KeyboardInterrupt
-        push(self, step)
+        add(self, step)
 
-    monkeypatch.setattr(run.Streamed, "__call__", interrupted)
+    monkeypatch.setattr(run.Streamed, "add", interrupted)
     assert program("--target", "7b", "--prompt", QUESTION, "--trace", tmp_path / "page.html") == 130
     browser.open(tmp_path / "page.html")
     assert browser.complaints() == [] and browser.text("#step-number") == "1 of 3"
@@ -539,102 +461,72 @@ def test_an_interrupted_answer_still_has_its_page(tmp_path, monkeypatch, capsys,
 
 
 def test_a_page_of_steps_that_emitted_nothing(browser, mini, tokenizer, tmp_path):
-    """Roots of the target: interrupted after its first step there is a page, and no token to show."""
-    options = options_of("lossy", mini("mini-draft"), max_new_tokens=20)
+    """Roots of the target: a page of only the first step has no token to show."""
+    options = options_of("roots", mini("mini-draft"), max_new_tokens=20)
     prompt, file = tokenizer.encode_chat([QUESTION]), tmp_path / "page.html"
-
-    def interrupt(step):
+    with traced(file, Recorder(tokenizer, prompt, NAMES, options)) as recorder:
+        step = next(iter(start(mini("mini-7b"), prompt, **options)))
         assert step.tokens == []
-
-    recorder = Recorder(tokenizer, prompt, {"target": "T", "draft": "D"}, options, interrupt)
-    with pytest.raises(AssertionError), traced(file, recorder):
-        generate(mini("mini-7b"), prompt, **options, on_step=recorder)
+        recorder.add(step)
     browser.open(file)
-    assert (
-        browser.complaints() == []
-        and browser.text("#step-number") == "1 of 1"
-        and browser.text("#answer") == ""
-    )
+    assert browser.complaints() == [] and browser.text("#step-number") == "1 of 1"
+    assert browser.text("#answer") == ""
 
 
-def test_an_answer_is_not_lost_with_its_page(tmp_path, monkeypatch, capsys):
-    """A disk that is full at the end, and an interruption while the target alone is timed: the answer was given before."""
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
 
-    def full(data, file):
-        raise OSError(28, "No space left on device")
 
-    arguments = [
-        "--target",
-        "7b",
-        "--prompt",
-        QUESTION,
-        "--json",
-        "--trace",
-        tmp_path / "page.html",
-    ]
-    with monkeypatch.context() as patch:
-        patch.setattr("s2d.trace.write_page", full)
-        assert program(*arguments) == 2
-        out, error = capsys.readouterr()
-        assert (
-            json.loads(out)["tokens"]
-            and error.splitlines()[-1]
-            == f"run.py: {tmp_path / 'page.html'} could not be written (No space left on device)"
-        )
+def fill_the_disk(*_):
+    raise OSError(28, "No space left on device")
 
-    def interrupted(*_, **__):
+
+FAILURES = ("write_page", fill_the_disk, 2), ("Recorder.time_alone", interrupt, 130)
+
+
+@pytest.mark.parametrize(("name", "fail", "code"), FAILURES)
+def test_an_answer_is_not_lost_with_its_page(name, fail, code, tmp_path, monkeypatch, capsys):
+    """The disk is full at the end, or the timing of the target alone is interrupted."""
+    file = tmp_path / "page.html"
+    monkeypatch.setattr(f"s2d.trace.{name}", fail)
+    arguments = "--target", "7b", "--prompt", QUESTION, "--max-new-tokens", 8, "--json", "--trace", file
+    assert program(*arguments) == code
+    out, error = capsys.readouterr()
+    assert json.loads(out)["tokens"] and file.is_file() == (fail is interrupt)
+    full = f"run.py: {file} could not be written (No space left on device)"
+    assert error.splitlines()[-1] == {2: full, 130: "run.py: interrupted"}[code]
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Links under the name that a page is written by lead nowhere; a link is not replaced."""
+    file, link, precious = (tmp_path / name for name in ("page.html", "link.html", "precious"))
+    with pytest.raises(KeyboardInterrupt), traced(file, Recorder(None, [1], {}, {"method": "ar"})):
         raise KeyboardInterrupt
-
-    monkeypatch.setattr(Recorder, "time_alone", interrupted)
-    assert program(*arguments) == 130
-    assert json.loads(capsys.readouterr().out)["tokens"] and (tmp_path / "page.html").is_file()
-
-
-def test_files_beside_a_page_are_left_alone(tmp_path):
-    """Links under the name that a page is written by lead nowhere, and a link to a page is not replaced."""
-    (tmp_path / "precious").write_text("mine")
-    (tmp_path / ".page.html.s2d-partial").symlink_to(tmp_path / "precious")
-    check_page(tmp_path / "page.html")
-    assert (tmp_path / ".page.html.s2d-partial").is_symlink()
-    write_page({}, tmp_path / "page.html")
-    assert (tmp_path / "precious").read_text() == "mine" and not (
-        tmp_path / "page.html"
-    ).is_symlink()
-    (tmp_path / "link.html").symlink_to(tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []  # nothing was begun
+    precious.write_text("mine")
+    partial = tmp_path / ".page.html.s2d-partial"
+    partial.symlink_to(precious)
+    check_page(file)
+    assert partial.is_symlink()
+    write_page({}, file)
+    assert precious.read_text() == "mine" and not file.is_symlink()
+    link.symlink_to(file)
     with pytest.raises(ValueError, match="in the way"):
-        check_page(tmp_path / "link.html")
-
-
-def test_nothing_is_written_where_nothing_was_begun(tmp_path):
-    with (
-        pytest.raises(KeyboardInterrupt),
-        traced(tmp_path / "page.html", Recorder(Hostile(), [1], {}, {})),
-    ):
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_half_a_page_is_never_there(tmp_path, monkeypatch, known):
-    file, *_ = known("s2d", 0.0)
+        check_page(link)
     before = file.read_bytes()
     monkeypatch.setattr(page, "as_script", lambda data: "\ud800")  # cannot be encoded
     with pytest.raises(UnicodeEncodeError):
         write_page({}, file)
-    assert file.read_bytes() == before and len(list(file.parent.glob(".*"))) == 0
+    assert file.read_bytes() == before and len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_draft_vocabulary_and_bfloat16_are_recorded_too(tokenizer, tmp_path):
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_draft_vocabulary_and_bfloat16_are_recorded_too(name, temperature, tmp_path):
     """Whatever a model is, every way of drafting: records are made, and say what was emitted."""
-    for seed, (name, temperature) in enumerate(itertools.product(METHODS, (0.0, 0.7))):
-        target, draft = (
-            random_llama(
-                s, eos_token_ids=(5,), exit_layers=(1, 2, 4), thresholds=(0.4, 0.6, 0.0)
-            ).bfloat16()
-            for s in (seed, seed + 1)
-        )
-        draft.keep_tokens(torch.arange(3, 40))
-        options = options_of(name, draft, temperature=temperature, max_new_tokens=30, seed=seed)
-        data, _, output = recorded(
-            target, draft, Hostile(), [3, 1, 4], options, tmp_path / "page.html"
-        )
-        assert sum((step["tokens"] for step in data["steps"]), []) == output.tokens
+    exits = {"exit_layers": (1, 2, 4), "thresholds": (0.4, 0.6, 0.0), "eos_token_ids": (5,)}
+    target, draft = random_llama(0, **exits).bfloat16(), random_llama(1, **exits).bfloat16()
+    draft.keep_tokens(torch.arange(3, 40))
+    options = options_of(name, draft, temperature=temperature, max_new_tokens=30)
+    data, _, generation = recorded(target, Hostile(), [3, 1, 4], options, tmp_path / "page.html")
+    assert sum((step["tokens"] for step in data["steps"]), []) == generation.tokens

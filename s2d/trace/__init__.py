@@ -1,12 +1,12 @@
-"""Looking at an answer: where each token came from, and as a page every step's tree, mask, tests, caches and time.
+"""Looking at an answer: where each token came from, and every step of it as a page.
 
     with traced("page.html", Recorder(tokenizer, prompt, names, options)) as recorder:
         for step in start(target, prompt, **options):
             recorder.add(step)
 
-terminal.py has the colours of an answer as it comes. For the page record.py turns Steps
-into plain numbers, page.py puts these, page.js and page.css into one file that needs nothing else. Knows nothing about training
-and benchmark.
+terminal.py has the colours of an answer while it streams. For the page, record.py turns Steps into
+plain numbers; page.py puts these, page.js and page.css into one file that needs nothing else. Knows
+nothing about training and benchmark.
 """
 
 import sys
@@ -21,7 +21,10 @@ __all__ = ["Recorder", "check_page", "traced"]
 
 @contextmanager
 def traced(file, recorder):
-    """The ``recorder``, which is written to ``file`` in the end: also where an answer was interrupted, if it had begun."""
+    """The ``recorder``, whose page is written to ``file`` in the end.
+
+    An answer that was interrupted has its page too, if it had begun.
+    """
     check_page(file)
     try:
         yield recorder

@@ -1,4 +1,7 @@
-"""The page itself: one file of HTML, style, script, the recorded numbers and the code that each part of it is about."""
+"""The page itself: one file of HTML, style, script, recorded numbers and the code they are about.
+
+Knows nothing about Steps.
+"""
 
 import inspect
 import json
@@ -15,27 +18,25 @@ from ..verify import follow, residual, verify_sampled
 
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
-CODE = (
-    *(decode_step, Scorer.__call__, SortedDraft.grow, SortedDraft.predict, SortedDraft.catch_up),
-    *(SortedDraft.keep, KVCache.keep, ancestor_mask, warp, follow, verify_sampled, residual),
-)
+DRAFTING = (SortedDraft.grow, SortedDraft.predict, SortedDraft.catch_up, SortedDraft.keep)
+VERIFYING = (follow, verify_sampled, residual, warp)
+CODE = (decode_step, Scorer.__call__, *DRAFTING, KVCache.keep, ancestor_mask, *VERIFYING)
 
 
 def check_page(file):
-    """Raise ValueError unless a page can be written to ``file``: there is a folder for it, and nothing in the way but such a page."""
+    """Raise ValueError unless a page can be written to ``file``.
+
+    There has to be a folder for it, and nothing in the way but a page that was written here.
+    """
     file = Path(file)
-    if (
-        file.is_symlink()
-        or file.exists()
-        and not (file.is_file() and file.read_bytes().startswith(BEGINNING.encode()))
-    ):
+    ours = file.is_file() and file.read_bytes().startswith(BEGINNING.encode())
+    if file.is_symlink() or file.exists() and not ours:
         raise ValueError(
-            f"{file} is in the way, and no page that was written here; name another file or remove it first"
+            f"{file} is in the way, and no page that was written here; "
+            "name another file or remove it first"
         )
     try:
-        with TemporaryFile(
-            dir=file.parent, prefix=stage_of(file).name
-        ):  # a name as long, and nobody else's
+        with TemporaryFile(dir=file.parent, prefix=stage_of(file).name):  # a name as long
             pass
     except OSError as error:
         raise ValueError(
@@ -44,21 +45,27 @@ def check_page(file):
 
 
 def write_page(data, file):
-    """Put what a Recorder has into one file. No text of it is ever markup: it travels as JSON and is shown as text."""
-    code = {function.__qualname__: {"file": f"s2d/{'/'.join(function.__module__.split('.')[1:])}.py", "text": inspect.getsource(function)}
-            for function in CODE}  # fmt: skip
-    page = (FOLDER / "page.html").read_text(encoding="utf-8")
-    parts = {"STYLE": (FOLDER / "page.css").read_text(encoding="utf-8"), "SCRIPT": (FOLDER / "page.js").read_text(encoding="utf-8"),
-             "DATA": as_script(data | {"code": code})}  # fmt: skip
-    before, *rest = page.split("@@")
+    """Put what a Recorder has into one file.
+
+    No text of it is ever markup: it travels as JSON and is shown as text.
+    """
+    code = {}
+    for function in CODE:
+        path = f"{function.__module__.replace('.', '/')}.py"
+        code[function.__qualname__] = {"file": path, "text": inspect.getsource(function)}
+    parts = {
+        "STYLE": (FOLDER / "page.css").read_text(encoding="utf-8"),
+        "SCRIPT": (FOLDER / "page.js").read_text(encoding="utf-8"),
+        "DATA": as_script(data | {"code": code}),
+    }
+    pieces = (FOLDER / "page.html").read_text(encoding="utf-8").split("@@")
+    page = BEGINNING + "".join(parts.get(piece, piece) for piece in pieces)
     with staged_file(file) as stage:
-        stage.write_text(
-            BEGINNING + before + "".join(parts.get(part, part) for part in rest), encoding="utf-8"
-        )
+        stage.write_text(page, encoding="utf-8")
 
 
 def as_script(data):
-    """JSON that may stand between script tags: no character of it can end them, or a line of JavaScript."""
+    """JSON that may stand between script tags: nothing in it ends them, or a line of JavaScript."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,190 +1,204 @@
-"""What a page shows of each step, as plain numbers: of vocabulary-sized rows only the tokens that matter there."""
+"""What a page shows of an answer, as plain numbers: of rows (V,) only the tokens that matter.
+
+Knows nothing about files or pages. A Recorder keeps the numbers of an answer; the functions below
+it turn one Step into numbers.
+"""
 
 import statistics
+from inspect import signature
 
 import torch
 
-from ..generate import choose_exits, start
+from ..generate import TREE_METHODS, choose_exits, start
 from ..proposal import TARGET
 from ..sampling import warp
 from ..tokenizer import TextStream
 from ..verify import residual, without
 
-LIKELY = 6  # tokens that are shown of each distribution, besides those that were drafted or taken
+LIKELIEST = 6  # tokens of p that are shown besides those drafted or emitted,
+LIKELIEST_OF_DRAFT = 3  # and those of q
 
 
 class Recorder:
-    """A function for ``on_step`` that keeps what there is to see, and calls ``watch`` before, if there is one.
+    """Keeps what there is to see of each Step of an answer.
 
-    ``options`` are those of ``generate``, ``names`` those of the models.
+    ``names`` are those of the models, ``options`` those of ``start``.
     """
 
     def __init__(self, tokenizer, prompt, names, options):
-        self.tokenizer, self.prompt, self.steps, self.alone = tokenizer, prompt, [], None
-        self.temperature, self.top_p = options.get("temperature", 0.0), options.get("top_p", 1.0)
-        self.replacement, draft = options.get("replacement", False), options.get("draft")
-        method, stop = options.get("method", "s2d"), options.get("stop")
+        defaults = {name: each.default for name, each in signature(start).parameters.items()}
+        options = defaults | options
+        method, draft, stop = options["method"], options["draft"], options["stop"]
         exits, thresholds = (), ()
-        if draft and method != "ar":
-            exits, thresholds = choose_exits(
-                draft.config, method, options.get("exits"), options.get("thresholds")
-            )
-            if stop is None and method in ("sd", "s2d"):
+        if method != "ar":
+            given = options["exits"], options["thresholds"]
+            exits, thresholds = choose_exits(draft.config, method, *given)
+            if stop is None and method not in TREE_METHODS:
                 stop = draft.config.draft_stop
-        self.about = names | {
-            "method": method, "temperature": self.temperature, "top_p": self.top_p, "seed": options.get("seed", 0),
-            "init": options.get("init", "draft"), "replacement": self.replacement, "exits": list(exits),
-            "thresholds": list(thresholds), "stop": None if callable(stop) else stop or None,
-            "decision": callable(stop), "prompt_tokens": len(prompt),
-        }  # fmt: skip
+        shown = ("method", "temperature", "top_p", "seed", "init", "replacement")
+        self.about = names | {name: options[name] for name in shown}
+        self.about |= {"exits": exits, "thresholds": thresholds}
+        self.about["stop"] = None if callable(stop) else stop
+        self.tokenizer, self.prompt = tokenizer, prompt
+        self.steps = []
+        self.alone = None  # milliseconds that the target alone takes for a token
 
     def add(self, step):
-        proposal, tree = step.proposal, step.proposal.tree
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        p = warp(
-            step.logits, self.temperature or 1.0, self.top_p if self.temperature else 1.0
-        )  # (N+1, V)
-        q = proposal.q if self.temperature else None
-        given = (
-            bool(proposal.exits) and proposal.exits[0] == TARGET
-        )  # the first level is the target's: it faces no test
-        own = (
-            step.tokens[len(step.verdict.path)]
-            if len(step.tokens) > len(step.verdict.path)
-            else None
-        )
-        places, draws = (
-            [],
-            iter([draw if draw is None else draw.item() for draw in step.verdict.draws]),
-        )
-        for depth, row in enumerate([0, *(node + 1 for node in step.verdict.path)]):
-            children = [node for node, parent in enumerate(parents) if parent == row - 1]
-            taken = step.verdict.path[depth] if depth < len(step.verdict.path) else None
-            if depth == 0 and given:
-                children = []
-            added = own if taken is None else None
-            if q is not None:
-                place = tested(
-                    p[row],
-                    q[row] if children else None,
-                    children,
-                    taken,
-                    tokens,
-                    draws,
-                    self.replacement,
-                    added,
-                )
-            else:
-                place = matched(p[row], children, taken, tokens, added)
-            places.append({"row": row, "taken": taken, "own": added, **place})
-        below = [parent + 1 for parent in parents]  # the row that is about each node's place
-        looks = [looked(each) for each in proposal.confidences]
-        looks = (
-            [[], *looks] if given else looks
-        )  # one for each level, and perhaps one after which the draft gave up
-        chance = lambda rows: [short(rows[row, token]) for row, token in zip(below, tokens)]  # noqa: E731
-        self.steps.append({
-            "n": step.n, "tokens": step.tokens, "sources": step.sources, "path": step.verdict.path, "draws": len(step.verdict.draws),
-            "nodes": {"tokens": tokens, "parents": parents, "p": chance(p), "q": None if q is None else chance(q)},
-            "levels": [{"exit": exit_layer, "size": size, "looks": each}
-                       for exit_layer, size, each in zip(proposal.exits, proposal.level_sizes, looks)],
-            "gave_up": looks[-1] if len(looks) > len(proposal.exits) else None,
-            "stopped": proposal.stopped, "places": places, "caches": self.caches(step),
-            "ms": [short(1000 * seconds) for seconds in (
-                step.draft_seconds, step.target_seconds, step.seconds - step.draft_seconds - step.target_seconds)],
-        })  # fmt: skip
-
-    def caches(self, step):
-        """Of every cache its name, how many places it held after the target's pass, and how many of these it keeps."""
-        n, proposal = step.n, step.proposal
-        held = [
-            {"name": "target", "held": n + len(proposal.tree), "kept": n + len(step.verdict.path)}
-        ]
-        slots = [] if proposal.slots is None else proposal.slots[step.verdict.path].tolist()
-        first = 1
-        for exit_layer, seen in zip(self.about["exits"], proposal.filled):
-            kept = min(seen, n + sum(n + slot < seen for slot in slots))
-            held.append(
-                {"name": f"draft, layers {first} to {exit_layer}", "held": seen, "kept": kept}
-            )
-            first = exit_layer + 1
-        return held
+        self.steps.append(recorded(step, self.about["exits"], self.about["replacement"]))
 
     def time_alone(self, target, prompt, **options):
         """See how long the target alone takes for a token, on the first few of its own answer."""
         emitted = sum(len(step["tokens"]) for step in self.steps)
         options["max_new_tokens"] = max(2, min(16, emitted))
         seconds = [step.seconds for step in start(target, prompt, **options)]
-        if len(seconds) > 1:  # the first one reads the prompt
+        if len(seconds) > 1:  # the first one is the prefill
             self.alone = short(1000 * statistics.median(seconds[1:]))
 
     def data(self):
-        """All of it, to be written as JSON: also the text of every token, and of the answer token by token."""
-        stream, anchor, answer = TextStream(self.tokenizer), self.tokenizer.encode("a"), []
-        emitted = [token for step in self.steps for token in step["tokens"]]
-        answer = [stream.push([token]) for token in emitted]
+        """All of it, to be written as JSON, with the text of every token and of the answer."""
+        stream = TextStream(self.tokenizer)
+        answer = [stream.push([token]) for step in self.steps for token in step["tokens"]]
         answer[-1:] = [answer[-1] + stream.finish()] if answer else []
-        known = {token for step in self.steps for token in step["nodes"]["tokens"] + step["tokens"]}
-        known |= {
-            token for step in self.steps for place in step["places"] for token in place["ids"]
+        known = set()
+        for step in self.steps:
+            known.update(step["nodes"]["tokens"], step["tokens"])
+            known.update(*(position["ids"] for position in step["positions"]))
+        before = self.tokenizer.encode("a")  # a token at the beginning may lose its space
+        start_of_piece = len(self.tokenizer.decode(before))
+        pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
+        return {
+            "about": self.about,
+            "prompt": self.tokenizer.decode(self.prompt),
+            "answer": answer,
+            "pieces": pieces,
+            "alone_ms": self.alone,
+            "steps": self.steps,
         }
-        before = len(self.tokenizer.decode(anchor))
-        pieces = {
-            token: self.tokenizer.decode([*anchor, token])[before:] for token in sorted(known)
+
+
+def recorded(step, exits, replacement):
+    """One Step as numbers; ``exits`` are those of the draft."""
+    proposal, verdict = step.proposal, step.verdict
+    tokens, parents = proposal.tree.tokens.tolist(), proposal.tree.parents.tolist()
+    p = warp(step.logits, 1.0) if verdict.p is None else verdict.p  # (N+1, V)
+    q = None if verdict.p is None else proposal.q  # (R, V)
+    confidences = [
+        [(exit_layer, short(confidence)) for exit_layer, confidence in tried]
+        for tried in proposal.confidences
+    ]
+    if proposal.exits[:1] == [TARGET]:  # the draft was not asked for the first level
+        confidences = [[], *confidences]
+    levels = zip(proposal.exits, proposal.level_sizes, confidences)
+    seconds = [step.draft_seconds, step.target_seconds]
+    seconds.append(step.seconds - sum(seconds))
+    return {
+        "n": step.n,
+        "tokens": step.tokens,
+        "sources": step.sources,
+        "path": verdict.path,
+        "nodes": {
+            "tokens": tokens,
+            "parents": parents,
+            "p": of_nodes(p, tokens, parents),
+            "q": None if q is None else of_nodes(q, tokens, parents),
+        },
+        "levels": [{"exit": e, "size": size, "confidences": tried} for e, size, tried in levels],
+        "gave_up": confidences[-1] if len(confidences) > len(proposal.exits) else None,
+        "stopped": proposal.stopped,
+        "positions": positions(step, p, q, tokens, parents, replacement),
+        "caches": caches(step, exits),
+        "ms": [short(1000 * each) for each in seconds],
+    }
+
+
+def positions(step, p, q, tokens, parents, replacement):
+    """The positions that the verifier came to: after the context, and after each accepted node."""
+    path, found = step.verdict.path, []
+    bonus = step.tokens[len(path) :]  # empty where the answer ends before it
+    draws = iter(step.verdict.draws)
+    for node, accepted in zip([-1, *path], [*path, None]):
+        children = [child for child, parent in enumerate(parents) if parent == node]
+        if node == -1 and step.proposal.exits[:1] == [TARGET]:
+            children = []  # roots of the target face no test
+        own = bonus if accepted is None else []
+        row_p, row_q = p[node + 1], q[node + 1] if q is not None and children else None
+        ids = to_show(row_p, row_q, [*(tokens[child] for child in children), *own])
+        if row_q is None:
+            left, tests = [(row_p, None)], matched(row_p, children, accepted, tokens)
+        else:
+            left, tests = tested(row_p, row_q, children, accepted, tokens, draws, replacement)
+        stages = [{"p": cut(rest_p, ids), "q": cut(rest_q, ids)} for rest_p, rest_q in left]
+        shown = {"accepted": accepted, "bonus": own[0] if own else None}
+        found.append(shown | {"ids": ids, "stages": stages, "tests": tests})
+    return found
+
+
+def matched(p, children, accepted, tokens):
+    """Where the target's own choice decides: the child that carries it is accepted."""
+    return [
+        {"node": child, "p": short(p[tokens[child]]), "accepted": child == accepted}
+        for child in children
+    ]
+
+
+def tested(p, q, children, accepted, tokens, draws, replacement):
+    """The tests of ``verify_sampled`` once more, with the numbers it drew.
+
+    Returns what is left of p (V,) and q (V,), before each test and after a last rejection, and the
+    tests.
+    """
+    left, tests = [(p, q)], []
+    for child in children:
+        token = tokens[child]
+        if q[token] == 0:
+            continue  # never drawn
+        test = {"node": child, "p": short(p[token]), "q": short(q[token])}
+        acceptance = short((p[token] / q[token]).clamp(max=1.0))
+        test |= {
+            "acceptance": acceptance,
+            "draw": short(next(draws)),
+            "accepted": child == accepted,
         }
-        return {"about": self.about, "prompt": self.tokenizer.decode(self.prompt), "answer": answer, "pieces": pieces,
-                "alone_ms": self.alone, "steps": self.steps}  # fmt: skip
+        tests.append(test)
+        if child == accepted:
+            break
+        p = residual(p, q)
+        q = q if replacement else without(q, torch.tensor(token, device=q.device))
+        left.append((p, q))
+    return left, tests
+
+
+def caches(step, exits):
+    """Of each KV cache its name, how many slots the target's pass leaves filled, and are kept."""
+    n, path = step.n, step.verdict.path
+    found = [{"name": "target", "filled": n + len(step.proposal.tree), "kept": n + len(path)}]
+    slots = step.proposal.slots[path].tolist()
+    first, layers = 1, [exit_layer for exit_layer in exits if exit_layer]  # exit 0 has no layers
+    for last, filled in zip(layers, step.proposal.filled):
+        kept = min(filled, n + sum(n + slot < filled for slot in slots))
+        found.append({"name": f"draft, layers {first} to {last}", "filled": filled, "kept": kept})
+        first = last + 1
+    return found
+
+
+def of_nodes(rows, tokens, parents):
+    """The probability of each node's token, by the row about its parent."""
+    return [short(rows[parent + 1, token]) for parent, token in zip(parents, tokens)]
+
+
+def to_show(p, q, tokens):
+    """Which tokens of a position are shown: ``tokens``, and the likeliest by p (V,) and q (V,)."""
+    ids = [*tokens, *p.topk(min(LIKELIEST, len(p))).indices.tolist()]
+    if q is not None:
+        ids += q.topk(min(LIKELIEST_OF_DRAFT, len(q))).indices.tolist()
+    return list(dict.fromkeys(ids))
+
+
+def cut(row, ids):
+    """The shown part of a row (V,), if there is one."""
+    return None if row is None else [short(each) for each in row[ids].tolist()]
 
 
 def short(number):
     """Four digits of a number are enough to look at."""
     return float(f"{float(number):.4g}")
-
-
-def looked(looks):
-    return [[exit_layer, short(confidence)] for exit_layer, confidence in looks]
-
-
-def to_show(p, q, children, tokens, own):
-    """Which tokens of a place are shown, a list: what was drafted, the step's ``own``, the likeliest by p (V,) and q (V,) or None."""
-    likely = p.topk(min(LIKELY, len(p))).indices.tolist() + (
-        [] if q is None else q.topk(min(3, len(q))).indices.tolist()
-    )
-    return list(
-        dict.fromkeys([tokens[node] for node in children] + [own] * (own is not None) + likely)
-    )
-
-
-def cut(row, ids):
-    """The shown part of a row (V,)."""
-    return [short(chance) for chance in row[ids].tolist()]
-
-
-def matched(p, children, taken, tokens, own):
-    """A place where the target's own choice decides: a child that carries it stays."""
-    ids = to_show(p, None, children, tokens, own)
-    tests = [
-        {"node": node, "p": short(p[tokens[node]]), "stays": node == taken} for node in children
-    ]
-    return {"ids": ids, "stages": [{"p": cut(p, ids), "q": None}], "tests": tests}
-
-
-def tested(p, q, children, taken, tokens, draws, replacement, own):
-    """A place whose children were drawn from q: the tests of verify.verify_sampled over again, with the numbers it drew."""
-    ids = to_show(p, q, children, tokens, own)
-    stages, tests = [{"p": cut(p, ids), "q": None if q is None else cut(q, ids)}], []
-    for node in children:
-        token = tokens[node]
-        if q[token] == 0:
-            continue
-        ratio, draw = (p[token] / q[token]).item(), next(draws, None)
-        tests.append({"node": node, "p": short(p[token]), "q": short(q[token]), "chance": short(min(1.0, ratio)),
-                      "draw": draw if draw is None else short(draw), "stays": node == taken})  # fmt: skip
-        if node == taken:
-            break
-        p, q = (
-            residual(p, q),
-            q if replacement else without(q, torch.tensor(token, device=q.device)),
-        )
-        stages.append({"p": cut(p, ids), "q": cut(q, ids)})
-    return {"ids": ids, "stages": stages, "tests": tests}

@@ -1,35 +1,27 @@
-"""An answer on a terminal: streamed, each token in the colour of the exit it came from, and reported. Knows nothing about models."""
+"""An answer on a terminal: streamed in the colours of the exits, and reported.
+
+Knows nothing about models.
+"""
 
 import os
-from itertools import groupby
+from itertools import cycle, groupby
 
 from ..tokenizer import TextStream
 
-COLORS = (
-    36,
-    33,
-    35,
-    32,
-    34,
-    31,
-)  # of the exits, shallowest first, as ANSI escape sequences number them
+COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first
 
 
 def colors_of(exits, choice, out):
-    """{exit layer: colour}, or {} for none: "always", "never", or "auto", where ``out`` is a terminal and NO_COLOR is not set."""
+    """{exit layer: colour}, or {} where there are to be none.
+
+    ``choice`` is "always", "never", or "auto": where ``out`` is a terminal that knows colours, and
+    NO_COLOR is not set.
+    """
     wanted = choice == "always"
     if choice == "auto":
-        wanted = (
-            out
-            and out.isatty()
-            and not os.environ.get("NO_COLOR")
-            and os.environ.get("TERM") != "dumb"
-        )
-    return (
-        {exit_layer: COLORS[number % len(COLORS)] for number, exit_layer in enumerate(exits)}
-        if wanted
-        else {}
-    )
+        refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        wanted = out and out.isatty() and not refused
+    return dict(zip(exits, cycle(COLORS))) if wanted else {}
 
 
 def exit_name(exit_layer):
@@ -44,7 +36,7 @@ def paint(text, color):
 class Streamed:
     """Writes tokens to ``out`` as steps come, or nowhere where that is None.
 
-    ``colors`` {exit: colour}: what the target says itself is plain.
+    ``colors`` {exit: colour}: a token of the target is plain.
     """
 
     def __init__(self, tokenizer, out, colors):
@@ -80,7 +72,7 @@ def report(generation, method, colors=()):
         lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
     if colors:
         legend = [paint(exit_name(layer), color) for layer, color in colors.items()]
-        lines.append(f"colours        {', '.join(legend)}, the target's own plain")
+        lines.append(f"colours        {', '.join(legend)}, the target plain")
     lossy = "no: with several roots from the target the text is not the target's own"
     lines.append(f"exact          {'yes' if generation.exact else lossy}, method {method}")
     return "\n".join(lines)
