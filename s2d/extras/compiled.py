@@ -204,10 +204,10 @@ def product(x, weight):
     return torch.stack(sums).view(*x.shape[:-1], -1)
 
 
-def attention(q, k, v, attn_mask, enable_gqa):
+def attention(q, k, v, attn_mask, enable_gqa=False):
     """As F.scaled_dot_product_attention, of which the arguments are."""
     B, H, T, D = q.shape
-    if T > 1:  # a group's heads together: libraries are as fast here, and sums compile slowly
+    if len(attn_mask) > 1:  # a group's heads together: libraries are as fast here, and sums compile slowly
         grouped = q.reshape(B, k.shape[1], -1, D) * D**-0.5
         scores = grouped @ k.transpose(-1, -2)  # (B, G, H/G * T, S)
         scores = scores.view(B, k.shape[1], -1, T, k.shape[2]) + attn_mask
