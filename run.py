@@ -17,7 +17,7 @@ try:
     from s2d import Tokenizer, generate, load_model
     from s2d.chat import chat_template
     from s2d.extras.decision import read_stop
-    from s2d.generate import DRAFTING, METHODS, drafting_exits, refuse_unused, start
+    from s2d.generate import METHODS, drafting_exits, start
     from s2d.ngram import Datastore
     from s2d.program import Parser, one_line, read_stdin, run_program
     from s2d.trace import Recorder, check_page, traced
@@ -34,6 +34,17 @@ except KeyboardInterrupt:  # PyTorch takes seconds to load
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
+ALL_DRAFTS = ("draft", "exits", "init", "stop")
+CHAINS = (*ALL_DRAFTS, "draft_length")
+TREES = (*ALL_DRAFTS, "tree", "tree_top_k", "tree_depth", "tree_size", "with_replacement")
+TAKEN = {  # method -> the options of drafting that it takes
+    "ar": (),
+    "sd": CHAINS,
+    "mcsd": TREES,
+    "s2d": (*CHAINS, "thresholds"),
+    "s2d-tree": (*TREES, "thresholds"),
+}
+DRAFTING = tuple(dict.fromkeys(name for taken in TAKEN.values() for name in taken))
 MINI_EXAMPLE = (
     "Quick one: I want to know two things about Tadastan: its capital and its main export."
 )
@@ -159,6 +170,17 @@ def generation_options(args, draft):
     return options | {"replacement": bool(args.with_replacement)}
 
 
+def refuse_unused(method, given):
+    """ValueError where ``given``, names in DRAFTING, has an option ``method`` does not take."""
+    for name in given:
+        if name not in TAKEN[method]:
+            others = " or ".join(other for other in TAKEN if name in TAKEN[other])
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"--method {method} does not use {option}; leave it out, or use {others}"
+            )
+
+
 def tree_shape(args, draft):
     """What --tree or the --tree-... options ask for, the draft's own tree for the rest, or None."""
     grown = {"top_k": args.tree_top_k, "depth": args.tree_depth, "size": args.tree_size}
@@ -206,7 +228,8 @@ def choose_draft(args, target_path):
             tell(f"no draft at {beside}: drafting from what was seen before in the text (exit 0)")
     if args.exits and args.exits[0] == 0:
         folder = folder if len(args.exits) > 1 else None
-        args.method = args.method or ("s2d" if args.draft_length else "s2d-tree")
+        chain = len(args.exits) > 1 or args.draft_length
+        args.method = args.method or ("s2d" if chain else "s2d-tree")
     else:
         store, args.method = None, args.method or "s2d"
     if not folder and args.exits != (0,):

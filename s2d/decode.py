@@ -124,7 +124,7 @@ def decode_step(context, scorer, drafter, sampling, limit) -> Step:
 
 
 class Scorer:
-    """The target with its KV cache, for contexts of at most ``limit`` tokens and trees of a shape."""
+    """The target with its KV cache, for contexts of at most ``limit`` tokens and one tree shape."""
 
     def __init__(self, target, limit, shape):
         self.target, self.fixed = target, isinstance(shape, KConfig)
@@ -137,7 +137,7 @@ class Scorer:
             self.attention.set_tree(ancestor_mask(parents), shape.max_children == 1)
 
     def __call__(self, context, tree):
-        """One target pass over ``tree`` and what the cache lacks of ``context``: logits (N+1, V)."""
+        """One pass over ``tree`` and what the KV cache lacks of ``context``: logits (N+1, V)."""
         n, seen = len(context), self.cache.length
         if not self.fixed:
             self.attention.set_tree(tree.ancestors, tree.chain)

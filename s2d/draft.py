@@ -1,10 +1,11 @@
 """The sorted draft: several drafts in one, each token from the cheapest that is confident enough.
 
 Knows nothing about the target. S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the
-draft's layers fall into **segments**, each ending at an exit. A token that left at an early exit has
-no keys and values in the deeper segments; when a later token needs those, the earlier ones must go
-through first (catch-up). Here that takes no special case: every segment runs on all positions it has
-not seen, context or tree, up to the newest, from the hidden states that the segment before it kept.
+draft's layers fall into **segments**, each ending at an exit. A token that left at an early exit
+has no keys and values in the deeper segments; when a later token needs those, the earlier ones must
+go through first (catch-up). Here that takes no special case: every segment runs on all positions it
+has not seen, context or tree, from the hidden states that the segment before it kept. Exit 0 has no
+layers at all: it is a table of what followed the last tokens before (ngram.py).
 """
 
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class TablePrediction:
         return pairs[..., 0].long(), pairs[..., 1].to(self.table.dtype).log()
 
     def sample(self, count, sampling):
-        """As Prediction's. Where nothing is known, q is any: all known tokens are equally likely."""
+        """As Prediction's. Where nothing is known, q is uniform over the other rows' tokens."""
         known = list(dict.fromkeys(token for blend in self.blends for token in blend))
         known += [token for token in range(count) if token not in known][: count - len(known)]
         rows = [[blend.get(token, 0.0) for token in known] for blend in self.blends]
@@ -289,9 +290,9 @@ class SortedDraft:
         """Run ``segment`` on all positions up to ``end`` that it has not seen.
 
         Their hidden states are in ``below``, the segment before, if there is one. Usually that is
-        one pass. If the segment lags behind by more context than the mask's window, that goes first,
-        a window at a time; but a prompt, which it sees first of all, is causal and goes through
-        whole. Returns the last pass's hidden states (1, T, hidden).
+        one pass. If the segment lags behind by more context than the mask's window, that goes
+        first, a window at a time; but a prompt, which it sees first of all, is causal and goes
+        through whole. Returns the last pass's hidden states (1, T, hidden).
         """
         while True:
             seen = segment.cache.length

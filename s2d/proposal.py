@@ -107,7 +107,7 @@ class GrowingTree:
         device = attention.depths.device
         root = torch.tensor([-1], device=device)
         score = torch.zeros(1, device=device)
-        # Numbers, slots and scores (F,) of the nodes expanded next, the frontier: first the context.
+        # The frontier: numbers, slots and scores (F,) of what is expanded next, first the context.
         self.frontier = root, root, score
         self.slot_parents = root[:0]
         self.count = self.depth = 0
@@ -116,7 +116,7 @@ class GrowingTree:
         self.levels = [(root[:0], root[:0], root[:0], score[:0], root[:0])]
 
     def add_roots(self, tokens, log_probs, vocab_size):
-        """Take tokens (K,) that the target gives, with its log-probabilities (K,), as first level."""
+        """Take tokens (K,) that the target gives, and its ``log_probs`` (K,), as first level."""
         return self._add(tokens[None], log_probs[None])
 
     def add_level(self, prediction):

@@ -2,7 +2,7 @@
 
 Knows nothing about models. A tree is two facts a node, its token and its parent; depths, masks and
 position ids follow from them. Two kinds of tree are drafted: ``KConfig``, a shape known beforehand,
-and ``Dynamic``, which grows where the draft is confident. A chain is the shape with one child a node.
+and ``Dynamic``, which grows where the draft is confident. In a chain each node has one child.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 
 
 def ancestor_mask(parents):
-    """Parents (N,), -1 for the context, each before its children -> (N, N) bool: who attends to whom.
+    """Parents (N,), -1 for the context, before their children -> (N, N) bool: who attends to whom.
 
     Row i is true at i, at its parent, at its parent's parent, and so on. Node i attends to these
     besides the context.
@@ -78,8 +78,8 @@ class TreeAttention:
     context, the ``window``, are new as well and attend to what is before them. So a mask is about
     the window and the tree. A context is a chain, so both together are one tree of ``window`` + N
     nodes. Its table is made once for the largest N, and every step takes a slice ("dynamic sliced
-    topology-aware mask", arXiv 2409.10644). With a window of 2 and the first three nodes of the tree
-    that ``ancestor_mask`` shows, behind the context a b c d e, for a model that has seen a b c d:
+    topology-aware mask", arXiv 2409.10644). With a window of 2 and the first three nodes of
+    ``ancestor_mask``'s tree, behind the context a b c d e, for a model that has seen a b c d:
 
         table     d e 0 1 2       slice     e 0 1 2       the mask of e 0 1 2, with all that
           d       x . . . .         e       x . . .       came before:    a b c d  e 0 1 2
@@ -99,7 +99,7 @@ class TreeAttention:
         self.table = torch.full((size, size), -torch.inf, device=device, dtype=dtype).triu(1)
 
     def set_tree(self, ancestors, chain=False):
-        """Let the nodes attend to each other as ``ancestors`` (N, N) says, which may be a chain's."""
+        """Let the nodes attend to each other as ``ancestors`` (N, N) says, maybe a ``chain``'s."""
         first, end = self.window, self.window + len(ancestors)
         self.depths[: len(ancestors)] = ancestors.sum(dim=-1) - 1
         self.table[first:end, first:end] = torch.where(ancestors, 0.0, -torch.inf)

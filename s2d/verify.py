@@ -53,7 +53,7 @@ def walks(tree, q, logits, p, sampling, starts):
 
 
 def follow(tree, choices, start=-1):
-    """Walk from ``start``, the context or a node, to the child with the target's choice, repeatedly.
+    """Walk from ``start``, the context or a node, to the child with the target's choice, and on.
 
     ``choices`` (N+1,) are the tokens the target takes after the context and after each node. Its
     argmax there gives greedy decoding, token by token. One token sampled there from p gives p,
@@ -83,9 +83,9 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
     which the context's children were drawn, row i + 1 that of node i's; a leaf needs none. The
     children of a node face Leviathan's test one after the other, in the order of their draws: x is
     accepted with probability min(1, p(x) / q(x)); otherwise the next one faces norm(relu(p - q))
-    and, when drawn without ``replacement``, q without x. Each test leaves p behind (Leviathan et al.
-    2023, arXiv 2211.17192, theorem 1), so all of them do: "recursive rejection sampling" (Jeon et
-    al. 2024, arXiv 2402.14160); with replacement, "multi-step speculative sampling" (Miao et al.
+    and, when drawn without ``replacement``, q without x. Each test leaves p behind (Leviathan et
+    al. 2023, arXiv 2211.17192, theorem 1), so all of them do: "recursive rejection sampling" (Jeon
+    et al. 2024, arXiv 2402.14160); with replacement, "multi-step speculative sampling" (Miao et al.
     2023, arXiv 2305.09781). That breaks if candidates are sorted or dropped after they were drawn,
     or if q is not what they were drawn from, such as a softmax beside its argmax.
     """
