@@ -17,7 +17,8 @@ try:
     from s2d import Tokenizer, generate, load_model
     from s2d.chat import chat_template
     from s2d.extras.decision import read_stop
-    from s2d.generate import DRAFTING, METHODS, choose_exits, refuse_unused, start
+    from s2d.generate import DRAFTING, METHODS, drafting_exits, refuse_unused, start
+    from s2d.ngram import Datastore
     from s2d.program import Parser, one_line, read_stdin, run_program
     from s2d.trace import Recorder, check_page, traced
     from s2d.trace.conversation import converse
@@ -25,6 +26,7 @@ try:
     from s2d.tree import Dynamic
     from s2d.weights import DTYPES, placement
     from s2d.weights.config import read_config
+    from s2d.weights.datastore import DATASTORE, load_datastore, tokenizer_checksum
     from s2d.weights.get import draft_beside, is_whole, real_folder
 except KeyboardInterrupt:  # PyTorch takes seconds to load
     print("run.py: interrupted", file=sys.stderr)
@@ -68,23 +70,26 @@ def run(args, load_target=None):
     if args.trace:
         check_page(args.trace)
     target_path = find_target(args.target)
-    draft_path, args.method = choose_draft(args, target_path)
-    refuse_unused(args.method, given_for_drafting(args))
-    print(one_line(f"loading target {target_path}, draft {draft_path or 'none'}"), file=sys.stderr)
+    asked = given_for_drafting(args)
+    draft_path, store = choose_draft(args, target_path)
+    refuse_unused(args.method, asked)
+    tell(f"loading target {target_path}, draft {draft_path or store or 'none'}")
     tokenizer, template = Tokenizer(target_path), None
     if not args.raw:
         template = chat_template(target_path, unknown="vicuna" if args.chat else None)
     prompt = encode_prompt(args, tokenizer, template, target_path)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype)
-    draft = load(draft_path, args.device, args.dtype) if draft_path else None
+    dtype = str(target.dtype).removeprefix("torch.")
+    draft = load(draft_path, args.device, dtype) if draft_path else None
     what = "target and draft" if draft else "target"
-    print(f"{what} on {placement(*filter(None, (target, draft)))}", file=sys.stderr)
+    tell(f"{what} on {placement(*filter(None, (target, draft)))}")
     options = generation_options(args, draft)
-    colors = {}
-    if draft:
-        exits, _ = choose_exits(draft.config, args.method, args.exits, args.thresholds)
-        colors = colors_of(exits, args.color, sys.stdout)
+    if store:
+        ids = load_datastore(store, target.config.vocab_size, tokenizer_checksum(target_path))
+        options["datastore"] = Datastore(ids, target.config.eos_token_ids[0])
+    exits = drafting_exits(draft, args.method, args.exits, args.thresholds)
+    colors = colors_of(exits, args.color, sys.stdout)
     if args.interactive:
         start(target, prompt, **options)  # what cannot be run is refused before anything is typed
         converse(target, tokenizer, template, options, args.prompt, colors)
@@ -121,10 +126,10 @@ def answer(args, target, tokenizer, prompt, options, colors, recorder):
     else:
         print(f"\n{report(generation, args.method, colors)}", flush=True)
     if recorder and target.mesh is None:
-        print("timing the target alone, to compare", file=sys.stderr)
+        tell("timing the target alone, to compare")
         recorder.time_alone(target, prompt, **only_target)
     if demonstration:
-        print("timing the target alone, to compare", file=sys.stderr)
+        tell("timing the target alone, to compare")
         alone = generate(target, prompt, **only_target)
         ratio = generation.tokens_per_second / alone.tokens_per_second
         print(
@@ -183,33 +188,47 @@ def find_target(name):
 
 
 def choose_draft(args, target_path):
-    """(folder of the draft or None, method). A method that was asked for needs a draft."""
+    """(folder of the draft, file of the datastore), or None for either; sets method and exits.
+
+    Where there is a datastore, or no draft, exit 0 drafts unless ``args`` name others.
+    """
     if args.method == "ar":
-        return None, "ar"
-    beside = draft_beside(target_path)
-    if args.draft:
-        return args.draft, args.method or "s2d"
-    if is_whole(beside) and read_config(beside).vocab_size == read_config(target_path).vocab_size:
-        return beside, args.method or "s2d"
-    if args.method or given_for_drafting(args):
-        raise FileNotFoundError(
-            f"no draft model at {beside}; name one with --draft, or use --method ar"
-        )
-    missing = f"no draft at {beside}, so the target decodes alone; name one with --draft"
-    print(one_line(missing), file=sys.stderr)
-    return None, "ar"
+        return args.draft, None
+    folder, beside = args.draft, draft_beside(target_path)
+    if folder is None and is_whole(beside):
+        same = read_config(beside).vocab_size == read_config(target_path).vocab_size
+        folder = beside if same else None
+    files = [each / DATASTORE for each in (folder, target_path) if each]
+    store = next((file for file in files if file.is_file()), None)
+    if args.exits is None and (store or not folder):
+        args.exits = (0,)
+        if not folder:
+            tell(f"no draft at {beside}: drafting from what was seen before in the text (exit 0)")
+    if args.exits and args.exits[0] == 0:
+        folder = folder if len(args.exits) > 1 else None
+        args.method = args.method or ("s2d" if args.draft_length else "s2d-tree")
+    else:
+        store, args.method = None, args.method or "s2d"
+    if not folder and args.exits != (0,):
+        raise FileNotFoundError(f"no draft model at {beside}; name one with --draft")
+    return folder, store
+
+
+def tell(message):
+    print(one_line(message), file=sys.stderr)
 
 
 def encode_prompt(args, tokenizer, template, target_path):
     """The prompt in a chat template; where there is none, it is continued as it is."""
+    if args.prompt == "-":
+        args.prompt = read_stdin()
     example = MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
     if args.interactive:
         example = "?"
     text = example if args.prompt is None else args.prompt
-    if text == "-":
-        text = read_stdin()
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
+    tokenizer.refuse_longer(text, read_config(target_path).max_position_embeddings)
     if args.interactive and not template:
         raise ValueError(
             f"{target_path} knows no chat template; a conversation in Vicuna's takes --chat"
@@ -225,7 +244,7 @@ def parse(arguments):
     add("--draft", type=Path, metavar="PATH", help="default: the one beside the target")
     methods = (
         "ar: target alone; sd, mcsd: chain, tree from one exit; "
-        "s2d (default, where there is a draft), s2d-tree: from sorted exits"
+        "s2d (default), s2d-tree (default for exit 0 alone): from sorted exits"
     )
     add("--method", choices=METHODS, help=methods)
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
@@ -240,10 +259,10 @@ def parse(arguments):
     add("--seed", type=int, default=0, metavar="S")
     devices = "cpu, cuda, cuda:1 ...; auto (default): a GPU if there is one"
     add("--device", default="auto", metavar="D", help=devices)
-    dtypes = "auto: bfloat16 on a GPU, else float32"
+    dtypes = "auto (default): the model's own, where the device computes in it, else float32"
     add("--dtype", default="auto", choices=("auto", *DTYPES), help=dtypes)
     add("--compile", action="store_true", help="compile the passes first (a minute, then seconds)")
-    layers = "draft layers to predict after, e.g. 2,3,4"
+    layers = "draft layers to predict after, e.g. 2,3,4; 0: what was seen before, no layers"
     add("--exits", type=numbers(int), metavar="E,E,...", help=layers)
     enough = "confidence that is enough, for each exit"
     add("--thresholds", type=numbers(float), metavar="C,C,...", help=enough)

@@ -247,6 +247,13 @@ def choose_exits(config, method, exits=None, thresholds=None):
     return chosen, tuple(thresholds)
 
 
+def drafting_exits(draft, method, exits=None, thresholds=None):
+    """The exits that ``start`` would use."""
+    if method == "ar":
+        return ()
+    return choose_exits(draft.config if draft else WITHOUT_LAYERS, method, exits, thresholds)[0]
+
+
 def choose_stop(config, exits, method, stop):
     """The confidence, or the decision model, that ends drafting early."""
     if callable(stop) and exits[0] == 0:

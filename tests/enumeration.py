@@ -1,111 +1,73 @@
-"""Exact output distributions: every tree a draft can draw, every way a verifier's chances can fall, no Monte Carlo."""
+"""Exact output distributions: every tree a draft can draw, every outcome of a verifier's tests."""
 
-import itertools
+import sys
+from unittest import mock
 
 import torch
 
+from s2d.generate import start
 from s2d.tree import KConfig, TokenTree
 
 
 class EveryOutcome:
-    """Stands in for Sampler: replays one sequence of choices, and tells how likely it is and what comes next."""
+    """Stands in for Sampler: replays a list of choices, and tells how likely they are."""
 
     def __init__(self, choices):
-        self.choices, self.taken, self.chance = list(choices), 0, 1.0
+        self.choices, self.taken, self.probability = list(choices), 0, 1.0
         self.untried = []
 
-    def _choose(self, chances):
-        """Take the next choice among outcomes with these chances; at a fork not met before, the first possible one."""
+    def _choose(self, probs):
+        """The next choice among outcomes with these probabilities; at a new fork the first one."""
         if self.taken == len(self.choices):
-            first, *others = [i for i, chance in enumerate(chances) if chance > 0]
+            first, *others = [i for i, prob in enumerate(probs) if prob > 0]
             self.untried += [[*self.choices, other] for other in others]
             self.choices.append(first)
         choice = self.choices[self.taken]
         self.taken += 1
-        self.chance *= chances[choice]
+        self.probability *= probs[choice]
         return choice
 
-    def flip(self, chance):
-        heads = min(1.0, chance.item())
+    def flip(self, probability):
+        heads = min(1.0, probability.item())
         return self._choose([1 - heads, heads]) == 1, None
 
     def draw(self, probs):
-        return torch.tensor([self._choose(row.tolist()) for row in probs])
+        return torch.tensor([self._choose(row) for row in probs.tolist()])
+
+    def candidates(self, probs, count, replacement):
+        return torch.tensor([self._draw_several(row, count, replacement) for row in probs.tolist()])
+
+    def _draw_several(self, probs, count, replacement):
+        drawn = []
+        for _ in range(count):
+            if total := sum(probs):
+                drawn.append(self._choose([prob / total for prob in probs]))
+            else:  # q has no more tokens: any other fills the end
+                drawn.append(next(i for i in range(len(probs)) if i not in drawn))
+            if not replacement:
+                probs = [0.0 if i in drawn else prob for i, prob in enumerate(probs)]
+        return drawn
 
 
 def enumerate_outcomes(function):
-    """Yield (result, chance) of function(sampler) for every way chance can fall."""
+    """Yield (result, probability) of function(sampler) for every outcome of what it draws."""
     waiting = [[]]
     while waiting:
         sampler = EveryOutcome(waiting.pop())
         result = function(sampler)
         waiting += sampler.untried
-        yield result, sampler.chance
+        yield result, sampler.probability
 
 
-def draws(probs, count, replacement):
-    """Yield (tokens, chance) for every ordered draw of ``count`` tokens; the end is filled up where ``probs`` runs out."""
-    if count == 0:
-        yield (), 1.0
-        return
-    for token, chance in enumerate(probs.tolist()):
-        if chance > 0:
-            rest = probs
-            if not replacement:
-                rest = probs.index_fill(0, torch.tensor(token), 0.0)
-                rest = rest / rest.sum() if rest.sum() > 0 else rest
-            for others, likely in draws(rest, count - 1, replacement):
-                yield (token, *others), chance * likely
-    if not replacement and probs.sum() == 0:
-        yield tuple(range(count)), 1.0  # any tokens will do: q gives them no chance
+def joint_of(emit, p, length):
+    """The exact joint distribution of the first ``length`` tokens, (V,) * length.
 
-
-def drawn_trees(q, widths, replacement):
-    """Yield (tree, prefixes, chance) for every tree of this shape with children drawn from ``q(prefix)``.
-
-    ``prefixes`` are the tokens that lead to the context, (), and to each node.
+    ``emit(sampler)`` returns emitted tokens. Where they are fewer, p follows, as in later steps.
     """
-    shape = KConfig(widths)
-
-    def extend(tokens, prefixes, frontier, level, chance):
-        if level == len(widths):
-            yield TokenTree(torch.tensor(tokens), shape.parents()), prefixes, chance
-            return
-        choices = [list(draws(q(prefix), widths[level], replacement)) for prefix in frontier]
-        for combination in itertools.product(*choices):
-            new = [
-                (*prefix, token)
-                for prefix, (drawn, _) in zip(frontier, combination)
-                for token in drawn
-            ]
-            likely = chance
-            for _, each in combination:
-                likely *= each
-            yield from extend(tokens + [p[-1] for p in new], prefixes + new, new, level + 1, likely)
-
-    yield from extend([], [()], [()], 0, 1.0)
-
-
-def emitted_distribution(p, q, widths, length, decide, replacement=False):
-    """The exact joint distribution of the first ``length`` emitted tokens, (V,) * length.
-
-    ``p`` and ``q`` map a tuple of tokens to the distribution (V,) after it; ``decide(tree, p_rows, q_rows, sampler)`` is
-    a verifier. Where a step emits fewer tokens, the target's own distribution, as of the next step, follows.
-    """
-    vocab = len(p(()))
-    joint = torch.zeros((vocab,) * length, dtype=torch.float64)
-    for tree, prefixes, chance in drawn_trees(q, widths, replacement):
-        p_rows, q_rows = (
-            torch.stack([p(prefix) for prefix in prefixes]),
-            torch.stack([q(prefix) for prefix in prefixes]),
-        )
-        for (path, extra, *_), likely in enumerate_outcomes(
-            lambda sampler: decide(tree, p_rows, q_rows, sampler)
-        ):
-            emitted = (*tree.tokens[path].tolist(), int(extra))[:length]
-            joint[emitted] += (
-                chance * likely * joint_distribution(p, length - len(emitted), emitted)
-            )
+    joint = torch.zeros((len(p(())),) * length, dtype=torch.float64)
+    for tokens, probability in enumerate_outcomes(emit):
+        tokens = tuple(tokens[:length])
+        joint[tokens] += probability * joint_distribution(p, length - len(tokens), tokens)
     return joint
 
 
@@ -113,9 +75,71 @@ def joint_distribution(p, length, prefix=()):
     """p's own distribution of the next ``length`` tokens after ``prefix``, (V,) * length."""
     if length == 0:
         return torch.ones((), dtype=torch.float64)
-    first = p(prefix)
-    rest = [joint_distribution(p, length - 1, (*prefix, token)) for token in range(len(first))]
-    return torch.stack([chance * then for chance, then in zip(first, rest)])
+    rest = [joint_distribution(p, length - 1, (*prefix, x)) for x in range(len(p(prefix)))]
+    return torch.stack([prob * then for prob, then in zip(p(prefix), rest)])
+
+
+def emitted_distribution(p, q, widths, length, decide, replacement=False):
+    """The exact joint distribution of the first ``length`` tokens that a step leads to.
+
+    ``p`` and ``q`` map a tuple of tokens to the distribution (V,) after it. Children are drawn from
+    q; ``decide(tree, p_rows, q_rows, sampler)`` is a verifier.
+    """
+    parents = KConfig(widths).parents()
+
+    def emit(sampler):
+        prefixes = level = [()]
+        for width in widths:
+            rows = torch.stack([q(prefix) for prefix in level])
+            drawn = sampler.candidates(rows, width, replacement).tolist()
+            level = [(*prefix, x) for prefix, row in zip(level, drawn) for x in row]
+            prefixes = prefixes + level
+        tree = TokenTree(torch.tensor([prefix[-1] for prefix in prefixes[1:]]), parents)
+        p_rows, q_rows = (torch.stack([model(prefix) for prefix in prefixes]) for model in (p, q))
+        path, bonus, *_ = decide(tree, p_rows, q_rows, sampler)
+        return *tree.tokens[path].tolist(), int(bonus)
+
+    return joint_of(emit, p, length)
+
+
+def generated_distribution(target, prompt, length, steps=None, **options):
+    """What ``start`` emits with these options, as ``joint_of``; and the Steps of all outcomes.
+
+    Only the first ``steps`` steps are taken, all of them by default.
+    """
+    seen = []
+
+    def emit(sampler):
+        # The package's attribute of this name is the function.
+        with mock.patch.object(sys.modules["s2d.generate"], "Sampler", lambda *_: sampler):
+            generation = start(target, prompt, max_new_tokens=length, **options)
+        for number, step in enumerate(generation, 1):
+            seen.append(step)
+            if number == steps:
+                break
+        return generation.tokens
+
+    p = next_token_model(target, prompt, options["temperature"], options.get("top_p", 1.0))
+    return joint_of(emit, p, length), joint_distribution(p, length), seen
+
+
+def next_token_model(model, prompt, temperature=1.0, top_p=1.0):
+    """A prefix -> the warped distribution after prompt and prefix, independent of code under test."""
+    known = {}
+
+    def distribution(prefix):
+        if prefix not in known:
+            logits = model(torch.tensor([[*prompt, *prefix]]))[0, -1]
+            probs, mass = torch.softmax(logits / temperature, dim=-1), 0.0
+            known[prefix] = torch.zeros_like(probs)
+            for token in probs.argsort(descending=True).tolist():
+                if mass < top_p:
+                    known[prefix][token] = probs[token]
+                    mass += probs[token].item()
+            known[prefix] /= mass
+        return known[prefix]
+
+    return distribution
 
 
 def random_distribution(generator, size, zeros=0.0):

@@ -17,9 +17,16 @@ ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
 
 TINY = LlamaConfig(
-    vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=8, max_position_embeddings=128, eos_token_ids=(2,),
-)  # fmt: skip
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=128,
+    eos_token_ids=(2,),
+)
 
 
 def random_llama(seed, scale=0.3, **changes):
@@ -31,6 +38,20 @@ def random_llama(seed, scale=0.3, **changes):
     return model
 
 
+def nearly_equal(seed, **changes):
+    """Two random Llamas, a target and a draft that often agrees with it."""
+    target, draft = random_llama(seed, **changes), random_llama(seed, **changes)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in draft.parameters():
+        parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return target, draft
+
+
+def random_tokens(seed, count, vocab=61):
+    """A list of ids."""
+    return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
 def program(main, *arguments):
     """Exit code of a command line, ended by its parser or by itself."""
     try:
@@ -40,10 +61,9 @@ def program(main, *arguments):
 
 
 def run_and_kill(seconds, function, *arguments):
-    """Run ``function`` in a process of its own, SIGKILLed if it lasts longer than ``seconds``; returns how long it ran."""
-    process = multiprocessing.get_context("fork").Process(
-        target=_alone, args=(function, *arguments)
-    )
+    """Run ``function`` in a process of its own for at most ``seconds``; returns how long it ran."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_alone, args=(function, *arguments))
     process.start()
     began = time.monotonic()
     process.join(seconds)
@@ -58,21 +78,18 @@ def _alone(function, *arguments):
 
 
 def peak_growth(before, measured, *arguments):
-    """MiB by which ``measured``, run after ``before`` in a Python of its own, raises that process's peak memory.
+    """MiB by which ``measured``, after ``before``, raises the peak memory of a Python of its own.
 
     VmHWM and not ru_maxrss: Linux starts the latter at the peak of the process that starts the new one.
     """
     lines = [
         "import re, sys",
-        "def peak(): return int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024",
+        "status = lambda: open('/proc/self/status').read()",
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status())[1]) / 1024",
         *[before, "start = peak()", measured, "print(peak() - start, file=sys.stderr)"],
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines), *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", "\n".join(lines), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return float(done.stderr.splitlines()[-1])
 
@@ -89,7 +106,7 @@ def random_parents(rng, size):
 
 
 def load_transformers(folder, dtype):
-    """LlamaForCausalLM in ``dtype``. Its RMSNorm rounds to float32 even in a float64 model; torch's own does not."""
+    """LlamaForCausalLM in ``dtype``, with torch's RMSNorm: its own rounds float64 to float32."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     if dtype == torch.float64:
         for module in list(model.modules()):
@@ -106,11 +123,18 @@ def load_transformers(folder, dtype):
 def transformers_greedy(model, tokens, count):
     """New tokens of transformers' greedy generate."""
     tokens = torch.tensor([tokens])
-    output = model.generate(
-        tokens,
-        attention_mask=torch.ones_like(tokens),
-        do_sample=False,
-        max_new_tokens=count,
-        pad_token_id=0,
-    )
-    return output[0, tokens.shape[1] :].tolist()
+    how = dict(attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0)
+    return model.generate(tokens, max_new_tokens=count, **how)[0, tokens.shape[1] :].tolist()
+
+
+def assert_greedy(model, prompt, tokens, count):
+    """``tokens`` are what transformers writes greedily: in one pass over them, its argmax each time.
+
+    They end with EOS or are ``count``, and no EOS is inside.
+    """
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    assert tokens == logits.argmax(dim=-1).tolist()
+    eos = model.generation_config.eos_token_id
+    ends = {eos} if isinstance(eos, int) else set(eos)
+    assert not ends.intersection(tokens[:-1]) and (len(tokens) == count or tokens[-1] in ends)

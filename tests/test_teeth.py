@@ -1,13 +1,26 @@
-"""The exactness tests have teeth: mistakes found in published decoders are caught by the same enumeration.
+"""The exactness tests have teeth: the same enumeration catches mistakes of published decoders.
 
-The wrong verifiers live here only. Each is run through ``emitted_distribution`` exactly as the right ones are.
+The wrong verifiers and drafters live here only. Each goes through the enumeration that the right
+ones go through.
 """
 
-import torch
-from enumeration import emitted_distribution, random_distribution
-from test_tune import Reckless, error_of
+import random
 
-from s2d.tree import TokenTree
+import pytest
+import torch
+from enumeration import (
+    emitted_distribution,
+    joint_distribution,
+    joint_of,
+    next_token_model,
+    random_distribution,
+)
+from helpers import random_llama
+
+from s2d import decode
+from s2d.draft import SortedDraft
+from s2d.sampling import Sampling
+from s2d.tree import Dynamic, KConfig, TokenTree
 from s2d.verify import residual, verify_sampled, without
 
 P = random_distribution(torch.Generator().manual_seed(1), 4)
@@ -16,12 +29,8 @@ Q = random_distribution(torch.Generator().manual_seed(2), 4)
 
 def error(decide, k, q=Q, replacement=False):
     """How far the first token's distribution is from P."""
-    return (
-        (emitted_distribution(lambda _: P, lambda _: q, (k,), 1, decide, replacement) - P)
-        .abs()
-        .max()
-        .item()
-    )
+    found = emitted_distribution(lambda _: P, lambda _: q, (k,), 1, decide, replacement)
+    return (found - P).abs().max().item()
 
 
 def right(tree, p, q, sampler):
@@ -38,16 +47,14 @@ def test_argmax_drafts_tested_against_softmax_are_caught():
 
     always_argmax = torch.nn.functional.one_hot(Q.argmax(), 4).double()
     assert error(wrong, 1, q=always_argmax) > 0.01
-    assert (
-        error(right, 1, q=always_argmax) < 1e-9
-    )  # the one-hot is what such a draft was drawn from
+    assert error(right, 1, q=always_argmax) < 1e-9  # such a draft was drawn from the one-hot
 
 
 def test_candidates_reordered_by_probability_are_caught():
     def wrong(tree, p, q, sampler):
         order = q[0][tree.tokens].argsort(descending=True)
-        path, extra, _ = right(TokenTree(tree.tokens[order], tree.parents), p, q, sampler)
-        return order[path].tolist(), extra
+        path, bonus, _ = right(TokenTree(tree.tokens[order], tree.parents), p, q, sampler)
+        return order[path].tolist(), bonus
 
     assert error(wrong, 2) > 0.01
     assert error(wrong, 3) > 0.01
@@ -56,8 +63,8 @@ def test_candidates_reordered_by_probability_are_caught():
 def test_dropping_unlikely_candidates_is_caught():
     def wrong(tree, p, q, sampler):
         likely = tree.tokens != Q.argmin()
-        path, extra, _ = right(TokenTree(tree.tokens[likely], tree.parents[likely]), p, q, sampler)
-        return likely.nonzero().flatten()[path].tolist(), extra
+        path, bonus, _ = right(TokenTree(tree.tokens[likely], tree.parents[likely]), p, q, sampler)
+        return likely.nonzero().flatten()[path].tolist(), bonus
 
     assert error(wrong, 2) > 1e-4
 
@@ -73,13 +80,12 @@ def recursive_rejection(tree, p, q, sampler, next_p, next_q):
 
 
 def test_q_not_renormalised_after_a_candidate_is_caught():
-    def wrong(tree, p, q, sampler):
-        return recursive_rejection(
-            tree, p, q, sampler, residual, lambda q, token: q.index_fill(0, token, 0.0)
-        )
+    def wrong(*arguments):
+        zeroed = lambda q, token: q.index_fill(0, token, 0.0)  # noqa: E731
+        return recursive_rejection(*arguments, residual, zeroed)
 
-    def as_it_should_be(tree, p, q, sampler):
-        return recursive_rejection(tree, p, q, sampler, residual, without)
+    def as_it_should_be(*arguments):
+        return recursive_rejection(*arguments, residual, without)
 
     assert error(wrong, 2) > 0.01
     assert error(as_it_should_be, 2) < 1e-9
@@ -90,35 +96,112 @@ def test_q_left_as_it_was_though_drawn_without_replacement_is_caught():
 
 
 def test_a_rejection_without_a_residual_is_caught():
-    def wrong(tree, p, q, sampler):
-        return recursive_rejection(tree, p, q, sampler, lambda p, q: p, without)
+    def wrong(*arguments):
+        return recursive_rejection(*arguments, lambda p, q: p, without)
 
     assert error(wrong, 1) > 0.01
 
 
-class Drops(Reckless):
-    """Breaks the rule: a drawn token is not sent where the draft finds another likelier."""
+class Whim:
+    """The worst that verify.py's lemma allows: threshold, floor and stopping policy at once.
 
-    def send(self):
-        order, plan = super().send()
-        last = self.levels[order[-1]] if self.drawn and order else None
-        return order[:-1] if last and last.drawn != last.visits[-1].tokens[0] else order, plan
+    Every answer depends on all that it was ever asked about: on distributions, on tokens drawn so
+    far, on earlier steps; and on no reason at all.
+    """
+
+    def __init__(self, salt):
+        self.seen = [salt]
+
+    def decide(self, *asked):
+        self.seen += asked
+        return random.Random(repr(self.seen)).random() > 0.5
+
+    def __lt__(self, confidence):  # as a threshold: a token leaves at this exit
+        return self.decide("exit", round(confidence, 9))
+
+    def __gt__(self, confidence):  # as the floor: drafting ends before this level is drawn
+        return self.decide("floor", round(confidence, 9), random.Random(repr(self.seen)).random())
+
+    def __call__(self, level, prediction, children, expanded):
+        return self.decide(level, prediction.probs.round(decimals=9).tolist(), children.tolist())
 
 
-def test_a_policy_that_drops_what_was_drawn_is_caught(monkeypatch):
-    """With p = q = (0.7, 0.3) it turns 0.3 into 0.09; sent or not by what is known before the draw, all is well."""
-    flat = torch.tensor([0.7, 0.3], dtype=torch.float64)
+def whimsical(draft, shape, salt):
+    whim = Whim(salt)
+    return SortedDraft(draft, (1, 2), (whim, 0.0), shape, 20, floor=whim, policy=whim)
+
+
+class Drops:
+    """A drafter that breaks the rule: it does not send the tokens it drew if one is unlikely."""
+
+    exact = True
+
+    def __init__(self, drafter):
+        self.drafter, self.shape = drafter, drafter.shape
+        self.verify, self.keep = drafter.verify, drafter.keep
+
+    def propose(self, context, budget, sampling):
+        proposal = self.drafter.propose(context, budget, sampling)
+        tree = proposal.tree
+        drawn = proposal.q[tree.parents + 1, tree.tokens] if len(tree) else tree.tokens
+        proposal.tree = tree[: int((drawn > 0.4).cumprod(0).sum())]
+        return proposal
+
+
+def error_of(make_drafter, kept=None, length=3):
+    """How far all steps of a generation are from the target's distribution.
+
+    And the exits of all drafts, with what stopped each.
+    """
+    sizes = dict(vocab_size=3, num_hidden_layers=2, scale=0.15, eos_token_ids=())
+    target, draft = random_llama(0, **sizes), random_llama(1, **sizes)
+    if kept is not None:
+        draft.keep_tokens(kept)
+    behaviours = set()
+
+    def emit(sampler):
+        sampling, tokens = Sampling(1.0, 1.0, False, sampler), []
+        for step in decode(target, [2, 1], make_drafter(draft), sampling, length):
+            behaviours.add((*step.proposal.exits, step.proposal.stopped))
+            tokens += step.tokens
+        return tokens
+
+    p = next_token_model(target, [2, 1])
+    return (joint_of(emit, p, length) - joint_distribution(p, length)).abs().max().item(), behaviours
+
+
+SHAPES = {"chain": KConfig((1, 1)), "fixed": KConfig((2, 1)), "growing": Dynamic(2, 2, 2)}
+
+
+@pytest.mark.parametrize("kept", [None, torch.tensor([0, 2])])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_worst_policy_still_gives_the_targets_distribution(kept, shape):
+    behaviours = set()
+    for salt in range(3):
+        wrong, seen = error_of(lambda draft: whimsical(draft, SHAPES[shape], salt), kept)  # noqa: B023
+        assert wrong < 1e-9
+        behaviours |= seen
+    assert {how[-1] for how in behaviours} >= {"policy", "confidence"}
+    assert {exit_layer for how in behaviours for exit_layer in how[:-1]} == {1, 2}
+    assert {len(how) - 1 for how in behaviours} == {0, 1, 2}
+
+
+def test_dropping_what_was_drawn_is_caught():
+    """A token of q = (0.5, 0.5) that is not sent where it is the second turns p = (0.7, 0.3) wrong.
+
+    Sent or not by what is known before the draw, all is well.
+    """
+    p, q = (torch.tensor(each, dtype=torch.float64) for each in ((0.7, 0.3), (0.5, 0.5)))
 
     def drop(tree, p, q, sampler):
-        return right(tree[: int(q[0][tree.tokens[0]] > 0.5)], p, q, sampler)
+        return right(tree[: int(tree.tokens[0] == 0)], p, q, sampler)
 
     def decide_before(tree, p, q, sampler):
         return right(tree[: int(q[0].max() > 0.5)], p, q, sampler)
 
-    found = emitted_distribution(lambda _: flat, lambda _: flat, (1,), 1, drop)
-    assert torch.allclose(found, torch.tensor([0.91, 0.09], dtype=torch.float64))
-    assert torch.allclose(
-        emitted_distribution(lambda _: flat, lambda _: flat, (1,), 1, decide_before), flat
-    )
-    assert max(error_of(Drops, salt, None, 2, monkeypatch)[0] for salt in range(6)) > 1e-3
-    assert max(error_of(Reckless, salt, None, 2, monkeypatch)[0] for salt in range(6)) < 1e-9
+    for decide, expected in ((drop, (0.85, 0.15)), (decide_before, (0.7, 0.3)), (right, (0.7, 0.3))):
+        found = emitted_distribution(lambda _: p, lambda _: q, (1,), 1, decide)
+        assert found.tolist() == pytest.approx(expected)
+    chain = lambda draft: SortedDraft(draft, (2,), (0.0,), KConfig((1, 1)), 20)  # noqa: E731
+    assert error_of(lambda draft: Drops(chain(draft)))[0] > 1e-3
+    assert error_of(chain)[0] < 1e-9

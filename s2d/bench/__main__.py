@@ -60,7 +60,8 @@ def run(args):
     for target, path in targets.items():
         methods[target] = {name: parse(name, target_path=path) for name in names}
     questions = choose_questions(args.questions, "train" if sweep else "held-out", args.limit)
-    machine = f"{torch.get_num_threads()} threads, {choose_dtype(args.dtype, device)}"
+    first = next(iter(targets.values()))
+    machine = f"{torch.get_num_threads()} threads, {choose_dtype(args.dtype, device, first)}"
     most = f"at most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds"
     print(f"torch {torch.__version__}, {machine}, {len(questions)} questions, {most}\n")
     records, code = {}, 0  # {(target, temperature): records}

@@ -23,7 +23,7 @@ from ..model import DECODING_KERNELS, LlamaConfig
 from ..program import Parser
 from ..soft import exit_hidden
 from ..tree import TreeAttention, ancestor_mask
-from ..weights import DTYPES, check_device, choose_dtype, empty_model
+from ..weights import DTYPES, check_device, empty_model
 from .methods import peer_of
 from .tables import render
 
@@ -198,7 +198,9 @@ def check(args, device, dtype):
 
 def report(args):
     device = check_device(args.device)
-    dtype, on_gpu = choose_dtype(args.dtype, device), device.type == "cuda"
+    on_gpu = device.type == "cuda"
+    name = args.dtype if args.dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    dtype = DTYPES[name]
     check(args, device, dtype)
     bandwidth = copy_bandwidth(device, args.repetitions)
     threads = f"CPU, {torch.get_num_threads()} threads"

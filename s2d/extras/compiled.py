@@ -1,9 +1,8 @@
 """Compiled code for a block and a head of a Llama: made once, kept on disk, for any context length.
 
-With a few rows a product costs what reading its weights costs, if all rows meet a weight while it
-is at hand. So the compiler is shown sums, one a row, in place of the matrix products that it would
-leave to libraries made for many rows; it fuses them into one loop over the weights.
-Knows nothing about caches, padding or GPUs.
+Knows nothing about KV caches, padding or recording. A product of a few rows costs what reading the
+weights costs, if each weight is read once for all rows. Libraries are made for many rows. So the
+compiler is shown a sum a row, and fuses the sums into one loop over the weights.
 """
 
 import os
@@ -12,8 +11,7 @@ import re
 import sys
 import time
 from contextlib import contextmanager
-from functools import cache as memoised
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from ..model import Block, LlamaConfig, RMSNorm
 from ..user_cache import private_folder
 
 OPTIONS = {  # of the compiler
-    "max_fusion_size": 8,  # the parts of more sums in one loop would not fit the registers
+    "max_fusion_size": 8,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
     "size_asserts": False,
 }
@@ -38,27 +36,26 @@ def shape_of(config):
     return LlamaConfig(vocab_size=1, num_hidden_layers=1, **kept)
 
 
-@memoised
+@cache
 def compiled_block(shape, rows, dtype):
-    """``run_block`` for blocks of one ``shape``, so many rows, any number of cached positions."""
+    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache."""
     new = partial(torch.zeros, dtype=dtype)
+    block = Block(shape).to(dtype).requires_grad_(False)
+    hidden, rope = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
     length = 8 * rows + 5  # any number but one that means something else here
-    rope = new(2, rows, shape.head_dim).unbind()
     kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
     keys, values = (new(kv_shape).transpose(1, 2) for _ in range(2))
     mask = new(rows, length)
     for tensor, dim in ((keys, 2), (values, 2), (mask, 1)):
         torch._dynamo.mark_dynamic(tensor, dim)
-    block = Block(shape).to(dtype).requires_grad_(False)
-    hidden = new(1, rows, shape.hidden_size)
     example = block, hidden, rope, mask, torch.arange(rows), keys, values
     what = f"a block of width {shape.hidden_size}, rows: {rows}"
     return compiled(run_block, example, what, (shape, dtype))
 
 
-@memoised
+@cache
 def compiled_head(shape, tokens, rows, dtype):
-    """``run_head`` for ``tokens`` logits of so many rows."""
+    """``run_head`` for a vocabulary of ``tokens`` and so many rows."""
     norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype).requires_grad_(False)
     head, hidden = (torch.zeros(n, shape.hidden_size, dtype=dtype) for n in (tokens, rows))
     what = f"a head of {tokens} tokens, rows: {rows}"
@@ -66,11 +63,10 @@ def compiled_head(shape, tokens, rows, dtype):
 
 
 def compiled(function, example, what, details):
-    """``function``, a pass, compiled for arguments like those of ``example``.
+    """``function``, compiled for arguments like those of ``example``, or found where it is kept.
 
-    ``what`` and ``details`` tell it from others. It is kept in the user's own cache directory;
-    where it has to be made, stderr says so, and how long it took. What is the same in all calls is
-    not checked in each of them: callers keep to the example's shapes.
+    That is a folder of the user's, under ``what`` and ``details``. Calls check no shapes: callers
+    keep to the example's.
     """
     folder = private_folder("compiled", key_of(machine()))
     names = Path(__file__).parents[1] / "model.py", Path(__file__)
@@ -80,14 +76,14 @@ def compiled(function, example, what, details):
         try:
             with file.open("rb") as opened:
                 result = torch.compiler.load_compiled_function(opened)
-        except Exception:  # not there, or not whole: whatever is wrong with it, it is made again
+        except Exception:  # not there, or damaged in any way: it is made again
             result = made(function, example, what, file)
     result.disable_guard_check()
     return result
 
 
 def made(function, example, what, file):
-    """``function``, compiled and written to ``file``."""
+    """``function``, compiled and written to ``file``; stderr says so, and how long it took."""
     began = time.monotonic()
     print(f"compiling {what} ...", end="", file=sys.stderr, flush=True)
     try:
@@ -96,10 +92,10 @@ def made(function, example, what, file):
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a cache that cannot be written
         print(file=sys.stderr)
-        reason = str(error).strip().splitlines()[:1]
+        reason = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{what} could not be compiled ({reason}); "
-            f"is the C++ compiler in order, and is there room in {file.parent}?"
+            f"{what} could not be compiled ({reason}); is a C++ compiler there, g++ or the one "
+            f"that CXX names, and does {file.parent} have space?"
         ) from None
     print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
     return result
@@ -110,7 +106,7 @@ def key_of(parts):
 
 
 def machine():
-    """What compiled code depends on besides its source: the processor, and PyTorch's version."""
+    """What compiled code depends on besides its source: the processor and PyTorch's version."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:  # not Linux
@@ -123,15 +119,16 @@ def machine():
 
 @contextmanager
 def kept_by_pytorch_in(folder):
-    """Have PyTorch keep all that it compiles in ``folder``, where only the user can write it.
+    """Have PyTorch keep all that it compiles in ``folder``, where only the user can write.
 
     Its own choice is the temporary directory, where another user may have been first. Precompiled
-    headers go there in any case, so none are made.
+    headers always go there, so none are made.
     """
-    from torch._inductor import config  # here, as it takes a second to import
+    from torch._inductor import config  # takes a second to import
 
     name = "TORCHINDUCTOR_CACHE_DIR"
-    former, mask = os.environ.get(name), os.umask(0o077)
+    former = os.environ.get(name)
+    mask = os.umask(0o077)
     os.environ[name] = str(folder)
     try:
         with config.patch(cpp_cache_precompile_headers=False):
@@ -143,40 +140,24 @@ def kept_by_pytorch_in(folder):
             os.environ[name] = former
 
 
-def check_compiler():
-    """Raise ValueError where PyTorch finds no C++ compiler."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except RuntimeError:
-        raise ValueError(
-            "compiling needs a C++ compiler, and so does finding what was compiled before; "
-            "none is found: install g++, name one in CXX, or leave it out"
-        ) from None
-
-
 class Written:
-    """The cache of a compiled block: one layer's keys and values (1, G, S+T, D).
+    """The KV cache of a compiled block: keys and values (1, G, S+T, D), written at ``slots``."""
 
-    The pass writes the slots ``where``.
-    """
-
-    def __init__(self, where, keys, values):
-        self.where, self.keys, self.values = where, keys, values
+    def __init__(self, slots, keys, values):
+        self.slots, self.keys, self.values = slots, keys, values
 
     def write(self, layer, keys, values):
-        self.keys.index_copy_(2, self.where, keys)
-        self.values.index_copy_(2, self.where, values)
+        self.keys.index_copy_(2, self.slots, keys)
+        self.values.index_copy_(2, self.slots, values)
         return self.keys, self.values
 
 
-def run_block(block, hidden, rope, mask, where, keys, values):
+def run_block(block, hidden, rope, mask, slots, keys, values):
     """Hidden states (1, T, hidden) through one block."""
     if hidden.is_cuda:
-        return block(hidden, rope, mask, Written(where, keys, values), 0)
+        return block(hidden, rope, mask, Written(slots, keys, values), 0)
     with Streaming():
-        return block(hidden, rope, mask, Written(where, keys, values), 0)
+        return block(hidden, rope, mask, Written(slots, keys, values), 0)
 
 
 def run_head(norm, head, hidden):
@@ -199,15 +180,17 @@ class Streaming(TorchFunctionMode):
 def product(x, weight):
     """x (..., T, in) times ``weight`` (out, in) -> (..., T, out); as F.linear."""
     x = x.contiguous()
-    x = x.as_strided(x.shape, x.stride())  # makes the compiler store x once, not once for each use
+    x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once a use
     sums = [(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]
     return torch.stack(sums).view(*x.shape[:-1], -1)
 
 
-def attention(q, k, v, attn_mask, enable_gqa):
-    """As F.scaled_dot_product_attention, of which the arguments are."""
+def attention(q, k, v, attn_mask, enable_gqa=False):
+    """As F.scaled_dot_product_attention, whose arguments they are; a mask (T, S) is given."""
     B, H, T, D = q.shape
-    if T > 1:  # a group's heads together: libraries are as fast here, and sums compile slowly
+    if (
+        len(attn_mask) > 1
+    ):  # a group's heads together: libraries are as fast here, and sums compile slowly
         grouped = q.reshape(B, k.shape[1], -1, D) * D**-0.5
         scores = grouped @ k.transpose(-1, -2)  # (B, G, H/G * T, S)
         scores = scores.view(B, k.shape[1], -1, T, k.shape[2]) + attn_mask

@@ -1,7 +1,7 @@
 """Recorded passes: on a GPU the kernel launches of a pass are recorded once and replayed as one.
 
-These are CUDA graphs: they read and write fixed memory. So a model keeps its KV caches, and a pass
-reads a context that is rounded up to a few lengths. Knows nothing about what a pass computes.
+Knows nothing about what a pass computes. These are CUDA graphs: they read and write fixed memory.
+So a model keeps its KV caches, and a pass reads a context that is rounded up to a few lengths.
 """
 
 import torch
@@ -17,18 +17,13 @@ class Recordings:
         self.replays = {}  # {(cache, start, stop, rows, length): Replayed}
 
     def cache(self, start, stop, capacity, new_cache):
-        """An empty KV cache for the layers start..stop-1, the former one where it is long enough.
-
-        ``new_cache(length)`` makes one.
-        """
+        """An empty KV cache for layers start..stop-1, the former one where that is long enough."""
         longest = bucket(capacity)
-        former = self.caches.get((start, stop))
-        if former is None or former.keys.shape[3] < longest:
-            self.caches[start, stop] = new_cache(longest)
-            self.replays = {
-                key: replay for key, replay in self.replays.items() if key[0] is not former
-            }
-        cache = self.caches[start, stop]
+        cache = self.caches.get((start, stop))
+        if cache is None or cache.keys.shape[3] < longest:
+            for key in [key for key in self.replays if key[0] is cache]:
+                del self.replays[key]
+            cache = self.caches[start, stop] = new_cache(longest)
         cache.keep(0, [])
         for part in (cache.keys, cache.values):
             part.zero_()  # masked slots are still read: an earlier text may have left NaN there
@@ -42,10 +37,7 @@ class Recordings:
 
 
 class Replayed:
-    """A pass whose kernel launches are recorded once, at fixed addresses in memory, then replayed.
-
-    A call returns a copy: the next replay writes to the same memory.
-    """
+    """A pass recorded at fixed addresses. A call replays it and returns a copy of its output."""
 
     def __init__(self, function, example):
         self.inputs = [tensor.clone() for tensor in example]

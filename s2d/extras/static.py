@@ -1,11 +1,10 @@
 """Passes of static shape: a Llama whose short passes run compiled code, on a GPU recorded passes.
 
-A pass over a few tokens is mostly dispatch: some twenty operations a layer for microseconds of
-arithmetic each. So a block is compiled once for each size in ROWS (compiled.py) or recorded
-(graphs.py). Its weights are arguments, and so is the number of cached positions: one compiled block
-runs every layer of every model of its shape, at every context length. Fewer rows are padded, and
-nothing reads what the padding leaves behind: its keys lie where the next pass writes, and its
-columns are masked. Knows nothing about decoding.
+Knows nothing about decoding. A pass over a few tokens is mostly dispatch: some twenty operations a
+layer, of microseconds each. So a block is compiled once for each size in ROWS (compiled.py), or
+recorded (graphs.py). Its weights are arguments, and so is the length of the cache: one compiled
+block runs every layer of every model of its shape, at every length. Fewer rows are padded. Nothing
+reads what the padding leaves: the next pass overwrites its keys, and its columns are masked.
 """
 
 from functools import partial
@@ -14,39 +13,37 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
-from .compiled import check_compiler, compiled_block, compiled_head, run_block, shape_of
+from .compiled import compiled_block, compiled_head, run_block, shape_of
 from .graphs import SHORTEST, Recordings, bucket
 
-# Passes are padded up to these; longer ones, prompts and large trees, run as they are. In half
-# precision processors have matrix instructions that pay off earlier.
+# Passes are padded up to these; longer ones, prompts and large trees, run as they are. Matrix
+# instructions of half precision pay off earlier.
 ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4)
 
 
 class StaticLlama(Llama):
-    """A Llama whose passes over few tokens behind a context are compiled.
+    """A Llama whose passes over few tokens behind a context are compiled, or recorded on a GPU.
 
-    ``prepare`` does it before they are needed. On a GPU, which waits for launches rather than for
-    dispatch, they are recorded instead, into one set of caches: there one generation at a time can
-    use such a model, and only as its target or as its draft.
+    Recorded passes have one set of KV caches: on a GPU one generation at a time can use the model,
+    as its target or as its draft.
     """
 
     def __init__(self, config):
         super().__init__(config)
         self.recordings = Recordings()
         self.shape = shape_of(config)
-        self.longest = config.max_position_embeddings + ROWS[-1]  # positions, the padding's too
+        self.longest = config.max_position_embeddings + ROWS[-1]  # positions with the padding's
         new = partial(self.register_buffer, persistent=False)
         for table in ("rope_cos", "rope_sin"):
             new(table, F.pad(getattr(self, table), (0, 0, 0, ROWS[-1])))
         new("slots", torch.arange(self.longest, device="cpu"))
         chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu")
-        new("chains", chains.triu(diagonal=self.longest + 1))  # every chain's mask is a part of it
+        new("chains", chains.triu(diagonal=self.longest + 1))  # has every chain's mask as a part
 
     def prepare(self):
-        """Compile for every size in ROWS. Raises ValueError where there is no C++ compiler."""
-        if on_gpu(self.device):  # each pass is recorded when it is first needed, in an instant
+        """Compile for every size in ROWS. Raises ValueError where no C++ compiler works."""
+        if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
-        check_compiler()
         head = self.lm_head.weight if self.draft_head is None else self.draft_head
         for rows in sizes(self.lm_head.weight):
             compiled_block(self.shape, rows, self.dtype)
@@ -67,14 +64,14 @@ class StaticLlama(Llama):
             return super().run_layers(hidden, start, stop, positions, mask, cache)
         rows, stop = padded_to(T), self.config.num_hidden_layers if stop is None else stop
         length = bucket(S + rows) if gpu else S + rows  # slots of the cache that the pass reads
-        where = self.slots[S : S + rows]  # of them, those it writes
+        slots = self.slots[S : S + rows]  # of them, those that it writes
         if mask is None:
             mask = self.chains[:rows, self.longest - S : self.longest - S + length].contiguous()
         else:
             mask = padded_mask(mask, S + T, rows, length)
         positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
         rope = self.rope_cos[positions], self.rope_sin[positions]
-        inputs = padded(hidden, rows), *rope, mask, where
+        inputs = padded(hidden, rows), *rope, mask, slots
         run = run_block if gpu else compiled_block(self.shape, rows, hidden.dtype)
         blocks = partial(self.blocks, run, start, stop, cache, length)
         if gpu:
@@ -84,14 +81,11 @@ class StaticLlama(Llama):
         cache.advance(T)
         return hidden[:, :T]
 
-    def blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, where):
-        """Hidden states (1, rows, hidden) through layers start..stop-1.
-
-        ``run`` is run_block, as it is or compiled.
-        """
+    def blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, slots):
+        """Hidden (1, rows, hidden) through layers start..stop-1 by ``run``, as run_block."""
         for index in range(start, stop):
             keys, values = (part.narrow(2, 0, length) for part in cache.layers[index - start])
-            hidden = run(self.model["layers"][index], hidden, (cos, sin), mask, where, keys, values)
+            hidden = run(self.model["layers"][index], hidden, (cos, sin), mask, slots, keys, values)
         return hidden
 
     def logits(self, hidden):
@@ -103,10 +97,7 @@ class StaticLlama(Llama):
         return self.compiled_logits(super().draft_logits, self.draft_head, hidden)
 
     def compiled_logits(self, eager, head, hidden):
-        """Hidden states (R, hidden) -> logits (R, V) by the rows of ``head`` (V, hidden).
-
-        All that is not compiled is left to ``eager``.
-        """
+        """Hidden (R, hidden) -> logits (R, V) by ``head`` (V, hidden), or by ``eager``."""
         if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > sizes(hidden)[-1]:
             return eager(hidden)
         rows = padded_to(len(hidden))
@@ -115,10 +106,7 @@ class StaticLlama(Llama):
 
 
 def static_twin(model):
-    """The StaticLlama with the weights of ``model``.
-
-    They share memory where the weights lie by rows, as compiled passes ask.
-    """
+    """The StaticLlama with the weights of ``model``, in one memory where they lie by rows."""
     with torch.device("meta"):
         twin = StaticLlama(model.config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -146,7 +134,7 @@ def padded_to(rows):
 def padded(hidden, rows):
     """Hidden states (..., T, hidden) -> (..., rows, hidden), contiguous.
 
-    The last state is repeated: a norm may not bear zeros.
+    The last state is repeated, as a norm may not bear zeros.
     """
     T = hidden.shape[-2]
     if T == rows:
@@ -155,10 +143,7 @@ def padded(hidden, rows):
 
 
 def padded_mask(mask, length, rows, columns):
-    """A mask (T, C) about the last C of ``length`` positions -> (rows, columns).
-
-    None of the T rows sees the new columns.
-    """
+    """A mask (T, C) about the last C of ``length`` slots -> (rows, columns); the new are masked."""
     T, C = mask.shape
     wider = F.pad(mask, (0, columns - length), value=-torch.inf)
     return F.pad(wider, (length - C, 0, 0, rows - T)).contiguous()

@@ -18,7 +18,7 @@ from ..model import Llama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config
-from .fields import shown
+from .fields import read_json, shown
 from .shards import read_tensors, split, write_shards
 
 # What a model is spoken to with, and where its answers end: it goes wherever its weights go.
@@ -44,8 +44,8 @@ DTYPES = {
 def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
-    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (bfloat16 on a GPU, float32 on the
-    CPU) or one of float64, float32, float16, bfloat16. ``num_layers`` keeps only the first layers.
+    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (see ``choose_dtype``) or one of
+    float64, float32, float16, bfloat16. ``num_layers`` keeps only the first layers.
     ``share``, a function of a tensor's name and shape, returns the slices of it to read, one for
     each dimension (parallel.py). With ``compile`` its short passes are compiled
     (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a missing folder or file and
@@ -62,7 +62,7 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
     model, dtype = (
         empty_model(config, StaticLlama if compile else Llama),
-        choose_dtype(dtype, device),
+        choose_dtype(dtype, device, path),
     )
     shapes = parameter_shapes(model)
     # On the CPU one token's products are a third faster with weights by columns, but no others.
@@ -213,10 +213,16 @@ def placement(*models):
     return f"{where}, {dtype}, {size / 1e9:.2f} GB of weights"
 
 
-def choose_dtype(dtype, device):
-    """A dtype's name -> torch.dtype; "auto" is bfloat16 on a GPU and float32 on the CPU."""
+def choose_dtype(dtype, device, path):
+    """A dtype's name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
+
+    Where the device does not compute in a half-precision dtype, "auto" is float32.
+    """
     if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        raw = read_json(Path(path) / "config.json")
+        own = DTYPES.get(raw.get("dtype") or raw.get("torch_dtype"), torch.float32)
+        quick = own == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+        return own if own.itemsize > 2 or device.type == "cuda" or quick else torch.float32
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
     return DTYPES[dtype]

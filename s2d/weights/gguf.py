@@ -173,6 +173,8 @@ def config_json(fields, tensors):
     scaling = own.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     ids = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
     ends = {whole(fields, name, low=0) for name in ids if name in fields}
+    stored = tensors["model.embed_tokens.weight"].tensor_type.name
+    computed = WHOLE.get(stored, torch.bfloat16)  # precise enough for what was quantised
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -191,7 +193,7 @@ def config_json(fields, tensors):
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": sorted(ends) or None,
-        "torch_dtype": "float32",
+        "torch_dtype": str(computed).removeprefix("torch."),
     }
 
 
