@@ -105,6 +105,15 @@ def random_parents(rng, size):
     return parents
 
 
+def path_of(parents, node):
+    """Nodes from the root down to ``node``, by climbing."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
 def load_transformers(folder, dtype):
     """LlamaForCausalLM in ``dtype``, with torch's RMSNorm: its own rounds float64 to float32."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()

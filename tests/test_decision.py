@@ -1,4 +1,4 @@
-"""The decision model: what it sees, how it learns, what it refuses, and that it changes where a draft ends and no more."""
+"""The decision model: what it sees, how it learns, what it refuses; it decides where drafts end."""
 
 import json
 import re
@@ -6,24 +6,25 @@ import re
 import pytest
 import torch
 from helpers import WEIGHTS, random_llama
-from s2d.decision import Decision, fingerprint, load_decision, save_decision
 
 from s2d import generate
-from s2d.draft import Prediction, child_chances
+from s2d.draft import Prediction
+from s2d.extras.decision import (
+    Decision,
+    child_probabilities,
+    fingerprint,
+    load_decision,
+    save_decision,
+)
+from s2d.generate import start
 from s2d.train import __main__ as train
 from s2d.train.decision import auc, calibration, fit_decision
 
 
 def prediction(logits, hidden=None):
     logits = torch.as_tensor(logits, dtype=torch.float64)
-    probs = logits.softmax(-1)
-    return Prediction(
-        torch.ones(len(logits), 8) if hidden is None else hidden,
-        logits,
-        probs,
-        probs.argmax(-1),
-        [(2, probs.max().item())],
-    )
+    hidden = torch.ones(len(logits), 8) if hidden is None else hidden
+    return Prediction(hidden, logits, logits.softmax(-1), [(2, 0.5)], None, logits.shape[-1])
 
 
 def test_the_two_feature_sets():
@@ -31,68 +32,60 @@ def test_the_two_feature_sets():
     logits, hidden = torch.randn(3, 20, generator=generator), torch.randn(3, 8, generator=generator)
     stats = Decision("stats", 8, 0.4, "").inputs(prediction(logits))
     for row, probs in zip(stats, logits.double().softmax(-1)):
-        assert row[0].item() == pytest.approx(-sum(p * p.log() for p in probs).item(), abs=1e-6)
-        assert row[1:].tolist() == pytest.approx(
-            sorted(probs.tolist(), reverse=True)[:10], abs=1e-6
-        )
+        entropy, largest = -sum(p * p.log() for p in probs), sorted(probs.tolist())[:-11:-1]
+        assert row.tolist() == pytest.approx([entropy.item(), *largest], abs=1e-6)
     scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
-    for features, shapes in (
-        ("hidden", [(512, 8), (256, 512), (1, 256)]),
-        ("stats", [(44, 11), (1, 44)]),
-    ):
+    sizes = {"hidden": [(512, 8), (256, 512), (1, 256)], "stats": [(44, 11), (1, 44)]}
+    for features, shapes in sizes.items():
         model = Decision(features, 8, 0.4, "")
         assert [tuple(p.shape) for p in model.parameters() if p.dim() == 2] == shapes
-        chances = model(prediction(logits, hidden))
-        assert chances.shape == (3,) and (chances > 0).all() and (chances < 1).all()
+        found = model(prediction(logits, hidden))
+        assert found.shape == (3,) and (found > 0).all() and (found < 1).all()
 
 
-def test_child_chances_share_what_the_first_leaves():
-    probs = torch.tensor([[0.5, 0.3, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])
-    chances = child_chances(torch.tensor([0.8, 0.2]), probs, torch.tensor([[0, 1, 2], [3, 1, 2]]))
-    assert torch.allclose(chances, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
-    assert child_chances(torch.tensor([0.7]), probs[:1], torch.tensor([[2]])).tolist() == [
-        [pytest.approx(0.7)]
-    ]
+def test_siblings_divide_what_the_first_leaves():
+    probs = torch.tensor([[0.5, 0.3, 0.1], [0.25, 0.25, 0.25]])
+    found = child_probabilities(torch.tensor([0.8, 0.2]), probs)
+    assert torch.allclose(found, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
+    alone = child_probabilities(torch.tensor([0.7]), probs[:1, :1])
+    assert torch.allclose(alone, torch.tensor([[0.7]]))
 
 
 class Fixed:
-    """Says the same chance of everything."""
+    """Says the same probability of everything."""
 
-    def __init__(self, chance, threshold):
-        self.chance, self.threshold = chance, threshold
+    def __init__(self, probability, threshold):
+        self.probability, self.threshold = probability, threshold
 
     def __call__(self, prediction):
-        return torch.full((len(prediction.hidden),), self.chance)
+        return torch.full((len(prediction.hidden),), self.probability)
 
 
-@pytest.mark.parametrize(
-    "setting", [dict(method="sd", exits=[4]), dict(method="s2d-tree", tree=(1,) * 6, exits=[4])]
-)
-def test_drafting_stops_when_the_product_of_chances_is_below_the_threshold(setting):
-    """With 0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
+@pytest.mark.parametrize("setting", [dict(method="sd"), dict(method="s2d-tree", tree=(1,) * 6)])
+def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
+    """0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
-    options = dict(draft=target, max_new_tokens=40, **setting)
+    options = dict(draft=target, max_new_tokens=40, exits=[4], **setting)
     stopped = generate(target, [3, 1], stop=Fixed(0.8, 0.5), **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
-    assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the target's own
+    assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
     assert stopped.stats.draft_forwards == pytest.approx(4 * stopped.stats.steps, abs=3)
     never = generate(target, [3, 1], stop=Fixed(1.0, 0.5), **options)
     assert set(never.stats.accept_lengths[:-1]) == {7}
 
 
 def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
-    """A node's chance multiplies along its own path: one hopeless root does not stop the other."""
+    """Probabilities multiply along a path: one hopeless root does not stop the other."""
 
     def by_token(prediction):
         return torch.where(prediction.hidden[:, 0] > 0, 0.95, 0.05)
 
     by_token.threshold = 0.5
     target = random_llama(0, eos_token_ids=())
-    seen = []
-    generate(target, [3, 1], draft=target, method="mcsd", tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, stop=by_token,
-             on_step=lambda step: seen.append(len(step.proposal.level_sizes)))  # fmt: skip
-    assert len(set(seen)) > 2
+    options = dict(tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, stop=by_token)
+    steps = list(start(target, [3, 1], target, "mcsd", **options))
+    assert len({len(step.proposal.level_sizes) for step in steps}) > 2
 
 
 def test_training_finds_what_decides():
@@ -139,29 +132,23 @@ def test_files_keep_their_configuration_and_their_draft(tmp_path):
     some = prediction(torch.randn(3, 61), torch.randn(3, 32))
     assert torch.equal(loaded(some), made(some))
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
-    assert (
-        fingerprint(draft) == fingerprint(random_llama(1).float()) != fingerprint(random_llama(2))
-    )
+    assert fingerprint(draft) == fingerprint(random_llama(1).float())
+    assert fingerprint(draft) != fingerprint(random_llama(2))
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
     save_decision(Decision("stats", 32, 0.4, fingerprint(draft)), file)
-    with pytest.raises(
-        ValueError,
-        match=f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32",
-    ):
+    other = f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32"
+    with pytest.raises(ValueError, match=other):
         load_decision(file, random_llama(2))
     with pytest.raises(ValueError, match="of width 64"):
         load_decision(file, random_llama(1, hidden_size=64))
     with pytest.raises(FileNotFoundError, match="no decision model at"):
         load_decision(tmp_path / "nowhere", draft)
-    for path in (
-        WEIGHTS / "mini-draft" / "model.safetensors",
-        WEIGHTS / "mini-draft" / "config.json",
-    ):
+    for name in ("model.safetensors", "config.json"):
         with pytest.raises(ValueError, match="is not a decision model") as caught:
-            load_decision(path, draft)
+            load_decision(WEIGHTS / "mini-draft" / name, draft)
         assert "\n" not in str(caught.value)
 
 
@@ -200,7 +187,6 @@ def test_the_training_command_reads_sharegpt(tmp_path, capsys):
 
 @pytest.mark.parametrize("target", ["7b", "13b", "70b"])
 def test_shipped_models_belong_to_the_shipped_draft(mini, target):
-    shipped = load_decision(
-        WEIGHTS / "mini-draft" / f"decision-{target}.safetensors", mini("mini-draft")
-    )
+    file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
+    shipped = load_decision(file, mini("mini-draft"))
     assert 0.0 < shipped.threshold < 1.0

@@ -1,4 +1,4 @@
-"""On every device there is: the target's own text, and attention called in the way GPU kernels ask for."""
+"""On every device there is: the target's text, and attention called as GPU kernels ask."""
 
 import pytest
 import torch
@@ -19,13 +19,9 @@ SETTINGS = [
 
 
 def models(device, dtype):
-    return [
-        model.to(device=device, dtype=dtype)
-        for model in (
-            random_llama(0, eos_token_ids=()),
-            random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0)),
-        )
-    ]
+    target = random_llama(0, eos_token_ids=())
+    draft = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
+    return [model.to(device=device, dtype=dtype) for model in (target, draft)]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -34,13 +30,13 @@ def test_every_device_writes_the_same_text(device, setting):
     target, draft = models("cpu", torch.float64)
     expected = generate(target, [5, 3, 1], method="ar", max_new_tokens=60).tokens
     target, draft = models(device, torch.float64)
-    assert generate(target, [5, 3, 1], draft=draft, max_new_tokens=60, **setting).tokens == expected
+    assert generate(target, [5, 3, 1], draft, max_new_tokens=60, **setting).tokens == expected
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_attention_is_called_as_gpu_kernels_ask(device, setting, monkeypatch):
-    """At any length: masks whose rows begin at multiples of 16 bytes, and no kernel that has to plan each new length."""
+    """At any length: mask rows begin at multiples of 16 bytes, and no kernel plans each length."""
     masked, attention = [], F.scaled_dot_product_attention
 
     def checked(q, k, v, attn_mask=None, **options):
@@ -48,16 +44,13 @@ def test_attention_is_called_as_gpu_kernels_ask(device, setting, monkeypatch):
         if attn_mask is not None:
             masked.append(attn_mask)
             assert attn_mask.data_ptr() % 16 == 0 and attn_mask.stride(-1) == 1
-            assert all(
-                stride * attn_mask.element_size() % 16 == 0 for stride in attn_mask.stride()[:-1]
-            )
+            for stride in attn_mask.stride()[:-1]:
+                assert stride * attn_mask.element_size() % 16 == 0
         return attention(q, k, v, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", checked)
     target, draft = models(device, torch.bfloat16)
     for count in range(20, 28):
-        assert (
-            len(generate(target, [5, 3, 1], draft=draft, max_new_tokens=count, **setting).tokens)
-            == count
-        )
+        output = generate(target, [5, 3, 1], draft, max_new_tokens=count, **setting)
+        assert len(output.tokens) == count
     assert (masked or setting["method"] == "ar") and torch.backends.cuda.cudnn_sdp_enabled()

@@ -18,6 +18,9 @@ from helpers import program as program_of
 import run
 from s2d import Tokenizer, generate, load_model
 from s2d.chat import chat_template
+from s2d.generate import start
+from s2d.proposal import TARGET
+from s2d.trace import conversation
 from s2d.trace.terminal import COLORS, Streamed, colors_of
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
@@ -32,13 +35,12 @@ def plain_colours(steps, tokenizer, exits):
     """[(colour or None, text)] of runs of one colour, token by token and without terminal.py."""
     runs, ids = [], []
     for step in steps:
-        for place, token in enumerate(step.tokens):
-            drafted = place < len(step.path)
-            exit_layer = step.proposal.exits[place] if drafted else 0
+        drafted = step.proposal.exits[: len(step.verdict.path)]
+        for token, exit_layer in zip(step.tokens, [*drafted, TARGET]):
             before = tokenizer.decode(ids)
             ids.append(token)
             text = tokenizer.decode(ids)[len(before) :]
-            color = COLORS[exits.index(exit_layer)] if exit_layer else None
+            color = None if exit_layer == TARGET else COLORS[exits.index(exit_layer)]
             if text and runs and runs[-1][0] == color:
                 runs[-1] = color, runs[-1][1] + text
             elif text:
@@ -47,7 +49,8 @@ def plain_colours(steps, tokenizer, exits):
 
 
 LINES = (
-    *["--method ar", "--method sd --exits 3", "--method s2d", "--method s2d-tree", "--method auto"],
+    *["--method ar", "--method sd --exits 3", "--method s2d", "--method s2d-tree"],
+    *["--method s2d --exits 0,2,4 --thresholds .5,.5,0"],
     *["--method mcsd --tree 3,2 --init target", "--method s2d --exits 2,4 --thresholds .5,0"],
 )
 
@@ -55,10 +58,8 @@ LINES = (
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_token_has_the_colour_of_its_exit(line, temperature, capsys, monkeypatch):
-    steps, push, arguments = [], Streamed.__call__, line.split()
-    monkeypatch.setattr(
-        Streamed, "__call__", lambda self, step: (steps.append(step), push(self, step))
-    )
+    steps, add, arguments = [], Streamed.add, line.split()
+    monkeypatch.setattr(Streamed, "add", lambda self, step: (steps.append(step), add(self, step)))
     few = ["--temperature", temperature, "--max-new-tokens", 40]
     common = ["--target", "7b", "--prompt", QUESTION, *few, *arguments]
     assert program(*common, "--color", "always") == 0
@@ -142,7 +143,7 @@ def talk(capsys, *arguments):
     return capsys.readouterr()
 
 
-@pytest.mark.parametrize("method", ["ar", "s2d", "auto"])
+@pytest.mark.parametrize("method", ["ar", "s2d"])
 def test_a_conversation_has_its_earlier_turns_in_context(method, monkeypatch, capsys):
     said(monkeypatch, QUESTION, "", "   ", "What is the capital of Tadastan?")
     out, error = talk(capsys, "--method", method)
@@ -163,18 +164,24 @@ def test_a_prompt_is_the_first_turn(monkeypatch, capsys):
     assert "Vorbiburg" in out and error.count("passes of the target") == 1
 
 
-def test_what_does_not_fit_is_forgotten_and_said(monkeypatch, capsys):
-    """A context of 512: the first turns are dropped, and too long a message refused."""
-    said(monkeypatch, *[QUESTION] * 12, "far too long " * 400, "What is the capital of Tadastan?")
-    prompts, plain = [], run.generate
+def watch_prompts(monkeypatch):
+    """A list that takes the prompt of each answer to come."""
+    prompts = []
 
     def watched(target, prompt, **options):
         prompts.append(prompt)
-        return plain(target, prompt, **options)
+        return start(target, prompt, **options)
 
-    monkeypatch.setattr(run, "generate", watched)
+    monkeypatch.setattr(conversation, "start", watched)
+    return prompts
+
+
+def test_what_does_not_fit_is_forgotten_and_said(monkeypatch, capsys):
+    """A context of 512: the first turns are dropped, and too long a message refused."""
+    said(monkeypatch, *[QUESTION] * 12, "far too long " * 400, "What is the capital of Tadastan?")
+    prompts = watch_prompts(monkeypatch)
     out, error = talk(capsys, "--max-new-tokens", "60")
-    full = r"the context of \d+ tokens is full: forgotten, turns from the beginning: 1\n"
+    full = r"the context of \d+ tokens is full: turns forgotten: 1\n"
     assert re.search(full, error)
     assert error.count("say it in fewer words") == 1
     size = load_model(WEIGHTS / "mini-7b").config.max_position_embeddings
@@ -201,20 +208,15 @@ def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
     """Ctrl-C at the prompt does nothing, within an answer it ends that; what was said stays."""
     no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")
     said(monkeypatch, KeyboardInterrupt(), QUESTION, no_text, "And its language?")
-    prompts, plain, steps = [], run.generate, []
+    prompts, steps, add = watch_prompts(monkeypatch), [], Streamed.add
 
-    def interrupted(target, prompt, on_step, **options):
-        prompts.append(prompt)
+    def interrupted(self, step):
+        add(self, step)
+        steps.append(step)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
 
-        def watch(step):
-            on_step(step)
-            steps.append(step)
-            if len(steps) == 2:
-                raise KeyboardInterrupt
-
-        return plain(target, prompt, on_step=watch, **options)
-
-    monkeypatch.setattr(run, "generate", interrupted)
+    monkeypatch.setattr(Streamed, "add", interrupted)
     out, error = talk(capsys, "--method", "s2d")
     tokenizer = Tokenizer(WEIGHTS / "mini-7b")
     partial = tokenizer.decode(steps[0].tokens + steps[1].tokens)

@@ -1,25 +1,16 @@
-"""Token trees: masks, positions and slices against slow and obvious versions; every node equals its own chain."""
+"""Token trees: masks, positions, slices against slow versions; every node equals its own chain."""
 
 import random
 
 import pytest
 import torch
-from helpers import random_llama, random_parents
+from helpers import path_of, random_llama, random_parents, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from s2d import draft, generate
-from s2d.decode import _score
+from s2d.decode import Scorer
 from s2d.model import widened
-from s2d.tree import KConfig, TokenTree, TreeAttention, ancestor_mask
-
-
-def path_of(parents, node):
-    """Nodes from the root down to ``node``, by climbing."""
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
+from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -35,28 +26,25 @@ def test_mask_depths_paths_and_slices_against_climbing(seed):
     assert tree[:n].tokens.tolist() == list(range(100, 100 + n))
 
 
-def test_the_examples_of_the_docstrings():
+def test_the_pictures_of_the_docstrings():
     tree = TokenTree(torch.tensor([7, 8, 9, 10, 11]), torch.tensor([-1, -1, 0, 0, 2]))
     attention = TreeAttention(2, 5, "cpu", torch.float32)
     attention.set_tree(tree.ancestors)
-    seen = lambda mask: [
-        " ".join("x" if place == 0 else "." for place in row) for row in mask.tolist()
-    ]  # noqa: E731
     positions, mask = attention.span(5, 4, 8)
     assert positions.tolist() == [4, 5, 5, 6]
-    drawn = TreeAttention.__doc__
-    for place, row in zip("de012", seen(attention.table[:5, :5])):
-        assert f"{place}       {row}  " in drawn
-    for place, row, whole in zip("e012", seen(mask), seen(widened(mask, 8))):
-        assert f"{place}       {row}  " in drawn and f"{place}   {whole[:8]} {whole[8:]}" in drawn
-    rows = [
-        line.split()[-5:]
-        for line in ancestor_mask.__doc__.splitlines()
-        if line.endswith((" .", " 4"))
-    ]
-    assert rows == [
-        [str(j) if seen else "." for j, seen in enumerate(row)] for row in tree.ancestors.tolist()
-    ]
+
+    def crosses(mask):
+        return [" ".join("x" if each == 0 else "." for each in row) for row in mask.tolist()]
+
+    picture = TreeAttention.__doc__
+    for name, row in zip("de012", crosses(attention.table[:5, :5])):
+        assert f"{name}       {row}  " in picture
+    for name, row, whole in zip("e012", crosses(mask), crosses(widened(mask, 8))):
+        assert f"{name}       {row}  " in picture
+        assert f"{name}   {whole[:8]} {whole[8:]}" in picture
+    lines = [line for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 4"))]
+    for line, row in zip(lines, tree.ancestors.tolist(), strict=True):
+        assert line.split()[-5:] == [str(j) if seen else "." for j, seen in enumerate(row)]
 
 
 @pytest.mark.parametrize(
@@ -87,12 +75,8 @@ def test_attention_rows_are_slices_of_one_table(seed):
         start = rng.choice([0, rng.randrange(max(0, n - 8), end)])
         positions, mask = attention.span(n, start, end)
         depths = [len(path_of(parents, node)) - 1 for node in range(nodes)]
-        expected = [*range(n), *(n + depth for depth in depths)][start:end]
-        assert (
-            list(range(start, end)) == expected
-            if positions is None
-            else positions.tolist() == expected
-        )
+        given = torch.arange(start, end) if positions is None else positions
+        assert given.tolist() == [*range(n), *(n + depth for depth in depths)][start:end]
         allowed = torch.zeros(end, end, dtype=torch.bool)
         for i in range(n):
             allowed[i, : i + 1] = True
@@ -115,92 +99,71 @@ def test_attention_rows_are_slices_of_one_table(seed):
     "widths", [(1,) * 8, (4, 2, 2, 1), (2, 4, 3, 1, 1), (6, 1, 1, 1, 1, 1), (3, 3, 3)]
 )
 def test_a_draft_that_stops_early_is_a_leading_slice(widths):
-    """The dynamic sliced mask: the table of the whole shape, cut, is the table built for the small tree directly."""
-    whole = TreeAttention(20, KConfig(widths).size, "cpu", torch.float32)
-    whole.set_tree(ancestor_mask(KConfig(widths).parents()))
+    """The dynamic sliced mask: the whole shape's table, cut, is the table of the small tree."""
+
+    def attention_of(shape):
+        attention = TreeAttention(20, shape.size, "cpu", torch.float32)
+        attention.set_tree(ancestor_mask(shape.parents()))
+        return attention
+
+    whole = attention_of(KConfig(widths))
     for levels in range(1, len(widths) + 1):
         shape = KConfig(widths[:levels])
-        small = TreeAttention(20, shape.size, "cpu", torch.float32)
-        small.set_tree(ancestor_mask(shape.parents()))
+        small = attention_of(shape)
         assert torch.equal(shape.parents(), KConfig(widths).parents()[: shape.size])
         for n in (1, 7, 20):
-            for start in {0, n - 1, n, n + shape.size - 1}:
-                for sliced, direct in zip(
-                    whole.span(n, start, n + shape.size), small.span(n, start, n + shape.size)
-                ):
+            end = n + shape.size
+            for start in {0, n - 1, n, end - 1}:
+                for sliced, direct in zip(whole.span(n, start, end), small.span(n, start, end)):
                     assert (sliced is direct is None) or torch.equal(sliced, direct)
-
-
-def chain_logits(model, context, tree, node):
-    """Cache-free causal logits after the context and the path to ``node``."""
-    path = path_of(tree.parents.tolist(), node)
-    return model(torch.cat((context, tree.tokens[path][None]), dim=1))[0, -1]
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_target_sees_every_node_as_the_end_of_a_chain(seed):
-    """Eight trees in a row, duplicated siblings among them, each built on what the roll-back before it left."""
+    """Eight trees in a row, equal siblings among them, each behind what a roll-back left."""
     rng, model = random.Random(seed), random_llama(seed % 4)
-    context = torch.randint(0, 61, (1, rng.randrange(1, 12)))
-    cache, attention = model.new_cache(120), TreeAttention(100, 20, "cpu", model.dtype)
-    for _ in range(8):
-        tree = random_tree(rng, rng.randrange(1, 20))
-        attention.set_tree(tree.ancestors)
-        logits = _score(model, context, tree, attention, cache, None)
-        assert len(logits) == len(tree) + 1
-        assert (logits[0] - model(context)[0, -1]).abs().max() < 1e-10
-        for node in range(len(tree)):
-            assert (logits[node + 1] - chain_logits(model, context, tree, node)).abs().max() < 1e-10
-        path = path_of(tree.parents.tolist(), rng.randrange(-1, len(tree)))
-        cache.keep(context.shape[1], path)
-        extra = torch.randint(0, 61, (1, 1))
-        context = torch.cat((context, tree.tokens[path][None], extra), dim=1)
+    context = random_tokens(seed, rng.randrange(1, 12))
+    scorer = Scorer(model, 120, Dynamic(1, 1, 20))
+    for number in range(8):
+        parents = random_parents(rng, rng.randrange(1, 20))
+        tokens = [rng.randrange(4) for _ in parents]  # few, so that siblings are often equal
+        logits = scorer(context, TokenTree(torch.tensor(tokens), torch.tensor(parents)))
+        assert len(logits) == len(parents) + 1
+        paths = [path_of(parents, node) for node in range(-1, len(parents))]
+        for path, row in zip(paths, logits):
+            chain = context + [tokens[node] for node in path]
+            assert (row - model(torch.tensor([chain]))[0, -1]).abs().max() < 1e-10
+        path = rng.choice(paths)
+        scorer.keep(len(context), path)
+        bonus = random_tokens(number, int(number % 3 > 0))  # or none, as where a root is still to win
+        context += [tokens[node] for node in path] + bonus
 
 
-def random_tree(rng, size):
-    tokens = torch.tensor(
-        [rng.randrange(4) for _ in range(size)]
-    )  # few tokens, so that siblings are often equal
-    return TokenTree(tokens, torch.tensor(random_parents(rng, size)))
-
-
-def test_a_lone_place_that_sees_everything_needs_no_mask():
+def test_a_lone_position_that_attends_to_everything_needs_no_mask():
     attention = TreeAttention(9, 4, "cpu", torch.float32)
     assert attention.span(5, 4, 5)[1] is None and attention.span(5, 5, 6)[1] is None
     assert attention.span(5, 6, 7)[1] is not None
 
 
-def test_no_tensor_grows_with_the_square_of_the_context(monkeypatch):
-    """The largest tensor that decoding makes, for four times the context: the caches', four times as large.
+@pytest.mark.parametrize("method", ["s2d", "s2d-tree"])
+def test_no_tensor_grows_with_the_square_of_the_context(method, monkeypatch):
+    """The largest tensor that decoding makes, for four times the context: the caches', four times.
 
-    The draft's second segment first runs behind 200 and 1,000 tokens of context, the third far behind both.
+    The draft's second segment first runs behind 200 and 1,000 tokens of context, the third far
+    behind both.
     """
     monkeypatch.setattr(draft, "WINDOW", 32)
     largest = {}
     for length in (256, 1024):
         options = dict(eos_token_ids=(), max_position_embeddings=2 * length, num_hidden_layers=3)
-        target, drafter = (
-            random_llama(0, **options),
-            random_llama(1, **options, exit_layers=(1, 2, 3)),
-        )
-        prompt = torch.randint(
-            0, 61, (length - 40,), generator=torch.Generator().manual_seed(0)
-        ).tolist()
+        target, drafts = random_llama(0, **options), random_llama(1, **options, exit_layers=(1, 2, 3))
+        prompt = random_tokens(0, length - 40)
         expected = generate(target, prompt, method="ar", max_new_tokens=30).tokens
-        for method in ("s2d", "s2d-tree"):
-            with LargestTensor() as seen:
-                output = generate(
-                    target,
-                    prompt,
-                    draft=drafter,
-                    method=method,
-                    thresholds=(0.3, 0.4, 0.0),
-                    max_new_tokens=30,
-                )
-            assert output.tokens == expected
-            largest[method, length] = seen.largest
-    for method in ("s2d", "s2d-tree"):
-        assert largest[method, 1024] <= 4.2 * largest[method, 256]
+        how = dict(thresholds=(0.3, 0.4, 0.0), max_new_tokens=30)
+        with LargestTensor() as seen:
+            assert generate(target, prompt, drafts, method, **how).tokens == expected
+        largest[length] = seen.largest
+    assert largest[1024] <= 4.2 * largest[256]
 
 
 class LargestTensor(TorchDispatchMode):
@@ -210,10 +173,7 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         result = function(*arguments, **(options or {}))
-        sizes = [
-            t.numel()
-            for t in (result if isinstance(result, tuple | list) else [result])
-            if isinstance(t, torch.Tensor)
-        ]
-        self.largest = max(self.largest, *sizes, 0)
+        returned = result if isinstance(result, tuple | list) else [result]
+        tensors = [each for each in returned if isinstance(each, torch.Tensor)]
+        self.largest = max(self.largest, *(tensor.numel() for tensor in tensors), 0)
         return result

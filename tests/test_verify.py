@@ -1,11 +1,11 @@
-"""The verifiers are exact: their output distribution, by enumeration of every outcome, is the target's."""
+"""The verifiers are exact: by enumeration of every outcome, their output has the target's law."""
 
 import pytest
 import torch
 from enumeration import (
     emitted_distribution,
-    enumerate_outcomes,
     joint_distribution,
+    joint_of,
     random_distribution,
     random_model,
 )
@@ -28,17 +28,12 @@ def distributions(vocab, thorough):
     generator, one_hot = torch.Generator().manual_seed(vocab), torch.eye(vocab, dtype=torch.float64)
     for zeros in (0.0, 0.5):
         for number in range(3 if thorough else 1):
-            yield (
-                f"random-{zeros}-{number}",
-                *(random_distribution(generator, vocab, zeros) for _ in "pq"),
-            )
+            pair = [random_distribution(generator, vocab, zeros) for _ in "pq"]
+            yield f"random-{zeros}-{number}", *pair
     p, half = random_distribution(generator, vocab), vocab // 2
-    first = torch.cat(
-        (random_distribution(generator, half), torch.zeros(vocab - half, dtype=torch.float64))
-    )
-    last = torch.cat(
-        (torch.zeros(half, dtype=torch.float64), random_distribution(generator, vocab - half))
-    )
+    first, last = torch.zeros(2, vocab, dtype=torch.float64)
+    first[:half] = random_distribution(generator, half)
+    last[half:] = random_distribution(generator, vocab - half)
     yield "disjoint", first, last
     yield "q hides half of p", p, last
     yield "one-hot q", p, one_hot[1]
@@ -59,18 +54,17 @@ CASES = [
 
 @pytest.mark.parametrize(("p", "q", "k"), CASES)
 def test_candidates_without_replacement_leave_the_targets_distribution(p, q, k):
-    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(replacement=False))
+    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(False))
     assert (output - p).abs().max() < 1e-9
 
 
 # All 6^6 ordered draws of 6 tokens would take half a minute a case; a q with zeros in it has fewer.
-@pytest.mark.parametrize(
-    ("p", "q", "k"), [c for c in CASES if (c.values[1] > 0).sum() ** c.values[2] < 8000]
-)
+FEW_DRAWS = [case for case in CASES if (case.values[1] > 0).sum() ** case.values[2] < 1000]
+
+
+@pytest.mark.parametrize(("p", "q", "k"), FEW_DRAWS)
 def test_candidates_with_replacement_leave_the_targets_distribution(p, q, k):
-    output = emitted_distribution(
-        lambda _: p, lambda _: q, (k,), 1, sampled(replacement=True), replacement=True
-    )
+    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(True), True)
     assert (output - p).abs().max() < 1e-9
 
 
@@ -79,33 +73,24 @@ def test_deterministic_candidates_leave_the_targets_distribution(vocab):
     """k roots, the likeliest of q or the unlikeliest, duplicates among them, whatever p is."""
     for _, p, q in distributions(vocab, thorough=True):
         for k in range(1, vocab + 1):
-            for tokens in (
-                q.topk(k).indices,
-                q.topk(k, largest=False).indices,
-                torch.zeros(k, dtype=torch.long),
-            ):
-                tree, output = (
-                    TokenTree(tokens, torch.full((k,), -1)),
-                    torch.zeros(vocab, dtype=torch.float64),
-                )
+            best, worst = (q.topk(k, largest=largest).indices for largest in (True, False))
+            for tokens in (best, worst, torch.zeros(k, dtype=torch.long)):
+                tree = TokenTree(tokens, torch.full((k,), -1))
+                output = torch.zeros(vocab, dtype=torch.float64)
                 for choice in range(vocab):  # what follows the roots has no say in the first token
-                    path, extra, _ = follow(tree, torch.tensor([choice] + [0] * k))
-                    output[tree.tokens[path[0]] if path else extra] += p[choice]
+                    path, bonus, _ = follow(tree, torch.tensor([choice] + [0] * k))
+                    output[tree.tokens[path[0]] if path else bonus] += p[choice]
                 assert (output - p).abs().max() < 1e-12
 
 
+TWO_LEVELS = [
+    *((3, (2, 2), False), (4, (2, 1), False), (3, (3, 1), False)),
+    *((3, (2, 1), True), (3, (1, 2), True), (5, (1, 1), False)),
+]
+
+
 @pytest.mark.parametrize("zeros", [0.0, 0.4])
-@pytest.mark.parametrize(
-    ("vocab", "widths", "replacement"),
-    [
-        (3, (2, 2), False),
-        (4, (2, 1), False),
-        (3, (3, 1), False),
-        (3, (2, 1), True),
-        (3, (1, 2), True),
-        (5, (1, 1), False),
-    ],
-)
+@pytest.mark.parametrize(("vocab", "widths", "replacement"), TWO_LEVELS)
 def test_two_levels_leave_the_targets_pairs(vocab, widths, replacement, zeros):
     """p(x) p(y|x), with distributions that depend on what came before."""
     p, q = random_model(1, vocab, zeros), random_model(2, vocab, zeros)
@@ -117,29 +102,29 @@ def test_two_levels_leave_the_targets_pairs(vocab, widths, replacement, zeros):
 def test_a_chain_leaves_the_targets_triples(seed):
     """Two draft tokens, up to three emitted ones: p(x) p(y|x) p(z|xy)."""
     p, q = random_model(seed, 3, zeros=0.3), random_model(seed + 10, 3, zeros=0.3)
-    output = emitted_distribution(p, q, (1, 1), 3, sampled(replacement=False))
+    output = emitted_distribution(p, q, (1, 1), 3, sampled(False))
     assert (output - joint_distribution(p, 3)).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_deterministic_tree_leaves_the_targets_triples(seed):
-    """Uneven, with twins: only one of two equal siblings may be entered, or the one with more below it is preferred."""
-    vocab, p = 3, random_model(seed, 3, zeros=0.3)
+    """Uneven, with twins: of two equal siblings the one with more below it must not be preferred."""
+    p = random_model(seed, 3, zeros=0.3)
     tree = TokenTree(torch.tensor([0, 2, 0, 1, 2, 0]), torch.tensor([-1, -1, -1, 2, 2, 1]))
     prefixes = [(), (0,), (2,), (0,), (0, 1), (0, 2), (2, 0)]
-    output = torch.zeros((vocab,) * 3, dtype=torch.float64)
     rows = torch.stack([p(prefix) for prefix in prefixes])
-    for (path, extra, _), chance in enumerate_outcomes(
-        lambda sampler: follow(tree, sampler.draw(rows))
-    ):
-        emitted = (*tree.tokens[path].tolist(), int(extra))
-        output[emitted] += chance * joint_distribution(p, 3 - len(emitted), emitted)
+
+    def emit(sampler):
+        path, bonus, _ = follow(tree, sampler.draw(rows))
+        return *tree.tokens[path].tolist(), int(bonus)
+
+    output = joint_of(emit, p, 3)
     assert (output - joint_distribution(p, 3)).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_where_a_path_ends_may_depend_on_the_path(replacement):
-    """Children below some tokens only: a decision made from drawn tokens, but before anything of theirs was drawn."""
+    """Children below some tokens only: decided by drawn tokens, before anything below is drawn."""
     p, q = random_model(5, 3), random_model(6, 3)
 
     def pruned(tree, p_rows, q_rows, sampler):
@@ -148,8 +133,8 @@ def test_where_a_path_ends_may_depend_on_the_path(replacement):
         number = torch.cat((keep.cumsum(0) - 1, torch.tensor([-1])))
         small = TokenTree(tree.tokens[keep], number[tree.parents[keep]])
         rows = torch.cat((torch.tensor([True]), keep))
-        path, extra, _ = verify_sampled(small, p_rows[rows], q_rows[rows], replacement, sampler)
-        return keep.nonzero().flatten()[path], extra
+        path, bonus, _ = verify_sampled(small, p_rows[rows], q_rows[rows], replacement, sampler)
+        return keep.nonzero().flatten()[path], bonus
 
     output = emitted_distribution(p, q, (2, 2), 2, pruned, replacement)
     assert (output - joint_distribution(p, 2)).abs().max() < 1e-9
@@ -157,7 +142,7 @@ def test_where_a_path_ends_may_depend_on_the_path(replacement):
 
 def test_greedy_follows_the_argmax_and_adds_the_next_one():
     tree = TokenTree(torch.tensor([3, 1, 1, 0, 2, 2]), torch.tensor([-1, -1, 0, 0, 1, 2]))
-    for best, path, extra in (
+    for best, path, bonus in (
         ([3, 1, 0, 2, 0, 0, 1], [0, 2, 5], 1),  # 3 1 2 and then 1
         ([3, 0, 0, 0, 2, 0, 0], [0, 3], 2),
         ([3, 2, 0, 0, 0, 0, 0], [0], 2),
@@ -165,7 +150,7 @@ def test_greedy_follows_the_argmax_and_adds_the_next_one():
         ([2, 0, 0, 0, 0, 0, 0], [], 2),
     ):
         kept, added, _ = follow(tree, torch.tensor(best))
-        assert (kept, int(added)) == (path, extra)
+        assert (kept, int(added)) == (path, bonus)
     kept, added, _ = follow(tree[:0], torch.tensor([3]))
     assert (kept, int(added)) == ([], 3)
 
@@ -175,16 +160,8 @@ def test_warp_by_hand():
     logits = probs.log()
     assert torch.allclose(warp(logits, 1.0), probs)
     assert torch.allclose(warp(logits, 0.5), probs**2 / (probs**2).sum())
-    for top_p, kept in (
-        (0.4, 1),
-        (0.49, 1),
-        (0.51, 2),
-        (0.79, 2),
-        (0.81, 3),
-        (0.94, 3),
-        (0.96, 4),
-        (1.0, 4),
-    ):
+    masses = {0.4: 1, 0.49: 1, 0.51: 2, 0.79: 2, 0.81: 3, 0.94: 3, 0.96: 4, 1.0: 4}
+    for top_p, kept in masses.items():
         expected = torch.where(torch.arange(4) < kept, probs, 0.0)
         assert torch.allclose(warp(logits, 1.0, top_p), expected / expected.sum()), top_p
     shuffled = torch.tensor([2, 0, 3, 1])
@@ -194,31 +171,29 @@ def test_warp_by_hand():
 def test_sampler_repeats_with_its_seed():
     probs = torch.full((40, 100), 0.01)
     first, again, other = (Sampler(seed, "cpu") for seed in (1, 1, 2))
+
+    def flips(sampler, probability):
+        return [sampler.flip(double(probability)[0])[0] for _ in range(50)]
+
     assert torch.equal(first.draw(probs), again.draw(probs))
-    assert [first.flip(double(0.5)[0])[0] for _ in range(50)] == [
-        again.flip(double(0.5)[0])[0] for _ in range(50)
-    ]
+    assert flips(first, 0.5) == flips(again, 0.5)
     assert torch.equal(first.candidates(probs, 5, False), again.candidates(probs, 5, False))
     assert not torch.equal(Sampler(1, "cpu").draw(probs), other.draw(probs))
-    assert not any(first.flip(double(0.0)[0])[0] for _ in range(50)) and all(
-        first.flip(double(1.0)[0])[0] for _ in range(50)
-    )
+    assert not any(flips(first, 0.0)) and all(flips(first, 1.0))
 
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_candidates_come_in_the_order_of_their_drawing(replacement):
-    """20,000 ordered pairs against q(x) q(y) or q(x) q(y) / (1 - q(x)); each count within 6 standard deviations.
+    """20,000 ordered pairs against q(x) q(y) or q(x) q(y) / (1 - q(x)).
 
-    With 16 counts, false alarms are rarer than 1e-7.
+    Each count is within 6 standard deviations. With 16 counts, false alarms are rarer than 1e-7.
     """
     q, runs = double(0.5, 0.3, 0.15, 0.05), 20000
     pairs = Sampler(3, "cpu").candidates(q.expand(runs, 4), 2, replacement)
-    expected = (
-        q[:, None] * q if replacement else (q[:, None] * q / (1 - q[:, None])).fill_diagonal_(0)
-    )
-    counts = torch.zeros(4, 4, dtype=torch.float64).index_put_(
-        (pairs[:, 0], pairs[:, 1]), double(1.0), accumulate=True
-    )
+    expected = q[:, None] * q
+    if not replacement:
+        expected = (expected / (1 - q[:, None])).fill_diagonal_(0)
+    counts = (4 * pairs[:, 0] + pairs[:, 1]).bincount(minlength=16).view(4, 4)
     assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
 
 

@@ -9,7 +9,7 @@ from inspect import signature
 
 import torch
 
-from ..generate import TREE_METHODS, choose_exits, start
+from ..generate import WITHOUT_LAYERS, choose_exits, choose_stop, start
 from ..proposal import TARGET
 from ..sampling import warp
 from ..tokenizer import TextStream
@@ -31,10 +31,10 @@ class Recorder:
         method, draft, stop = options["method"], options["draft"], options["stop"]
         exits, thresholds = (), ()
         if method != "ar":
+            config = draft.config if draft else WITHOUT_LAYERS
             given = options["exits"], options["thresholds"]
-            exits, thresholds = choose_exits(draft.config, method, *given)
-            if stop is None and method not in TREE_METHODS:
-                stop = draft.config.draft_stop
+            exits, thresholds = choose_exits(config, method, *given)
+            stop = choose_stop(config, exits, method, stop)
         shown = ("method", "temperature", "top_p", "seed", "init", "replacement")
         self.about = names | {name: options[name] for name in shown}
         self.about |= {"exits": exits, "thresholds": thresholds}
@@ -172,8 +172,8 @@ def caches(step, exits):
     """Of each KV cache its name, how many slots the target's pass leaves filled, and are kept."""
     n, path = step.n, step.verdict.path
     found = [{"name": "target", "filled": n + len(step.proposal.tree), "kept": n + len(path)}]
-    slots = step.proposal.slots[path].tolist()
     first, layers = 1, [exit_layer for exit_layer in exits if exit_layer]  # exit 0 has no layers
+    slots = step.proposal.slots[path].tolist()
     for last, filled in zip(layers, step.proposal.filled):
         kept = min(filled, n + sum(n + slot < filled for slot in slots))
         found.append({"name": f"draft, layers {first} to {last}", "filled": filled, "kept": kept})
