@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import groupby
 
 import pytest
 from helpers import ROOT, WEIGHTS
@@ -18,72 +19,68 @@ from helpers import program as program_of
 import run
 from s2d import Tokenizer, generate, load_model
 from s2d.chat import chat_template
-from s2d.generate import start
-from s2d.proposal import TARGET
 from s2d.trace import conversation
 from s2d.trace.terminal import COLORS, Streamed, colors_of
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
+NEXT = "What is the capital of Tadastan?"
 RUN = [sys.executable, str(ROOT / "run.py"), "--target", "7b"]
 ESCAPES = re.compile(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", re.DOTALL)
+SIZE = 512  # of the miniatures' context
+
+program = partial(program_of, run.main, "--target", "7b")
 
 
-program = partial(program_of, run.main)
+def in_runs(pairs):
+    """Pairs (colour or None, text) with those of one colour put together."""
+    return [
+        (color, "".join(text for _, text in run))
+        for color, run in groupby((pair for pair in pairs if pair[1]), key=lambda pair: pair[0])
+    ]
 
 
 def plain_colours(steps, tokenizer, exits):
-    """[(colour or None, text)] of runs of one colour, token by token and without terminal.py."""
-    runs, ids = [], []
+    """(colour or None, text) token by token, without terminal.py."""
+    ids = []
     for step in steps:
-        drafted = step.proposal.exits[: len(step.verdict.path)]
-        for token, exit_layer in zip(step.tokens, [*drafted, TARGET]):
+        for depth, token in enumerate(step.tokens):
+            drafted = depth < len(step.verdict.path) and step.proposal.exits[depth] in exits
             before = tokenizer.decode(ids)
             ids.append(token)
             text = tokenizer.decode(ids)[len(before) :]
-            color = None if exit_layer == TARGET else COLORS[exits.index(exit_layer)]
-            if text and runs and runs[-1][0] == color:
-                runs[-1] = color, runs[-1][1] + text
-            elif text:
-                runs.append((color, text))
-    return runs
+            yield COLORS[exits.index(step.proposal.exits[depth])] if drafted else None, text
 
 
-LINES = (
-    *["--method ar", "--method sd --exits 3", "--method s2d", "--method s2d-tree"],
-    *["--method s2d --exits 0,2,4 --thresholds .5,.5,0"],
-    *["--method mcsd --tree 3,2 --init target", "--method s2d --exits 2,4 --thresholds .5,0"],
-)
+LINES = {
+    "--method ar": (),
+    "--method sd --exits 3": (3,),
+    "--method s2d": (2, 3, 4),
+    "--method s2d-tree": (2, 3, 4),
+    "--method mcsd --tree 3,2 --init target": (4,),
+    "--method s2d --exits 2,4 --thresholds .5,0": (2, 4),
+    "--method s2d --exits 0,2,4 --thresholds .5,.5,0": (0, 2, 4),
+}
 
 
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_token_has_the_colour_of_its_exit(line, temperature, capsys, monkeypatch):
-    steps, add, arguments = [], Streamed.add, line.split()
+    steps, add, exits = [], Streamed.add, LINES[line]
     monkeypatch.setattr(Streamed, "add", lambda self, step: (steps.append(step), add(self, step)))
-    few = ["--temperature", temperature, "--max-new-tokens", 40]
-    common = ["--target", "7b", "--prompt", QUESTION, *few, *arguments]
-    assert program(*common, "--color", "always") == 0
+    common = ["--prompt", QUESTION, "--temperature", temperature, "--max-new-tokens", 40]
+    assert program(*common, *line.split(), "--color", "always") == 0
     shown, _, block = capsys.readouterr().out.partition("\n\n")
-    exits = [2, 3, 4]
-    if "--exits" in arguments:
-        exits = [int(each) for each in arguments[arguments.index("--exits") + 1].split(",")]
-    exits = exits[-1:] if arguments[1] in ("sd", "mcsd") else exits
-    found = []
-    for color, text, plain in ESCAPES.findall(shown):
-        color = int(color) if color else None
-        if found and found[-1][0] == color:
-            found[-1] = color, found[-1][1] + (text or plain)
-        else:
-            found.append((color, text or plain))
-    assert found == plain_colours(steps, Tokenizer(WEIGHTS / "mini-7b"), exits)
+    pairs = ESCAPES.findall(shown)
+    found = in_runs((int(color) if color else None, text or plain) for color, text, plain in pairs)
+    assert found == in_runs(plain_colours(steps, Tokenizer(WEIGHTS / "mini-7b"), exits))
     legend = [line for line in block.splitlines() if line.startswith("colours")]
-    if arguments[1] == "ar":
-        assert legend == [] and "\033" not in shown
-    else:
-        colors = [int(color) for color, text, _ in ESCAPES.findall(legend[0]) if color]
+    if exits:
+        colors = [int(color) for color, _, _ in ESCAPES.findall(legend[0]) if color]
         assert colors == [COLORS[i] for i in range(len(exits))]
         assert len({color for color, _ in found}) > 1
-    assert program(*common, "--color", "never") == 0
+    else:
+        assert legend == [] and "\033" not in shown
+    assert program(*common, *line.split(), "--color", "never") == 0
     assert "".join(text for _, text in found) == capsys.readouterr().out.partition("\n\n")[0]
 
 
@@ -98,19 +95,20 @@ def test_when_there_are_colours(monkeypatch):
     assert colors_of((2, 3), "auto", Terminal()) == both
     assert colors_of((2, 3), "always", io.StringIO()) == both
     assert colors_of((2, 3), "auto", io.StringIO()) == {} == colors_of((2, 3), "never", Terminal())
-    monkeypatch.setenv("TERM", "dumb")
-    assert colors_of((2, 3), "auto", Terminal()) == {}
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert colors_of((2, 3), "auto", Terminal()) == {} and colors_of((2, 3), "always", Terminal())
+    for name, value in (("TERM", "dumb"), ("NO_COLOR", "1")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert colors_of((2, 3), "auto", Terminal()) == {}
+            assert colors_of((2, 3), "always", Terminal()) == both
 
 
-def test_on_a_real_terminal(tmp_path):
+def test_on_a_real_terminal(monkeypatch, capsys):
     """Colours without being asked for, and none into a file."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "")
+    arguments = "--prompt", QUESTION, "--max-new-tokens", "20"
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "NO_COLOR": ""}
-    command = [*RUN, "--prompt", QUESTION]
-    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment)
+    process = subprocess.Popen([*RUN, *arguments], stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     shown = b""
     while True:
@@ -122,34 +120,47 @@ def test_on_a_real_terminal(tmp_path):
             break
         shown += part
     assert process.wait() == 0 and b"\033[36m" in shown and b"colours" in shown
-    assert b"\033" not in subprocess.run(command, capture_output=True, env=environment).stdout
+    assert program(*arguments) == 0 and "\033" not in capsys.readouterr().out
 
 
-def said(monkeypatch, *lines):
-    """What the user types: texts, and exceptions where a key is pressed instead."""
-    waiting = iter([*lines, EOFError()])
+@pytest.fixture
+def talk(monkeypatch, capsys):
+    """What a conversation prints; of lines typed, an exception is a key that is pressed instead."""
 
-    def typed(prompt=""):
-        line = next(waiting)
-        if isinstance(line, BaseException):
-            raise line
-        return line
+    def talk(lines, *arguments):
+        waiting = iter([*lines, EOFError()])
 
-    monkeypatch.setattr(builtins, "input", typed)
+        def typed(prompt=""):
+            line = next(waiting)
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        monkeypatch.setattr(builtins, "input", typed)
+        assert program("--interactive", "--dtype", "float64", *arguments) == 0
+        return capsys.readouterr()
+
+    return talk
 
 
-def talk(capsys, *arguments):
-    assert program("--target", "7b", "--interactive", "--dtype", "float64", *arguments) == 0
-    return capsys.readouterr()
+@pytest.fixture
+def prompts(monkeypatch):
+    """The prompts that a conversation gives to the decoder."""
+    given, start = [], conversation.start
+    monkeypatch.setattr(
+        conversation,
+        "start",
+        lambda target, prompt, **o: given.append(prompt) or start(target, prompt, **o),
+    )
+    return given
 
 
 @pytest.mark.parametrize("method", ["ar", "s2d"])
-def test_a_conversation_has_its_earlier_turns_in_context(method, monkeypatch, capsys):
-    said(monkeypatch, QUESTION, "", "   ", "What is the capital of Tadastan?")
-    out, error = talk(capsys, "--method", method)
+def test_a_conversation_has_its_earlier_turns_in_context(method, talk):
+    out, error = talk([QUESTION, "", "   ", NEXT], "--method", method)
     target = load_model(WEIGHTS / "mini-7b", dtype="float64")
     tokenizer, messages = Tokenizer(WEIGHTS / "mini-7b"), []
-    for line, shown in zip((QUESTION, "What is the capital of Tadastan?"), out.splitlines()):
+    for line, shown in zip((QUESTION, NEXT), out.splitlines()):
         tokens = generate(target, tokenizer.encode_chat([*messages, line]), method="ar").tokens
         messages += [line, tokenizer.decode(tokens)]
         assert shown == messages[-1]
@@ -158,57 +169,37 @@ def test_a_conversation_has_its_earlier_turns_in_context(method, monkeypatch, ca
     assert len(gains) == 2 and all((float(each) > 1) == (method != "ar") for *_, each in gains)
 
 
-def test_a_prompt_is_the_first_turn(monkeypatch, capsys):
-    said(monkeypatch)
-    out, error = talk(capsys, "--prompt", QUESTION)
+def test_a_prompt_is_the_first_turn(talk):
+    out, error = talk([], "--prompt", QUESTION)
     assert "Vorbiburg" in out and error.count("passes of the target") == 1
 
 
-def watch_prompts(monkeypatch):
-    """A list that takes the prompt of each answer to come."""
-    prompts = []
-
-    def watched(target, prompt, **options):
-        prompts.append(prompt)
-        return start(target, prompt, **options)
-
-    monkeypatch.setattr(conversation, "start", watched)
-    return prompts
-
-
-def test_what_does_not_fit_is_forgotten_and_said(monkeypatch, capsys):
+def test_what_does_not_fit_is_forgotten_and_said(talk, prompts):
     """A context of 512: the first turns are dropped, and too long a message refused."""
-    said(monkeypatch, *[QUESTION] * 12, "far too long " * 400, "What is the capital of Tadastan?")
-    prompts = watch_prompts(monkeypatch)
-    out, error = talk(capsys, "--max-new-tokens", "60")
-    full = r"the context of \d+ tokens is full: turns forgotten: 1\n"
-    assert re.search(full, error)
+    lines = [*[QUESTION] * 12, "far too long " * 400, NEXT]
+    _, error = talk(lines, "--max-new-tokens", "60")
+    assert re.search(rf"the context of {SIZE} tokens is full: turns forgotten: 1\n", error)
     assert error.count("say it in fewer words") == 1
-    size = load_model(WEIGHTS / "mini-7b").config.max_position_embeddings
     longest = max(map(len, prompts))
-    assert len(prompts) == 13 and size / 2 < longest <= size - 60
+    assert len(prompts) == 13 and SIZE / 2 < longest <= SIZE - 60
     tokenizer, template = Tokenizer(WEIGHTS / "mini-7b"), chat_template(WEIGHTS / "mini-7b")
-    last = tokenizer.encode_chat(["What is the capital of Tadastan?"], template)
+    last = tokenizer.encode_chat([NEXT], template)
     assert prompts[-1][-5:] == last[-5:]
     assert len(prompts[-1]) > len(last) + 100  # what was refused takes nothing with it
 
 
-def test_an_answer_that_fills_the_context_says_so(monkeypatch, capsys):
+def test_an_answer_that_fills_the_context_says_so(talk):
     tokenizer, line = Tokenizer(WEIGHTS / "mini-7b"), QUESTION
-    size = load_model(WEIGHTS / "mini-7b").config.max_position_embeddings
-    while len(tokenizer.encode_chat([line])) < size - 4:
+    while len(tokenizer.encode_chat([line])) < SIZE - 4:
         line = "so " + line
-    said(monkeypatch, line)
-    _, error = talk(capsys, "--method", "ar")
-    assert f"the context of {size} tokens is full: the answer ends here" in error
-    assert f"{size - len(tokenizer.encode_chat([line]))} tokens in" in error
+    _, error = talk([line], "--method", "ar")
+    assert f"the context of {SIZE} tokens is full: the answer ends here" in error
+    assert f"{SIZE - len(tokenizer.encode_chat([line]))} tokens in" in error
 
 
-def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
+def test_keys_end_an_answer_or_the_conversation(talk, prompts, monkeypatch):
     """Ctrl-C at the prompt does nothing, within an answer it ends that; what was said stays."""
-    no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")
-    said(monkeypatch, KeyboardInterrupt(), QUESTION, no_text, "And its language?")
-    prompts, steps, add = watch_prompts(monkeypatch), [], Streamed.add
+    steps, add = [], Streamed.add
 
     def interrupted(self, step):
         add(self, step)
@@ -217,16 +208,17 @@ def test_keys_end_an_answer_or_the_conversation(monkeypatch, capsys):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Streamed, "add", interrupted)
-    out, error = talk(capsys, "--method", "s2d")
+    no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")
+    out, error = talk([KeyboardInterrupt(), QUESTION, no_text, "And its language?"])
     tokenizer = Tokenizer(WEIGHTS / "mini-7b")
-    partial = tokenizer.decode(steps[0].tokens + steps[1].tokens)
-    assert out.splitlines()[1] == partial and "interrupted" in error and "not UTF-8" in error
-    assert prompts[1] == tokenizer.encode_chat([QUESTION, partial, "And its language?"])
+    begun = tokenizer.decode(steps[0].tokens + steps[1].tokens)
+    assert out.splitlines()[1] == begun and "interrupted" in error and "not UTF-8" in error
+    assert prompts[1] == tokenizer.encode_chat([QUESTION, begun, "And its language?"])
 
 
 def test_a_real_ctrl_c():
     """SIGINT while a process is answering: it asks for the next line."""
-    line = "70b --interactive --method ar --max-new-tokens 3000 --temperature 3 --color never"
+    line = "70b --interactive --method ar --max-new-tokens 100 --temperature 3 --color never"
     pipes = {stream: subprocess.PIPE for stream in ("stdin", "stdout", "stderr")}
     process = subprocess.Popen([*RUN[:-1], *line.split()], **pipes, bufsize=0)
     process.stdin.write(QUESTION.encode() + b"\n")
@@ -235,27 +227,22 @@ def test_a_real_ctrl_c():
         shown += process.stdout.read(4)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
-    out, error = process.communicate(b"What is the capital of Tadastan?\n", timeout=120)
+    out, error = process.communicate(NEXT.encode() + b"\n", timeout=120)
     assert process.returncode == 0, error
     assert error.count(b"passes of the target") + error.count(b"interrupted") == 2, error
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--json"], ["--trace", "x.html"], ["--raw"], ["--prompt", "-"]]
-)
-def test_what_does_not_go_with_a_conversation(arguments, capsys):
-    assert program("--target", "7b", "--interactive", *arguments) == 2
+@pytest.mark.parametrize("option", ["--json", "--trace x.html", "--raw", "--prompt -"])
+def test_what_does_not_go_with_a_conversation(option, capsys):
+    assert program("--interactive", *option.split()) == 2
     out, error = capsys.readouterr()
-    assert error.count("\n") == 1 and arguments[0] in error and out == ""
+    assert error.count("\n") == 1 and option.split()[0] in error and out == ""
 
 
-def test_a_model_without_a_template_has_no_conversation(tmp_path, capsys, monkeypatch):
-    (tmp_path / "plain").symlink_to(WEIGHTS / "mini-7b")
-    folder = tmp_path / "base"
-    folder.mkdir()
+def test_a_model_without_a_template_has_no_conversation(tmp_path, capsys, talk):
     for file in (WEIGHTS / "mini-7b").iterdir():
-        (folder / file.name).symlink_to(file)
-    assert program("--target", folder, "--interactive", "--method", "ar") == 2
+        (tmp_path / file.name).symlink_to(file)
+    arguments = "--target", tmp_path, "--method", "ar"
+    assert program(*arguments, "--interactive") == 2
     assert "no chat template" in capsys.readouterr().err.splitlines()[-1]
-    said(monkeypatch, QUESTION)
-    assert program("--target", folder, "--interactive", "--method", "ar", "--chat") == 0
+    talk([QUESTION], *arguments, "--chat")
