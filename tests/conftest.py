@@ -4,7 +4,6 @@ import functools
 
 import pytest
 from helpers import WEIGHTS
-from s2d.tune import measuring
 
 from s2d import Tokenizer, load_model
 from s2d.extras import compiled
@@ -19,13 +18,12 @@ def mini():
 
 @pytest.fixture(autouse=True, scope="session")
 def no_cache_of_the_users(tmp_path_factory):
-    """What tests measure is kept apart from what the user's programs did; compiled code is not."""
+    """What tests leave is kept apart from what the user's programs left; compiled code is not."""
     cache = tmp_path_factory.mktemp("cache")
     (cache / "s2d").mkdir(mode=0o700)
     (cache / "s2d/compiled").symlink_to(private_folder("compiled"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.setattr(measuring, "PATIENCE", 0.0)  # the least that is measured will do
         yield
 
 
