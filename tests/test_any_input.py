@@ -23,8 +23,8 @@ import torch
 from helpers import WEIGHTS, random_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from s2d.decision import Decision, fingerprint, save_decision
-from s2d.options import METHODS, TREE_METHODS
+from s2d.extras.decision import Decision, fingerprint, save_decision
+from s2d.generate import METHODS, TREE_METHODS
 from vocabularies import save_trained
 
 import run

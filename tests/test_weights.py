@@ -7,7 +7,7 @@ import resource
 import pytest
 import torch
 from helpers import WEIGHTS, load_transformers, peak_growth, random_llama
-from s2d.decision import Decision, save_decision
+from s2d.extras.decision import Decision, save_decision
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
