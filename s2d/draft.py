@@ -224,8 +224,8 @@ class SortedDraft:
                 prediction = self.predict(n, n + used, rows, tails)
                 confidences.append(prediction.confidences)
                 exit_layer, confidence = prediction.confidences[-1]
-                unknown = confidence == 0.0 or confidence < self.floor
-                if exit_layer == self.exits[-1] and unknown:
+                last = exit_layer == self.exits[-1]
+                if last and (confidence == 0.0 or confidence < self.floor):
                     stopped = "confidence"
                     break
                 children, expanded = tree.add_level(prediction)  # (R, K)
@@ -255,7 +255,10 @@ class SortedDraft:
         if roots is not None:
             proposal.exits[0] = TARGET
             proposal.confidences = proposal.confidences[1:]
-        proposal.stopped = "length" if len(proposal.tree) == self.shape.size else "confidence"
+        levels = min(self.shape.depth, max_levels)
+        proposal.stopped = "confidence"
+        if len(proposal.tree) == self.shape.size or len(proposal.exits) == levels:
+            proposal.stopped = "length" if levels == self.shape.depth else "context"
         return proposal
 
     def predict(self, n, end, count, tails=()):
