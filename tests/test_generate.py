@@ -27,7 +27,10 @@ BAD = [
     (dict(method="mcsd", tree=()), NUMBERS),
     (dict(method="mcsd", tree=(4, 0)), NUMBERS),
     (dict(method="s2d-tree", tree=Dynamic(0, 4, 60)), NUMBERS),
-    (dict(method="s2d-tree", tree=Dynamic(62, 4, 60)), "62 different children: there are 61 tokens"),
+    (
+        dict(method="s2d-tree", tree=Dynamic(62, 4, 60)),
+        "62 different children: there are 61 tokens",
+    ),
     (dict(method="mcsd", tree=(62,)), "cannot have 62 different children"),
     (dict(method="mcsd", tree=(9, 9, 9)), f"a tree of 819 nodes, 3 deep, {SIZE}"),
     (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), f"400 deep, {SIZE}"),

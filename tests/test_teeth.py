@@ -167,7 +167,9 @@ def error_of(make_drafter, kept=None, length=3):
         return tokens
 
     p = next_token_model(target, [2, 1])
-    return (joint_of(emit, p, length) - joint_distribution(p, length)).abs().max().item(), behaviours
+    return (
+        joint_of(emit, p, length) - joint_distribution(p, length)
+    ).abs().max().item(), behaviours
 
 
 SHAPES = {"chain": KConfig((1, 1)), "fixed": KConfig((2, 1)), "growing": Dynamic(2, 2, 2)}
@@ -199,7 +201,11 @@ def test_dropping_what_was_drawn_is_caught():
     def decide_before(tree, p, q, sampler):
         return right(tree[: int(q[0].max() > 0.5)], p, q, sampler)
 
-    for decide, expected in ((drop, (0.85, 0.15)), (decide_before, (0.7, 0.3)), (right, (0.7, 0.3))):
+    for decide, expected in (
+        (drop, (0.85, 0.15)),
+        (decide_before, (0.7, 0.3)),
+        (right, (0.7, 0.3)),
+    ):
         found = emitted_distribution(lambda _: p, lambda _: q, (1,), 1, decide)
         assert found.tolist() == pytest.approx(expected)
     chain = lambda draft: SortedDraft(draft, (2,), (0.0,), KConfig((1, 1)), 20)  # noqa: E731
