@@ -173,7 +173,7 @@ def student():
 
 
 def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
-    """To 1e-5 over 21 steps of two epochs, also when both ranks are killed on the way and training resumes."""
+    """To 1e-5 over 21 steps of two epochs, also when both ranks are killed and training resumes."""
     model = student()
     alone = torch.tensor(losses_of(model, tmp_path / "alone.checkpoint"))
     assert len(alone) == 21 and alone[-1].mean() < alone[0].mean() - 0.1
