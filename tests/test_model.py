@@ -42,7 +42,7 @@ def folder(request, tmp_path):
 
 
 def as_transformers_4_writes(folder):
-    """Rewrite config.json as transformers 4 did: rope_theta, rope_scaling, torch_dtype, no head_dim."""
+    """Rewrite config.json as transformers 4 did: rope_scaling, torch_dtype, no head_dim."""
     config = json.loads((folder / "config.json").read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope["rope_theta"]

@@ -1,7 +1,7 @@
 """What a step costs besides the forward passes of the two models.
 
 ``python tests/test_overhead.py`` prints it for mini-70b. The draft is an oracle: it knows the
-target's own greedy text and proposes it as a tree of 16 nodes, 4 deep, at almost no cost of its own.
+target's own greedy text and proposes it as a tree of 16 nodes, 4 deep, at almost no cost.
 """
 
 import statistics

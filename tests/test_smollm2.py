@@ -1,6 +1,6 @@
-"""A real language model, had as README tells a user to: by ``python -m s2d.weights get smollm2-135m``.
+"""A real language model, as README tells a user to get it: s2d.weights get smollm2-135m.
 
-Where it cannot be had these tests fail. transformers reads the same GGUF file, and the folder made of it.
+Where it cannot be had these tests fail. transformers reads the same GGUF file, and our folder of it.
 """
 
 import json
@@ -40,7 +40,7 @@ OWN_TURNS = [
 
 
 def turns():
-    """All turns of Spec-Bench's questions, where they are at hand; they are not part of the repository."""
+    """All turns of Spec-Bench's questions, where they are; they are not in the repository."""
     if not QUESTIONS.is_file():
         print(f"{QUESTIONS} is absent: own texts are compared instead")
         return OWN_TURNS
