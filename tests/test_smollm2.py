@@ -1,6 +1,6 @@
 """A real language model, as README tells a user to get it: s2d.weights get smollm2-135m.
 
-Where it cannot be had these tests fail. transformers reads the same GGUF file, and our folder of it.
+Where it cannot be had these tests fail. transformers reads the same GGUF file and our folder of it.
 """
 
 import json
