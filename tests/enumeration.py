@@ -124,7 +124,7 @@ def generated_distribution(target, prompt, length, steps=None, **options):
 
 
 def next_token_model(model, prompt, temperature=1.0, top_p=1.0):
-    """A prefix -> the warped distribution after prompt and prefix, independent of code under test."""
+    """A prefix -> the warped distribution after prompt and prefix, worked out here."""
     known = {}
 
     def distribution(prefix):

@@ -80,7 +80,7 @@ def _alone(function, *arguments):
 def peak_growth(before, measured, *arguments):
     """MiB by which ``measured``, after ``before``, raises the peak memory of a Python of its own.
 
-    VmHWM and not ru_maxrss: Linux starts the latter at the peak of the process that starts the new one.
+    VmHWM and not ru_maxrss: Linux starts the latter at the peak of the parent process.
     """
     lines = [
         "import re, sys",
@@ -137,7 +137,7 @@ def transformers_greedy(model, tokens, count):
 
 
 def assert_greedy(model, prompt, tokens, count):
-    """``tokens`` are what transformers writes greedily: in one pass over them, its argmax each time.
+    """``tokens`` are what transformers writes greedily: its argmax each time, in one pass.
 
     They end with EOS or are ``count``, and no EOS is inside.
     """

@@ -1,4 +1,4 @@
-"""The sorted draft: whatever happened before, every exit predicts what a cache-free pass predicts."""
+"""The sorted draft: after any history every exit predicts what a cache-free pass predicts."""
 
 import random
 

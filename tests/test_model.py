@@ -5,26 +5,26 @@ import json
 import pytest
 import torch
 import transformers
-from helpers import load_transformers, random_llama, transformers_greedy
+from helpers import load_transformers, random_llama, random_tokens, transformers_greedy
 
 from s2d import generate, load_model
 from s2d.weights import save_model
 
+LLAMA3 = dict(rope_type="llama3", factor=7.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 |= dict(original_max_position_embeddings=64, rope_theta=5000.0)
 VARIANTS = {
     "plain": dict(num_key_value_heads=4),
     "grouped-query": dict(num_key_value_heads=2),
     "one-kv-head": dict(num_key_value_heads=1),
     "tied": dict(tie_word_embeddings=True),
     "wide-heads": dict(head_dim=16),
-    "linear-rope": dict(rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}),
-    "llama3-rope": dict(rope_parameters={"rope_type": "llama3", "factor": 7.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                         "original_max_position_embeddings": 64, "rope_theta": 5000.0}),
+    "linear-rope": dict(rope_parameters=dict(rope_type="linear", factor=2.5, rope_theta=5000.0)),
+    "llama3-rope": dict(rope_parameters=LLAMA3),
     "sharded": dict(),
-}  # fmt: skip
-SIZES = dict(
-    vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=256, eos_token_id=96, initializer_range=0.3,
-)  # fmt: skip
+}
+SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3)
+SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
+SIZES |= dict(eos_token_id=96, initializer_range=0.3)
 
 
 @pytest.fixture(params=VARIANTS)
@@ -42,7 +42,7 @@ def folder(request, tmp_path):
 
 
 def as_transformers_4_writes(folder):
-    """Rewrite config.json the way transformers 4 did: rope_theta beside rope_scaling, torch_dtype, no head_dim."""
+    """Rewrite config.json as transformers 4 did: rope_scaling, torch_dtype, no head_dim."""
     config = json.loads((folder / "config.json").read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope["rope_theta"]
@@ -71,21 +71,21 @@ def test_logits_equal_transformers(folder, dtype, tolerance):
 def test_greedy_tokens_equal_transformers(folder):
     theirs, ours = load_transformers(folder, torch.float64), load_model(folder, dtype="float64")
     for seed in range(3):
-        prompt = torch.randint(0, 96, (5,), generator=torch.Generator().manual_seed(seed)).tolist()
+        prompt = random_tokens(seed, 5, vocab=96)
         expected = transformers_greedy(theirs, prompt, 64)
         assert generate(ours, prompt, method="ar", max_new_tokens=64).tokens == expected
 
 
+OURS = [
+    dict(),
+    dict(tie_word_embeddings=True),
+    dict(rope_factor=4.0, rope_theta=5e3),
+    dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), rope_theta=5e3),
+]
+
+
 @pytest.mark.parametrize("max_shard_bytes", [2**30, 8000])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(),
-        dict(tie_word_embeddings=True),
-        dict(rope_factor=4.0, rope_theta=5e3),
-        dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), rope_theta=5e3),
-    ],
-)
+@pytest.mark.parametrize("changes", OURS)
 def test_what_we_save_loads_in_transformers(tmp_path, changes, max_shard_bytes):
     model = random_llama(3, **changes)
     save_model(model, tmp_path / "m", dtype=torch.float64, max_shard_bytes=max_shard_bytes)
@@ -116,8 +116,7 @@ def test_half_precision_is_close_to_float32(tmp_path):
     save_model(random_llama(7, scale=0.1), tmp_path / "m", dtype=torch.bfloat16)
     tokens = torch.randint(0, 61, (1, 40))
     with torch.inference_mode():
-        full, half = (
-            load_model(tmp_path / "m", dtype=dtype)(tokens) for dtype in ("float32", "bfloat16")
-        )
+        models = [load_model(tmp_path / "m", dtype=dtype) for dtype in ("float32", "bfloat16")]
+        full, half = (model(tokens) for model in models)
     assert half.dtype == torch.bfloat16
     assert (half - full).abs().max() < 0.05 * full.abs().max()

@@ -1,7 +1,7 @@
 """What a step costs besides the forward passes of the two models.
 
-``python tests/test_overhead.py`` prints it for mini-70b. The draft is an oracle: it knows the target's
-own greedy text and proposes it as a tree of 16 nodes, 4 deep, at almost no cost of its own.
+``python tests/test_overhead.py`` prints it for mini-70b. The draft is an oracle: it knows the
+target's own greedy text and proposes it as a tree of 16 nodes, 4 deep, at almost no cost.
 """
 
 import statistics
@@ -75,7 +75,7 @@ class Oracle:
 
 
 def measure(target, prompt, new_tokens=64):
-    """The part of the time outside both models' forwards; then, in ms a step, the target's and it."""
+    """The part of the time outside both models' forwards; in ms a step, the target's and it."""
     text = prompt + generate(target, prompt, method="ar", max_new_tokens=new_tokens).tokens
     clock, drafting = Clock(), Clock()
     hooks = [

@@ -1,4 +1,4 @@
-"""Several processes give what one gives. Run by torchrun, this file is also what those processes do."""
+"""Several processes give what one gives. Under torchrun this file is what those processes do."""
 
 import json
 import os
@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from helpers import ROOT, WEIGHTS, random_llama
 
-from s2d import generate, load_model, parallel
+from s2d import generate, load_model
+from s2d.extras import parallel
 from s2d.tokenizer import Tokenizer
 from s2d.train import __main__ as train
 from s2d.train import distributed, fit
@@ -26,56 +27,52 @@ METHODS = ("ar", "s2d", "s2d-tree")
 
 def torchrun(ranks, *arguments, **options):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        *arguments,
-    ]
-    return subprocess.run(
-        list(map(str, command)), env=environment, capture_output=True, text=True, **options
-    )
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    command = list(map(str, [*start, ranks, *arguments]))
+    return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+
+
+def answer_of(ranks, *arguments, **options):
+    """What rank 0 of this file's job prints, as JSON."""
+    done = torchrun(ranks, __file__, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """A grouped-query target whose vocabulary no number of ranks divides, and a draft that often agrees with it."""
+    """A grouped-query target whose vocabulary no number of ranks divides, and a similar draft."""
     folder = tmp_path_factory.mktemp("family")
-    target = random_llama(0, scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4)
+    heads = dict(scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4)
+    target, draft = random_llama(0, **heads), random_llama(0, **heads, num_hidden_layers=3)
+    weights = target.state_dict()
+    draft.load_state_dict({name: weights[name] for name in draft.state_dict()})
     save_model(target, folder / "target", dtype=torch.float64)
-    draft = random_llama(
-        0, scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4, num_hidden_layers=3
-    )
-    draft.load_state_dict(
-        {name: t for name, t in target.state_dict().items() if name in draft.state_dict()}
-    )
     save_model(draft, folder / "draft", dtype=torch.float64)
     return folder
 
 
-def answers(target, draft, seed=3, share=None):
+def load_pair(family):
+    return [load_model(family / name, dtype="float64") for name in ("target", "draft")]
+
+
+def answers(target, draft, seed=3):
     """[method, temperature, tokens] for every method, greedy and sampled."""
-    exits = {"s2d": (1, 3), "s2d-tree": (1, 3)}
-    return [
-        [method, temperature, generate(target, [1, 5, 9, 33], draft=draft, method=method, exits=exits.get(method),
-                                       temperature=temperature, max_new_tokens=40, seed=seed, share=share).tokens]
-        for method in METHODS for temperature in (0.0, 1.0)
-    ]  # fmt: skip
+    found = []
+    for method in METHODS:
+        for temperature in (0.0, 1.0):
+            options = dict(temperature=temperature, max_new_tokens=40, seed=seed)
+            options |= dict(exits=(1, 3)) if method != "ar" else {}
+            output = generate(target, [1, 5, 9, 33], draft, method, **options)
+            found.append([method, temperature, output.tokens])
+    return found
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_divided_target_writes_the_same_tokens(family, ranks):
-    """In float64, token by token; and every rank holds its share of the divided weights, whole norms and its own heads."""
-    done = torchrun(ranks, __file__, "decode", family)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    target, draft = (
-        load_model(family / "target", dtype="float64"),
-        load_model(family / "draft", dtype="float64"),
-    )
+    """In float64. Every rank holds its part of divided weights, whole norms and its own heads."""
+    result = answer_of(ranks, "decode", family)
+    target, draft = load_pair(family)
     assert result["answers"] == answers(target, draft)
     assert result["logits_error"] < 1e-12
     norms = sum(p.numel() for p in target.parameters() if p.dim() == 1)
@@ -88,85 +85,57 @@ def test_a_divided_target_writes_the_same_tokens(family, ranks):
 def decode_on_every_rank(family):
     with parallel.joined("cpu") as (mesh, device):
         target = parallel.load_target(family / "target", device, "float64", mesh)
-        whole, draft = (
-            load_model(family / "target", dtype="float64"),
-            load_model(family / "draft", dtype="float64"),
-        )
+        whole, draft = load_pair(family)
         tokens = torch.arange(1, 30)[None]
         held = [None] * mesh.size()
         local = [getattr(p, "to_local", lambda p=p: p)() for p in target.parameters()]
         dist.all_gather_object(held, sum(tensor.numel() for tensor in local))
-        print(json.dumps({
-            "answers": answers(target, draft, share=parallel.from_rank_0),
+        result = {
+            "answers": answers(target, draft),
             "logits_error": (target(tokens) - whole(tokens)).abs().max().item(),
             "held": held,
             "cache_heads": target.new_cache(8).keys.shape[-3],
-        }))  # fmt: skip
+        }
+        print(json.dumps(result))
 
 
 def test_rank_0_decides_alone(family):
-    """The others' drafts are other models and their chances fall otherwise: nothing hangs, and the text is rank 0's."""
-    done = torchrun(2, __file__, "disturbed", family, timeout=300)
-    assert done.returncode == 0, done.stderr
-    target, draft = (
-        load_model(family / "target", dtype="float64"),
-        load_model(family / "draft", dtype="float64"),
-    )
-    assert json.loads(done.stdout) == [answers(target, draft)] * 2
+    """The others' drafts and random choices differ: nothing hangs, and the text is rank 0's."""
+    expected = answers(*load_pair(family))
+    assert answer_of(2, "disturbed", family, timeout=300) == [expected] * 2
 
 
 def decode_disturbed(family):
     with parallel.joined("cpu") as (mesh, device):
         target = parallel.load_target(family / "target", device, "float64", mesh)
-        draft, first = load_model(family / "draft", dtype="float64"), mesh.get_local_rank() == 0
+        _, draft = load_pair(family)
+        first = mesh.get_local_rank() == 0
         if not first:
             for parameter in draft.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        own, every = (
-            answers(target, draft, seed=3 if first else 4, share=parallel.from_rank_0),
-            [None] * 2,
-        )
-        dist.all_gather_object(every, own)
+        every = [None] * 2
+        dist.all_gather_object(every, answers(target, draft, seed=3 if first else 4))
         print(json.dumps(every))
 
 
 def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
-    """70b has two key/value heads: two ranks share it; rank 0 alone reads the prompt, prints the answer and writes the page."""
-    arguments = [
-        ROOT / "run.py",
-        "--target",
-        "70b",
-        "--dtype",
-        "float64",
-        "--chat",
-        "--prompt",
-        "-",
-        "--json",
-        "--trace",
-        tmp_path / "page.html",
-    ]
-    question = "What is the capital of Tadastan?"
-    done = torchrun(2, *arguments, input=question)
+    """Rank 0 alone reads the prompt, prints the answer and writes the page."""
+    page, question = tmp_path / "page.html", "What is the capital of Tadastan?"
+    options = ["--target", "70b", "--dtype", "float64", "--prompt", "-", "--json", "--trace", page]
+    done = torchrun(2, ROOT / "run.py", *options, input=question)
     assert done.returncode == 0, done.stderr
-    target, draft = (
-        load_model(WEIGHTS / name, dtype="float64") for name in ("mini-70b", "mini-draft")
-    )
+    names = "mini-70b", "mini-draft"
+    target, draft = (load_model(WEIGHTS / name, dtype="float64") for name in names)
     prompt = Tokenizer(WEIGHTS / "mini-70b/tokenizer.model").encode_chat([question])
-    expected = generate(target, prompt, draft=draft).tokens
+    expected = generate(target, prompt, draft).tokens
     assert json.loads(done.stdout)["tokens"] == expected
     assert done.stderr.count("target /") == done.stderr.count("every step: ") == 1
-    page = json.loads(
-        re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text())[1]
-    )
-    assert (
-        sum((step["tokens"] for step in page["steps"]), []) == expected
-        and page["steps"][-1]["levels"][0]["looks"]
-    )
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text())[1])
+    assert sum((step["tokens"] for step in data["steps"]), []) == expected
+    assert data["steps"][-1]["levels"][0]["confidences"]
 
 
-@pytest.mark.parametrize(
-    "option", [["--interactive"], ["--method", "auto"], ["--trace", "/nowhere/page.html"]]
-)
+@pytest.mark.parametrize("option", [["--interactive"], ["--trace", "/nowhere/page.html"]])
 def test_what_several_processes_do_not_do(option):
     done = torchrun(2, ROOT / "run.py", "--target", "70b", *option)
     assert done.returncode != 0 and "Traceback" not in done.stderr.split("torch/distributed")[0]
@@ -181,11 +150,8 @@ def test_heads_that_cannot_be_divided():
 
 
 ROWS = torch.randint(0, 61, (84, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-LABELS = torch.where(
-    torch.rand(84, 16, generator=torch.Generator().manual_seed(2)) < 0.4,
-    -100,
-    ROWS.roll(-1, dims=1),
-)
+UNLABELLED = torch.rand(84, 16, generator=torch.Generator().manual_seed(2)) < 0.4
+LABELS = torch.where(UNLABELLED, -100, ROWS.roll(-1, dims=1))
 RECIPE = fit.Recipe(
     batch=8, micro_batch=2, length=16, lr=3e-3, epochs=2, recompute=True, bf16=False
 )
@@ -207,35 +173,29 @@ def student():
 
 
 def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
-    """To 1e-5 over 21 steps of two epochs, also when both ranks are killed on the way and training resumes."""
+    """To 1e-5 over 21 steps of two epochs, also when both ranks are killed and training resumes."""
     model = student()
     alone = torch.tensor(losses_of(model, tmp_path / "alone.checkpoint"))
     assert len(alone) == 21 and alone[-1].mean() < alone[0].mean() - 0.1
-    done = torchrun(2, __file__, "train", tmp_path / "two.checkpoint")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = answer_of(2, "train", tmp_path / "two.checkpoint")
     assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
     weights = {name: torch.tensor(values) for name, values in result["weights"].items()}
-    assert all(
-        (weights[name] - parameter).abs().max() < 1e-4
-        for name, parameter in model.named_parameters()
-    )
+    for name, parameter in model.named_parameters():
+        assert (weights[name] - parameter).abs().max() < 1e-4
     assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
 
     killed = torchrun(2, __file__, "train", tmp_path / "killed.checkpoint", 9)
     assert killed.returncode != 0 and not killed.stdout
     shutil.copytree(tmp_path / "killed.checkpoint", tmp_path / "copy.checkpoint")
-    resumed = torchrun(2, __file__, "train", tmp_path / "killed.checkpoint")
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["losses"] == result["losses"][9:]
-    alone_again = losses_of(student(), tmp_path / "copy.checkpoint", resume=True)
-    assert (
-        torch.tensor(alone_again) - alone[9:]
-    ).abs().max() < 1e-5  # one process takes up what two began
+    resumed = answer_of(2, "train", tmp_path / "killed.checkpoint")
+    assert resumed["losses"] == result["losses"][9:]
+    # One process takes up what two began.
+    again = torch.tensor(losses_of(student(), tmp_path / "copy.checkpoint", resume=True))
+    assert (again - alone[9:]).abs().max() < 1e-5
 
 
 def train_on_every_rank(checkpoint, kill_after=None):
-    # After every step for rank 0 and never for the other: their clocks may disagree, and then rank 0's counts.
+    # After every step for rank 0 and never for the other: clocks may disagree; rank 0's counts.
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9
     if os.environ["RANK"] == "0":  # is slow to make folders: the other could overtake it there
         mkdir = Path.mkdir
@@ -251,17 +211,12 @@ def train_on_every_rank(checkpoint, kill_after=None):
 
 
 def test_soft_under_torchrun_saves_one_whole_draft(tmp_path):
-    """The command line, in bf16, with a teacher: two processes save what one does, up to rounding, and only once."""
-    record = {
-        "conversations": [
-            {"from": "human", "value": "Hello"},
-            {"from": "gpt", "value": "Good morning " * 60},
-        ]
-    }
-    (tmp_path / "d.json").write_text(json.dumps([record] * 20))
-    arguments = ["soft", "--init", WEIGHTS / "mini-7b", "--layers", 4, "--exits", "2,4", "--data", tmp_path / "d.json",
-                 "--length", 64, "--batch", 8, "--micro-batch", 2, "--epochs", 2, "--teacher", WEIGHTS / "mini-13b",
-                 "--lr", 1e-3]  # fmt: skip
+    """The command line, in bf16, with a teacher: two processes save what one does, only once."""
+    turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning " * 60}]
+    (tmp_path / "d.json").write_text(json.dumps([{"conversations": turns}] * 20))
+    arguments = ["soft", "--init", WEIGHTS / "mini-7b", "--layers", 4, "--exits", "2,4"]
+    arguments += ["--data", tmp_path / "d.json", "--length", 64, "--batch", 8, "--micro-batch", 2]
+    arguments += ["--epochs", 2, "--teacher", WEIGHTS / "mini-13b", "--lr", 1e-3]
     done = torchrun(2, "-m", "s2d.train", *arguments, "--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr
     assert train.main([*map(str, arguments), "--out", str(tmp_path / "one")]) == 0

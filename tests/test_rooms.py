@@ -1,15 +1,49 @@
-"""The house: the method at the front, programs behind doors. All imports are read from the files themselves."""
+"""The house: the front in its order, doors behind it, and its size. Imports are read from files."""
 
 import ast
+import doctest
+import importlib
+import re
 from graphlib import TopologicalSorter
 
+import pytest
 from helpers import ROOT
 
 PACKAGE = ROOT / "s2d"
-FRONT_FOLDERS = {
-    "weights",
-    "tune",
-}  # front rooms all the same: from a folder of weights to a model; the rate rule
+# Each imports only files before it. generate.py alone knows the extras, and imports them lazily.
+FRONT = "cache model sampling tree verify ngram proposal draft decode soft generate".split()
+BESIDE = "__init__ tokenizer chat files program user_cache".split()  # and the doors' own helpers
+DOORS = {  # door -> the doors that it is built on
+    "weights": {"extras"},  # load_model makes compiled twins
+    "extras": {"weights"},
+    "train": {"weights", "extras"},
+    "bench": {"weights", "extras", "train"},  # its prompts are the corpus'
+    "trace": {"weights", "extras"},
+}
+EXPLAINED = {  # file -> what has a doctest there
+    "tree": {"ancestor_mask", "KConfig"},
+    "verify": {"follow", "residual"},
+    "decode": {"up_to_eos"},
+    "ngram": {"NGrams"},
+    "soft": {"soft_losses"},
+}
+# What a file's first lines say it knows nothing about -> modules that it must not import.
+UNKNOWN = {
+    "models": {"model", "draft"},
+    "caches": {"cache"},
+    "trees": {"tree"},
+    "drafts": {"draft", "proposal"},
+    "targets": {"decode"},
+    "the target": {"decode"},
+    "files": {"files"},
+    "text": {"tokenizer", "chat", "ngram"},
+    "decoding": {"decode", "generate"},
+    "layers": {"model"},
+    "exits": {"draft"},
+    "training loops": {"train"},
+    "data": {"train"},
+    "the names of methods": {"generate"},
+}
 
 
 def module_name(path):
@@ -18,28 +52,13 @@ def module_name(path):
 
 
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
-FRONT = [
-    name for name in MODULES if len(name.split(".")) <= 2 and MODULES[name].parent == PACKAGE
-] + [name for name in MODULES if name.split(".")[1:2] and name.split(".")[1] in FRONT_FOLDERS]
-BACK = {path.name for path in PACKAGE.iterdir() if any(path.glob("*.py"))} - FRONT_FOLDERS
-DECODING = {
-    "tree",
-    "draft",
-    "proposal",
-    "verify",
-    "decode",
-    "options",
-    "sampling",
-    "decision",
-    "parallel",
-    "tune",
-}
 
 
-def imported(path):
+def imported(path, top_only=False):
     """The modules of this project that a file imports, at its top or anywhere in it."""
     package = list(path.relative_to(ROOT).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in tree.body if top_only else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
@@ -50,76 +69,115 @@ def imported(path):
             yield from modules
             if base in MODULES and len(modules) < len(inside):
                 yield base
-        elif isinstance(node, ast.Constant) and node.value in MODULES.keys() - {
-            "s2d"
-        }:  # imported by its name as a text
-            yield node.value
+        elif isinstance(node, ast.Constant) and node.value in MODULES.keys() - {"s2d"}:
+            yield node.value  # imported by its name as a text
+
+
+def rooms(path, **how):
+    """The second parts of the modules that a file imports: files of the front, doors."""
+    return {name.split(".")[1] for name in imported(path, **how) if "." in name}
 
 
 def test_imports_are_read_as_python_reads_them():
-    assert {"s2d.decode", "s2d.tokenizer", "s2d.weights"} == set(imported(MODULES["s2d"]))
-    assert {"s2d.weights", "s2d.bench.shapes", "s2d.bench.check"} <= set(
-        imported(MODULES["s2d.bench.__main__"])
-    )
-    assert {"s2d", "s2d.decision", "s2d.parallel"} <= set(imported(ROOT / "run.py"))
+    expected = {"s2d.decode", "s2d.generate", "s2d.tokenizer", "s2d.weights"}
+    assert expected == set(imported(MODULES["s2d"]))
+    assert {"s2d.weights", "s2d.bench.check"} <= set(imported(MODULES["s2d.bench.__main__"]))
+    assert {"extras", "generate", "trace"} <= rooms(ROOT / "run.py")
+    assert rooms(PACKAGE / "generate.py") > {"extras"}
 
 
-def test_no_front_room_imports_from_a_back_room():
-    assert {"s2d.model", "s2d.decode", "s2d.weights.config"} <= set(FRONT) and {
-        "train",
-        "bench",
-        "trace",
-    } <= BACK
-    for path in [*map(MODULES.get, FRONT), *ROOT.glob("*.py")]:
-        allowed = {
-            "run.py": {"trace"},
-            "__init__.py": {"extras"},
-        }  # load_model makes compiled twins
-        rooms = {name.split(".")[1] for name in imported(path) if "." in name}
-        rooms -= allowed.get(path.name, set())
-        assert not rooms & BACK, f"{path} imports from {rooms & BACK}"
-        assert path.parent.name != "weights" or not rooms & DECODING, (
-            f"{path} imports from {rooms & DECODING}"
-        )
+def test_every_file_is_in_the_front_beside_it_or_behind_a_door():
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*FRONT, *BESIDE}
+    assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == set(DOORS)
+
+
+@pytest.mark.parametrize("name", FRONT)
+def test_a_file_of_the_front_imports_only_files_above_it(name):
+    path = PACKAGE / f"{name}.py"
+    allowed = set(FRONT[: FRONT.index(name)])
+    assert rooms(path, top_only=True) <= allowed
+    assert rooms(path) <= allowed | ({"extras"} if name == "generate" else set())
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_imports_the_front_and_the_doors_it_is_built_on(door):
+    for path in (PACKAGE / door).glob("*.py"):
+        others = rooms(path) & DOORS.keys() - {door}
+        assert others <= DOORS[door], f"{path} imports from {others - DOORS[door]}"
 
 
 def test_data_flows_one_way():
-    """No module imports itself by way of others, and training knows nothing about the benchmark."""
+    """No module imports itself by way of others."""
     graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError
-    assert not [
-        name
-        for name in MODULES
-        if name.startswith("s2d.train")
-        for other in graph[name]
-        if ".bench" in other
-    ]
-    assert not [
-        name
-        for name in MODULES
-        if name.startswith("s2d.trace")
-        for other in graph[name]
-        if ".bench" in other or ".train" in other
-    ]
 
 
-def test_the_front_can_be_read_in_an_evening():
-    names = [
-        "model",
-        "cache",
-        "sampling",
-        "tree",
-        "draft",
-        "proposal",
-        "verify",
-        "decode",
-        "tokenizer",
-        "__init__",
-    ]
-    assert sum(len((PACKAGE / f"{name}.py").read_text().splitlines()) for name in names) < 1550
-    front = [path.name for path in PACKAGE.glob("*.py")]
-    assert len(front) <= 17
-    reading = (ROOT / "README.md").read_text().partition("## Read")[2]
-    assert not [name for name in [*front, *FRONT_FOLDERS] if name not in reading], (
-        "README's reading order leaves some out"
-    )
+def test_what_opening_lines_say_is_true():
+    """Every "Knows nothing about X" in a file of s2d, as far as imports tell."""
+    found = 0
+    for name, path in MODULES.items():
+        opening = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+        said = re.search(r"(?i)knows nothing about ([^.:;(]+)", opening)
+        if not said:
+            continue
+        found += 1
+        for what in re.split(r", | or | and ", said[1].strip()):
+            unknown = UNKNOWN.get(what, set())
+            assert what in UNKNOWN or path.stem not in FRONT, f"{name}: what is {what!r}?"
+            assert not rooms(path) & unknown, f"{name} imports {rooms(path) & unknown}: {what}"
+    assert found >= 9
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name):
+    if ">>>" not in MODULES[name].read_text():
+        return
+    module = importlib.import_module(name)
+    result = doctest.testmod(module, extraglobs={"torch": importlib.import_module("torch")})
+    assert result.attempted and not result.failed
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_toys_explain_the_ideas(name):
+    tests = doctest.DocTestFinder().find(importlib.import_module(f"s2d.{name}"))
+    assert EXPLAINED[name] <= {test.name.split(".")[-1] for test in tests if test.examples}
+
+
+def lines_of(*paths):
+    return sum(len(path.read_text().splitlines()) for path in paths)
+
+
+def counted():
+    """{room: lines}, as README states them."""
+    front = {name: PACKAGE / f"{name}.py" for name in FRONT}
+    rooms = {"front": lines_of(*front.values())}
+    for door in DOORS:
+        rooms[door] = lines_of(*(PACKAGE / door).glob("*.py"))
+    rooms["beside"] = lines_of(*(PACKAGE / f"{name}.py" for name in BESIDE), ROOT / "run.py")
+    rooms["program"] = sum(rooms.values())
+    rooms["tests"] = lines_of(*(ROOT / "tests").glob("*.py"))
+    return rooms
+
+
+def test_minimal_is_a_promise():
+    rooms, programs = counted(), [*PACKAGE.rglob("*.py"), ROOT / "run.py"]
+    assert rooms["front"] < 1700
+    assert rooms["front"] - lines_of(PACKAGE / "ngram.py") < 1550
+    assert rooms["program"] == lines_of(*programs) < 8000
+    assert rooms["tests"] < 7800
+    assert not [path.name for path in programs if lines_of(path) > 350]
+
+
+def test_lines_are_not_packed():
+    for path in [*PACKAGE.rglob("*.py"), ROOT / "run.py", *(ROOT / "tests").glob("*.py")]:
+        text = path.read_text()
+        long = [number for number, line in enumerate(text.splitlines(), 1) if len(line) > 100]
+        assert not long, f"{path}: lines {long} are over 100 characters"
+        assert "fmt: " + "skip" not in text and "fmt: " + "off" not in text, path
+
+
+def test_readme_states_these_numbers():
+    """One row a room, such as ``| front | 1,512 |``, between two ``<!-- lines -->``."""
+    table = (ROOT / "README.md").read_text().split("<!-- lines -->")[1]
+    stated = re.findall(r"^\| `?([a-z]+)[^|]*\| ([\d,]+) \|", table, flags=re.M)
+    assert {room: int(lines.replace(",", "")) for room, lines in stated} == counted()

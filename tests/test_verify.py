@@ -108,7 +108,7 @@ def test_a_chain_leaves_the_targets_triples(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_deterministic_tree_leaves_the_targets_triples(seed):
-    """Uneven, with twins: of two equal siblings the one with more below it must not be preferred."""
+    """Uneven, with twins: of equal siblings the one with more below it is not preferred."""
     p = random_model(seed, 3, zeros=0.3)
     tree = TokenTree(torch.tensor([0, 2, 0, 1, 2, 0]), torch.tensor([-1, -1, -1, 2, 2, 1]))
     prefixes = [(), (0,), (2,), (0,), (0, 1), (0, 2), (2, 0)]
