@@ -7,11 +7,11 @@ import resource
 import pytest
 import torch
 from helpers import WEIGHTS, load_transformers, peak_growth, random_llama
-from s2d.extras.decision import Decision, save_decision
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from s2d import load_model, weights
+from s2d.extras.decision import Decision, save_decision
 from s2d.files import former_of, staged_file, staged_folder
 from s2d.weights import save_model
 from s2d.weights.config import config_from_dict
