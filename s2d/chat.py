@@ -18,7 +18,7 @@ from .weights.special_tokens import read_special_tokens
 
 JINJA = "jinja2>=3.1.6"  # what came before lets a template out of the sandbox
 # The tag with which templates mark what the assistant says, for training.
-GENERATION = re.compile(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})")
+MARK = r"(\{%%[-+]?\s*)%s(\s*[-+]?%%\})"
 SECONDS = 2  # that a template may take
 LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 VICUNA_SYSTEM = (
@@ -37,10 +37,9 @@ def chat_template(folder, unknown="vicuna"):
     source = tokens.config.get("chat_template")
     if (folder / "chat_template.jinja").is_file():
         source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    if isinstance(source, list):  # several by name
-        named = [each for each in source if isinstance(each, dict)]
-        by_name = {str(each.get("name")): each.get("template") for each in named}
-        source = by_name.get("default", source)
+    for each in source if isinstance(source, list) else []:  # several by name
+        if isinstance(each, dict) and each.get("name") == "default":
+            source = each.get("template")
     if isinstance(source, str):
         known = LLAMA_TOKENS if (folder / "tokenizer.model").is_file() else {}
         return ChatTemplate(folder, source, known | tokens.names)
@@ -60,24 +59,20 @@ class ChatTemplate:
 
     def __init__(self, folder, source, tokens):
         self.folder, self.tokens = folder, tokens
-        environment = sandbox()
-        source = GENERATION.sub(
-            lambda tag: tag[1] + ("endif" if tag[2] else "if true") + tag[3], source
-        )
-        self.template = self._safely(environment.from_string, source)
+        for tag, plain in (("endgeneration", "endif"), ("generation", "if true")):
+            source = re.sub(MARK % tag, rf"\1{plain}\2", source)
+        self.template = self._safely(sandbox().from_string, source)
 
     def render(self, messages, to_be_answered=False):
         """Texts, user and assistant in turn -> one text.
 
         It ends where the assistant speaks if it is ``to_be_answered``.
         """
-        said = [
-            {"role": ("user", "assistant")[turn % 2], "content": text}
-            for turn, text in enumerate(messages)
-        ]
-        nothing = {"tools": None, "documents": None}
-        given = self.tokens | nothing | {"add_generation_prompt": to_be_answered}
-        return self._safely(self.template.render, messages=said, **given)
+        roles = ("user", "assistant") * len(messages)
+        said = [{"role": role, "content": text} for role, text in zip(roles, messages)]
+        given = self.tokens | {"tools": None, "documents": None}
+        given |= {"messages": said, "add_generation_prompt": to_be_answered}
+        return self._safely(self.template.render, **given)
 
     def _safely(self, function, *args, **options):
         """A template is a program of somebody else's: it can fail in every way, and never end."""
@@ -95,16 +90,15 @@ def sandbox():
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    if tuple(map(int, re.findall(r"\d+", version("jinja2"))[:3])) < (3, 1, 6):
-        raise ValueError(
-            f"a chat template needs {JINJA}, this is {version('jinja2')}: pip install '{JINJA}'"
-        )
-
+    found = version("jinja2")
+    if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
+        raise ValueError(f"a chat template needs {JINJA}, this is {found}: pip install '{JINJA}'")
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols]
     )
     environment.filters["tojson"] = to_json
-    environment.globals |= {"raise_exception": refuse, "strftime_now": strftime_now}
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda how: datetime.now().strftime(how)
     return environment
 
 
@@ -119,14 +113,9 @@ def refuse(message):
     raise ValueError(message)
 
 
-def strftime_now(how):
-    return datetime.now().strftime(how)
-
-
 @contextmanager
 def ended_after(seconds):
-    """TimeoutError in what takes longer. A process has one alarm clock, and it rings in the main
-    thread: elsewhere a template takes as long as it takes."""
+    """TimeoutError in what takes longer, in the main thread: only there an alarm can ring."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -174,9 +163,7 @@ def _rounds_by_template(tokenizer, messages, template):
         asked = template.render(messages[: turn + 1], to_be_answered=True)
         answered = template.render(messages[: turn + 2]) if turn + 1 < len(messages) else asked
         if not (asked.startswith(said) and answered.startswith(asked)):
-            raise ValueError(
-                "the chat template rewrites earlier turns, so they cannot be told apart"
-            )
+            raise ValueError("the chat template rewrites earlier turns; no round can be told apart")
         prompt = rest + tokenizer.encode_marked(asked[len(said) :])
         answer = tokenizer.encode_marked(answered[len(asked) :])
         end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)

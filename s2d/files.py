@@ -20,39 +20,32 @@ def check_free(folder, kind="model"):
     Ours is a folder of the same kind that holds exactly the files of its manifest. Ask before
     hours of work, not after.
     """
-    folder = Path(folder)
-    if folder.is_dir() and not folder.is_symlink():
-        if not any(folder.iterdir()) or _is_ours(folder, kind):
-            return
-        raise ValueError(
-            f"{folder} is not empty and holds what was not written here, or was changed since; "
-            "name another folder or remove it first"
-        )
-    if folder.exists() or folder.is_symlink():
-        raise ValueError(f"{folder} is in the way, and no folder; name another or remove it first")
+    folder, how = Path(folder), "name another folder or remove it first"
+    if folder.is_symlink() or folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is in the way, and no folder; {how}")
+    if folder.exists() and any(folder.iterdir()) and not _is_ours(folder, kind):
+        what = "is not empty and holds what was not written here, or was changed since"
+        raise ValueError(f"{folder} {what}; {how}")
     folder.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _is_ours(folder, kind):
-    """Whether the manifest is true. Names and kind are compared first: checksums take time."""
+    """Whether there is a manifest, of this ``kind``, and it is true."""
     try:
-        first, *lines = (folder / MANIFEST).read_text(encoding="utf-8").splitlines()
+        said = (folder / MANIFEST).read_text(encoding="utf-8")
+        return said.startswith(f"{kind}\n") and said == _manifest(folder, kind)
     except (OSError, ValueError):
         return False
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name != MANIFEST)
-    if first != kind or [line.partition(" ")[2] for line in lines] != names:
-        return False
-    return all((folder / name).is_file() for name in names) and lines == _checksums(folder)
 
 
-def _checksums(folder):
-    """A line of every file in ``folder``: the SHA-256 of what it holds, and its name."""
-    lines = []
+def _manifest(folder, kind):
+    """The kind, then a line of every file in ``folder``: its SHA-256 and its name."""
+    lines = [kind]
     for path in sorted(folder.iterdir()):
         if path.name != MANIFEST:
             with path.open("rb") as file:
                 lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()} {path.name}")
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def stage_of(folder):
@@ -88,8 +81,7 @@ def staged_folder(folder, kind="model"):
                 yield stage
             for file in stage.iterdir():  # some libraries write files only their owner can read
                 file.chmod(stage.stat().st_mode & 0o666)
-            manifest = "\n".join([kind, *_checksums(stage)]) + "\n"
-            (stage / MANIFEST).write_text(manifest, encoding="utf-8")
+            (stage / MANIFEST).write_text(_manifest(stage, kind), encoding="utf-8")
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             raise
@@ -111,9 +103,7 @@ def _only_writer_of(folder):
         except (BlockingIOError, FileNotFoundError):
             held = False
         if not held:
-            raise ValueError(
-                f"{folder} is being written by another process; wait for it or name another folder"
-            )
+            raise ValueError(f"{folder} is being written by another process; wait for it to end")
         try:
             yield
         finally:

@@ -30,9 +30,8 @@ def optional(package, where):
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"this needs the package {error.name}, which is not installed: pip install {where}"
-        ) from None
+        needed = f"this needs the package {error.name}, which is not installed"
+        raise ValueError(f"{needed}: pip install {where}") from None
 
 
 def prepare_streams():
@@ -53,9 +52,8 @@ def read_stdin():
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the prompt on stdin is not UTF-8 (byte {error.start}); convert it first"
-        ) from None
+        said = f"the prompt on stdin is not UTF-8 (byte {error.start})"
+        raise ValueError(f"{said}; convert it first") from None
 
 
 def discard_unwritten():

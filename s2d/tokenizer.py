@@ -12,6 +12,8 @@ from .weights.special_tokens import read_special_tokens
 from .weights.tokenizer_json import JsonModel
 from .weights.tokenizer_model import SentencePieceModel
 
+FILES = ("tokenizer.model", "tokenizer.json")  # of a folder; the first of them that is there
+
 
 class Tokenizer:
     """A Llama's tokenizer: of a folder, or in a file tokenizer.model or tokenizer.json.
@@ -22,13 +24,9 @@ class Tokenizer:
 
     def __init__(self, path):
         path = Path(path)
-        names = ("tokenizer.model", "tokenizer.json") if path.is_dir() else ()
-        path = next((path / name for name in names if (path / name).is_file()), path)
+        path = next((path / name for name in FILES if (path / name).is_file()), path)
         if not path.is_file():
-            raise FileNotFoundError(
-                f"no tokenizer at {path}; expected SentencePiece's tokenizer.model, "
-                "or a tokenizer.json"
-            )
+            raise FileNotFoundError(f"no tokenizer at {path}; expected {' or '.join(FILES)}")
         kind = JsonModel if path.suffix == ".json" else SentencePieceModel
         self.model = kind(path, read_special_tokens(path.parent))
         self.bos_id, self.eos_id = self.model.bos_id, self.model.eos_id
@@ -46,10 +44,7 @@ class Tokenizer:
         return self.model.encode(checked(text))
 
     def decode(self, ids):
-        """Ids -> text; special tokens, and ids that no token has, leave none.
-
-        A half character is U+FFFD.
-        """
+        """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
         return self.model.decode(ids)
 
     def refuse_longer(self, text, limit):
@@ -60,10 +55,8 @@ class Tokenizer:
         """
         count, longest = self.model.measure(checked(text))
         if longest and count >= limit * longest:
-            raise ValueError(
-                f"a text of {len(text)} characters has {count // longest} tokens or more; "
-                f"the context has {limit} positions"
-            )
+            has = f"a text of {len(text)} characters has {count // longest} tokens or more"
+            raise ValueError(f"{has}; the context has {limit} positions")
 
     def encode_chat(self, messages, template="vicuna"):
         """A dialogue -> the ids after which the assistant speaks.
@@ -74,9 +67,7 @@ class Tokenizer:
         own, as both models were trained: SentencePiece puts its space in front of every round.
         """
         if len(messages) % 2 == 0:
-            raise ValueError(
-                f"a dialogue ends with the user's message; got {len(messages)} messages"
-            )
+            raise ValueError(f"a dialogue ends with the user's message; got {len(messages)}")
         if isinstance(template, ChatTemplate):
             return self.encode_marked(template.render(messages, to_be_answered=True))
         if template not in ("vicuna", "llama-2"):
@@ -93,9 +84,8 @@ def checked(text):
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(
-            f"character {error.start} of the text is no Unicode character; is it UTF-8?"
-        ) from None
+        which = f"character {error.start} of the text"
+        raise ValueError(f"{which} is no Unicode character; is it UTF-8?") from None
     return text
 
 

@@ -166,7 +166,7 @@ DEPTHS = st.integers(900, 1000) | st.just(50_000)  # Python's own limit is near 
 DEEP = st.builds(nested, DEPTHS, st.just("["), st.just("]")) | st.builds(
     nested, DEPTHS, st.just('{"a":'), st.just("}")
 )
-JSON = st.one_of(VALUES.map(json.dumps), VALUES.map(json.dumps), VALUES.map(json.dumps), DEEP)
+JSON = st.one_of(*[VALUES.map(json.dumps)] * 3, DEEP)
 
 
 def with_fields(original, changes):
@@ -198,15 +198,13 @@ ROPE_FIELDS = dict.fromkeys(ROPE_NUMBERS, NUMBERS | VALUES)
 ROPE_FIELDS |= {"rope_type": ROPE_TYPES, "type": VALUES}
 ROPE = st.fixed_dictionaries({}, optional=ROPE_FIELDS).map(json.dumps)
 COUNTS = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
-    *("bos_token_id", "eos_token_id", "draft_length"),
-)
+    "vocab_size hidden_size intermediate_size num_hidden_layers head_dim num_attention_heads "
+    "num_key_value_heads max_position_embeddings bos_token_id eos_token_id draft_length"
+).split()
 OTHERS = (
-    *("model_type", "hidden_act", "attention_bias", "mlp_bias", "rms_norm_eps", "rope_theta"),
-    *("tie_word_embeddings", "exit_layers", "thresholds", "draft_stop", "draft_tree"),
-    *("eos_token_id", "torch_dtype", "rope_parameters"),
-)
+    "model_type hidden_act attention_bias mlp_bias rms_norm_eps rope_theta tie_word_embeddings "
+    "exit_layers thresholds draft_stop draft_tree eos_token_id torch_dtype rope_parameters"
+).split()
 LISTS = ("exit_layers", "thresholds", "draft_tree", "eos_token_id")
 CHANGES = st.one_of(
     st.dictionaries(st.sampled_from(COUNTS + OTHERS), st.none() | JSON, min_size=1, max_size=3),
@@ -234,12 +232,7 @@ def test_any_field_of_a_config(models, changes, whose, options):
     run_changed(models, whose, "config.json", content, *options)
 
 
-DAMAGED = [
-    ("target", "config.json"),
-    ("draft", "config.json"),
-    ("target", SINGLE),
-    ("draft", SINGLE),
-]
+DAMAGED = [(whose, name) for whose in ("target", "draft") for name in ("config.json", SINGLE)]
 DAMAGED += [("sharded", INDEX), ("target", "tokenizer_config.json"), ("json", "tokenizer.json")]
 
 
@@ -474,51 +467,8 @@ def test_any_options(models, sensible, strange, joined, stdin):
 
 # -------------------------------------------------------------------------------- once found faults
 
-CONFIGS = [
-    ("target", {"rope_scaling": -0.5}, "rope_scaling is -0.5; expected an object or null"),
-    ("target", {"rope_parameters": -1}, "rope_parameters is -1; expected an object or null"),
-    ("target", {"head_dim": "x"}, "head_dim is 'x'; expected a whole number"),
-    (
-        "target",
-        {"max_position_embeddings": "2"},
-        "max_position_embeddings is '2'; expected a whole number",
-    ),
-    ("target", {"eos_token_id": {}}, "eos_token_id is {}; expected a whole number"),
-    ("target", {"eos_token_id": []}, "eos_token_id is []; expected a token id"),
-    ("target", {"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; expected a number"),
-    ("draft", {"draft_length": "6"}, "draft_length is '6'; expected a whole number"),
-    ("draft", {"exit_layers": "1,2"}, "exit_layers is '1,2'; expected a list of numbers"),
-    ("draft", {"exit_layers": [1, "2"]}, "exit_layers is '2'; expected a whole number"),
-]
-
-
-@pytest.mark.parametrize(("whose", "change", "message"), CONFIGS)
-def test_what_was_once_not_refused_in_a_config(models, whose, change, message):
-    content = json.dumps(read_object(getattr(models, whose) / "config.json") | change).encode()
-    code, error = run_changed(models, whose, "config.json", content)
-    assert code == 2 and message in error
-
-
-WEIGHT_MAPS = [
-    (None, "weight_map is no object of tensor names and files"),
-    (["model.safetensors"], "weight_map is no object of tensor names and files"),
-    ({"lm_head.weight": None}, "'None' is no name of a file in this folder"),
-    ({"lm_head.weight": 3}, "'3' is no name of a file in this folder"),
-    ({"lm_head.weight": "../x"}, "'../x' is no name of a file in this folder"),
-    ({"lm_head.weight": "/etc/passwd"}, "'/etc/passwd' is no name of a file in this folder"),
-    ({"lm_head.weight": "a\nb"}, r"'a\nb' is no name of a file in this folder"),
-]
-
-
-@pytest.mark.parametrize(("weight_map", "message"), WEIGHT_MAPS)
-def test_what_was_once_not_refused_in_an_index(models, weight_map, message):
-    content = json.dumps({"weight_map": weight_map}).encode()
-    code, error = run_changed(models, "sharded", INDEX, content)
-    assert code == 2 and message in error
-
-
 OPTIONS = [
-    (["--temperature", "1e-40"], "temperature must be 0 or more, and no less than"),
+    (["--temperature", "1e-40"], "temperature must be 0 or at least 1e-06"),
     (["--prompt", "half a pair: \ud800"], "character 13 of the text is no Unicode character"),
     (["--draft", "two\nlines"], "no model folder at two lines"),
     (["--device", "cuda:00"], "unknown device 'cuda:00'"),
@@ -559,11 +509,6 @@ def test_weights_that_nothing_can_be_drawn_from(tmp_path, models, damage):
             for temperature in ("0", "1e-6", "1"):
                 options = ["--with-replacement"] if method in TREE_METHODS else []
                 run_models(*pair, "--method", method, "--temperature", temperature, *options)
-
-
-def test_an_empty_tokenizer(models):
-    code, error = run_changed(models, "target", "tokenizer.model", b"")
-    assert code == 2 and "is not a SentencePiece model" in error
 
 
 def test_a_vocabulary_larger_than_the_tokenizer(tmp_path):

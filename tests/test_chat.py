@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers import WEIGHTS
 from transformers import AutoTokenizer
-from vocabularies import SAID, save_trained, sentencepiece_folder, with_config
+from vocabularies import PROMPT, SAID, messages, save_trained, sentencepiece_folder, with_config
 
 from s2d import Tokenizer, chat
 from s2d.chat import VICUNA_SYSTEM, ChatTemplate, chat_template
@@ -44,15 +44,12 @@ def trained(tmp_path_factory):
 
 def test_vicuna_template(tokenizer):
     ids = tokenizer.encode_chat(["Hi", "Hello", "And you?"])
-    assert (
-        tokenizer.decode(ids)
-        == f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello USER: And you? ASSISTANT:"
-    )
+    text = f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello USER: And you? ASSISTANT:"
+    assert tokenizer.decode(ids) == text
     assert ids.count(tokenizer.bos_id) == 1 and ids.count(tokenizer.eos_id) == 1
-    first_round = tokenizer.encode(f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello") + [
-        tokenizer.eos_id
-    ]
-    assert ids == first_round + tokenizer.encode("USER: And you? ASSISTANT:")[1:]
+    first = tokenizer.encode(f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello")
+    second = tokenizer.encode("USER: And you? ASSISTANT:")[1:]
+    assert ids == [*first, tokenizer.eos_id, *second]
 
 
 def test_llama_2_template(tokenizer):
@@ -69,35 +66,20 @@ def test_a_dialogue_ends_with_the_user(tokenizer):
 
 
 def test_template_is_read_from_the_folder(tmp_path):
-    for name in ("vicuna-7b-v1.5", "Llama-2-70b-chat-hf", "some-base-model", "named", "beside"):
+    names = {"vicuna-7b-v1.5": "vicuna", "Llama-2-70b-chat-hf": "llama-2", "some-base": None}
+    for name, expected in names.items():
         (tmp_path / name).mkdir()
-    found = [
-        chat_template(tmp_path / name)
-        for name in ("vicuna-7b-v1.5", "Llama-2-70b-chat-hf", "some-base-model")
-    ]
-    assert (
-        found == ["vicuna", "llama-2", "vicuna"]
-        and chat_template(WEIGHTS / "mini-7b", unknown=None) == "vicuna"
-    )
-    assert chat_template(tmp_path / "some-base-model", unknown=None) is None
-    several = [
-        {"name": "tool_use", "template": "no"},
-        {"name": "default", "template": "{{ messages[0]['content'] }}!"},
-    ]
-    for name, template in (
-        ("vicuna-7b-v1.5", "{{ messages[0]['content'] }}?"),
-        ("named", several),
-        ("beside", "no"),
-    ):
-        (tmp_path / name / "tokenizer_config.json").write_text(
-            json.dumps({"chat_template": template})
-        )
-    (tmp_path / "beside/chat_template.jinja").write_text("{{ messages[0]['content'] }}.")
-    rendered = [
-        chat_template(tmp_path / name).render(["Hi"])
-        for name in ("vicuna-7b-v1.5", "named", "beside")
-    ]
-    assert rendered == ["Hi?", "Hi!", "Hi."]
+        assert chat_template(tmp_path / name, unknown=None) == expected
+    assert chat_template(tmp_path / "some-base") == "vicuna"
+    assert chat_template(WEIGHTS / "mini-7b", unknown=None) == "vicuna"
+    first = "{{ messages[0]['content'] }}"
+    several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": f"{first}!"}]
+    for template, expected in ((f"{first}?", "Hi?"), (several, "Hi!"), ("no", "Hi.")):
+        config = tmp_path / "vicuna-7b-v1.5/tokenizer_config.json"
+        config.write_text(json.dumps({"chat_template": template}))
+        if template == "no":
+            (config.parent / "chat_template.jinja").write_text(f"{first}.")
+        assert chat_template(config.parent).render(["Hi"]) == expected
 
 
 @pytest.mark.parametrize("template", [HEADERS, MARKED])
@@ -105,26 +87,18 @@ def test_templates_are_rendered_as_transformers_does(trained, template):
     ours, theirs = with_config(trained, chat_template=template)
     own = chat_template(trained)
     for count in (1, 3, 5):
-        said = [
-            {"role": ("user", "assistant")[turn % 2], "content": text}
-            for turn, text in enumerate(SAID[:count])
-        ]
+        said = messages(SAID[:count])
         text = theirs.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
         assert own.render(SAID[:count], to_be_answered=True) == text
         assert own.render(SAID[:count]) == theirs.apply_chat_template(said, tokenize=False)
-        expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+        expected = theirs.apply_chat_template(said, **PROMPT)
         assert ours.encode_chat(SAID[:count], own) == expected
 
 
 def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
     """Each answer up to its end of turn; what comes after belongs to the next prompt."""
-    chatml = (
-        "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|eot|>\n{% endfor %}"
-    )
-    ours, _ = with_config(
-        trained,
-        chat_template=chatml + "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}",
-    )
+    chatml = CHATML.replace("<|im_start|>", "<|start|>").replace("<|im_end|>", "<|eot|>")
+    ours, _ = with_config(trained, chat_template=chatml)
     template, said = chat_template(trained), ["Hi", "Hello", "And you?", "Fine"]
     rounds = list(ours.rounds(said, template))
     assert [ours.decode(answer) for _, answer in rounds] == ["Hello", "Fine"]
@@ -160,10 +134,7 @@ def test_special_tokens_in_a_template_with_sentencepiece(tmp_path, template, leg
     folder = sentencepiece_folder(tmp_path / "m", config, added_tokens=ids)
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     said = ["Where is Nora?", "In the north.", "日本, </s>and<|im_end|>24?"]
-    messages = [
-        {"role": ("user", "assistant")[turn % 2], "content": text} for turn, text in enumerate(said)
-    ]
-    expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    expected = theirs.apply_chat_template(messages(said), **PROMPT)
     assert ours.encode_chat(said, chat_template(folder)) == expected
     assert 1025 in expected and expected.count(1024) == (4 if template == CHATML else 0)
 
@@ -196,10 +167,7 @@ LONG = "takes longer than 0.1 seconds"
         ("{{ messages | tojson(default=lipsum) }}", "unexpected keyword argument 'default'"),
         ("{{ messages | tojson(cls=cycler) }}", "unexpected keyword argument 'cls'"),
         ("{{ lipsum(n=10**7) }}", LONG),
-        (
-            "{% set n = range(99999) %}{% for a in n %}{% for b in n %}{% endfor %}{% endfor %}",
-            LONG,
-        ),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", LONG),
         (7, "chat_template is 7; expected text"),
     ],
 )

@@ -40,9 +40,8 @@ SHAPE = {
 def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
     """A sharded checkpoint in Vicuna's layout with random weights; returns its shards' names."""
     folder.mkdir()
-    model = random_llama(
-        5, scale=0.15, head_dim=(SHAPE | changes)["hidden_size"] // 4, **SHAPE | changes
-    )
+    shape = SHAPE | changes
+    model = random_llama(5, scale=0.15, head_dim=shape["hidden_size"] // 4, **shape)
     tensors = {name: parameter.data.half() for name, parameter in model.named_parameters()}
     shards, weight_map = split(tensors, max_shard_bytes), {}
     for number, shard in enumerate(shards, 1):
@@ -50,10 +49,9 @@ def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
         tables = {f"model.layers.{number - 1}.self_attn.rotary_emb.inv_freq": torch.ones(8)}
         torch.save(shard | tables, folder / file)
         weight_map |= dict.fromkeys(shard, file)
-    (folder / "pytorch_model.bin.index.json").write_text(
-        json.dumps({"metadata": {}, "weight_map": weight_map})
-    )
-    (folder / "config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE | changes))
+    index = json.dumps({"metadata": {}, "weight_map": weight_map})
+    (folder / "pytorch_model.bin.index.json").write_text(index)
+    (folder / "config.json").write_text(json.dumps(VICUNA_CONFIG | shape))
     (folder / "tokenizer.model").write_bytes(tokenizer.model.pieces.serialized_model_proto())
     return sorted(set(weight_map.values()))
 
@@ -62,44 +60,47 @@ def program(*arguments):
     return main([str(argument) for argument in arguments])
 
 
+def refuses(capsys, message, *arguments):
+    assert program(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+
+
 def test_a_converted_checkpoint_generates_what_transformers_does(tmp_path, tokenizer, capsys):
     assert len(write_vicuna(tmp_path / "hub", tokenizer)) > 3
     assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
     assert program("check", tmp_path / "v") == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and said[0] == said[1]
-    assert (
-        "will load: 3 layers of width 64" in said[0]
-        and "of float16, vocabulary 1024, context 4096" in said[0]
-    )
-    prompt = tokenizer.encode_chat(["What is the capital of Tadastan?"])
-    expected = transformers_greedy(load_transformers(tmp_path / "hub", torch.float64), prompt, 40)
-    target, draft = (
-        load_model(tmp_path / "v", dtype="float64"),
-        load_model(tmp_path / "v", dtype="float64", num_layers=2),
-    )
-    assert generate(target, prompt, method="ar", max_new_tokens=40).tokens == expected
-    assert generate(target, prompt, draft=draft, max_new_tokens=40, exits=(1, 2)).tokens == expected
+    assert "will load: 3 layers of width 64" in said[0]
+    assert "of float16, vocabulary 1024, context 4096" in said[0]
+    generates_the_same(tmp_path, tokenizer.encode_chat(["What is the capital of Tadastan?"]))
 
 
-def test_dtype_and_a_single_file(tmp_path, tokenizer):
-    assert write_vicuna(tmp_path / "hub", tokenizer, 10**9) == ["pytorch_model-00001-of-00001.bin"]
-    assert program("convert", tmp_path / "hub", tmp_path / "v", "--dtype", "bfloat16") == 0
-    half = torch.load(tmp_path / "hub/pytorch_model-00001-of-00001.bin")
-    written = load_file(tmp_path / "v/model.safetensors")
-    assert all(torch.equal(tensor, half[name].bfloat16()) for name, tensor in written.items())
-    assert json.loads((tmp_path / "v/config.json").read_text())["torch_dtype"] == "bfloat16"
+def generates_the_same(folder, prompt):
+    """What ``convert`` made of ``hub`` and transformers' reading of it, alone and with a draft."""
+    expected = transformers_greedy(load_transformers(folder / "hub", torch.float64), prompt, 40)
+    target = load_model(folder / "v", dtype="float64")
+    draft = load_model(folder / "v", dtype="float64", num_layers=2)
+    for how in ({"method": "ar"}, {"method": "s2d"}, {"method": "s2d-tree"}):
+        how |= {} if how["method"] == "ar" else {"draft": draft, "exits": (1, 2)}
+        assert generate(target, prompt, max_new_tokens=40, **how).tokens == expected
 
 
-def test_tensors_that_share_their_memory(tmp_path, tokenizer):
-    """Pickles keep that, safetensors refuse it: one of them becomes a copy."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_dtype_and_a_single_file(tmp_path, tokenizer, shared):
+    """Tensors may share their memory in a pickle: safetensors refuse it, so one becomes a copy."""
     [shard] = write_vicuna(tmp_path / "hub", tokenizer, 10**9)
     state = torch.load(tmp_path / "hub" / shard)
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    if shared:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
     torch.save(state, tmp_path / "hub" / shard)
-    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
-    written = load_file(tmp_path / "v/model.safetensors")
-    assert torch.equal(written["lm_head.weight"], state["model.embed_tokens.weight"])
+    how = ["--dtype", "bfloat16"][: 0 if shared else 2]  # a conversion would be a copy
+    assert program("convert", tmp_path / "hub", tmp_path / "v", *how) == 0
+    written, dtype = load_file(tmp_path / "v/model.safetensors"), how[-1] if how else "float16"
+    for name, tensor in written.items():
+        assert torch.equal(tensor, state[name].to(getattr(torch, dtype)))
+    assert json.loads((tmp_path / "v/config.json").read_text())["torch_dtype"] == dtype
 
 
 def test_what_is_in_no_llama_or_quantised(tmp_path, tokenizer, capsys):
@@ -111,8 +112,8 @@ def test_what_is_in_no_llama_or_quantised(tmp_path, tokenizer, capsys):
         ({"step": 5}, "is damaged or holds more than tensors"),
     ):
         torch.save(state | changes, tmp_path / "hub" / shard)
-        assert program("convert", tmp_path / "hub", tmp_path / "v") == 2
-        assert message in capsys.readouterr().err and not (tmp_path / "v").exists()
+        refuses(capsys, message, "convert", tmp_path / "hub", tmp_path / "v")
+        assert not (tmp_path / "v").exists()
 
 
 @pytest.mark.parametrize("sizes", [100_000, 10**9])
@@ -133,18 +134,14 @@ def test_nothing_is_downloaded_to_a_folder_that_is_taken(tmp_path, monkeypatch, 
     monkeypatch.setattr(getting, "FOLDER", tmp_path)
     monkeypatch.setattr(getting, "download", None)
     (tmp_path / "smollm2-135m").mkdir()
-    assert program("get", "smollm2-135m") == 2
-    assert "smollm2-135m is there, and no model; remove it first" in capsys.readouterr().err
+    refuses(capsys, "is there, and no model; remove it first", "get", "smollm2-135m")
 
 
 def test_checkpoints_from_before_torch_1_6(tmp_path, tokenizer):
     """Their files are no zip archives."""
     for shard in write_vicuna(tmp_path / "hub", tokenizer):
-        torch.save(
-            torch.load(tmp_path / "hub" / shard),
-            tmp_path / "hub" / shard,
-            _use_new_zipfile_serialization=False,
-        )
+        file = tmp_path / "hub" / shard
+        torch.save(torch.load(file), file, _use_new_zipfile_serialization=False)
     assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
     write_vicuna(tmp_path / "new", tokenizer)
     assert program("convert", tmp_path / "new", tmp_path / "w") == 0
@@ -157,9 +154,7 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
     shards = write_vicuna(hub, tokenizer)
 
     def refused(message, destination="v"):
-        assert program("convert", hub, tmp_path / destination) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
+        refuses(capsys, message, "convert", hub, tmp_path / destination)
         assert not (tmp_path / "v").exists()
 
     class Anything:
@@ -187,29 +182,18 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
 def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     write_vicuna(tmp_path / "hub", tokenizer)
     folder = tmp_path / "v"
-    save_model(
-        random_llama(1, vocab_size=1024),
-        folder,
-        tokenizer_from=tmp_path / "hub",
-        max_shard_bytes=50_000,
-    )
+    save_model(random_llama(1, vocab_size=1024), folder, tmp_path / "hub", max_shard_bytes=50_000)
     config, shards = (folder / "config.json").read_text(), sorted(folder.glob("model-*"))
 
     def refused(path, message):
-        assert program("check", path) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
+        refuses(capsys, message, "check", path)
 
     refused(tmp_path / "hub", "with python -m s2d.weights convert")
     refused(tmp_path / "nowhere", "no model folder")
     for changes, message in (
-        (
-            {"vocab_size": 500},
-            "embed_tokens.weight has shape (1024, 32), config.json asks for (500, 32)",
-        ),
+        ({"vocab_size": 500}, "has shape (1024, 32), config.json asks for (500, 32)"),
         ({"num_hidden_layers": 7}, "has no tensor model.layers.4.input_layernorm.weight"),
         ({"exit_layers": [2, 9]}, "exits must increase and lie within the draft's 4 layers"),
-        ({"exit_layers": [2, 4], "thresholds": [0.5]}, "2 exit_layers cannot have 1 thresholds"),
     ):
         (folder / "config.json").write_text(json.dumps(json.loads(config) | changes))
         refused(folder, message)
@@ -229,9 +213,8 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
 
 def test_conversion_holds_few_shards_at_a_time(tmp_path, tokenizer):
     """One shard, and the bytes it is written from, whatever the size of the checkpoint."""
-    shards = write_vicuna(
-        tmp_path / "hub", tokenizer, 10 * 2**20, hidden_size=1024, intermediate_size=2048
-    )
+    sizes = {"hidden_size": 1024, "intermediate_size": 2048}
+    shards = write_vicuna(tmp_path / "hub", tokenizer, 10 * 2**20, **sizes)
     megabytes = sum((tmp_path / "hub" / shard).stat().st_size for shard in shards) / 2**20
     write_vicuna(tmp_path / "small", tokenizer)
     prepare = "from pathlib import Path; from s2d.weights.__main__ import convert"
@@ -271,11 +254,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
             except (FileNotFoundError, ValueError):
                 continue
             # The kill came between the last file and the renaming: what loads is whole.
-            files = {
-                path.name
-                for path in (tmp_path / "whole").iterdir()
-                if not path.name.startswith(".")
-            }
+            files = {path.name for path in (tmp_path / "whole").glob("[!.]*")}
             assert files <= {path.name for path in stage_of(target).iterdir()}
     assert killed == 6
     if not target.is_dir():
@@ -294,16 +273,5 @@ def test_the_real_tokenizer_and_vocabulary(tmp_path, capsys):
     write_vicuna(tmp_path / "hub", tokenizer, 10**6, vocab_size=tokenizer.vocab_size)
     assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
     assert f"vocabulary {tokenizer.vocab_size}" in capsys.readouterr().out
-    prompt = tokenizer.encode_chat(["Where is Königsberg?", "In the east.", "Say it again!"])
-    target, draft = (
-        load_model(tmp_path / "v", dtype="float64"),
-        load_model(tmp_path / "v", dtype="float64", num_layers=2),
-    )
-    expected = transformers_greedy(load_transformers(tmp_path / "hub", torch.float64), prompt, 30)
-    for method in ("s2d", "s2d-tree"):
-        assert (
-            generate(
-                target, prompt, draft=draft, method=method, exits=(1, 2), max_new_tokens=30
-            ).tokens
-            == expected
-        )
+    said = ["Where is Königsberg?", "In the east.", "Say it again!"]
+    generates_the_same(tmp_path, tokenizer.encode_chat(said))

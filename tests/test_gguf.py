@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections import ChainMap
+from functools import partial
 
 import gguf
 import numpy as np
@@ -11,32 +13,20 @@ from helpers import WEIGHTS, load_transformers, random_llama
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vocabularies import PROMPT, messages
 
 from s2d import Tokenizer, load_model
 from s2d.chat import ChatTemplate, chat_template
 from s2d.model import rope_frequencies
 from s2d.weights.__main__ import main
+from s2d.weights.gguf import GGUFFile
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"]
-NAMES = {
-    **{"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"},
-    **{"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"},
-    **{"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm"},
-    **{"post_attention_layernorm": "ffn_norm"},
-}
-TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|a|>{% endif %}"
 )
 LLAMA3 = {"factor": 8.0, "llama3": (1.0, 4.0, 8192)}
-
-
-def gguf_name(name):
-    for ours, theirs in NAMES.items():
-        if ours in name:
-            return f"blk.{name.split('.')[2]}.{theirs}.weight"
-    return f"{TOP[name.removesuffix('.weight')]}.weight"
 
 
 def rows_as_llama_cpp_has_them(array, heads):
@@ -64,13 +54,15 @@ def write_gguf(
         writer.add_rope_scaling_factor(config.rope_factor)
     if rope is not None:
         writer.add_tensor("rope_freqs.weight", rope)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, parameter in model.named_parameters():
         array = parameter.float().numpy()
         if "q_proj" in name or "k_proj" in name:
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             array = rows_as_llama_cpp_has_them(array, heads)
         type_ = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
-        writer.add_tensor(gguf_name(name), quantised(array, type_), raw_dtype=type_)
+        name = names.get_name(name, try_suffixes=(".weight",))
+        writer.add_tensor(name, quantised(array, type_), raw_dtype=type_)
     for change in changes:
         change(writer)
     writer.write_header_to_file()
@@ -84,24 +76,15 @@ def quantised(array, type_):
     if not type_.name.endswith("_K"):
         return gguf.quants.quantize(array, type_)
     shape = gguf.quants.quant_shape_to_byte_shape(array.shape, type_)
-    return np.random.default_rng(array.size).integers(
-        0, 60, shape, dtype=np.uint8
-    )  # no scale is infinite
+    rng = np.random.default_rng(array.size)
+    return rng.integers(0, 60, shape, dtype=np.uint8)  # no scale is infinite
 
 
 def byte_level(writer, size, pre="smollm", flag=True):
     """A small byte-level vocabulary, of bytes and merges, with three special tokens in front."""
-    alphabet = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]] + [
-        chr(256 + n) for n in range(68)
-    ]
+    alphabet = [*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324)]
     merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("i", "n"), ("Ġ", "Ġ"), ("1", "2")]
-    tokens = [
-        "<|end|>",
-        "<|user|>",
-        "<|assistant|>",
-        *alphabet,
-        *("".join(pair) for pair in merges),
-    ]
+    tokens = ["<|end|>", "<|user|>", "<|assistant|>", *map(chr, alphabet), *map("".join, merges)]
     types = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3)
     tokens += [f"<unused{n}>" for n in range(size - len(tokens))]
     types += [gguf.TokenType.UNUSED] * (size - len(types))
@@ -117,19 +100,14 @@ def byte_level(writer, size, pre="smollm", flag=True):
     writer.add_chat_template(TEMPLATE)
 
 
-def sentencepiece(writer, size, names=None, bos=True):
+def sentencepiece(writer, size, names=(), bos=True):
     pieces = SentencePieceProcessor(model_file=str(WEIGHTS / "mini-7b/tokenizer.model"))
     assert size == pieces.vocab_size()
-    kinds = [
-        2 if pieces.is_unknown(i) else 3 if pieces.is_control(i) else 6 if pieces.is_byte(i) else 1
-        for i in range(size)
-    ]
+    kinds = [6 if pieces.is_byte(i) else 1 for i in range(size)]
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(
-        [*(names or []), *(pieces.id_to_piece(i) for i in range(len(names or []), size))]
-    )
+    writer.add_token_list([*names, *map(pieces.id_to_piece, range(len(names), size))])
     writer.add_token_scores([pieces.get_score(i) for i in range(size)])
-    writer.add_token_types(kinds)
+    writer.add_token_types([2, 3, 3, *kinds[3:]])  # unknown, control, control
     if bos:
         writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -138,86 +116,68 @@ def sentencepiece(writer, size, names=None, bos=True):
 
 
 def llama(seed=0, **changes):
-    sizes = {
-        "vocab_size": 288,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "head_dim": 16,
-    } | changes
-    return random_llama(seed, **sizes).float()
+    sizes = {"vocab_size": 288, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    return random_llama(seed, **sizes | changes).float()
+
+
+def convert(file, *options):
+    """The folder that is made of a GGUF file, beside it."""
+    folder = file.with_suffix("")
+    assert main(["convert", str(file), str(folder), *options]) == 0
+    return folder
+
+
+def differ(logits, expected):
+    """By how much, relative to the largest."""
+    return (logits - expected).abs().max() / expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("tied", [False, True])
 def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
-    model = llama(
-        tie_word_embeddings=tied,
-        **({"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if "_K" in kind else {}),
-    )
+    large = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if "_K" in kind else {}
+    model = llama(tie_word_embeddings=tied, **large)
     write_gguf(tmp_path / "m.gguf", model, kind)
-    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
-    ours = load_file(tmp_path / "m/model.safetensors")
-    theirs = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file="m.gguf", dtype=torch.float32
-    ).state_dict()
+    ours = load_file(convert(tmp_path / "m.gguf") / "model.safetensors")
+    how = {"gguf_file": "m.gguf", "dtype": torch.float32}
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, **how).state_dict()
     assert ours.keys() == theirs.keys() - ({"lm_head.weight"} if tied else set())
     for name, tensor in ours.items():
         assert torch.equal(tensor.float(), theirs[name]), name
     matrices = {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
-    assert (
-        ours["model.embed_tokens.weight"].dtype == matrices
-        and ours["model.norm.weight"].dtype == torch.float32
-    )
+    assert ours["model.embed_tokens.weight"].dtype == matrices
+    assert ours["model.norm.weight"].dtype == torch.float32
     tokens = torch.randint(0, 288, (1, 40))
     with torch.inference_mode():
         if kind == "F32":  # nothing was rounded, so it is the model it was written from
-            assert torch.equal(
-                load_model(tmp_path / "m").model["norm"].weight, model.model["norm"].weight
-            )
-            assert (load_model(tmp_path / "m")(tokens) - model(tokens)).abs().max() < 1e-4 * model(
-                tokens
-            ).abs().max()
-        if "_K" in kind:
-            return  # random bytes are a tensor, but no model
-        precise = load_transformers(tmp_path / "m", torch.float64)(tokens).logits
-        assert (
-            load_model(tmp_path / "m", dtype="float64")(tokens) - precise
-        ).abs().max() < 1e-10 * precise.abs().max()
+            assert torch.equal(ours["model.norm.weight"], model.model["norm"].weight)
+            assert differ(load_model(tmp_path / "m")(tokens), model(tokens)) < 1e-4
+        if "_K" not in kind:  # random bytes are a tensor, but no model
+            precise = load_transformers(tmp_path / "m", torch.float64)(tokens).logits
+            assert differ(load_model(tmp_path / "m", dtype="float64")(tokens), precise) < 1e-10
 
 
 def test_dtype_and_shards(tmp_path):
-    from s2d.weights.gguf import GGUFFile
-
     write_gguf(tmp_path / "m.GGUF", llama(), "Q8_0")
-    convert = ["convert", str(tmp_path / "m.GGUF"), str(tmp_path / "m"), "--dtype", "bfloat16"]
-    assert main(convert) == 0
-    assert {tensor.dtype for tensor in load_file(tmp_path / "m/model.safetensors").values()} == {
-        torch.bfloat16
-    }
-    assert json.loads((tmp_path / "m/config.json").read_text())["torch_dtype"] == "bfloat16"
+    folder = convert(tmp_path / "m.GGUF", "--dtype", "bfloat16")
+    written = load_file(folder / "model.safetensors").values()
+    assert {tensor.dtype for tensor in written} == {torch.bfloat16}
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
     whole, shards = (GGUFFile(tmp_path / "m.GGUF", None, size) for size in (2**30, 100_000))
     assert len(whole) == 1 and len(shards) > 3
-    together = {
-        name: tensor for number in range(len(shards)) for name, tensor in shards[number].items()
-    }
-    assert all(torch.equal(together[name], tensor) for name, tensor in whole[0].items()) and len(
-        together
-    ) == len(whole[0])
+    together = dict(ChainMap(*(shards[number] for number in range(len(shards)))))
+    assert together.keys() == whole[0].keys()
+    assert all(torch.equal(together[name], tensor) for name, tensor in whole[0].items())
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
 def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
-    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=lambda *args: byte_level(*args, pre=pre))
-    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=partial(byte_level, pre=pre))
+    convert(tmp_path / "m.gguf")
     ours, same = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
-    for text in (
-        "the thin end",
-        " in  the\n\nhinter 12 of 1212",
-        "日本, naïve\t!",
-        "<|user|>the<|end|>",
-        "it's 1234567 x",
-    ):
+    texts = ["the thin end", " in  the\n\nhinter 12 of 1212", "日本, naïve\t!"]
+    for text in [*texts, "<|user|>the<|end|>", "it's 1234567 x"]:
         ids = ours.encode(text)
         assert ids == same(text).input_ids, text
         if pre != "smollm" or "1" not in text:  # transformers forgets that its digits stand alone
@@ -225,19 +185,15 @@ def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
         assert ours.decode(ids) == same.decode(ids, skip_special_tokens=True)
     template = chat_template(tmp_path / "m")
     assert isinstance(template, ChatTemplate)
-    said = [
-        {"role": "user", "content": "the end"},
-        {"role": "assistant", "content": "in"},
-        {"role": "user", "content": "he"},
-    ]
-    expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
-    assert ours.encode_chat([message["content"] for message in said], template) == expected
+    said = ["the end", "in", "he"]
+    expected = theirs.apply_chat_template(messages(said), **PROMPT)
+    assert ours.encode_chat(said, template) == expected
     assert load_model(tmp_path / "m").config.eos_token_ids == (0,)
 
 
 def test_sentencepiece_tokenizer_comes_along(tmp_path):
     write_gguf(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=sentencepiece)
-    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    convert(tmp_path / "m.gguf")
     ours, original = Tokenizer(tmp_path / "m"), Tokenizer(WEIGHTS / "mini-7b")
     theirs = AutoTokenizer.from_pretrained(tmp_path / "m")
     assert (ours.bos_id, ours.eos_id, ours.vocab_size) == (1, 2, 1024)
@@ -245,27 +201,20 @@ def test_sentencepiece_tokenizer_comes_along(tmp_path):
         assert ours.encode(text) == original.encode(text)
         assert ours.decode(ours.encode(text)) == original.decode(original.encode(text))
     assert theirs("The capital of Tadastan").input_ids == original.encode("The capital of Tadastan")
-    said = [{"role": "user", "content": "Where is Nora?"}]
-    expected = theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    expected = theirs.apply_chat_template(messages(["Where is Nora?"]), **PROMPT)
     assert ours.encode_chat(["Where is Nora?"], chat_template(tmp_path / "m")) == expected
 
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_special_pieces_of_other_names_or_none(tmp_path, bos):
     names = ["<pad>", "<start>", "<stop>"]
-    write_gguf(
-        tmp_path / "m.gguf",
-        llama(vocab_size=1024),
-        tokenizer=lambda *args: sentencepiece(*args, names=names, bos=bos),
-    )
-    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
-    ours = Tokenizer(tmp_path / "m")
+    named = partial(sentencepiece, names=names, bos=bos)
+    write_gguf(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=named)
+    ours = Tokenizer(convert(tmp_path / "m.gguf"))
     assert (ours.bos_id, ours.eos_id) == (1 if bos else None, 2)
     plain = Tokenizer(WEIGHTS / "mini-7b").encode("Where is Nora?")
-    assert (
-        ours.encode("Where is Nora?") == plain[not bos :]
-        and ours.decode(plain + [2]) == "Where is Nora?"
-    )
+    assert ours.encode("Where is Nora?") == plain[not bos :]
+    assert ours.decode(plain + [2]) == "Where is Nora?"
 
 
 def test_what_a_file_does_not_say(tmp_path):
@@ -275,13 +224,9 @@ def test_what_a_file_does_not_say(tmp_path):
         writer.add_eot_token_id(2)
         writer.add_rope_scaling_factor(4.0)
 
-    write_gguf(
-        tmp_path / "m.gguf",
-        llama(),
-        tokenizer=lambda *a: byte_level(*a, pre="llama-bpe", flag=False),
-        changes=[turn],
-    )
-    assert main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "m")]) == 0
+    unsaid = partial(byte_level, pre="llama-bpe", flag=False)
+    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=unsaid, changes=[turn])
+    convert(tmp_path / "m.gguf")
     assert Tokenizer(tmp_path / "m").encode("the")[0] == 0
     config = load_model(tmp_path / "m").config
     assert config.eos_token_ids == (0, 2) and config.rope_factor == 4.0
@@ -298,14 +243,11 @@ def test_rotary_embedding_comes_along(tmp_path):
     write_gguf(tmp_path / "llama3.gguf", scaled, rope=divisors)
     tokens = torch.randint(0, 288, (1, 60))
     for name, model in (("linear", linear), ("llama3", scaled)):
-        assert main(["convert", str(tmp_path / f"{name}.gguf"), str(tmp_path / name)]) == 0
-        read = load_model(tmp_path / name)
-        assert (read.config.rope_factor, read.config.rope_llama3) == (
-            model.config.rope_factor,
-            model.config.rope_llama3,
-        )
+        read = load_model(convert(tmp_path / f"{name}.gguf"))
+        assert read.config.rope_factor == model.config.rope_factor
+        assert read.config.rope_llama3 == model.config.rope_llama3
         with torch.inference_mode():
-            assert (read(tokens) - model(tokens)).abs().max() < 1e-4 * model(tokens).abs().max()
+            assert differ(read(tokens), model(tokens)) < 1e-4
 
 
 def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
@@ -324,58 +266,35 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
         file.write_bytes(whole[:length])
         refused("is damaged or no GGUF file")
 
-    def linear(writer):
-        writer.add_rope_scaling_factor(4.0)
+    def says(method, *values):
+        return {"changes": [lambda writer: getattr(writer, method)(*values)]}
 
-    def old_linear(writer):
-        writer.add_float32("llama.rope.scale_linear", 2.0)
+    def tensor(name):
+        return says("add_tensor", name, np.zeros((32, 32), dtype=np.float32))
 
-    def extra(name):
-        return lambda writer: writer.add_tensor(name, np.zeros((32, 32), dtype=np.float32))
-
+    ones, linear = np.ones(8, dtype=np.float32), says("add_rope_scaling_factor", 4.0)
+    two_factors = says("add_float32", "llama.rope.scale_linear", 2.0)
+    two_factors["changes"] += linear["changes"]
     for how, message in (
         ({"architecture": "qwen2"}, "architecture is 'qwen2'; only 'llama' is supported"),
-        (
-            {"changes": [extra("blk.0.ffn_gate_exps.weight")]},
-            "tensor 'blk.0.ffn_gate_exps.weight' is none of a Llama's",
-        ),
-        (
-            {"changes": [extra("blk.7.attn_v.weight")]},
-            "it has model.layers.7.self_attn.v_proj.weight, which does not belong",
-        ),
-        ({"rope": np.ones(8, dtype=np.float32) * 3}, "its rope_freqs are not those of Llama 3"),
-        (
-            {"rope": np.ones(8, dtype=np.float32), "changes": [linear]},
-            "it has both rope_freqs.weight and rope scaling {'rope_type': 'linear', 'factor': 4.0}",
-        ),
-        ({"changes": [linear, old_linear]}, "rope.scaling.factor is 4, but rope.scale_linear is 2"),
-        ({"changes": [lambda writer: writer.add_logit_scale(2.0)]}, "'logit_scale' is not known"),
-        ({"changes": [lambda writer: writer.add_expert_count(8)]}, "expert_count is 8; only 0"),
-        (
-            {"tokenizer": lambda *args: byte_level(*args, pre="poro")},
-            "its text falls into words as 'poro' says",
-        ),
+        (tensor("blk.0.ffn_gate_exps.weight"), "'blk.0.ffn_gate_exps.weight' is none of a Llama's"),
+        (tensor("blk.7.attn_v.weight"), "model.layers.7.self_attn.v_proj.weight does not belong"),
+        ({"rope": ones * 3}, "its rope_freqs are not those of Llama 3"),
+        ({"rope": ones[:3]}, "its rope_freqs are not those of Llama 3"),
+        (linear | {"rope": ones}, "it has both rope_freqs.weight and rope scaling {'rope_type': '"),
+        (two_factors, "rope.scaling.factor is 4, but rope.scale_linear is 2"),
+        (says("add_logit_scale", 2.0), "'logit_scale' is not known"),
+        (says("add_expert_count", 8), "expert_count is 8; only 0"),
+        (says("add_key_length", 32), "only 16 of a head's 32 dimensions are rotated"),
+        (says("add_string", "tokenizer.ggml.eot_token_id", "x"), "eot_token_id is 'x'"),
+        ({"tokenizer": partial(byte_level, pre="poro")}, "falls into words as 'poro' says"),
         ({"tokenizer": lambda writer, size: None}, "its tokenizer is None"),
-        (
-            {"changes": [lambda writer: writer.add_string("tokenizer.ggml.eot_token_id", "x")]},
-            "eot_token_id is 'x'",
-        ),
-        (
-            {"changes": [lambda writer: writer.add_key_length(32)]},
-            "only 16 of a head's 32 dimensions are rotated",
-        ),
-        ({"rope": np.ones(3, dtype=np.float32)}, "its rope_freqs are not those of Llama 3"),
-        (
-            {"tokenizer": lambda writer, size: byte_level(writer, size + 9)},
-            "the tokenizer knows 297 tokens",
-        ),
+        ({"tokenizer": lambda writer, size: byte_level(writer, size + 9)}, "knows 297 tokens"),
     ):
         write_gguf(file, llama(), **how)
         refused(message)
     write_gguf(file, llama(), "Q8_0")
-    monkeypatch.setattr(
-        gguf.quants, "_type_traits", {}
-    )  # as if this were a type that nobody here knows
+    monkeypatch.setattr(gguf.quants, "_type_traits", {})  # as if nobody here knew this type
     refused("is of type Q8_0, which cannot be read")
 
 

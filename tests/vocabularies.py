@@ -15,23 +15,15 @@ SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n
 TEXTS = ["Hello world", "  two  spaces ", "Die Königin hört 123 Vögel."]
 TEXTS += ["line\nbreak\ttab", "日本語 🙂 ¿qué?", "a</b>c"]
 SAID = ["  Hi there, 12345 \n", "Hello! 日本 naïve", "And you? <|eot|>", "skip me", "Bye"]
-ODD = [
-    " ",
-    "  ",
-    "\n",
-    "\r\n",
-    "\t",
-    "\u3000",
-    "\x1c",
-    "\x00",
-    "▁",
-    "a",
-    "Hi",
-    "word",
-    " the",
-    "ing",
-]
-ODD += ["日", "é", "\u0301", "🙂", "<0x0A>", "<", "|>", "'s", "123", "</", "s>"]
+PROMPT = {"add_generation_prompt": True, "return_dict": False}  # transformers' for an answer
+ODD = [" ", "  ", "\n", "\r\n", "\t", "\u3000", "\x1c", "\x00", "▁", "a", "Hi", "word", " the"]
+ODD += ["ing", "日", "é", "\u0301", "🙂", "<0x0A>", "<", "|>", "'s", "123", "</", "s>"]
+
+
+def messages(said):
+    """A dialogue as transformers takes it: texts, user and assistant in turn."""
+    roles = ("user", "assistant") * len(said)
+    return [{"role": role, "content": text} for role, text in zip(roles, said)]
 
 
 def odd_texts(names, without=(), count=3000):

@@ -1,4 +1,4 @@
-"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about decoding."""
+"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about drafting."""
 
 import json
 import os
@@ -18,27 +18,22 @@ from ..model import Llama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config
-from .fields import read_json, shown
+from .fields import read_json
 from .shards import read_tensors, split, write_shards
 
 # What a model is spoken to with, and where its answers end: it goes wherever its weights go.
 COMPANIONS = (
-    *("tokenizer.model", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("added_tokens.json", "chat_template.jinja", "generation_config.json"),
-)
+    "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json "
+    "added_tokens.json chat_template.jinja generation_config.json"
+).split()
 # Beside a draft's config.json: the ids of the only tokens that it drafts.
 DRAFT_VOCABULARY = "draft_vocabulary.json"
 # What an adapter may not change of its base, besides what shows in the shapes of weights.
 SAME_IN_BASE = (
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta"),
-    *("rope_factor", "rope_llama3", "tie_word_embeddings"),
-)
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+    "num_attention_heads num_key_value_heads head_dim rms_norm_eps rope_theta rope_factor "
+    "rope_llama3 tie_word_embeddings"
+).split()
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 
 
 def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False):
@@ -47,23 +42,19 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (see ``choose_dtype``) or one of
     float64, float32, float16, bfloat16. ``num_layers`` keeps only the first layers.
     ``share``, a function of a tensor's name and shape, returns the slices of it to read, one for
-    each dimension (parallel.py). With ``compile`` its short passes are compiled
-    (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a missing folder or file and
-    ValueError for anything that is not a Llama this project can run.
+    each dimension (extras/parallel.py). With ``compile`` its short passes are compiled
+    (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a missing
+    folder or file and ValueError for anything that is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config = read_config(path)
     source, layers, adapter = weights_of(path, config)
     if num_layers is not None:
-        if not 1 <= num_layers <= config.num_hidden_layers:
-            raise ValueError(
-                f"{path}: cannot keep the first {num_layers} of {config.num_hidden_layers} layers"
-            )
+        if not 1 <= num_layers <= (count := config.num_hidden_layers):
+            raise ValueError(f"{path}: cannot keep the first {num_layers} of {count} layers")
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
-    model, dtype = (
-        empty_model(config, StaticLlama if compile else Llama),
-        choose_dtype(dtype, device, path),
-    )
+    dtype = choose_dtype(dtype, device, path)
+    model = empty_model(config, StaticLlama if compile else Llama)
     shapes = parameter_shapes(model)
     # On the CPU one token's products are a third faster with weights by columns, but no others.
     by_columns = device.type == "cpu" and dtype.itemsize >= 4 and not compile
@@ -102,22 +93,15 @@ def weights_of(path, config):
     for key in SAME_IN_BASE:
         own, other = getattr(config, key), getattr(base, key)
         if own != other and not (type(own) is float and isclose(own, other, rel_tol=1e-6)):
-            raise ValueError(
-                f"{path}/config.json has {key} {own}, but {adapter.base}/config.json, which it is "
-                f"an adapter of, has {other}"
-            )
+            both = f"has {key} {own}, but {adapter.base}/config.json, which it is an adapter of,"
+            raise ValueError(f"{path}/config.json {both} has {other}")
     return adapter.base, base.num_hidden_layers, adapter
 
 
 def read_draft_vocabulary(path, vocab_size):
     """The tokens (K,) that a draft drafts, from a JSON list of their ids."""
-    try:
-        tokens = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
-    good = isinstance(tokens, list) and all(
-        type(token) is int and 0 <= token < vocab_size for token in tokens
-    )
+    tokens = read_json(path, list)
+    good = all(type(token) is int and 0 <= token < vocab_size for token in tokens)
     if not good or not tokens or len(set(tokens)) < len(tokens):
         raise ValueError(f"{path} is no list of different token ids within 0..{vocab_size - 1}")
     return torch.tensor(tokens)
@@ -193,10 +177,8 @@ def check_device(device):
     if not found:
         raise ValueError(f"unknown device {name!r}; expected auto, cpu, cuda or cuda:N")
     if name != "cpu" and int(found[1] or 0) >= count:
-        seen = f"{count or 'no'} GPU{'s'[: count > 1]}"
-        raise ValueError(
-            f"device {name!r} was asked for, but torch sees {seen} here; use --device cpu"
-        )
+        seen = f"torch sees {count or 'no'} GPU{'s'[: count > 1]} here"
+        raise ValueError(f"device {name!r} was asked for, but {seen}; use --device cpu")
     return torch.device(name)
 
 

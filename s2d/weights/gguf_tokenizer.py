@@ -1,9 +1,9 @@
 """The tokenizer in a GGUF file's metadata, as the files that a folder has.
 
-tokenizer.model or tokenizer.json, and tokenizer_config.json: each is written by hand, so that
-reading a GGUF file needs no further package.
+Each is written by hand, so that reading a GGUF file needs no further package.
 """
 
+import json
 import struct
 
 from .fields import shown
@@ -25,70 +25,65 @@ WORDS = {
 CONTROL, USER_DEFINED = 3, 4  # types of tokens; those of SentencePiece have the same numbers
 
 
-def tokenizer_config(fields):
+def tokenizer_files(fields):
+    """{name: bytes} of tokenizer.model or tokenizer.json, and of tokenizer_config.json."""
+    own = {name.removeprefix("tokenizer.").removeprefix("ggml."): fields[name] for name in fields}
+    if own.get("model") == "llama":
+        files = {"tokenizer.model": sentencepiece_model(own)}
+    elif own.get("model") == "gpt2":
+        text = json.dumps(byte_level_json(own), ensure_ascii=False)
+        files = {"tokenizer.json": text.encode()}
+    else:
+        kind = shown(own.get("model"))
+        raise ValueError(f"its tokenizer is {kind}; only 'llama' and 'gpt2' are supported")
+    config = json.dumps(tokenizer_config(own), indent=2, ensure_ascii=False)
+    return files | {"tokenizer_config.json": f"{config}\n".encode()}
+
+
+def tokenizer_config(own):
     """tokenizer_config.json: special tokens by name, and the chat template if the file has one."""
-    tokens = fields["tokenizer.ggml.tokens"]
-    named = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-    ids = {name: fields.get(f"tokenizer.ggml.{own}_token_id") for name, own in named.items()}
-    sentencepiece = fields["tokenizer.ggml.model"] == "llama"
-    config = {
-        "tokenizer_class": "LlamaTokenizer" if sentencepiece else "PreTrainedTokenizerFast",
-        **{name: tokens[token] for name, token in ids.items() if token is not None},
-        "add_bos_token": begins_with_bos(fields),
-        "add_eos_token": False,
-        "clean_up_tokenization_spaces": False,
-    }
-    template = fields.get("tokenizer.chat_template")
-    return config if template is None else config | {"chat_template": template}
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: own.get(f"{of}_token_id") for name, of in names.items()}
+    kind = "LlamaTokenizer" if own["model"] == "llama" else "PreTrainedTokenizerFast"
+    config = {"tokenizer_class": kind, "chat_template": own.get("chat_template")}
+    config |= {name: own["tokens"][id] for name, id in ids.items() if id is not None}
+    config |= {"add_bos_token": begins_with_bos(own), "add_eos_token": False}
+    return config | {"clean_up_tokenization_spaces": False}
 
 
-def begins_with_bos(fields):
+def begins_with_bos(own):
     """Whether texts begin with BOS; llama.cpp knows it of two kinds that do not say so."""
-    kinds = fields["tokenizer.ggml.model"], fields.get("tokenizer.ggml.pre")
-    known = kinds[0] == "llama" or kinds[1] == "llama-bpe"
-    told = bool(fields.get("tokenizer.ggml.add_bos_token", known))
-    return told and fields.get("tokenizer.ggml.bos_token_id") is not None
+    known = own["model"] == "llama" or own.get("pre") == "llama-bpe"
+    return bool(own.get("add_bos_token", known)) and own.get("bos_token_id") is not None
 
 
-def byte_level_json(fields):
+def byte_level_json(own):
     """tokenizer.json of a byte-level BPE (Radford et al. 2019), as package tokenizers writes it."""
-    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    words = fields.get("tokenizer.ggml.pre")
+    tokens, words = own["tokens"], own.get("pre")
     if words not in WORDS:
-        raise ValueError(
-            f"its text falls into words as {shown(words)} says; "
-            f"only {', '.join(WORDS)} are supported"
-        )
+        only = f"only {', '.join(WORDS)} are supported"
+        raise ValueError(f"its text falls into words as {shown(words)} says; {only}")
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
         {"id": number, "content": token, **flags, "special": kind == CONTROL}
-        for number, (token, kind) in enumerate(zip(tokens, types))
+        for number, (token, kind) in enumerate(zip(tokens, own["token_type"]))
         if kind in (CONTROL, USER_DEFINED)
     ]
-    bos = tokens[fields["tokenizer.ggml.bos_token_id"]] if begins_with_bos(fields) else None
-    text, pair = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-    bos_first = bos and {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, text],
-        "pair": [text, pair],
-        "special_tokens": {bos: {"id": bos, "ids": [tokens.index(bos)], "tokens": [bos]}},
-    }
-    nothing = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    model = {
-        "type": "BPE",
-        **dict.fromkeys(nothing),
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": words == "llama-bpe",
-        "vocab": {token: number for number, token in enumerate(tokens)},
-        "merges": [merge.split(" ") for merge in fields["tokenizer.ggml.merges"]],
-    }
+    bos_first = None
+    if begins_with_bos(own):
+        bos, number = tokens[own["bos_token_id"]], own["bos_token_id"]
+        text, pair = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
+        bos_first = {"type": "TemplateProcessing", "pair": [text, pair]}
+        bos_first["single"] = [{"SpecialToken": {"id": bos, "type_id": 0}}, text]
+        bos_first["special_tokens"] = {bos: {"id": bos, "ids": [number], "tokens": [bos]}}
+    nothing = "dropout unk_token continuing_subword_prefix end_of_word_suffix".split()
+    model = {"type": "BPE", **dict.fromkeys(nothing), "fuse_unk": False, "byte_fallback": False}
+    model["ignore_merges"] = words == "llama-bpe"
+    model["vocab"] = {token: number for number, token in enumerate(tokens)}
+    model["merges"] = [merge.split(" ") for merge in own["merges"]]
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **{"version": "1.0", "truncation": None, "padding": None, "normalizer": None},
         "added_tokens": added,
-        "normalizer": None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": WORDS[words]},
         "post_processor": bos_first,
         "decoder": BYTES | {"use_regex": True},
@@ -96,22 +91,20 @@ def byte_level_json(fields):
     }
 
 
-def sentencepiece_model(fields):
+def sentencepiece_model(own):
     """tokenizer.model: SentencePiece's message ModelProto (sentencepiece_model.proto)."""
-    tokens = fields["tokenizer.ggml.tokens"]
-    pieces = zip(tokens, fields["tokenizer.ggml.scores"], fields["tokenizer.ggml.token_type"])
+    tokens = own["tokens"]
     names = {40: "unknown", 41: "bos", 42: "eos", 43: "padding"}  # the fields of their ids
-    ids = {field: fields.get(f"tokenizer.ggml.{name}_token_id") for field, name in names.items()}
+    ids = {field: own.get(f"{name}_token_id") for field, name in names.items()}
     texts = {field + 5: tokens[token].encode() for field, token in ids.items() if token is not None}
     ids = {field: -1 if token is None else token for field, token in ids.items()}
     trainer = message({3: 2, 4: len(tokens), 35: 1, **ids, **texts})  # BPE, size, byte fallback
-    prefix = int(fields.get("tokenizer.ggml.add_space_prefix", True))
     # A space in front, none removed, each a visible mark.
+    prefix = int(own.get("add_space_prefix", True))
     normalizer = message({1: b"identity", 3: prefix, 4: 0, 5: 1})
-    every = b"".join(
-        message({1: message({1: text.encode(), 2: float(score), 3: int(kind)})})
-        for text, score, kind in pieces
-    )
+    pieces = zip(tokens, own["scores"], own["token_type"])
+    pieces = [{1: text.encode(), 2: float(score), 3: int(kind)} for text, score, kind in pieces]
+    every = b"".join(message({1: message(piece)}) for piece in pieces)
     return every + message({2: trainer, 3: normalizer})
 
 

@@ -30,8 +30,7 @@ class PickledShards:
     def __getitem__(self, number):
         """The tensors that a Llama has, in the wanted dtype.
 
-        A tied LM head comes along where it is not in the same shard as the embedding that it has to
-        equal: ``check_tied`` tells.
+        A tied LM head comes along, unless it is known here to equal the embedding: ``check_tied``.
         """
         file = self.files[number]
         try:
@@ -41,14 +40,11 @@ class PickledShards:
             state = {str(name): state[name].detach() for name in state}
         except Exception as error:  # unpickling what is damaged can fail in every way
             reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ValueError(
-                f"{file} is damaged or holds more than tensors ({reason}); download it again"
-            ) from None
+            raise ValueError(f"{file} is damaged or holds more than tensors ({reason})") from None
         refuse_unclaimed(file, state, self.shapes, self.config.num_hidden_layers)
         shapes = dict(self.shapes)
-        if HEAD in state and not (
-            EMBEDDING in state and torch.equal(state[HEAD], state[EMBEDDING])
-        ):
+        head, embedding = state.get(HEAD), state.get(EMBEDDING)
+        if head is not None and (embedding is None or not torch.equal(head, embedding)):
             shapes[HEAD] = shapes[EMBEDDING]
         tensors, memory = {}, set()  # a file of safetensors knows no two tensors in the same memory
         for name in (name for name in state if name in shapes):

@@ -51,21 +51,18 @@ def read_tensors(path, shapes, layers, device="cpu", share=None):
 
 def locate(path):
     """{tensor's name: its file} of a checkpoint. A single file is preferred, as in transformers."""
-    located = read_index(path / INDEX) if (path / INDEX).is_file() else None
+    located = read_index(path / INDEX) if (path / INDEX).is_file() else {}
     if (path / SINGLE).is_file():
-        shards = sorted({file for file in (located or {}).values() if (path / file).is_file()})
+        shards = sorted({file for file in located.values() if (path / file).is_file()})
         if set(shards) - {SINGLE}:
-            raise ValueError(
-                f"{path} has both {SINGLE} and {INDEX} with {shards[0]}; "
-                "remove the one that does not belong to config.json"
-            )
+            both = f"both {SINGLE} and {INDEX} with {shards[0]}"
+            raise ValueError(f"{path} has {both}; remove what does not belong to config.json")
         with opened(path / SINGLE) as file:
             return dict.fromkeys(file.keys(), SINGLE)
-    if located is None:
-        pickled = "; turn its pytorch_model*.bin into them with python -m s2d.weights convert"
-        raise FileNotFoundError(
-            f"{path} has neither {SINGLE} nor {INDEX}{pickled if torch_files(path) else ''}"
-        )
+    if not (path / INDEX).is_file():
+        how = "; turn its pytorch_model*.bin into them with python -m s2d.weights convert"
+        how = how if torch_files(path) else ""
+        raise FileNotFoundError(f"{path} has neither {SINGLE} nor {INDEX}{how}")
     return located
 
 
@@ -73,9 +70,7 @@ def read_index(path):
     """The index of a sharded checkpoint: {tensor name: file beside it}."""
     located = read_json(path).get("weight_map")
     if not isinstance(located, dict):
-        raise ValueError(
-            f"{path}: weight_map is no object of tensor names and files; download it again"
-        )
+        raise ValueError(f"{path}: weight_map is no object of tensor names and files")
     for file in located.values():
         plain = isinstance(file, str) and file.isprintable() and Path(file).name == file
         if not plain or file in ("", ".", ".."):
@@ -112,10 +107,8 @@ def refuse_unclaimed(path, names, shapes, layers):
         inside = layer is None or int(layer[1]) < layers
         first = name.replace(layer[0], "model.layers.0.", 1) if layer else name
         if not (inside and first in known or name.endswith(".rotary_emb.inv_freq")):
-            raise ValueError(
-                f"{path} has the tensor {shown(name)}, which is none of the Llama in config.json "
-                "(quantised weights and other architectures are not supported)"
-            )
+            whose = "which is none of the Llama in config.json, or belongs to quantised weights"
+            raise ValueError(f"{path} has the tensor {shown(name)}, {whose}; that is not supported")
 
 
 def check_tied(head, embedding):
@@ -127,26 +120,20 @@ def check_tied(head, embedding):
             part = slice(start, start + 4096)
             same = same and torch.equal(heads[part], rows[part])
     if not same:
-        raise ValueError(
-            f"{head} has an {HEAD} that is not {EMBEDDING}, but config.json says "
-            "tie_word_embeddings; set that to false, or take the tensor out"
-        )
+        says = "but config.json says tie_word_embeddings; set that to false, or take the tensor out"
+        raise ValueError(f"{head} has an {HEAD} that is not {EMBEDDING}, {says}")
 
 
 def check_dtype(path, name, dtype, full):
     if dtype not in full:
-        raise ValueError(
-            f"{path}: tensor {name} is of dtype {dtype}; quantised weights are not supported, "
-            "only float16, bfloat16, float32 and float64"
-        )
+        only = "quantised weights are not supported, only float16, bfloat16, float32 and float64"
+        raise ValueError(f"{path}: tensor {name} is of dtype {dtype}; {only}")
 
 
 def check_shape(path, name, shape, wanted):
     if tuple(shape) != wanted:
-        raise ValueError(
-            f"{path}: tensor {name} has shape {tuple(shape)}, config.json asks for {wanted}; "
-            "the two do not belong together"
-        )
+        found = f"tensor {name} has shape {tuple(shape)}"
+        raise ValueError(f"{path}: {found}, config.json asks for {wanted}")
 
 
 def split(tensors, max_shard_bytes):

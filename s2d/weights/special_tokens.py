@@ -8,26 +8,22 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .fields import flag, read_json_if_there, refuse_unknown, shown
+from .fields import errors_name, flag, read_json_if_there, refuse_unknown, shown
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 SWITCHES = ("add_bos_token", "add_prefix_space", "legacy")
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 READ = {*SWITCHES, *LISTS, "added_tokens_decoder", "chat_template", "tokenizer_class"}
-ONLY = {"add_eos_token": False, "do_lower_case": False, "split_special_tokens": False} | {
-    "sp_model_kwargs": {}
-}
+ONLY = dict.fromkeys(("add_eos_token", "do_lower_case", "split_special_tokens"), False)
+ONLY |= {"sp_model_kwargs": {}}
 # These change no id: they are about padding, truncation, files, and the text of an answer.
 INERT = set(
-    (
-        "backend clean_up_tokenization_spaces device_map errors is_local local_files_only "
-        "max_length model_input_names model_max_length name_or_path pad_to_multiple_of "
-        "pad_token_type_id padding padding_side processor_class return_token_type_ids "
-        "spaces_between_special_tokens special_tokens_map_file stride suffix_first "
-        "tokenizer_file trust_remote_code truncation truncation_side truncation_strategy "
-        "use_default_system_prompt use_fast vocab_file "
-    ).split()
+    "backend clean_up_tokenization_spaces device_map errors is_local local_files_only max_length "
+    "model_input_names model_max_length name_or_path pad_to_multiple_of pad_token_type_id padding "
+    "padding_side processor_class return_token_type_ids spaces_between_special_tokens "
+    "special_tokens_map_file stride suffix_first tokenizer_file trust_remote_code truncation "
+    "truncation_side truncation_strategy use_default_system_prompt use_fast vocab_file".split()
 )
 # Unicode's White_Space; str.strip takes four characters more.
 SPACES = re.compile("[\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
@@ -63,16 +59,12 @@ class SpecialTokens:
 
     def named_ids(self, path, ids):
         """The ids of BOS and EOS as far as these have names; ``ids``: {text: id} of a tokenizer."""
-        named = {
-            name: self.names[name] for name in ("bos_token", "eos_token") if name in self.names
-        }
-        for name, text in named.items():
+        named = {key: self.names[key] for key in ("bos_token", "eos_token") if key in self.names}
+        for key, text in named.items():
             if text not in ids:
-                raise ValueError(
-                    f"{path.parent}: {name} is {shown(text)} in its configuration, "
-                    f"but {path.name} has no such token"
-                )
-        return {name: ids[text] for name, text in named.items()}
+                says = f"{key} is {shown(text)} in its configuration"
+                raise ValueError(f"{path.parent}: {says}, but {path.name} has no such token")
+        return {key: ids[text] for key, text in named.items()}
 
 
 def read_special_tokens(folder):
@@ -80,28 +72,24 @@ def read_special_tokens(folder):
     folder = Path(folder)
     config, more = read_config(folder / CONFIG), read_json_if_there(folder / NAMES)
     names, others = (
-        {key: text_of(source[key]) for key in source if is_name(key)} for source in (config, more)
+        {key: text_of(source[key]) for key in source if is_name(key) and text_of(source[key])}
+        for source in (config, more)
     )
-    for key in ("bos_token", "eos_token"):
-        if names.get(key) and others.get(key) and names[key] != others[key]:
-            raise ValueError(
-                f"{folder}: {key} is {shown(names[key])} in {CONFIG}, "
-                f"but {shown(others[key])} in {NAMES}; make them agree"
-            )
+    for key in {"bos_token", "eos_token"} & names.keys() & others.keys():
+        if names[key] != others[key]:
+            both = f"{shown(names[key])} in {CONFIG}, but {shown(others[key])} in {NAMES}"
+            raise ValueError(f"{folder}: {key} is {both}; make them agree")
     named = named_tokens(folder / NAMES, more) | named_tokens(folder / CONFIG, config)
-    names = {key: text for key, text in (others | names).items() if text}
-    return SpecialTokens(config, names, named | added_tokens(folder, config, named))
+    return SpecialTokens(config, others | names, named | added_tokens(folder, config, named))
 
 
 def read_config(file):
     """tokenizer_config.json, empty where there is none; ValueError for a key that is not known."""
     config = read_json_if_there(file)
-    try:
+    with errors_name(file):
         refuse_unknown(config, READ | INERT | set(filter(is_name, config)), ONLY)
         for key in SWITCHES:
             flag(config, key, False)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
     return config
 
 
@@ -137,10 +125,8 @@ def added_tokens(folder, config, named):
         if by_id is None:
             tokens.append(AddedToken(text, number, normalized=text not in named, special=False))
         elif ids.get(text) != number:
-            raise ValueError(
-                f"{folder}: {shown(text)} is token {number} in {ADDED}, "
-                f"but {ids.get(text, 'none')} in {CONFIG}; make them agree"
-            )
+            both = f"token {number} in {ADDED}, but {ids.get(text, 'none')} in {CONFIG}"
+            raise ValueError(f"{folder}: {shown(text)} is {both}; make them agree")
     if len({token.id for token in tokens}) < len(tokens) or len(ids) not in (0, len(tokens)):
         raise ValueError(f"{folder}: two tokens are added with one text or one id")
     return {each.text: replace(each, special=each.special or each.text in named) for each in tokens}
@@ -148,10 +134,9 @@ def added_tokens(folder, config, named):
 
 def read_token(file, value, number=None):
     """A token as these files write it, a text or an object -> AddedToken."""
-    text = text_of(value)
-    flags = dict(value) if isinstance(value, dict) else {"special": True}
-    for key in ("content", "__type", "id"):
-        flags.pop(key, None)
+    text, flags = text_of(value), {"special": True}
+    if isinstance(value, dict):
+        flags = {key: value[key] for key in value if key not in ("content", "__type", "id")}
     if not text or any(key not in FLAGS or type(flag) is not bool for key, flag in flags.items()):
         raise ValueError(f"{file}: {shown(value)} is no token that is known here")
     special = flags.get("special", False)
@@ -174,15 +159,14 @@ def split_at(tokens, text):
         names = [name for name, token in tokens.items() if token.normalized == normalized]
         pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
         if names:
-            parts = [
-                piece
-                for part in parts
-                for piece in (_split(tokens, pattern, part) if isinstance(part, str) else [part])
-            ]
+            parts = [piece for part in parts for piece in _split(tokens, pattern, part)]
     return parts
 
 
 def _split(tokens, pattern, text):
+    if isinstance(text, AddedToken):
+        yield text
+        return
     done = 0
     for match in pattern.finditer(text):
         token, before = tokens[match[0]], text[done : match.start()]

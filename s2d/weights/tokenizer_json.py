@@ -42,10 +42,9 @@ class JsonModel:
         """The token's id, which ``source`` says is ``number``."""
         known = self.tokenizer.token_to_id(text)
         if number not in (None, known):
-            raise ValueError(
-                f"{self.path}: {shown(text)} is token {number} in {source}, "
-                f"but {'none' if known is None else known} in its vocabulary; make them agree"
-            )
+            own = "none" if known is None else known
+            says = f"is token {number} in {source}, but {own} in its vocabulary"
+            raise ValueError(f"{self.path}: {shown(text)} {says}; make them agree")
         return known
 
     def _add(self, token):
@@ -56,19 +55,15 @@ class JsonModel:
         if number is not None and here is None:
             self.tokenizer.add_tokens([self.package.AddedToken(token.text, **flags)])
         elif token.id is not None and flags != {name: getattr(here, name) for name in FLAGS}:
-            raise ValueError(
-                f"{self.path}: the files beside it say {flags} of the token {shown(token.text)}, "
-                "it says something else; make them agree"
-            )
+            says = f"the files beside it say {flags} of {shown(token.text)}, it says something else"
+            raise ValueError(f"{self.path}: {says}; make them agree")
 
     def _beginning(self, config):
         """The ids that come before those of a text: by its own rule, else as told."""
         plain, whole = self.encode("a"), self._safely(self.tokenizer.encode, "a").ids
         begins = whole[: len(whole) - len(plain)]
         if begins + plain != whole:
-            raise ValueError(
-                f"{self.path}: its post_processor puts tokens behind a text; that is not supported"
-            )
+            raise ValueError(f"{self.path}: its post_processor puts tokens behind a text")
         told = config.get("add_bos_token") and str(config.get("tokenizer_class"))[:5] == "Llama"
         return begins or ([self.bos_id] if told and self.bos_id is not None else [])
 
@@ -98,10 +93,8 @@ class JsonModel:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            raise ValueError(
-                f"{self.path} is not a tokenizer that works ({shown(str(error))[1:-1]}); "
-                "download it again"
-            ) from None
+            reason = f"is not a tokenizer that works ({shown(str(error))[1:-1]})"
+            raise ValueError(f"{self.path} {reason}; download it again") from None
 
 
 def first_unread(given, read, where=""):

@@ -18,10 +18,8 @@ class SentencePieceModel:
     def __init__(self, path, beside):
         kind = beside.config.get("tokenizer_class") or CLASSES[0]
         if str(kind).removesuffix("Fast") not in CLASSES:
-            raise ValueError(
-                f"{path.parent}: tokenizer_class is {shown(kind)} beside {path.name}; "
-                f"only {CLASSES[0]} is supported"
-            )
+            says = f"tokenizer_class is {shown(kind)} beside {path.name}"
+            raise ValueError(f"{path.parent}: {says}; only {CLASSES[0]} is supported")
         try:
             content = path.read_bytes()
             self.bare, self.pieces = load_pieces(content + NO_PREFIX), load_pieces(content)
@@ -59,10 +57,8 @@ class SentencePieceModel:
             else:
                 known = token.id
             if token.id not in (None, known):
-                raise ValueError(
-                    f"{path.parent}: {shown(text)} is added as token {token.id}, "
-                    f"but in {path.name} {says}; make them agree"
-                )
+                both = f"{shown(text)} is added as token {token.id}, but in {path.name} {says}"
+                raise ValueError(f"{path.parent}: {both}; make them agree")
             if token.single_word:
                 raise ValueError(f"{path.parent}: single_word of {shown(text)} is not supported")
             if known is not None:
