@@ -92,7 +92,7 @@ def cell(row):
     return f"{row['speedup']:.2f}" + (f" / {row['mat']:.2f}" if "mat" in row else "")
 
 
-def render(lines, markdown):
+def render(lines, markdown=False):
     """A table as aligned text, or as markdown."""
     if markdown:
         lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
