@@ -12,7 +12,7 @@ from s2d import Tokenizer, generate, load_model
 from s2d.chat import chat_template
 from s2d.soft import soft_losses
 from s2d.train import __main__ as train
-from s2d.train import self_text
+from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
 from s2d.weights.datastore import load_datastore, tokenizer_checksum, write_datastore
@@ -140,12 +140,9 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     said = capsys.readouterr().err
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
-    draft, base = load_model(asking / "draft"), load_model(asking / "base")
-    assert (
-        len(draft.draft_vocabulary) == 200
-        and draft.config.exit_layers == (2, 4)
-        and draft.config.num_hidden_layers == 4
-    )
+    draft = load_model(asking / "draft")
+    assert len(draft.draft_vocabulary) == 200 and draft.config.exit_layers == (2, 4)
+    assert draft.config.num_hidden_layers == 4
     adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
     written = {path.name for path in (asking / "draft").iterdir()}
     assert written == adapter | {"draft_vocabulary.json", ".written-by-s2d"}
@@ -155,28 +152,20 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     untrained = load_model(asking / "base", num_layers=4)
     untrained.keep_tokens(draft.draft_vocabulary)
     with torch.no_grad():
-        before, after = (
-            soft_losses(model, tokens.long(), labels, (2, 4)) for model in (untrained, draft)
-        )
-    assert (after < before - 0.5).all()
-    prompt = records[0]["p"]
-    for method in ("s2d", "s2d-tree"):
-        base64, draft64 = (load_model(asking / name, dtype="float64") for name in ("base", "draft"))
-        alone = generate(base64, prompt, method="ar", max_new_tokens=20).tokens
-        assert (
-            generate(base64, prompt, draft=draft64, method=method, max_new_tokens=20).tokens
-            == alone
-        )
+        losses = [soft_losses(each, tokens.long(), labels, (2, 4)) for each in (untrained, draft)]
+    assert (losses[1] < losses[0] - 0.5).all()
+    models = [load_model(asking / name, dtype="float64") for name in ("base", "draft")]
+    texts = [
+        generate(models[0], records[0]["p"], models[1], method, max_new_tokens=20).tokens
+        for method in ("ar", "s2d", "s2d-tree")
+    ]
+    assert texts[0] == texts[1] == texts[2]
     # Again: the text is found, more of it is sampled, and a folder of ours is replaced.
     (asking / "draft.self.jsonl").write_text(text + '{"p": [1, 2')  # as a kill leaves it
     assert soft(asking, "--lora", "2", "--millions", "0.003", *learning, "1") == 0
     longer = (asking / "draft.self.jsonl").read_text()
-    assert (
-        longer.startswith(text)
-        and len(longer) > len(text)
-        and all(json.loads(line) for line in longer.splitlines())
-    )
-    assert base.config.vocab_size == 1024
+    assert longer.startswith(text) and len(longer) > len(text)
+    assert all(json.loads(line) for line in longer.splitlines())
 
 
 def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, capsys):
@@ -185,17 +174,15 @@ def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, ca
     assert soft(asking, *arguments) == 0
     whole = (asking / "draft/adapter_model.safetensors").read_bytes()
     shutil.rmtree(asking / "draft")
-    from s2d.train import fit, nested
-
     monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
 
-    def stopped(name, where, exits, steps, tokens_a_step, training):
-        for step, _ in training:
+    def stopped(*training):
+        for step, _ in fit.fit(*training):
             if step == 5:
                 raise ValueError("stopped")
 
     with monkeypatch.context() as patch:
-        patch.setattr(nested, "show_progress", stopped)
+        patch.setattr(nested, "fit_and_tell", stopped)
         assert soft(asking, *arguments) == 2
     size = sum(path.stat().st_size for path in (asking / "draft.checkpoint").iterdir())
     assert size < 3 * 4 * 2 * len(whole)  # the adapters and AdamW's state of them, not the model
@@ -212,19 +199,13 @@ def test_what_cannot_be_sampled(asking, capsys):
 
     (asking / "other.jsonl").write_text('{"model": "00000000"}\n')
     refused("was sampled from another model", "--text", str(asking / "other.jsonl"))
-    refused(
-        "has from 1 to 1024 tokens, got 2000",
-        "--text",
-        str(write_text(asking)),
-        "--draft-vocabulary",
-        "2000",
-    )
+    many = ["--text", str(write_text(asking)), "--draft-vocabulary", "2000"]
+    refused("has from 1 to 1024 tokens, got 2000", *many)
     refused("expected at least", "--millions", "0")
-    (asking / "base/tokenizer_config.json").write_text(
-        json.dumps({"chat_template": "{{ bos_token }}"})
-    )
+    config = asking / "base/tokenizer_config.json"
+    config.write_text('{"chat_template": "{{ bos_token }}"}')
     refused("leaves out what the user says")
-    (asking / "base/tokenizer_config.json").write_text("{}")
+    config.write_text("{}")
     refused("needs a chat template of its own")
 
 
@@ -237,13 +218,13 @@ def write_text(folder):
     return file
 
 
-@pytest.mark.parametrize("content", [b'[{"id": 1}]', b'{"model": "', b"\xff\xfe\n", b"x\n"])
-def test_a_file_of_the_users_is_left_as_it_is(asking, capsys, content):
+def test_a_file_of_the_users_is_left_as_it_is(asking, capsys):
     """Whatever ``--text`` names, if it does not begin as these files do."""
-    (asking / "mine.json").write_bytes(content)
-    assert soft(asking, "--text", str(asking / "mine.json")) == 2
-    assert "name another" in capsys.readouterr().err
-    assert (asking / "mine.json").read_bytes() == content
+    for content in (b'[{"id": 1}]', b'{"model": "', b"\xff\xfe\n", b"x\n"):
+        (asking / "mine.json").write_bytes(content)
+        assert soft(asking, "--text", str(asking / "mine.json")) == 2
+        assert "name another" in capsys.readouterr().err
+        assert (asking / "mine.json").read_bytes() == content
 
 
 def datastore(folder, *more):
