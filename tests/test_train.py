@@ -232,7 +232,9 @@ MISTAKES = """
 --data TMP/few.json | gives 0 rows
 --data TMP/none.json | No such file
 --data TMP/nested.json | is not ShareGPT JSON
---exits 1,2 | the last exit must be the last of the 3 layers
+--exits 0,3 | exits must increase within the draft's 3 layers
+--exits 1,2 | exits must increase within the draft's 3 layers and end with the last
+--exits 2,1,3 | exits must increase within the draft's 3 layers
 --layers 7 --exits 2,7 | cannot keep the first 7 of 4 layers
 --init TMP/nowhere | no model folder
 --teacher TMP/nowhere | no model folder

@@ -14,7 +14,6 @@ import torch
 
 from ..extras.decision import FEATURES
 from ..extras.parallel import joined
-from ..generate import choose_exits
 from ..program import Parser, run_program
 from ..weights import check_device, load_model
 from ..weights.config import read_config
@@ -57,11 +56,11 @@ def run(args, mesh=None):
 def soft(args, mesh):
     """Refuse what cannot be trained, before anything is loaded that takes long; then train."""
     check_out(args.out, args.resume)
-    if args.exits[-1] != args.layers:
-        wrong = f"the {args.layers} layers, got {list(args.exits)}"
-        raise ValueError(f"the last exit must be the last of {wrong}")
+    exits = args.exits
+    if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != args.layers:
+        within = f"the draft's {args.layers} layers and end with the last"
+        raise ValueError(f"exits must increase within {within}, got {list(exits)}")
     config, recipe = read_config(args.init), recipe_of(args)
-    exits, _ = choose_exits(replace(config, num_hidden_layers=args.layers), "s2d", args.exits)
     check_length(recipe, args.init, config)
     if args.data in ("mini", "self"):
         corpus_rows(args.millions, recipe)  # at least a batch, and no more than there will ever be
