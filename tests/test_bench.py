@@ -17,7 +17,7 @@ from s2d.bench import agreement, check, measure, specbench, tables
 from s2d.bench import methods as bench_methods
 from s2d.bench.check import Difference, first_difference, observe_pass, verdict
 from s2d.decode import Scorer
-from s2d.extras import static
+from s2d.extras import compiled, static
 from s2d.model import widened
 from s2d.train import corpus
 from s2d.tree import Dynamic
@@ -207,9 +207,9 @@ def test_no_method_always_follows_the_same_one(tokenizer):
 def test_compiled_methods_stand_beside_the_others(small, monkeypatch, capsys):
     """What is compiled here is the block as it is: test_static compiles it really."""
     monkeypatch.setattr(static, "ROWS", (1,))
-    monkeypatch.setattr(static, "compiled", lambda function, *rest: function)
+    monkeypatch.setattr(compiled, "compiled", lambda function, *rest: function)
     for memo in ("compiled_block", "compiled_head"):
-        monkeypatch.setattr(static, memo, getattr(static, memo).__wrapped__)
+        monkeypatch.setattr(static, memo, getattr(compiled, memo).__wrapped__)
     assert bench.main([*small, "--compile", "--check"]) == 0
     output = capsys.readouterr().out
     names = ["ar", "ar:compile", "s2d", "s2d:compile"]
@@ -409,7 +409,7 @@ MISTAKES = {
     "--draft nowhere": "no model folder at nowhere",
     "--device tpu9": "unknown device",
     "--temperature warm": "invalid temperatures value: 'warm'",
-    "--temperature -1": "temperature must be 0 or more",
+    "--temperature -1": "temperature must be 0 or at least",
     "--fast": "unrecognized arguments: --fast",
 }
 

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import time
 from dataclasses import replace
 
 import pytest
@@ -176,20 +175,8 @@ def test_sharegpt_records(tmp_path, capsys):
     file = tmp_path / "d.json"
     for indent in (None, 2):
         file.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
-        for block in (1, 7, 2**20):
-            assert list(dialogues._json_list(file, block)) == records
         assert list(dialogues.read_sharegpt(file)) == [["a", "b"], ["d", "é\n]}"]]
         assert capsys.readouterr().err == f"records passed over: {counts}\n"
-
-
-def test_sharegpt_is_not_read_all_at_once(tmp_path):
-    """The first dialogues come while most of the file is unread: the rest is not even JSON."""
-    text = "[" + ", ".join([json.dumps(record("x" * 1000, "y" * 1000))] * 2000)
-    (tmp_path / "d.json").write_text(text + ", {broken")
-    reader = dialogues.read_sharegpt(tmp_path / "d.json")
-    assert len([next(reader) for _ in range(2000)]) == 2000
-    with pytest.raises(ValueError, match="is not ShareGPT JSON"):
-        next(reader)
 
 
 def test_soft_on_sharegpt_data(tiny, tmp_path, capsys):
@@ -277,18 +264,6 @@ def test_soft_takes_the_template_of_the_model(tiny, tmp_path):
     answer = tokenizer.encode_chat(["Hi", "Yes. ", "Hi"], "llama-2")[asked:-asked]
     learnt = [label for label in labels.flatten().tolist() if label != -100]
     assert learnt[: 2 * len(answer)] == answer * 2 and tokenizer.decode(answer) == "Yes. "
-
-
-def test_an_early_mistake_in_a_large_file_is_found_at_once(tmp_path):
-    """And a long item is not copied again and again: time grows with its length, not its square."""
-    (tmp_path / "d.json").write_text('[{"a": nonsense}, "' + "x" * 20_000_000)
-    began = time.monotonic()
-    with pytest.raises(ValueError, match="is not ShareGPT JSON"):
-        list(dialogues._json_list(tmp_path / "d.json", 2**10))
-    assert time.monotonic() - began < 1.0
-    (tmp_path / "d.json").write_text(json.dumps([{"a": "x" * 20_000_000}]))
-    assert len(next(dialogues._json_list(tmp_path / "d.json", 2**10))["a"]) == 20_000_000
-    assert time.monotonic() - began < 10.0
 
 
 def test_miniature_shapes_have_the_stated_proportions():

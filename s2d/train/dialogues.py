@@ -1,10 +1,10 @@
 """From dialogues to rows of tokens and labels. Knows nothing about models."""
 
 import json
-import re
 import sys
 from array import array
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +13,6 @@ from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
-
-LONGEST_TOKEN = 16  # in characters: more than JSON's longest token outside strings
 
 
 def corpus_dialogues(seed):
@@ -26,22 +24,22 @@ def corpus_dialogues(seed):
 def read_sharegpt(path):
     """The dialogues of ShareGPT's JSON: records of "conversations", lists of "from" and "value".
 
-    The file is read bit by bit. What the assistant says before the user's first word, and a last
-    question without an answer, are left out; a record that still is no dialogue is passed over,
-    which one line on stderr tells in the end.
+    What the assistant says before the user's first word, and a last question without an answer, are
+    left out; a record that still is no dialogue is passed over, and one line on stderr says why.
     """
-    skipped = Counter()
     try:
-        for record in _json_list(path):
-            reason, texts = check_record(record)
-            if reason:
-                skipped[reason] += 1
-            else:
-                yield texts
-    finally:
-        if skipped:
-            reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
-            print(f"records passed over: {reasons}", file=sys.stderr)
+        records = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        if not isinstance(records, list):
+            raise ValueError(f"it is a {type(records).__name__}")
+    except (ValueError, RecursionError) as error:
+        wrong = f"{path} is not ShareGPT JSON, a list of conversations ({error})"
+        raise ValueError(wrong) from None
+    checked = [check_record(record) for record in records]
+    skipped = Counter(reason for reason, _ in checked if reason)
+    if skipped:
+        reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
+        print(f"records passed over: {reasons}", file=sys.stderr)
+    return [texts for reason, texts in checked if not reason]
 
 
 def check_record(record):
@@ -66,33 +64,6 @@ def check_record(record):
 def dialogues_of(data, seed):
     """Dialogues of "mini", the corpus, or of a ShareGPT file."""
     return corpus_dialogues(seed) if data == "mini" else read_sharegpt(data)
-
-
-def _json_list(path, block=2**20):
-    """The items, objects, of a JSON list in a file too large to hold."""
-    decoder, separator = json.JSONDecoder(), re.compile(r"[\s,]*")
-    with open(path, encoding="utf-8") as file:
-        try:
-            text = file.read(block).lstrip("\ufeff \t\r\n")
-            if not text.startswith("["):
-                raise ValueError(f"it begins with {text[:10]!r}")
-            at, wanted = 1, block
-            while (at := separator.match(text, at).end()) == len(text) or text[at] != "]":
-                try:
-                    item, at = decoder.raw_decode(text, at)
-                except json.JSONDecodeError as error:  # a mistake, or the item ends in a next block
-                    open_string = error.msg.startswith("Unterminated string")
-                    goes_on = open_string or len(text) - error.pos < LONGEST_TOKEN
-                    if not goes_on or not (more := file.read(wanted)):
-                        raise
-                    text, at = text[at:] + more, 0
-                    wanted *= 2  # so that copying a long item stays linear
-                else:
-                    wanted = block
-                    yield item
-        except (ValueError, RecursionError) as error:
-            wrong = f"{path} is not ShareGPT JSON, a list of conversations ({error})"
-            raise ValueError(wrong) from None
 
 
 def encode_dialogue(tokenizer, messages, template="vicuna"):
