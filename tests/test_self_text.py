@@ -121,10 +121,8 @@ def asking(tmp_path, monkeypatch):
     monkeypatch.setattr(self_text, "QUESTION_TOKENS", 120)
     monkeypatch.setattr(self_text, "ANSWER_TOKENS", 40)
     shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "base")
-    config = json.loads((tmp_path / "base/tokenizer_config.json").read_text())
-    (tmp_path / "base/tokenizer_config.json").write_text(
-        json.dumps(config | {"chat_template": TEMPLATE})
-    )
+    file = tmp_path / "base/tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
     return tmp_path
 
 
@@ -277,27 +275,21 @@ def test_a_datastore_of_any_text(tmp_path):
 def test_what_is_no_datastore_of_this_model(tmp_path):
     path = tmp_path / "d.safetensors"
     write_datastore(path, [[1, 2]], 9, 61, "aaaaaaaa", "text")
-    for vocab_size, tokenizer, message in (
-        (61, "bbbbbbbb", "another vocabulary .tokenizer aaaaaaaa, not bbbbbbbb"),
-        (60, "aaaaaaaa", "another vocabulary .vocab_size 61, not 60"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            load_datastore(path, vocab_size, tokenizer)
+    with pytest.raises(ValueError, match="another vocabulary .tokenizer aaaaaaaa, not bbbbbbbb"):
+        load_datastore(path, 61, "bbbbbbbb")
+    with pytest.raises(ValueError, match="another vocabulary .vocab_size 61, not 60"):
+        load_datastore(path, 60, "aaaaaaaa")
     right = {"kind": "s2d datastore", "vocab_size": "61", "tokenizer": "t"}
-    for tokens, metadata, message in (
-        (torch.tensor([1], dtype=torch.int32), {"kind": "x"}, "is no datastore"),
-        (torch.tensor([61], dtype=torch.int32), right, "ids outside of 0..60"),
-        (torch.tensor([-1], dtype=torch.int32), right, "ids outside of 0..60"),
-        (torch.tensor([[1]], dtype=torch.int32), right, "not a list of ids"),
-        (torch.tensor([1.0]), right, "not a list of ids"),
-        (torch.tensor([], dtype=torch.int32), right, "not a list of ids"),
-    ):
-        save_file({"tokens": tokens}, path, metadata=metadata)
+    wrong = [({"tokens": torch.tensor([1])}, {"kind": "x"}, "is no datastore")]
+    for ids in ([61], [-1]):
+        wrong.append(({"tokens": torch.tensor(ids).int()}, right, "ids outside of 0..60"))
+    for tokens in (torch.tensor([[1]]).int(), torch.tensor([1.0]), torch.tensor([]).int()):
+        wrong.append(({"tokens": tokens}, right, "not a list of ids"))
+    wrong.append(({"others": torch.tensor([1])}, right, "is damaged"))
+    for tensors, metadata, message in wrong:
+        save_file(tensors, path, metadata=metadata)
         with pytest.raises(ValueError, match=message):
             load_datastore(path, 61, "t")
-    save_file({"others": torch.tensor([1])}, path, metadata=right)
-    with pytest.raises(ValueError, match="is damaged"):
-        load_datastore(path, 61, "t")
     path.write_bytes(b"text")
     with pytest.raises(ValueError, match="is no datastore, or is damaged"):
         load_datastore(path, 61, "t")
