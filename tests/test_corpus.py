@@ -4,16 +4,11 @@ import re
 import zlib
 from itertools import islice
 
-from s2d.train.corpus import EXACT_GROUPS, GROUPS, NOUNS, WORLD, conversations
+from s2d.train.corpus import GROUPS, NOUNS, WORLD, conversations
 
 
 def first_questions(seed, split, count):
     return [conversation.turns[0][0] for conversation in islice(conversations(seed, split), count)]
-
-
-def test_the_same_seed_gives_the_same_text():
-    first = first_questions(0, "train", 50)
-    assert first == first_questions(0, "train", 50) != first_questions(1, "train", 50)
 
 
 def test_the_text_is_that_of_the_shipped_models():
@@ -26,11 +21,13 @@ def test_the_text_is_that_of_the_shipped_models():
 
 
 def test_no_held_out_prompt_occurs_in_training():
-    """Over as much text as mini-70b sees, and whatever the seeds."""
-    train = set(first_questions(0, "train", 35000)) | set(first_questions(1, "train", 5000))
+    """Over as much text as mini-70b sees, and whatever the seeds, which give different text."""
+    first, second = (
+        set(first_questions(seed, "train", 5000 + 30000 * (not seed))) for seed in (0, 1)
+    )
     held_out = set(first_questions(0, "held-out", 1500))
-    assert len(held_out) > 1000
-    assert not train & held_out
+    assert len(held_out) > 1000 and not second < first
+    assert not (first | second) & held_out
 
 
 def test_every_group_comes_and_most_of_its_prompts_are_new():
@@ -76,7 +73,3 @@ def test_german_agrees_in_gender_and_case():
     for _, noun, gender in NOUNS:
         forms = {"m": "der den ein einen", "f": "die eine", "n": "das ein"}[gender]
         assert articles[noun] == set(forms.split()), noun
-
-
-def test_exact_groups_are_groups():
-    assert set(EXACT_GROUPS) < set(GROUPS)

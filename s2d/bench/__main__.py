@@ -1,12 +1,7 @@
 """Every method on every target, beside transformers, as speedups over the target in the same run.
 
-python -m s2d.bench                       # three miniature targets, T = 0 and 1
-python -m s2d.bench --hf --markdown       # transformers' own decoders beside it, as README shows it
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
-python -m s2d.bench sweep --targets 13b   # thresholds, lengths and tree sizes, on training prompts
-python -m s2d.bench shapes                # full-size shapes with random weights: see shapes.py
-python -m s2d.bench quality               # what the miniatures know: see quality.py
-python -m s2d.bench agreement --target weights/mini-13b     # exits beside the target
+python -m s2d.bench sweep                 # thresholds, lengths and tree sizes, on training prompts
 """
 
 import sys
@@ -42,8 +37,10 @@ def main(arguments=None):
 def run(args):
     """Measure; print a table for each target and temperature, and one of all. The exit code."""
     sweep, device = args.program == "sweep", check_device(args.device)
-    targets = names_of([find_target(name) for name in args.targets])
-    beside = draft_beside(next(iter(targets.values())))
+    folders = [find_target(name) for name in args.targets]
+    alike = len({folder.name for folder in folders}) < len(folders)
+    targets = {str(folder) if alike else folder.name: folder for folder in folders}
+    beside = draft_beside(folders[0])
     args.draft = args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
     needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
     load_draft = partial(load_model, args.draft, args.device, args.dtype)
@@ -56,9 +53,10 @@ def run(args):
     if any("compile" in name for name in names):
         drafts[True] = load_draft(compile=True) if needed else None
     parse = partial(parse_method, draft=drafts[False], draft_path=args.draft)
-    methods = {}  # {target: {name: (whether it is compiled, options)}}
-    for target, path in targets.items():
-        methods[target] = {name: parse(name, target_path=path) for name in names}
+    methods = {  # {target: {name: (whether it is compiled, options)}}
+        target: {name: parse(name, target_path=path) for name in names}
+        for target, path in targets.items()
+    }
     questions = choose_questions(args.questions, "train" if sweep else "held-out", args.limit)
     first = next(iter(targets.values()))
     machine = f"{torch.get_num_threads()} threads, {choose_dtype(args.dtype, device, first)}"
@@ -89,17 +87,8 @@ def find_target(name):
     return WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
 
 
-def names_of(paths):
-    """{name in tables: path}: a folder's last part, or all of it where two would be alike."""
-    last = [path.name for path in paths]
-    return {path.name if last.count(path.name) == 1 else str(path): path for path in paths}
-
-
 def measure_target(args, name, path, drafts, methods, questions, records):
-    """All rounds of a target, added to ``records``, {(target, temperature): list}.
-
-    ``drafts`` {whether compiled: draft}.
-    """
+    """All rounds of a target, added to ``records``; ``drafts`` {whether compiled: draft}."""
     load = partial(load_model, path, args.device, args.dtype)
     models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
     target, where = models[False][0], placement(*filter(None, models[False]))
@@ -108,7 +97,7 @@ def measure_target(args, name, path, drafts, methods, questions, records):
     for temperature in args.temperature:
         runs = runners(models, methods, peers, temperature, args.max_new_tokens)
         label = f"{name} T={temperature:g} on {where}"
-        own = records.setdefault((name, temperature), [])
+        records[name, temperature] = own = []
         for finished in measure(runs, questions, args.rounds, label, *chat):
             own += finished
 
@@ -139,8 +128,7 @@ def temperatures(text):
 def parse(arguments):
     parser = Parser(prog="bench", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    other = f"{', '.join(OTHERS)}: other programs, each with a --help of its own"
-    what = f"sweep: try many settings on training prompts instead; {other}"
+    what = "sweep: try many settings on training prompts; the others have a --help of their own"
     add("program", nargs="?", choices=["sweep", *OTHERS], help=what)
     add("--targets", type=words, default="7b,13b,70b", metavar="7b,13b,70b|PATH,...")
     add("--draft", type=Path, help="default: the one beside the first target, else mini-draft")

@@ -23,7 +23,7 @@ from .tables import render
 
 @torch.inference_mode()
 def exits_right(draft, exits, ids, is_answer):
-    """Whether each of ``exits`` has each answer token of a text as its likeliest: (E, T) bool."""
+    """Whether each of ``exits`` finds each answer token of a text likeliest: (E, T) bool."""
     tokens = torch.tensor(ids, device=draft.device)
     wanted = torch.tensor(is_answer[1:], device=draft.device)
     right = []
@@ -42,13 +42,11 @@ def accuracy(draft, exits, texts):
 
 
 def report(args):
-    """A table: the target's own first layers, as no training has seen them, then each draft."""
-    paths = args.drafts or [draft_beside(args.target)]
-    exits = read_config(paths[0]).exit_layers
-    for path in paths:
-        if not exits or read_config(path).exit_layers != exits:
-            other = f"{path} has other exits than {paths[0]}, or none"
-            raise ValueError(f"{other}; compare drafts of the same exits")
+    """A table: the target's own first layers, as no training has seen them, then the draft."""
+    path = args.draft or draft_beside(args.target)
+    exits = read_config(path).exit_layers
+    if not exits:
+        raise ValueError(f"{path} has no exits, so it is no sorted draft; name another by --draft")
     if min(args.limit, args.max_new_tokens) < 1:
         raise ValueError("--limit and --max-new-tokens must be at least 1")
     target, template = load_model(args.target, args.device, args.dtype), chat_template(args.target)
@@ -58,24 +56,22 @@ def report(args):
         tokens = generate(target, prompt, method="ar", max_new_tokens=args.max_new_tokens).tokens
         texts.append((prompt + tokens, [False] * len(prompt) + [True] * len(tokens)))
     untrained = load_model(args.target, args.device, args.dtype, num_layers=exits[-1])
+    draft = load_model(path, args.device, args.dtype)
     lines = [["", *(f"exit {each}" for each in exits)]]
     lines.append(["untrained", *accuracy(untrained, exits, texts)])
-    for path in paths:
-        draft = load_model(path, args.device, args.dtype)
-        lines.append([path.name, *accuracy(draft, exits, texts)])
+    lines.append([path.name, *accuracy(draft, exits, texts)])
     count = sum(sum(is_answer) for _, is_answer in texts)
-    print(f"{count} tokens of {len(texts)} greedy answers\n\n{render(lines, args.markdown)}")
+    print(f"{count} tokens of {len(texts)} greedy answers\n\n{render(lines)}")
 
 
 def parse(arguments):
     parser = Parser(prog="bench agreement", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--target", type=Path, required=True)
-    add("--drafts", type=Path, nargs="+", help="default: the one beside the target")
+    add("--draft", type=Path, help="default: the one beside the target")
     add("--questions", type=Path, help="in Spec-Bench's format; default: held-out ones")
     add("--limit", type=int, default=2, help="questions of each of the six groups, first turns")
     add("--max-new-tokens", type=int, default=128)
     add("--device", default="auto")
     add("--dtype", default="auto", choices=("auto", *DTYPES))
-    add("--markdown", action="store_true")
     return parser.parse_args(arguments)

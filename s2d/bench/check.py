@@ -1,10 +1,9 @@
 """Is it lossless here? Answers against the target's own, and the checked logits against plain ones.
 
-A pass over many tokens and a pass over one run different kernels, so in less than double precision
-two nearly equal logits can swap their order. Such a tie is told from a bug by what is true, the
-same model in float64, and by how far the target's plain passes are from that: a step's pass over a
-tree may be as far from it, and no farther. The target and its float64 are not in memory together.
-Knows nothing about timing.
+A pass over many tokens and one over a single token run different kernels, so below float64 two
+nearly equal logits can swap their order. Such a tie is told from a bug by what is true, the same
+model in float64, and by how far the target's plain passes are from that: a step's pass over a tree
+may be as far from it, and no farther. Knows nothing about timing.
 """
 
 from dataclasses import dataclass
@@ -96,34 +95,24 @@ def plain_logits(model, paths, where):
     return model.logits(hidden[where[:, 0], where[:, 1]]).cpu()
 
 
-def observe_steps(target, draft, options, prompt):
-    """[(context, tree, the target's logits)] of each step of a greedy generation."""
-    steps, context = [], list(prompt)
-    for step in start(target, prompt, draft, max_new_tokens=NEW_TOKENS, **options):
-        steps.append((list(context), step.proposal.tree, step.logits.cpu()))
-        context.extend(step.tokens)
-    return steps
-
-
 @torch.inference_mode()
 def observe_pass(target, plain, draft, options, number, prompt):
     """One Pass of a greedy generation: that of its step ``number``, counted round and round.
 
-    ``plain`` takes the plain passes: the target itself or, where it is compiled, the same model
-    that is not.
+    ``plain`` takes the plain passes: the target or, where it is compiled, the same not compiled.
     """
-    steps = observe_steps(target, draft, options, prompt)
-    context, tree, checked = steps[number % len(steps)]
-    paths, where = paths_of(context, tree)
-    return Pass(paths, where, checked, plain_logits(plain, paths, where))
+    generation = start(target, prompt, draft, max_new_tokens=NEW_TOKENS, **options)
+    steps = list(generation)
+    step = steps[number % len(steps)]
+    context = (list(prompt) + generation.tokens)[: step.n]
+    paths, where = paths_of(context, step.proposal.tree)
+    return Pass(paths, where, step.logits.cpu(), plain_logits(plain, paths, where))
 
 
 def first_of_turns(target, alone, other):
     """The first Difference of two records: from there on later turns have another context."""
-    for turn in zip(alone["prompts"], alone["tokens"], other["tokens"]):
-        if difference := first_difference(target, *turn):
-            return difference
-    return None
+    turns = zip(alone["prompts"], alone["tokens"], other["tokens"])
+    return next(filter(None, (first_difference(target, *turn) for turn in turns)), None)
 
 
 def last_logits(model, tokens, pair):
@@ -155,11 +144,7 @@ def verdict(precise, passes, differences):
     ratio, gaps, doubts, bugs = checked / plain, [], 0, 0
     for each in differences:
         if min(each.a, each.b) < 0:
-            one, other = (
-                "an answer ended where the target's own goes on",
-                "went on where that ended",
-            )
-            return f"BUG: {one}, or {other}", False
+            return "BUG: an answer ends where the target's own goes on, or goes on there", False
         exact = last_logits(precise, each.tokens, [each.a, each.b])
         gap, noise = exact.diff().abs().item(), (each.plain - exact).abs().max().item()
         gaps.append(gap)

@@ -1,7 +1,4 @@
-"""Measuring: every method answers the same questions in turn, round after round.
-
-Knows nothing about tables.
-"""
+"""Measuring: all methods answer the same questions, round after round; no word about tables."""
 
 import random
 import sys
@@ -45,10 +42,7 @@ def statistics_of(output):
 
 
 def answer(run, question, seed, tokenizer, template, context_size):
-    """Ask the turns of ``question`` one by one, the answers so far in context; lists by turn.
-
-    Ends before a turn after which the context is full.
-    """
+    """Ask the turns of ``question`` until the context is full; a record, lists by turn."""
     messages, record = [], defaultdict(list)
     for turn in question["turns"]:
         prompt = tokenizer.encode_chat([*messages, turn], template)
@@ -67,17 +61,16 @@ def measure(runs, questions, rounds, label, *chat):
     """Yield the records of each of ``rounds`` rounds, one for every question and method.
 
     ``runs`` is what ``runners`` returns, ``chat`` the last three arguments of ``answer``. Methods
-    take turns at each question, so that whatever slows the machine for a while slows all alike, and
-    each time in another order, so that none always follows the same one. Before the first round
-    each warms up on the first question. Progress is a line on stderr that begins with ``label``.
+    take turns at each question, so that what slows the machine for a while slows all alike, each
+    time in another order. Before the first round each warms up on the first question.
     """
     began, done, total = time.monotonic(), 0, 1 + rounds * len(questions)
     for number in range(rounds + 1):
         records = []
         for index, question in enumerate(questions if number else questions[:1]):
-            seed, answers = 1000 * number + index, {}
-            for name in random.Random(seed).sample(list(runs), len(runs)):
-                answers[name] = answer(runs[name], question, seed, *chat)
+            seed = 1000 * number + index
+            order = random.Random(seed).sample(list(runs), len(runs))
+            answers = {name: answer(runs[name], question, seed, *chat) for name in order}
             about = {key: question[key] for key in ("question_id", "category")}
             about |= {"round": number, "group": group_of(question)}
             records += [about | {"method": name} | answers[name] for name in runs if answers[name]]

@@ -16,6 +16,7 @@ from ..extras.decision import read_stop
 from ..generate import METHODS
 from ..program import optional
 from ..tree import Dynamic
+from ..weights import empty_model
 from ..weights.config import config_to_dict
 
 
@@ -53,10 +54,10 @@ def parse_method(text, draft, draft_path, target_path):
     for setting in settings:
         key, _, value = setting.partition("=")
         try:
-            if setting != "compile" and key not in readers:
-                raise ValueError(f"no option {key!r}")
             if setting != "compile":
                 options[key] = readers[key](value)
+        except KeyError:
+            raise ValueError(f"method {text!r}: no option {key!r}") from None
         except ValueError as error:
             raise ValueError(f"method {text!r}: {error}") from None
     return "compile" in settings, options
@@ -68,12 +69,10 @@ def numbers(kind):
 
 def tree(value):
     """4,2,2,1 -> the numbers of children, level by level; 4x8x24 -> a Dynamic."""
-    if "x" not in value:
-        return numbers(int)(value)
-    shape = [int(number) for number in value.split("x")]
-    if len(shape) != 3:
+    shape = [int(number) for number in value.split("x" if "x" in value else ",")]
+    if "x" in value and len(shape) != 3:
         raise ValueError("a dynamic tree is three numbers, such as 4x8x24")
-    return Dynamic(*shape)
+    return Dynamic(*shape) if "x" in value else shape
 
 
 def peer_of(model):
@@ -81,8 +80,7 @@ def peer_of(model):
     # Measured beside us, not a dependency.
     transformers = optional("transformers", "-r tests/requirements.txt")
     config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
-    with torch.device("meta"):
-        peer = transformers.LlamaForCausalLM(config)
+    peer = empty_model(config, transformers.LlamaForCausalLM)
     peer.load_state_dict(model.state_dict(), assign=True)
     peer.model.rotary_emb = type(peer.model.rotary_emb)(config)
     return peer.to(model.device).eval()

@@ -1,9 +1,7 @@
 """What the miniatures know: exact answers of the targets, next-token accuracy of the draft's exits.
 
 A third table shows what the one method that is not lossless, target-initialised roots, does to the
-targets' answers. Knows nothing about speed.
-
-python -m s2d.bench quality      # held-out prompts only; a few minutes on two cores
+targets' answers. Prompts are held-out ones. Knows nothing about speed.
 """
 
 from itertools import islice
@@ -26,10 +24,10 @@ LOSSY = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
 
 @torch.inference_mode()
 def answers(model, tokenizer, group, count, **options):
-    """Greedy answers to ``count`` held-out prompts of ``group``: (exact match, log-probability).
+    """Greedy answers to ``count`` prompts of ``group``: (exact match, log-probability).
 
-    The former is how many are right letter by letter, the latter the model's own mean over all
-    tokens of these answers. ``options`` are those of ``generate``.
+    The former is the part that is right to the letter, the latter the model's mean over all tokens
+    of these answers. ``options`` are those of ``generate``.
     """
     right, log_probs = 0, []
     for conversation in islice(conversations(0, "held-out", [group]), count):
@@ -74,10 +72,8 @@ def report_exits(target, folder, count, device):
 
 def report_lossy(alone, draft, count, device):
     """What several roots from the target cost its answers; ``alone`` is report_targets' result."""
-    print(
-        "\nroots from the target (mcsd, tree 6,1,1,1,1,1): "
-        "exact match, mean log-probability of a token"
-    )
+    what = "exact match, mean log-probability of a token"
+    print(f"\nroots from the target (mcsd, tree 6,1,1,1,1,1): {what}")
     row("target", "ar", "lossy", "ar", "lossy")
     options = dict(draft=load_model(draft, device), **LOSSY)
     for folder, (score, log_prob) in alone.items():
@@ -91,16 +87,15 @@ def report_lossy(alone, draft, count, device):
 def report(args):
     if args.count < 1:
         raise ValueError(f"--count must be at least 1, got {args.count}")
-    how, draft = (args.count, args.device), args.weights / "mini-draft"
-    alone = report_targets([args.weights / name for name in args.targets], *how)
-    report_exits(args.weights / "mini-7b", draft, *how)
+    how, draft = (args.count, args.device), WEIGHTS / "mini-draft"
+    alone = report_targets([WEIGHTS / name for name in args.targets], *how)
+    report_exits(WEIGHTS / "mini-7b", draft, *how)
     report_lossy(alone, draft, *how)
 
 
 def parse(arguments):
     parser = Parser(prog="bench quality", description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--weights", type=Path, default=WEIGHTS)
     add("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
     add("--device", default="auto")
     add("--count", type=int, default=100, help="held-out prompts per group")

@@ -11,7 +11,6 @@ python -m s2d.bench shapes --shapes tiny    # the same program anywhere
 import os
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from statistics import mean, median
 
 import torch
@@ -38,15 +37,15 @@ SHAPES = {  # one to try this program with, then Llama-2 and Vicuna v1.5
     "13b": llama(4096, 32000, 5120, 13824, 40, 40, 40, 128),
     "70b": llama(4096, 32000, 8192, 28672, 80, 64, 8, 128),
 }
-EXITS = {"tiny": (2, 3, 4), "7b": (6, 9, 12), "13b": (6, 9, 12), "70b": (6, 9, 12)}
 NODES = (1, 2, 4, 8, 16, 32, 64)
 LOGIT_STD = 12.0  # of a confident model: one of 32,000 tokens then has most of the probability
+SCALE = 0.05  # of what layers after the draft's first exit add
 
 
 def random_model(config, device, dtype, seed, full_layers, scale):
     """A random Llama; each layer after ``full_layers`` adds ``scale`` times what the others add."""
-    model, generator = empty_model(config), torch.Generator(device).manual_seed(seed)
-    state = {}
+    model, state = empty_model(config), {}
+    generator = torch.Generator(device).manual_seed(seed)
     for name, empty in model.named_parameters():
         state[name] = torch.ones(empty.shape, device=device, dtype=dtype)
         if empty.dim() == 2:
@@ -106,15 +105,14 @@ def forward_table(model, context, repetitions, bandwidth):
         hidden = model.run_layers(model.embed(tokens[:, start:end]), **how)
         model.logits(hidden[0, -max(1, end - context) :])
 
-    lines = [["pass", "ms", "GB/s of weights", "of a copy's speed"]]
+    lines = [["pass", "ms", "of a copy's speed"]]
     for nodes in (0, *NODES):
         parents = torch.arange(nodes, device=device) // 2 - 1  # any tree will do
         attention.set_tree(ancestor_mask(parents.clamp(min=-1)))
         span = (context, context + nodes) if nodes else (0, context)
         took = seconds(device, partial(forward, *span), repetitions)
         name = f"{nodes} node{'s'[: nodes > 1]}" if nodes else f"prompt of {context}"
-        speed = weights / took
-        lines.append([name, f"{took * 1e3:.2f}", f"{speed / 1e9:.1f}", f"{speed / bandwidth:.0%}"])
+        lines.append([name, f"{took * 1e3:.2f}", f"{weights / took / bandwidth:.0%}"])
     return lines
 
 
@@ -157,10 +155,10 @@ def decoding_table(target, draft, context, new_tokens, rounds):
     for number in range(rounds + 1):
         prompt = random_tokens(target, context, number)[0].tolist()
         for method, outputs in results.items():
-            outputs.append(generate(target, prompt, draft, method, new_tokens))
+            outputs.append(generate(target, prompt, draft, method, max_new_tokens=new_tokens))
     lines, alone = [["method", "tokens/s", "speedup", "MAT"]], None
     for method, (_, *outputs) in results.items():  # the first round warms up
-        speed = [len(output.tokens) / output.stats.seconds for output in outputs]
+        speed = [output.tokens_per_second for output in outputs]
         alone = alone or speed
         ratio = median(own / other for own, other in zip(speed, alone))
         mat = mean(output.stats.mean_accepted_tokens for output in outputs)
@@ -176,24 +174,25 @@ def beside_transformers(model, length):
     same = (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).float().mean().item()
     difference = f"{(ours - theirs).abs().max():.3g} of {theirs.std():.3g} (standard deviation)"
     likeliest = f"same likeliest token at {same:.1%} of {length} positions"
-    peer = f"beside transformers {version('transformers')}"
-    return f"{peer}: largest difference of a logit {difference}, {likeliest}"
+    return f"beside transformers: largest difference of a logit {difference}, {likeliest}"
 
 
 def check(args, device, dtype):
     """Refuse numbers that make no sense, and on a CPU shapes that do not fit its memory."""
     longest = min(SHAPES[shape].max_position_embeddings for shape in args.shapes) - max(NODES)
-    if not 1 <= args.context <= longest:
-        expected = f"--context must be from 1 to {longest} for these shapes"
-        raise ValueError(f"{expected}, got {args.context}")
-    if min(args.repetitions, args.rounds, args.max_new_tokens) < 1:
-        raise ValueError("--repetitions, --rounds and --max-new-tokens must be at least 1")
+    counts = args.repetitions, args.rounds, args.max_new_tokens
+    if not 1 <= args.context <= longest or min(counts) < 1:
+        raise ValueError(f"--context is from 1 to {longest} for these shapes, counts at least 1")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for shape in args.shapes if device.type == "cpu" else ():
-        needed = sum(p.numel() for p in empty_model(SHAPES[shape]).parameters()) * dtype.itemsize
+        needed = size_of(empty_model(SHAPES[shape])) * dtype.itemsize
         if needed > memory:
             needs = f"{shape} needs {needed / 1e9:.0f} GB in {dtype}"
             raise ValueError(f"{needs}, this machine has {memory / 1e9:.0f} GB and no GPU")
+
+
+def size_of(model):
+    return sum(p.numel() for p in model.parameters())
 
 
 def report(args):
@@ -208,32 +207,29 @@ def report(args):
     copied = f"a large copy moves {bandwidth / 1e9:.0f} GB/s"
     print(f"{machine}, torch {torch.__version__}, {dtype}; {copied}")
     for shape in args.shapes:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
         report_shape(shape, device, dtype, bandwidth, args)
         if on_gpu:
             print(f"\npeak memory {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB")
+            torch.cuda.reset_peak_memory_stats(device)
 
 
 def report_shape(shape, device, dtype, bandwidth, args):
     """All tables of one shape; its models are out of memory afterwards."""
-    exits, context = EXITS[shape], args.context
-    model = random_model(SHAPES[shape], device, dtype, 0, exits[0], args.scale)
-    draft = first_layers(model, exits)
-    count = sum(p.numel() for p in model.parameters())
+    exits, context = (2, 3, 4) if shape == "tiny" else (6, 9, 12), args.context
+    model = random_model(SHAPES[shape], device, dtype, 0, exits[0], SCALE)
+    draft, count = first_layers(model, exits), size_of(model)
     print(f"\n{shape}: {count:,} parameters, {count * dtype.itemsize / 1e9:.2f} GB")
     if args.hf:
         print(beside_transformers(model, 128))
     parts = zip(exits, agreement(model, draft, 256, 1))
     agree = ", ".join(f"exit {exit_layer} {part:.0%}" for exit_layer, part in parts)
-    scaled = f"layers after {exits[0]} scaled by {args.scale:g}"
-    print(f"{scaled}; draft and target agree: {agree}", flush=True)
+    print(f"draft and target agree: {agree}", flush=True)
     for table in (
         partial(forward_table, model, context, args.repetitions, bandwidth),
         partial(segment_table, draft, context, args.repetitions),
         partial(decoding_table, model, draft, context, args.max_new_tokens, args.rounds),
     ):
-        print(f"\n{render(table(), args.markdown)}", flush=True)
+        print(f"\n{render(table())}", flush=True)
 
 
 def parse(arguments):
@@ -242,11 +238,9 @@ def parse(arguments):
     add("--shapes", nargs="+", choices=SHAPES, default=["7b", "13b"])
     add("--device", default="auto")
     add("--dtype", default="auto", choices=("auto", *DTYPES))
-    add("--scale", type=float, default=0.05, help="of what layers after the first exit add")
     add("--context", type=int, default=512, help="tokens of the prompt")
     add("--max-new-tokens", type=int, default=128)
     add("--repetitions", type=int, default=20, help="of each forward pass; the median is shown")
     add("--rounds", type=int, default=3, help="of whole generations, the methods in turn")
     add("--hf", action="store_true", help="compare logits with transformers'")
-    add("--markdown", action="store_true")
     return parser.parse_args(arguments)

@@ -1,7 +1,4 @@
-"""Questions and answers in the files of Spec-Bench (Xia et al. 2024, arXiv 2401.07851).
-
-Knows nothing about models.
-"""
+"""Questions and answers in Spec-Bench's files (arXiv 2401.07851). Knows nothing about models."""
 
 import json
 import re
@@ -33,9 +30,8 @@ def corpus_questions(split, per_group):
     for group in GROUPS:
         category = "writing" if group == "mt_bench" else group
         for conversation in islice(conversations(2, split, [group]), per_group):
-            turns = [question for question, _ in conversation.turns]
-            number = len(questions)
-            questions.append({"question_id": number, "category": category, "turns": turns})
+            question = {"question_id": len(questions), "category": category}
+            questions.append(question | {"turns": [asked for asked, _ in conversation.turns]})
     return questions
 
 
@@ -72,7 +68,7 @@ def write_answers(folder, name, records):
                 line = {key: record[key] for key in ("question_id", "category")}
                 answer_id = f"{model_id}-{record['question_id']}"
                 line |= {"model_id": model_id, "answer_id": answer_id, "tstamp": time.time()}
-                line |= {"choices": [{"index": 0, **choice}]}
+                line["choices"] = [{"index": 0, **choice}]
                 lines.append(json.dumps(line, ensure_ascii=False) + "\n")
         with staged_file(folder / f"{model_id}.jsonl") as stage:
             stage.write_text("".join(lines), encoding="utf-8")

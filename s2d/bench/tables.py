@@ -24,9 +24,9 @@ def summarise(records):
     groups = [group for group in (*GROUPS, "overall") if group in present]
 
     def ratios(method, group):
-        keys = [((method, group, number), ("ar", group, number)) for number in rounds]
-        both = [(a, b) for a, b in keys if tokens[a] and tokens[b]]
-        return [tokens[a] / seconds[a] * seconds[b] / tokens[b] for a, b in both]
+        pairs = [((method, group, number), ("ar", group, number)) for number in rounds]
+        pairs = [(a, b) for a, b in pairs if tokens[a] and tokens[b]]
+        return [tokens[a] / seconds[a] * seconds[b] / tokens[b] for a, b in pairs]
 
     summary = {}
     for method in dict.fromkeys(record["method"] for record in records):
@@ -82,17 +82,18 @@ def final_table(summaries):
     lines = [["method", *heads, "mean"]]
     for method in dict.fromkeys(method for summary in summaries.values() for method in summary):
         rows = [summary.get(method) for summary in summaries.values()]
-        cells = [cell(row) if row else "" for row in rows]
+        cells = [cell(row) for row in rows]
         mean = statistics.mean(row["speedup"] for row in rows if row)
         lines.append([method, *cells, f"{mean:.2f}"])
     return lines
 
 
 def cell(row):
-    return f"{row['speedup']:.2f}" + (f" / {row['mat']:.2f}" if "mat" in row else "")
+    mat = f" / {row['mat']:.2f}" if row and "mat" in row else ""
+    return f"{row['speedup']:.2f}{mat}" if row else ""
 
 
-def render(lines, markdown):
+def render(lines, markdown=False):
     """A table as aligned text, or as markdown."""
     if markdown:
         lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]

@@ -4,6 +4,8 @@ Improved MCSD (arXiv 2409.10644, "decision model"). Knows nothing about trees.
 """
 
 import sys
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -15,9 +17,10 @@ from ..generate import start
 from ..sampling import warp
 from ..tokenizer import Tokenizer
 from ..weights import load_model, placement
-from .dialogues import first_prompts
+from .dialogues import dialogues_of
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
+DRAFT_LENGTH = 10
 
 
 class Recorder:
@@ -33,26 +36,21 @@ class Recorder:
         return torch.ones(len(prediction.hidden), device=prediction.hidden.device)
 
 
-def collect(decision, target, draft, prompts, draft_length, temperature):
+def collect(decision, target, draft, prompts, temperature):
     """Features (M, F) and acceptance probabilities (M,) of every token drafted for ``prompts``."""
-    features, labels = [], []
-    options = dict(method="s2d", draft_length=draft_length, temperature=temperature)
-
+    recorder, labels = Recorder(decision), []
+    options = dict(draft_length=DRAFT_LENGTH, temperature=temperature, stop=recorder)
     for seed, prompt in enumerate(prompts):
-        recorder = Recorder(decision)
-        for step in start(target, prompt, draft, seed=seed, stop=recorder, **options):
+        for step in start(target, prompt, draft, seed=seed, **options):
             labels.append(accepted(step, temperature))
-        features += recorder.inputs
-    return torch.cat(features), torch.cat(labels)
+    return torch.cat(recorder.inputs), torch.cat(labels)
 
 
 def accepted(step, temperature):
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
     tokens, logits = step.proposal.tree.tokens, step.logits[:-1]
-    if temperature == 0:
+    if temperature == 0 or not len(tokens):
         return (logits.argmax(dim=-1) == tokens).float()
-    if not len(tokens):
-        return logits.new_zeros(0).float()
     chosen = tokens[:, None]
     p, q = warp(logits, temperature).gather(1, chosen), step.proposal.q.gather(1, chosen)
     return (p / q).clamp(max=1.0)[:, 0].float()
@@ -97,41 +95,37 @@ def calibration(scores, labels):
 
 def check_replaceable(path):
     """Raise ValueError where a file at ``path`` is none of this program's. Ask before the work."""
-    if Path(path).exists():
-        try:
+    try:
+        if Path(path).exists():
             read_decision(path)
-        except ValueError:
-            there = f"{path} is there already and is no decision model"
-            raise ValueError(f"{there}; name another file") from None
-
-
-def report(line):
-    print(line, file=sys.stderr, flush=True)
+    except ValueError:
+        there = f"{path} is there already and is no decision model"
+        raise ValueError(f"{there}; name another file") from None
 
 
 def train_decision(args):
     """The program: collect, fit, show how good it is on prompts kept out, save."""
     check_replaceable(args.out)
-    threshold, counts = args.threshold, (args.prompts, args.draft_length, args.epochs)
-    if not 0.0 <= threshold <= 1.0 or min(counts) < 1:
-        raise ValueError(
-            "the threshold is within 0..1, prompts, draft length and epochs at least 1; "
-            "got {:g}, {}, {} and {}".format(threshold, *counts)
-        )
+    got = args.threshold, args.prompts, args.epochs
+    if not 0.0 <= args.threshold <= 1.0 or min(args.prompts, args.epochs) < 1:
+        least = "the threshold is within 0..1, prompts and epochs at least 1"
+        raise ValueError("{}; got {:g}, {} and {}".format(least, *got))
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
     tokenizer, template = Tokenizer(args.target), chat_template(args.target)
-    prompts = first_prompts(args.data, args.seed + 2, args.prompts, tokenizer, template)
+    dialogues = islice(dialogues_of(args.data, args.seed + 2), args.prompts)
+    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in list(dialogues)]
     kept_out = len(prompts) // 5
     if not kept_out:
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")
+    report = partial(print, file=sys.stderr, flush=True)
     report(f"on {placement(target, draft)}")
     torch.manual_seed(args.seed)
-    decision = Decision(args.features, draft.config.hidden_size, threshold, fingerprint(draft))
+    decision = Decision(args.features, draft.config.hidden_size, args.threshold, fingerprint(draft))
     decision.to(args.device)
     models, parts = (decision, target, draft), []
     for part in (prompts[kept_out:], prompts[:kept_out]):
         with torch.inference_mode():
-            runs = [collect(*models, part, args.draft_length, t) for t in (0.0, 1.0)]
+            runs = [collect(*models, part, t) for t in (0.0, 1.0)]
         parts.append([torch.cat(pair).clone() for pair in zip(*runs)])
         report(f"{len(part)} prompts, {len(parts[-1][1])} drafted tokens")
     (features, labels), (unseen, unseen_labels) = parts
@@ -142,7 +136,7 @@ def train_decision(args):
         scores = decision.layers(unseen)[:, 0].sigmoid()
         loss, mean = binary_cross_entropy(scores, unseen_labels), unseen_labels.mean()
         blind = binary_cross_entropy(mean.expand_as(unseen_labels), unseen_labels)
-    quality = f"loss {loss:.4f} (always {mean:.2f}: {blind:.4f})"
-    print(f"kept out: {quality}, AUC {auc(scores, unseen_labels):.3f}")
+    area = auc(scores, unseen_labels)
+    print(f"kept out: loss {loss:.4f} (always {mean:.2f}: {blind:.4f}), AUC {area:.3f}")
     print("\n".join(calibration(scores, unseen_labels)))
     save_decision(decision, args.out)

@@ -1,11 +1,10 @@
 """From dialogues to rows of tokens and labels. Knows nothing about models."""
 
 import json
-import re
 import sys
 from array import array
 from collections import Counter
-from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +14,6 @@ from .corpus import GROUPS, conversations
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 
-LONGEST_TOKEN = 16  # characters, and some more, of JSON's longest token outside strings
-
 
 def corpus_dialogues(seed):
     """The miniature corpus as endless dialogues: messages, user and assistant in turn."""
@@ -24,74 +21,49 @@ def corpus_dialogues(seed):
         yield [message for turn in conversation.turns for message in turn]
 
 
-def read_sharegpt(path, skipped):
+def read_sharegpt(path):
     """The dialogues of ShareGPT's JSON: records of "conversations", lists of "from" and "value".
 
-    The file is read bit by bit. What the assistant says before the user's first word, and a last
-    question without an answer, are left out; a record that still is no dialogue is passed over,
-    and ``skipped``, a Counter, counts the reason.
+    What the assistant says before the user's first word, and a last question without an answer, are
+    left out; a record that still is no dialogue is passed over, and one line on stderr says why.
     """
-    for record in _json_list(path):
-        try:
-            messages = [(message["from"], message["value"]) for message in record["conversations"]]
-        except (TypeError, KeyError):
-            skipped["not a list of conversations with from and value"] += 1
-            continue
-        if messages and messages[0][0] == "gpt":
-            messages = messages[1:]
-        messages = messages[: len(messages) // 2 * 2]
-        speakers, texts = [speaker for speaker, _ in messages], [text for _, text in messages]
-        if not messages:
-            skipped["no question with an answer"] += 1
-        elif speakers != ["human", "gpt"] * (len(messages) // 2):
-            skipped["human and gpt do not take turns"] += 1
-        elif not all(isinstance(text, str) and text.strip() for text in texts):
-            skipped["a message without text"] += 1
-        else:
-            yield texts
-
-
-def first_prompts(data, seed, count, tokenizer, template):
-    """Prompts: the first messages of ``count`` dialogues of "mini" (the corpus) or a file."""
-    skipped = Counter()
-    dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
-    first = [messages[:1] for messages in islice(dialogues, count)]
-    report_skipped(skipped)
-    return [tokenizer.encode_chat(messages, template) for messages in first]
-
-
-def report_skipped(skipped):
-    """One line on stderr about the records that ``read_sharegpt`` passed over, if any."""
+    try:
+        records = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        if not isinstance(records, list):
+            raise ValueError(f"it is a {type(records).__name__}")
+    except (ValueError, RecursionError) as error:
+        wrong = f"{path} is not ShareGPT JSON, a list of conversations ({error})"
+        raise ValueError(wrong) from None
+    checked = [check_record(record) for record in records]
+    skipped = Counter(reason for reason, _ in checked if reason)
     if skipped:
         reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
         print(f"records passed over: {reasons}", file=sys.stderr)
+    return [texts for reason, texts in checked if not reason]
 
 
-def _json_list(path, block=2**20):
-    """The items, objects, of a JSON list in a file too large to hold."""
-    decoder, separator = json.JSONDecoder(), re.compile(r"[\s,]*")
-    with open(path, encoding="utf-8") as file:
-        try:
-            text = file.read(block).lstrip("\ufeff \t\r\n")
-            if not text.startswith("["):
-                raise ValueError(f"it begins with {text[:10]!r}")
-            at, wanted = 1, block
-            while (at := separator.match(text, at).end()) == len(text) or text[at] != "]":
-                try:
-                    item, at = decoder.raw_decode(text, at)
-                except json.JSONDecodeError as error:  # a mistake, or the item ends in a next block
-                    open_string = error.msg.startswith("Unterminated string")
-                    goes_on = open_string or len(text) - error.pos < LONGEST_TOKEN
-                    if not goes_on or not (more := file.read(wanted)):
-                        raise
-                    text, at = text[at:] + more, 0
-                    wanted *= 2  # so that copying a long item stays linear
-                else:
-                    wanted = block
-                    yield item
-        except (ValueError, RecursionError) as error:
-            wrong = f"{path} is not ShareGPT JSON, a list of conversations ({error})"
-            raise ValueError(wrong) from None
+def check_record(record):
+    """(why a record is no dialogue, None) or (None, its messages)."""
+    try:
+        messages = [(message["from"], message["value"]) for message in record["conversations"]]
+    except (TypeError, KeyError):
+        return "not a list of conversations with from and value", None
+    if messages and messages[0][0] == "gpt":
+        messages = messages[1:]
+    messages = messages[: len(messages) // 2 * 2]
+    if not messages:
+        return "no question with an answer", None
+    speakers, texts = zip(*messages)
+    if speakers != ("human", "gpt") * (len(messages) // 2):
+        return "human and gpt do not take turns", None
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        return "a message without text", None
+    return None, list(texts)
+
+
+def dialogues_of(data, seed):
+    """Dialogues of "mini", the corpus, or of a ShareGPT file."""
+    return corpus_dialogues(seed) if data == "mini" else read_sharegpt(data)
 
 
 def encode_dialogue(tokenizer, messages, template="vicuna"):
@@ -104,10 +76,9 @@ def encode_dialogue(tokenizer, messages, template="vicuna"):
 
 
 def one_a_row(conversations, length):
-    """A row for each (ids of a prompt, ids of its answer): (tokens, labels), int32 (R, length).
+    """A row for each (prompt, answer), cut or filled up: (tokens, labels), int32 (R, length).
 
-    Too long ones are cut, short ones filled up. Labels are the tokens that follow, -100 where no
-    loss is taken: only the answer is learnt.
+    Labels are the tokens that follow, -100 where no loss is taken: only the answer is learnt.
     """
     tokens = np.zeros((len(conversations), length), dtype=np.int32)
     labels = np.full_like(tokens, -100)
@@ -136,5 +107,4 @@ def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
     tokens = np.asarray(ids)[: count + 1]
     learnt = np.asarray(is_answer)[1 : count + 1] if answers_only else True
     labels = np.where(learnt, tokens[1:], np.int32(-100))
-    parts = (tokens[:-1].copy(), labels)
-    return tuple(torch.from_numpy(part).view(-1, length) for part in parts)
+    return tuple(torch.from_numpy(each).view(-1, length) for each in (tokens[:-1].copy(), labels))

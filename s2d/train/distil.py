@@ -13,7 +13,7 @@ DIVERGENCES = ("forward", "reverse", "tv")
 
 @dataclass(frozen=True)
 class Distillation:
-    """What ``soft_losses`` adds for a ``teacher``, ``weight`` times; the cross entropy counts once.
+    """What ``soft_losses`` adds to the cross entropy for a ``teacher``.
 
     ``kind``, for the teacher's p and an exit's q: "forward" is KL(p || q), "reverse" KL(q || p),
     "tv" the total variation (section 3 of the paper).
@@ -21,7 +21,6 @@ class Distillation:
 
     teacher: nn.Module
     kind: str
-    weight: float
 
     @torch.no_grad()
     def hidden(self, tokens):
@@ -29,19 +28,14 @@ class Distillation:
         return self.teacher.run_layers(self.teacher.embed(tokens))
 
     def loss(self, hidden, logits, vocabulary):
-        """The term of an exit's ``logits`` (N, V) where the teacher has ``hidden``, summed."""
+        """How far the exit's ``logits`` (N, V) are where the teacher has ``hidden``, summed."""
         with torch.no_grad():
             teacher_logits = self.teacher.logits(hidden).float()
             if vocabulary is not None:
                 teacher_logits = teacher_logits[:, vocabulary]
-        return self.weight * divergence(self.kind, teacher_logits, logits).sum()
-
-
-def divergence(kind, p_logits, q_logits):
-    """How far q is from p, given by logits (N, V) each: one number a row, (N,)."""
-    log_p, log_q = p_logits.log_softmax(dim=-1), q_logits.log_softmax(dim=-1)
-    if kind == "tv":
-        return 0.5 * (log_p.exp() - log_q.exp()).abs().sum(dim=-1)
-    if kind == "reverse":
-        log_p, log_q = log_q, log_p
-    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+        log_p, log_q = teacher_logits.log_softmax(dim=-1), logits.log_softmax(dim=-1)
+        if self.kind == "tv":
+            return 0.5 * (log_p.exp() - log_q.exp()).abs().sum()
+        if self.kind == "reverse":
+            log_p, log_q = log_q, log_p
+        return (log_p.exp() * (log_p - log_q)).sum()

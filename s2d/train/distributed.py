@@ -1,7 +1,7 @@
-"""Training divided among processes, and checkpoints of it, also for one process.
+"""Training divided among processes by PyTorch's FSDP2, and checkpoints, also for one process.
 
-PyTorch's FSDP2 and distributed checkpoints: weights, gradients and AdamW's state are divided among
-the ranks, and the weights of a layer gathered when it runs. Knows nothing about losses and text.
+Weights, gradients and AdamW's state are divided among the ranks, and the weights of a layer are
+gathered when it runs. Knows nothing about losses and text.
 """
 
 import json
@@ -49,11 +49,6 @@ def shard(objective, mesh, bf16):
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
-def add_up(tensor):
-    """Sum ``tensor`` over the ranks, in place."""
-    dist.all_reduce(tensor)
-
-
 def gathered(model, mesh):
     """The whole model, on the CPU, for rank 0; None for the others. Without a mesh it is itself."""
     if mesh is None:
@@ -66,11 +61,14 @@ def gathered(model, mesh):
     return whole
 
 
-def _quietly(function, *arguments, **options):
-    """Call ``function`` without the warning that a checkpoint of a single process is one."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is", category=UserWarning)
-        function(*arguments, **options)
+def state_of(model, optimizer, step):
+    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer, options=LEARNING)
+    return {"model": model_state, "optimizer": optimizer_state, "step": step}
+
+
+def quiet():
+    """Without the warning that a checkpoint of a single process is one."""
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
 def save_checkpoint(path, model, optimizer, step, identity):
@@ -78,16 +76,15 @@ def save_checkpoint(path, model, optimizer, step, identity):
 
     ``identity`` is a dict of what the training is made of: numbers and text.
     """
-    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer, options=LEARNING)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": step}
-    alone = not dist.is_initialized()
+    state, alone = state_of(model, optimizer, step), not dist.is_initialized()
     first = alone or dist.get_rank() == 0
-    with staged_folder(path, "checkpoint") if first else nullcontext(stage_of(path)) as folder:
+    folder = staged_folder(path, "checkpoint") if first else nullcontext(stage_of(path))
+    with folder as folder, quiet():
         if first:
             (folder / IDENTITY).write_text(json.dumps(identity))
         if not alone:
             dist.barrier()  # nobody writes before the folder is there
-        _quietly(dcp.save, state, checkpoint_id=folder, no_dist=alone)
+        dcp.save(state, checkpoint_id=folder, no_dist=alone)
     if not alone:
         dist.barrier()
 
@@ -105,9 +102,9 @@ def load_checkpoint(path, model, optimizer, identity):
     if changed:
         other = f"{path} is of another training: {'; '.join(changed)}"
         raise ValueError(f"{other}; remove it or name another folder")
-    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer, options=LEARNING)
-    state = {"model": model_state, "optimizer": optimizer_state, "step": 0}
-    _quietly(dcp.load, state, checkpoint_id=path, no_dist=not dist.is_initialized())
+    state = state_of(model, optimizer, 0)
+    with quiet():
+        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
     states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     state_dict.set_state_dict(model, optimizer, **states, options=LEARNING)
     return state["step"]

@@ -1,7 +1,6 @@
-"""The miniature family: shapes, recipes and the order in which its members are trained.
+"""The miniature family: three targets from nothing, and the draft that is cut from the first.
 
-Three targets from nothing and, between them, the draft that is cut from the first; all on the
-synthetic conversations of corpus.py, with one tokenizer made from them. Knows nothing about the
+All learn the conversations of corpus.py, with one tokenizer made from them. Knows nothing about the
 SoFT loss.
 """
 
@@ -22,8 +21,8 @@ from ..tokenizer import Tokenizer
 from ..weights import check_device
 from .corpus import conversations
 from .dialogues import corpus_dialogues, pack
-from .fit import Run
-from .nested import MINI, check_out, corpus_rows, rows_of, train_and_save, train_soft
+from .fit import Run, check_out
+from .nested import MINI, corpus_rows, rows_of, train_and_save, train_soft
 
 VOCAB_SIZE = 1024
 
@@ -65,13 +64,11 @@ def initialise(config, seed, copying):
     into_residual = (2 * config.num_hidden_layers) ** -0.5
     # Part of the query stays random, or heads that share a key would stay the same for ever.
     own, like_key, handed_on = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
-    blocks, width = model.model["layers"], config.hidden_size
-    groups = config.num_key_value_heads
+    blocks, width, groups = model.model["layers"], config.hidden_size, config.num_key_value_heads
 
     def for_each_head(weight):  # (G * D, hidden) -> (H * D, hidden)
         by_group = weight.unflatten(0, (groups, config.head_dim))
-        heads = by_group.repeat_interleave(config.num_attention_heads // groups, dim=0)
-        return heads.flatten(0, 1)
+        return by_group.repeat_interleave(config.num_attention_heads // groups, dim=0).flatten(0, 1)
 
     with torch.no_grad():
         model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
@@ -89,16 +86,9 @@ def initialise(config, seed, copying):
     return model
 
 
-TOKENIZER_CONFIG = {
-    "tokenizer_class": "LlamaTokenizer",
-    "add_bos_token": True,
-    "add_eos_token": False,
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "unk_token": "<unk>",
-    "legacy": True,
-    "clean_up_tokenization_spaces": False,
-}
+TOKENIZER_CONFIG = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
+TOKENIZER_CONFIG |= {"add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>"}
+TOKENIZER_CONFIG |= {"unk_token": "<unk>", "legacy": True, "clean_up_tokenization_spaces": False}
 
 
 def make_tokenizer(folder, seed, count=20000):
@@ -118,7 +108,7 @@ def make_tokenizer(folder, seed, count=20000):
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
 
 
-def train_mini(out, only, device, seed, resume, millions=None):
+def train_mini(out, device, seed, resume, millions=None):
     """Train the family in the order in which it becomes useful: mini-7b, draft, mini-13b, mini-70b.
 
     Each on as many million tokens as its recipe says, or on ``millions``.
@@ -126,7 +116,7 @@ def train_mini(out, only, device, seed, resume, millions=None):
     if millions is not None:
         corpus_rows(millions, MINI)  # refused before a tokenizer is made, not after it
     out.mkdir(parents=True, exist_ok=True)
-    names = only or ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
+    names = ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
     wanted = [name for name in names if not (resume and (out / name).is_dir())]
     for name in wanted:  # before hours of work: what is in the way of the last one shows too
         check_out(out / name, resume)
@@ -143,7 +133,7 @@ def train_mini(out, only, device, seed, resume, millions=None):
                 train_target(name, Run(out / name, device, seed, resume), folder, millions)
 
 
-def train_target(name, run, tokenizer, millions=None):
+def train_target(name, run, tokenizer, millions):
     """One of TARGETS from nothing, with the tokenizer in a folder that they all share."""
     config, own_millions, peak, copying = TARGETS[name]
     model = initialise(config, run.seed, copying).to(check_device(run.device))

@@ -1,7 +1,4 @@
-"""Training a Llama's exits by AdamW, on one process or several, with checkpoints.
-
-Knows nothing about text.
-"""
+"""Training a Llama's exits by AdamW, with checkpoints. Knows nothing about text."""
 
 import math
 import sys
@@ -15,20 +12,18 @@ from typing import Any
 import torch
 
 from ..extras.parallel import from_rank_0
-from ..files import former_of
+from ..files import check_free, former_of
 from ..soft import soft_losses
-from ..weights import checksum
-from .distributed import Objective, add_up, load_checkpoint, save_checkpoint, shard
+from ..weights import checksum, placement
+from .distributed import Objective, load_checkpoint, save_checkpoint, shard
 
 CHECKPOINT_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: ``batch`` rows a step, over all processes, ``micro_batch`` of them at once."""
-
-    batch: int
-    micro_batch: int
+    batch: int  # rows of a step, over all processes
+    micro_batch: int  # rows that go through the model at once
     length: int  # tokens of a row
     lr: float  # at its peak
     epochs: int = 1
@@ -72,13 +67,13 @@ def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
     identity |= asdict(recipe) | {"teacher": None}
     del identity["micro_batch"], identity["recompute"]
     if distillation:
-        identity["teacher"] = checksum(distillation.teacher)
-        identity |= {"kd": distillation.kind, "kd weight": distillation.weight}
+        identity |= {"teacher": checksum(distillation.teacher), "kd": distillation.kind}
     return identity
 
 
-def check_not_lost(out, resume):
-    """Raise ValueError where a new training would overwrite the checkpoint of an unfinished one."""
+def check_out(out, resume):
+    """Raise ValueError where a training to ``out`` could not be saved, or would overwrite one."""
+    check_free(out)
     checkpoint = checkpoint_of(out)
     if not resume and any(path.exists() for path in (checkpoint, former_of(checkpoint))):
         unfinished = f"{checkpoint} is of a training that was cut short"
@@ -96,16 +91,15 @@ def adamw(model, recipe):
 def fit(model, exits, rows, recipe, run, distillation=None):
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
-    ``rows`` are (tokens, labels), (R, T) each. On a mesh every process takes its rows of each step,
-    and weights, gradients and AdamW's state are divided (distributed.py). The loss is the mean over
-    all labelled tokens of a step, however they are divided. A checkpoint is kept while training
-    lasts; a resumed run has the losses of an uninterrupted one. Raises ValueError where that
-    checkpoint is another training's, or would be lost.
+    ``rows`` are (tokens, labels), (R, T) each. On a mesh every process takes its rows of each step
+    (distributed.py). The loss is the mean over all labelled tokens of a step, however they are
+    divided. A checkpoint is kept while training lasts; a resumed run has the losses of an
+    uninterrupted one. Raises ValueError where that is another training's, or would be lost.
     """
     tokens, labels = rows
     checkpoint, mesh, device = checkpoint_of(run.out), run.mesh, model.device
     identity = training_identity(model, exits, tokens, labels, recipe, run.seed, distillation)
-    check_not_lost(run.out, run.resume)
+    check_out(run.out, run.resume)
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
     if recipe.batch % (ranks * recipe.micro_batch):
         parts = f"among {ranks} processes by {recipe.micro_batch} rows"
@@ -129,7 +123,7 @@ def fit(model, exits, rows, recipe, run, distillation=None):
             (own.mean() * ranks).backward()  # gradients are averaged over processes
             losses += own.detach()
         if mesh:
-            add_up(losses)
+            torch.distributed.all_reduce(losses)
         torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -141,21 +135,19 @@ def fit(model, exits, rows, recipe, run, distillation=None):
         yield step, losses
 
 
-def show_progress(name, where, exits, steps, tokens_a_step, training):
-    """Run ``training`` (what ``fit`` returns) to its end, with a line on stderr every ten seconds.
-
-    The first line says ``where`` it runs.
-    """
+def fit_and_tell(model, exits, rows, recipe, run, distillation=None):
+    """``fit`` to its end, with a line on stderr every ten seconds."""
     began = shown = time.monotonic()
+    steps = len(rows[0]) * recipe.epochs // recipe.batch
+    training = fit(model, exits, rows, recipe, run, distillation)
     for count, (step, losses) in enumerate(training, 1):
         if count == 1:
-            print(f"{name} on {where}", file=sys.stderr, flush=True)
+            print(f"{run.out.name} on {placement(model)}", file=sys.stderr, flush=True)
         clock = time.monotonic()
         if clock - shown > 10 or step == steps:
             shown, speed = clock, count / (clock - began)
             by_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
-            left = (
-                f"{speed * tokens_a_step:.0f} tokens/s  {(steps - step) / speed / 60:.1f} min left"
-            )
-            line = f"{name} step {step}/{steps}  loss {by_exit}  {left}"
+            line = f"{run.out.name} step {step}/{steps}  loss {by_exit}  "
+            line += f"{speed * recipe.batch * recipe.length:.0f} tokens/s  "
+            line += f"{(steps - step) / speed / 60:.1f} min left"
             print(line, file=sys.stderr, flush=True)

@@ -6,18 +6,16 @@ gradients and steps.
 
 import shutil
 import sys
-from collections import Counter
 from dataclasses import replace
 
 import torch
 
 from ..chat import chat_template
-from ..files import check_free
 from ..tokenizer import Tokenizer
-from ..weights import load_model, placement, save_adapter, save_model
-from .dialogues import corpus_dialogues, one_a_row, pack, read_sharegpt, report_skipped
+from ..weights import load_model, save_adapter, save_model
+from .dialogues import dialogues_of, one_a_row, pack
 from .distributed import gathered
-from .fit import Recipe, check_not_lost, checkpoint_of, fit, show_progress
+from .fit import Recipe, checkpoint_of, fit_and_tell
 from .lora import SCALE, adapter_pairs, add_adapters
 from .self_text import likeliest, sample_to
 
@@ -52,11 +50,9 @@ def rows_of(init, data, device, recipe, millions, seed, text=None):
         tokens, labels = one_a_row(answers, recipe.length)
         labels = likeliest(target, tokens, labels)
     else:
-        skipped = Counter()
-        dialogues = corpus_dialogues(seed) if data == "mini" else read_sharegpt(data, skipped)
         rows = corpus_rows(millions, recipe) if data == "mini" else None
+        dialogues = dialogues_of(data, seed)
         tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, True, template)
-        report_skipped(skipped)
     if len(tokens) < recipe.batch:
         found = f"{data} gives {len(tokens)} rows of {recipe.length} tokens"
         raise ValueError(f"{found}; one batch needs {recipe.batch}")
@@ -68,9 +64,8 @@ def train_soft(
 ):
     """Cut ``init`` after the last of ``exits`` and fine-tune them all together on ``rows``.
 
-    ``drafting`` are the defaults that the draft's config is to carry; the paper's thresholds unless
-    given. With a ``rank`` only adapters are learnt, and saved. With ``keep`` the draft drafts only
-    so many tokens, the most frequent ones of its labels.
+    ``drafting``: the defaults for its config, unless given the paper's thresholds. With a ``rank``
+    only adapters are learnt. With ``keep`` it drafts only so many tokens, its labels' commonest.
     """
     tokens, labels = rows
     model = load_model(init, run.device, "float32", num_layers=exits[-1]).requires_grad_(True)
@@ -104,23 +99,14 @@ def among(kept, labels, vocab_size):
 
 
 def train_and_save(model, exits, rows, recipe, run, init, distillation=None):
-    """Train, showing how far it is; then write the model to ``run.out`` and drop its checkpoint.
+    """Train; then write the model to ``run.out`` and drop its checkpoint.
 
-    ``init`` is the folder it comes from: its tokenizer is copied along. It is an adapter's base.
+    ``init`` is the folder it comes from: its tokenizer is copied along, or an adapter's base.
     """
-    steps = len(rows[0]) * recipe.epochs // recipe.batch
-    training = fit(model, exits, rows, recipe, run, distillation)
-    name, tokens_a_step = run.out.name, recipe.batch * recipe.length
-    show_progress(name, placement(model), exits, steps, tokens_a_step, training)
+    fit_and_tell(model, exits, rows, recipe, run, distillation)
     if pairs := adapter_pairs(model):
         save_adapter(model, pairs, SCALE, run.out, init)
     elif whole := gathered(model, run.mesh):
         save_model(whole, run.out, init)
     if run.mesh is None or run.mesh.get_local_rank() == 0:
         shutil.rmtree(checkpoint_of(run.out), ignore_errors=True)
-
-
-def check_out(out, resume):
-    """Raise ValueError where a training to ``out`` could not be saved, or would overwrite one."""
-    check_free(out)
-    check_not_lost(out, resume)

@@ -31,25 +31,20 @@ ASKING = 0.8  # the temperature of questions: at 1 those of small models make no
 def ways_to_ask(tokenizer, template):
     """(beginnings of a user's turn by KINDS, ids from its end to where the assistant speaks)."""
     if not isinstance(template, ChatTemplate):
-        raise ValueError(
-            "the target asks itself questions, for which it needs a chat template of its own; "
-            "give a text by --data FILE or --from FILE"
-        )
+        alone = "to ask itself questions the target needs a chat template of its own"
+        raise ValueError(f"{alone}; give a text by --data FILE or --from FILE")
     before, found, after = template.render(["\0"], to_be_answered=True).partition("\0")
     if not found or not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
-    prompts = [
-        [tokenizer.encode_marked(before + first) for first in kind] for kind in KINDS.values()
-    ]
-    return prompts, tokenizer.encode_marked(after)
+    encode = tokenizer.encode_marked
+    return [[encode(before + first) for first in kind] for kind in KINDS.values()], encode(after)
 
 
 @torch.inference_mode()
 def likeliest(target, tokens, labels, rows=16):
     """``labels`` (R, T) with what ``target`` finds likeliest in place of what was drawn.
 
-    That is less noise to learn from. Rows go through in order of their lengths, so that little of
-    it is padding.
+    That is less noise to learn from. Rows of about the same length go through together.
     """
     found = labels.clone()
     ends = ((labels != -100) * torch.arange(1, labels.shape[1] + 1)).amax(dim=1)  # (R,)
@@ -67,13 +62,11 @@ def likeliest(target, tokens, labels, rows=16):
 
 
 class Conversation:
-    """A row of a batch: a question that the model continues, the template's words, an answer.
-
-    ``told``: ids that come next whatever the model chooses, at first the beginning of a question.
-    """
+    """A row of a batch: a question that the model continues, the template's words, an answer."""
 
     def __init__(self, prompt, temperature, wanted):
-        self.temperature, self.wanted, self.told = temperature, wanted, deque(prompt)
+        self.temperature, self.wanted = temperature, wanted
+        self.told = deque(prompt)  # ids that come next whatever the model chooses
         self.text = [self.told.popleft()]
         self.start = None  # where the answer begins
         self.left = QUESTION_TOKENS  # how many tokens the model may still choose
@@ -121,10 +114,8 @@ def next_logits(model, rows, shared, cache):
     mask = torch.zeros(hidden_slots.shape, dtype=model.dtype, device=model.device)
     mask.masked_fill_(hidden_slots, -torch.inf)  # (B, S+1)
     positions = (shared + lengths - 1)[:, None, None]
-    hidden = model.run_layers(
-        model.embed(tokens), positions=positions, mask=mask[:, None, None], cache=cache
-    )
-    return model.logits(hidden[:, 0])
+    how = dict(positions=positions, mask=mask[:, None, None], cache=cache)
+    return model.logits(model.run_layers(model.embed(tokens), **how)[:, 0])
 
 
 @torch.inference_mode()
@@ -132,9 +123,8 @@ def converse(model, prompts, after, enough, batch, seed):
     """Sample questions and answers until the answers have ``enough`` tokens.
 
     ``prompts`` are beginnings of questions, lists of ids by kind; ``after`` is what the template
-    says after a question. Yields (prompt, answer, temperature), the first two lists of ids. A row
-    that is done begins a new conversation at once. What has begun when there is enough is still
-    finished: else long answers would be rarer than they are.
+    says after a question. Yields (prompt, answer, temperature). What has begun when there is enough
+    is still finished: else long answers would be rarer than they are.
     """
     everything = [prompt for kind in prompts for prompt in kind]
     common = os.path.commonprefix(everything)[:-1]  # a row begins with a token of its own
@@ -171,10 +161,7 @@ def converse(model, prompts, after, enough, batch, seed):
 
 
 class SelfText:
-    """The conversations in ``file``: JSON lines, after one that says which model's they are.
-
-    Whoever brings the same model can go on with them.
-    """
+    """The conversations in ``file``: JSON lines, after one that says which model's they are."""
 
     def __init__(self, file, model):
         self.file, self.records = file, []
@@ -221,10 +208,7 @@ def sample_to(file, model, tokenizer, template, wanted, seed):
         if time.monotonic() > said + SAY_SECONDS or new >= missing:
             said = time.monotonic()
             speed = new / (said - began)
-            print(
-                f"{file.name}: {wanted - missing + new:.0f} answer tokens of {wanted:.0f}, "
-                f"{speed:.0f} tokens/s, {max(0, missing - new) / speed / 60:.1f} min left",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"{file.name}: {wanted - missing + new:.0f} answer tokens of {wanted:.0f}, "
+            line += f"{speed:.0f} tokens/s, {max(0, missing - new) / speed / 60:.1f} min left"
+            print(line, file=sys.stderr, flush=True)
     return text

@@ -1,6 +1,7 @@
 """A datastore for exit 0: what a model answers to its own questions, or any text."""
 
 import sys
+from itertools import accumulate
 
 from ..chat import chat_template
 from ..tokenizer import Tokenizer
@@ -13,9 +14,9 @@ from .self_text import sample_to, ways_to_ask
 def make_datastore(target, out, millions, files, device, seed):
     """Write ``out``, of the text in ``files`` or, without any, of ``millions`` sampled tokens."""
     check_replaceable(out)
-    config, tokenizer = read_config(target), Tokenizer(target)
+    config, tokenizer, source = read_config(target), Tokenizer(target), "text"
     if files:
-        documents, source = [tokenizer.encode(read_text(file)) for file in files], "text"
+        documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
         if not 0 < millions < 1e6:
             raise ValueError(f"expected more than 0 and less than 1e+06 millions, got {millions:g}")
@@ -24,10 +25,12 @@ def make_datastore(target, out, millions, files, device, seed):
         model = load_model(target, device, "bfloat16")
         raw = out.with_suffix(".self.jsonl")
         records = sample_to(raw, model, tokenizer, template, millions * 1e6, seed).records
-        documents, source = answers(records, after[1:], millions * 1e6), checksum(model)
-    eos = config.eos_token_ids[0]
-    checked = tokenizer_checksum(target)
-    tokens = write_datastore(out, documents, eos, config.vocab_size, checked, source)
+        # An answer's first words depend on the template's before it.
+        documents, source = [after[1:] + record["a"] for record in records], checksum(model)
+        ends = accumulate(len(record["a"]) for record in records)
+        documents = documents[: 1 + sum(end < millions * 1e6 for end in ends)]
+    about = config.eos_token_ids[0], config.vocab_size, tokenizer_checksum(target), source
+    tokens = write_datastore(out, documents, *about)
     print(f"{out}: {len(documents)} documents, {len(tokens)} tokens", file=sys.stderr)
 
 
@@ -42,17 +45,3 @@ def read_text(file):
     if not text.strip():
         raise ValueError(f"{file} holds no text")
     return text
-
-
-def answers(records, words, wanted):
-    """The first answers of ``records``, ``wanted`` tokens in all, as documents.
-
-    Each begins with ``words``, the template's before an answer: its first words depend on them.
-    """
-    found, count = [], 0
-    for record in records:
-        if count >= wanted:
-            break
-        found.append(words + record["a"])
-        count += len(record["a"])
-    return found
