@@ -57,12 +57,15 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
     assert re.fullmatch("\n".join(patterns) + "\n", block), block
 
 
-def test_stdin_and_json():
+def test_stdin_and_json(capsys, monkeypatch):
     """--json leaves stdout to one object; the text and the tokens agree; notices go to stderr."""
-    command = [*RUN, *"--target 7b --prompt - --chat --json --max-new-tokens 20".split()]
-    done = subprocess.run(command, input=QUESTION.encode() + b"\n", capture_output=True)
-    assert done.returncode == 0 and done.stderr.startswith(b"loading target ")
-    answer = json.loads(done.stdout)
+    stdin = io.TextIOWrapper(io.BytesIO(QUESTION.encode() + b"\n"))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    line = "--target 7b --prompt - --chat --json --max-new-tokens 20"
+    assert program(run.main, *line.split()) == 0
+    out, error = capsys.readouterr()
+    assert error.startswith("loading target ")
+    answer = json.loads(out)
     stats = answer["stats"]
     tokenizer = Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
     assert set(answer) == {"text", "tokens", "prompt_tokens", "exact", "stats"}

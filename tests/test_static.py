@@ -105,11 +105,11 @@ def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context():
 @torch.inference_mode()
 def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
     short = random_llama(0, max_position_embeddings=64)  # less than the shortest bucket
-    found, expected = (
-        generate(model, [5], method="ar", max_new_tokens=63)
-        for model in (static_twin(short), short)
+    options = dict(method="ar", max_new_tokens=63)
+    assert (
+        generate(static_twin(short), [5], **options).tokens
+        == generate(short, [5], **options).tokens
     )
-    assert found.tokens == expected.tokens
     model = random_llama(0)
     compiled = static_twin(model)
     check_passes(model, compiled, trials=60, behind=1e9)  # masked, but read: as buckets are
@@ -118,17 +118,17 @@ def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
 
 
 @torch.inference_mode()
-def test_norms_without_a_floor_and_rows_that_lie_apart():
+def test_norms_without_a_floor_and_rows_that_lie_apart(monkeypatch):
     """Padding is no zeros: a norm with eps 0 could not divide them. Views are made contiguous."""
+    monkeypatch.setattr(static, "ROWS", (4,))  # one compilation: each pass of less is padded
     model = random_llama(0, rms_norm_eps=0.0)
     compiled = static_twin(model)
-    check_passes(model, compiled, trials=5, behind=torch.nan)
+    check_passes(model, compiled, trials=20, behind=torch.nan)
     hidden = torch.randn(4, 3, 32, dtype=torch.float64)[:, 1]
     close(compiled.logits(hidden), model.logits(hidden))
-    by_columns = random_llama(0)
-    by_columns.lm_head.weight.data = by_columns.lm_head.weight.data.t().contiguous().t()
-    expected = by_columns.logits(hidden)
-    close(static_twin(by_columns).logits(hidden), expected)
+    expected = model.logits(hidden)
+    model.lm_head.weight.data = model.lm_head.weight.data.t().contiguous().t()  # by columns
+    close(static_twin(model).logits(hidden), expected)
 
 
 @torch.inference_mode()
@@ -146,13 +146,11 @@ def check_generations(eager, compiled, setting, lengths):
         for temperature, seed in ((0.0, 0), (0.9, length)):
             options = dict(max_new_tokens=200, temperature=temperature, seed=seed, **setting)
             prompt = [(3 * i) % 61 for i in range(length)]
-            outputs = (
-                generate(target, prompt, draft, **options) for target, draft in (eager, compiled)
-            )
-            expected, found = (
-                [out.tokens, *(getattr(out.stats, f) for f in FIELDS)] for out in outputs
-            )
-            assert found == expected
+            found = []
+            for target, draft in (eager, compiled):
+                output = generate(target, prompt, draft, **options)
+                found.append([output.tokens, *(getattr(output.stats, name) for name in FIELDS)])
+            assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
