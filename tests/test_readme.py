@@ -1,4 +1,4 @@
-"""What README shows works: its Python example, and the commands that made its figures on a small scale."""
+"""What READMEs show works: the Python example, the commands, the figures on a small scale."""
 
 import argparse
 import re
@@ -17,9 +17,12 @@ from s2d.train import corpus
 from s2d.weights import __main__ as weights
 from s2d.weights.get import how_to_get
 
+READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/README.md"))]
+PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.weights": weights}
+
 
 def test_the_python_example(monkeypatch, capsys):
-    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    example = re.search(r"```python\n(.*?)```", READMES[0].read_text(), re.DOTALL)[1]
     monkeypatch.chdir(ROOT)
     exec(compile(example, "README.md", "exec"), {})
     answer, accepted = capsys.readouterr().out.rsplit(maxsplit=1)
@@ -27,77 +30,64 @@ def test_the_python_example(monkeypatch, capsys):
     assert float(accepted) > 1.0
 
 
-READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/README.md"))]
-
-
+@pytest.fixture(scope="module")
 def commands_of_ci():
-    """What .ci/run runs, in its own words."""
-    script = (ROOT / ".ci" / "run").read_text()
-    extraction = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
+    """What .ci/run runs, cut out of the READMEs by itself."""
+    script = (ROOT / ".ci/run").read_text()
+    function = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
     labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
-    return subprocess.run(["bash", "-euo", "pipefail", "-c", f"{extraction}\nfor label in {labels}; do commands $label; done"],
-                          cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()  # fmt: skip
+    loop = f"{function}\nfor label in {labels}; do commands $label; done"
+    command = ["bash", "-euo", "pipefail", "-c", loop]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
-def test_ci_runs_every_command_that_a_readme_shows():
-    """The texts are cut here by other means than CI's own, whose extraction must come to the same commands."""
-    shown, texts = [], ""
+def test_ci_runs_every_command_that_a_readme_shows(commands_of_ci):
+    """The texts are cut here by other means than CI's own, which have to find the same."""
+    block, shown = r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", []
     for readme in READMES:
-        for label, block in re.findall(
-            r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", readme.read_text(), re.DOTALL
-        ):
-            assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{block}"
-            shown += re.sub(r" +#.*", "", block.replace("\\\n", "")).splitlines()
-        assert set(re.findall(r"^```(\w+)", readme.read_text(), re.MULTILINE)) <= {
-            "sh",
-            "python",
-        }, "CI reads no other block"
-        texts += re.sub(r"```.*?```", "", readme.read_text(), flags=re.DOTALL)
-    assert not re.findall(r"`(?:python|torchrun) [^`]*`", texts), (
-        "a command outside the blocks that CI runs"
-    )
-    commands = commands_of_ci()
-    assert len(commands) == len(shown) > 20
+        text = readme.read_text()
+        assert set(re.findall(r"^```(\w+)", text, re.MULTILINE)) <= {"sh", "python"}, readme
+        for label, lines in re.findall(block, text, re.DOTALL):
+            assert label in ("run", "more", "small", "test"), f"{readme}: CI does not run\n{lines}"
+            shown += re.sub(r" +#.*", "", lines.replace("\\\n", "")).splitlines()
+        outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+        assert not re.findall(r"`(?:python|torchrun) [^`]*`", outside), "CI runs blocks only"
+    assert len(commands_of_ci) == len(shown) > 20
     for command in shown:
-        assert any(each.startswith(command) for each in commands), command
+        assert any(each.startswith(command) for each in commands_of_ci), command
 
 
-def test_every_command_of_ci_is_understood(monkeypatch):
-    """With the options that make it small, which a reader does not see and some other program would refuse."""
+def test_every_command_of_ci_is_understood(monkeypatch, commands_of_ci):
+    """With the options that make it small, which a reader does not see."""
 
     class Understood(Exception):
         pass
 
     def parse(self, arguments=None, namespace=None):
-        parsed, unknown = self.parse_known_args(arguments, namespace)
-        assert not unknown
+        assert not self.parse_known_args(arguments, namespace)[1]
         raise Understood
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
     monkeypatch.chdir(ROOT)
-    programs = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.weights": weights}
     understood = set()
-    for command in commands_of_ci():
+    for command in commands_of_ci:
         words = shlex.split(re.sub(r"^OMP_NUM_THREADS=\d+ |[|<].*| +#.*", "", command))
-        name = next((word for word in words[1:] if word in programs), None)
-        if name:
+        if name := next((word for word in words[1:] if word in PROGRAMS), None):
             with pytest.raises(Understood):
-                programs[name].main(words[words.index(name) + 1 :])
+                PROGRAMS[name].main(words[words.index(name) + 1 :])
             understood.add(name)
-    assert understood == set(programs)
+    assert understood == set(PROGRAMS)
 
 
 def test_every_pattern_of_a_download_has_its_own_option():
-    """The hub's client takes one pattern an option, and any further word for the name of a file."""
-    commands = re.findall(r"hf download .*", (ROOT / "weights/README.md").read_text()) + [
-        how_to_get("smollm2-1.7b")
-    ]
+    """The hub's client takes one pattern an option, and any further word for a file's name."""
+    commands = re.findall(r"hf download .*", (ROOT / "weights/README.md").read_text())
+    commands.append(how_to_get("smollm2-1.7b"))
     for command in commands:
-        words = shlex.split(command)[2:]
-        assert all(option in ("--include", "--exclude", "--local-dir") for option in words[1::2]), (
-            command
-        )
-        assert len(words) % 2 == 1 and words[-1].startswith("weights/")
+        *options, last = shlex.split(command)[3:]
+        assert set(options[::2]) <= {"--include", "--exclude", "--local-dir"}, command
+        assert len(options) % 2 == 1 and last.startswith("weights/")
     assert len(commands) >= 7
 
 
@@ -107,16 +97,19 @@ def test_the_quality_report(capsys):
     assert re.search(r"mini-7b( +[\d.]+%){5}\n", report)
     assert re.search(r"before SoFT( +[\d.]+%){3}\n +mini-draft( +[\d.]+%){3}\n", report)
     assert re.search(r"lossy\n +mini-7b( +[\d.]+%){2}( +-[\d.]+){2}\n", report)
+    assert bench.main(["quality", "--targets", "nowhere"]) == 2
+    error = capsys.readouterr().err
+    assert "no model folder at" in error and error.count("\n") == 1
 
 
 def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
-    """The miniature says something about the method: accepted runs as long as the paper's, and deeper exits better."""
+    """Accepted lengths of the miniature are like the paper's, and deeper exits do better."""
+    options = dict(draft=mini("mini-draft"), method="sd", draft_length=6, stop=0, max_new_tokens=64)
     accepted = {}
-    for exit_layer in (2, 3, 4):
+    for exit_layer in (2, 4):
         tokens = steps = 0
         for prompt in held_out_prompts(tokenizer, 24):
-            output = generate(mini("mini-7b"), prompt, draft=mini("mini-draft"), method="sd", exits=[exit_layer],
-                              draft_length=6, stop=0, max_new_tokens=64)  # fmt: skip
+            output = generate(mini("mini-7b"), prompt, exits=[exit_layer], **options)
             tokens, steps = tokens + len(output.tokens), steps + output.stats.steps
         accepted[exit_layer] = tokens / steps
     assert 2.3 < accepted[4] < 5.0
@@ -125,22 +118,12 @@ def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
 
 @pytest.mark.parametrize("name", ["mini-7b", "mini-13b", "mini-70b", "mini-draft"])
 def test_shipped_folders_are_small_and_complete(name):
-    files = {path.name for path in (ROOT / "weights" / name).iterdir()}
-    drafting = (
-        {"chances.json", *(f"decision-{size}.safetensors" for size in ("7b", "13b", "70b"))}
-        if name == "mini-draft"
-        else set()
-    )
-    assert (
-        files
-        == {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"}
-        | drafting
-    )
-    shipped = [
-        path
-        for folder in ("mini-*", "smollm2-draft")
-        for path in (ROOT / "weights").glob(f"{folder}/*")
-    ]
+    folder = ROOT / "weights"
+    files = {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"}
+    if name == "mini-draft":
+        files |= {f"decision-{size}.safetensors" for size in ("7b", "13b", "70b")}
+    assert {path.name for path in (folder / name).iterdir()} == files
+    shipped = [*folder.glob("mini-*/*"), *folder.glob("smollm2-draft/*")]
     assert sum(path.stat().st_size for path in shipped) < 58 * 2**20
 
 
@@ -151,11 +134,5 @@ def test_the_picture_of_a_page_is_there_and_small():
         for readme in READMES
         for path in re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())
     ]
-    assert len(shown) == 2 and set(shown) == {ROOT / "s2d" / "trace" / "page.png"}
+    assert len(shown) == 2 and set(shown) == {ROOT / "s2d/trace/page.png"}
     assert shown[0].read_bytes()[:4] == b"\x89PNG" and shown[0].stat().st_size < 150_000
-
-
-def test_the_quality_report_refuses_a_missing_target_in_one_line(capsys):
-    assert bench.main(["quality", "--targets", "nowhere"]) == 2
-    error = capsys.readouterr().err
-    assert "no model folder at" in error and error.count("\n") == 1

@@ -21,7 +21,6 @@ from s2d.extras.compiled import compiled_block, shape_of
 from s2d.extras.static import ROWS, static_twin
 from s2d.tree import Dynamic, TreeAttention, ancestor_mask
 
-EXITS = (1, 2, 4)
 FIELDS = ("accept_lengths", "exit_counts", "draft_forwards", "draft_levels", "accepted")
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
 SETTINGS = [
@@ -46,15 +45,9 @@ def compile_when_needed(monkeypatch):
 def models(**changes):
     """A target and a draft, each as it is and compiled."""
     target = random_llama(0, **changes)
-    draft = random_llama(1, exit_layers=EXITS, thresholds=(0.3, 0.3, 0.0))
+    draft = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
     draft.keep_tokens(torch.arange(0, 61, 2))
     return (target, draft), (static_twin(target), static_twin(draft))
-
-
-def poison(cache, value):
-    """Put ``value`` where nothing may come from: behind the filled part."""
-    for rows in (cache.keys, cache.values):
-        rows[:, :, :, cache.length :] = value
 
 
 @pytest.fixture
@@ -71,37 +64,33 @@ def replayed_on_the_cpu(monkeypatch):
 
 def check_passes(model, compiled, trials, behind):
     """Random passes over chains and trees of 1 to 17 rows, by random layers, beside eager ones."""
-    rng = random.Random(0)
+    rng, new = random.Random(0), partial(torch.randn, dtype=torch.float64)
     for _ in range(trials):
         start, stop = sorted(rng.sample(range(5), 2))
         caches = [each.new_cache(127, start, stop) for each in (model, compiled)]
         attention = TreeAttention(1, 20, "cpu", torch.float64)
-        S = rng.choice((1, 2, 3, 7, 30, 63, 64, 65, 90))
-        prompt = torch.randn(1, S, 32, dtype=torch.float64)
-        before = [
-            each.run_layers(prompt, start, stop, cache=cache)
+        both = [
+            partial(each.run_layers, start=start, stop=stop, cache=cache)
             for each, cache in zip((model, compiled), caches)
         ]
-        assert torch.equal(*before)
+        prompt = new(1, rng.choice((1, 2, 3, 7, 30, 63, 64, 65, 90)), 32)
+        assert torch.equal(*(run(prompt) for run in both))
         for _ in range(4):
-            size = rng.randrange(1, 18)
-            if caches[0].length + size > 127:
+            n, size = caches[0].length, rng.randrange(1, 18)
+            if n + size > 127:
                 break
             parents = random_parents(rng, size) if rng.random() < 0.7 else list(range(-1, size - 1))
             attention.set_tree(ancestor_mask(torch.tensor(parents)))
-            n = caches[0].length
-            positions, mask = attention.span(n, n, n + size) if rng.random() < 0.8 else (None, None)
-            hidden = torch.randn(1, size, 32, dtype=torch.float64)
-            poison(caches[1], behind)
-            expected, found = (
-                each.run_layers(hidden, start, stop, positions, mask, cache)
-                for each, cache in zip((model, compiled), caches)
-            )
+            pair = attention.span(n, n, n + size) if rng.random() < 0.8 else (None, None)
+            hidden, (positions, mask) = new(1, size, 32), pair
+            for rows in (caches[1].keys, caches[1].values):  # nothing may come from there
+                rows[:, :, :, n:] = behind
+            expected, found = (run(hidden, positions=positions, mask=mask) for run in both)
             close(found, expected)
             assert caches[0].length == caches[1].length == n + size
             for part in ("keys", "values"):
-                old, new = (getattr(cache, part)[:, :, :, : n + size] for cache in caches)
-                close(new, old)
+                old, held = (getattr(cache, part)[:, :, :, : n + size] for cache in caches)
+                close(held, old)
             kept = sorted(rng.sample(range(size), rng.randrange(size + 1)))
             for cache in caches:
                 cache.keep(n, kept)
@@ -116,11 +105,11 @@ def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context():
 @torch.inference_mode()
 def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
     short = random_llama(0, max_position_embeddings=64)  # less than the shortest bucket
-    found, expected = (
-        generate(model, [5], method="ar", max_new_tokens=63)
-        for model in (static_twin(short), short)
+    options = dict(method="ar", max_new_tokens=63)
+    assert (
+        generate(static_twin(short), [5], **options).tokens
+        == generate(short, [5], **options).tokens
     )
-    assert found.tokens == expected.tokens
     model = random_llama(0)
     compiled = static_twin(model)
     check_passes(model, compiled, trials=60, behind=1e9)  # masked, but read: as buckets are
@@ -129,17 +118,17 @@ def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
 
 
 @torch.inference_mode()
-def test_norms_without_a_floor_and_rows_that_lie_apart():
+def test_norms_without_a_floor_and_rows_that_lie_apart(monkeypatch):
     """Padding is no zeros: a norm with eps 0 could not divide them. Views are made contiguous."""
+    monkeypatch.setattr(static, "ROWS", (4,))  # one compilation: each pass of less is padded
     model = random_llama(0, rms_norm_eps=0.0)
     compiled = static_twin(model)
-    check_passes(model, compiled, trials=5, behind=torch.nan)
+    check_passes(model, compiled, trials=20, behind=torch.nan)
     hidden = torch.randn(4, 3, 32, dtype=torch.float64)[:, 1]
     close(compiled.logits(hidden), model.logits(hidden))
-    by_columns = random_llama(0)
-    by_columns.lm_head.weight.data = by_columns.lm_head.weight.data.t().contiguous().t()
-    expected = by_columns.logits(hidden)
-    close(static_twin(by_columns).logits(hidden), expected)
+    expected = model.logits(hidden)
+    model.lm_head.weight.data = model.lm_head.weight.data.t().contiguous().t()  # by columns
+    close(static_twin(model).logits(hidden), expected)
 
 
 @torch.inference_mode()
@@ -157,13 +146,11 @@ def check_generations(eager, compiled, setting, lengths):
         for temperature, seed in ((0.0, 0), (0.9, length)):
             options = dict(max_new_tokens=200, temperature=temperature, seed=seed, **setting)
             prompt = [(3 * i) % 61 for i in range(length)]
-            expected, found = (
-                generate(target, prompt, draft=draft, **options)
-                for target, draft in (eager, compiled)
-            )
-            assert found.tokens == expected.tokens
-            for field in FIELDS:
-                assert getattr(found.stats, field) == getattr(expected.stats, field), field
+            found = []
+            for target, draft in (eager, compiled):
+                output = generate(target, prompt, draft, **options)
+                found.append([output.tokens, *(getattr(output.stats, name) for name in FIELDS)])
+            assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -179,18 +166,23 @@ def test_recorded_generations_are_the_eager_ones(setting, replayed_on_the_cpu):
 
 
 @torch.inference_mode()
-def test_what_was_compiled_holds_at_every_length_and_for_every_layer():
-    """The compiler's own conditions, which calls do not check, hold for whatever a pass brings."""
-    config, weights = random_llama(0).config, [random_llama(seed) for seed in (2, 3)]
-    new = lambda *shape: torch.randn(shape, dtype=torch.float64)  # noqa: E731
-    for rows in ROWS:
-        run_block = compiled_block(shape_of(config), rows, torch.float64)
-        for length in (*range(rows + 1, 70), 127, 128, 255, 256, 1000, 4097):
-            keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
-            block = weights[length % 2].model["layers"][length % 4]
-            where = torch.arange(length - rows, length)
-            hidden, rope, mask = new(1, rows, 32), new(2, rows, 8).unbind(), new(rows, length)
-            assert run_block.guard_check(block, hidden, rope, mask, where, keys, values)
+@pytest.mark.parametrize("rows", ROWS)
+def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows):
+    """The compiler's own conditions, which calls do not check, hold for whatever a pass brings.
+
+    Lengths: the shortest, those around powers of two and the example's own, and long ones.
+    """
+    config, models = random_llama(0).config, [random_llama(seed) for seed in (2, 3)]
+    new = partial(torch.randn, dtype=torch.float64)
+    run_block = compiled_block(shape_of(config), rows, torch.float64)
+    around = (17, 32, 64, 128, 256, 1024, 8 * rows + 5)
+    lengths = {rows + 1, rows + 2, 4097, *(each + i for each in around for i in (-1, 0, 1))}
+    for number, length in enumerate(sorted(each for each in lengths if each > rows)):
+        keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
+        block = models[number % 2].model["layers"][number % 4]
+        hidden, rope, mask = new(1, rows, 32), new(2, rows, 8).unbind(), new(rows, length)
+        slots = torch.arange(length - rows, length)
+        assert run_block.guard_check(block, hidden, rope, mask, slots, keys, values)
 
 
 @torch.inference_mode()
@@ -220,8 +212,9 @@ def test_one_compilation_serves_all_layers_lengths_and_models(nothing_compiled, 
     assert [line.rpartition(" ... ")[0] for line in lines] == expected
 
 
-def in_its_own_process(arguments, code="import run, sys; sys.exit(run.main())", **environment):
+def in_its_own_process(arguments, before="", **environment):
     """What run.py says and does in a process of its own."""
+    code = f"{before}\nimport run, sys; sys.exit(run.main())"
     command = [sys.executable, "-c", code, "--target", "7b", "--method", "ar", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
@@ -230,14 +223,11 @@ def test_run_compiles_first_and_finds_it_again(tmp_path):
     """The third finds a file that was cut short, and makes that one again. Nothing is in TMPDIR."""
     cache, temporary = tmp_path / "cache", tmp_path / "temporary"
     temporary.mkdir()
-    code = (
-        "from s2d.extras import static; static.ROWS = (1,); import run, sys; sys.exit(run.main())"
-    )
     where = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(temporary)}
-    arguments = "--prompt hello --max-new-tokens 12 --dtype float64".split()
-    said = []
+    one_row = "from s2d.extras import static; static.ROWS = (1,)"
+    arguments, said = "--prompt hello --max-new-tokens 12 --dtype float64".split(), []
     for options in ([], ["--compile"], ["--compile"], ["--compile"]):
-        said.append(in_its_own_process([*arguments, *options], code, **where))
+        said.append(in_its_own_process([*arguments, *options], one_row, **where))
         assert said[-1].returncode == 0
         if len(said) == 3:
             cut = next(file for file in cache.glob("s2d/compiled/*/*") if file.is_file())
@@ -248,13 +238,11 @@ def test_run_compiles_first_and_finds_it_again(tmp_path):
     assert not [path for path in cache.rglob("s2d/**/*") if path.stat().st_mode & 0o077]
 
 
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"CXX": "no-such-compiler", "PATH": "/nowhere"}, "C++ compiler"),
-        (os.environ | {"CXX": "/bin/true"}, "could not be compiled"),
-    ],
-)
+MISSING = {"CXX": "no-such-compiler", "PATH": "/nowhere"}, "C++ compiler"
+FAILING = os.environ | {"CXX": "/bin/true"}, "could not be compiled"
+
+
+@pytest.mark.parametrize(("environment", "message"), [MISSING, FAILING], ids=["none", "fails"])
 def test_a_compiler_that_is_missing_or_fails_is_one_line(environment, message, tmp_path):
     done = in_its_own_process(["--compile"], **environment | {"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -266,11 +254,11 @@ def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
     folder = user_cache.private_folder("compiled", "here")
     file = folder / "file"
     file.touch(mode=0o600)
-    parts = [tmp_path / "s2d", tmp_path / "s2d/compiled", folder, file]
-    assert [path.stat().st_mode & 0o777 for path in parts] == [0o700, 0o700, 0o700, 0o600]
-    for path in parts:
-        for mode in (0o720, 0o702):
-            path.chmod(mode)
+    parts = {tmp_path / "s2d": 0o700, folder.parent: 0o700, folder: 0o700, file: 0o600}
+    for path, mode in parts.items():
+        assert path.stat().st_mode & 0o777 == mode
+        for others in (0o020, 0o002):
+            path.chmod(0o700 | others)
             with pytest.raises(ValueError, match=f"{path} can be written by other users"):
                 user_cache.private_folder("compiled", "here")
         path.chmod(0o700)

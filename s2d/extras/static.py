@@ -59,10 +59,12 @@ class StaticLlama(Llama):
 
     def run_layers(self, hidden, start=0, stop=None, positions=None, mask=None, cache=None):
         B, T, _ = hidden.shape
-        S, gpu = 0 if cache is None else cache.length, on_gpu(hidden.device)
+        S = 0 if cache is None else cache.length
+        gpu = on_gpu(hidden.device)
         if S == 0 or B > 1 or T > sizes(hidden)[-1] or S + T > self.longest - ROWS[-1]:
             return super().run_layers(hidden, start, stop, positions, mask, cache)
-        rows, stop = padded_to(T), self.config.num_hidden_layers if stop is None else stop
+        rows = padded_to(T)
+        stop = self.config.num_hidden_layers if stop is None else stop
         length = bucket(S + rows) if gpu else S + rows  # slots of the cache that the pass reads
         slots = self.slots[S : S + rows]  # of them, those that it writes
         if mask is None:
@@ -132,10 +134,7 @@ def padded_to(rows):
 
 
 def padded(hidden, rows):
-    """Hidden states (..., T, hidden) -> (..., rows, hidden), contiguous.
-
-    The last state is repeated, as a norm may not bear zeros.
-    """
+    """(..., T, hidden) -> (..., rows, hidden); the last is repeated: a norm may not bear zeros."""
     T = hidden.shape[-2]
     if T == rows:
         return hidden.contiguous()
