@@ -180,21 +180,11 @@ SHAPES = {"chain": KConfig((1, 1)), "fixed": KConfig((2, 1)), "growing": Dynamic
 @pytest.mark.parametrize("kept", [None, torch.tensor([0, 2])])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_worst_policy_still_gives_the_targets_distribution(kept, shape):
-<<<<<<< HEAD
     behaviours, salt, wanted = set(), 0, {"policy", "confidence", 0, 1, 2}
     while not wanted <= {each for *exits, why in behaviours for each in (why, len(exits))}:
         wrong, seen = error_of(partial(whimsical, shape=SHAPES[shape], salt=salt), kept)
         assert wrong < 1e-9 and salt < 20
         behaviours, salt = behaviours | seen, salt + 1
-=======
-    behaviours = set()
-    for salt in range(5):
-        make = functools.partial(whimsical, shape=SHAPES[shape], salt=salt)
-        wrong, seen = error_of(make, kept)
-        assert wrong < 1e-9
-        behaviours |= seen
-    assert {how[-1] for how in behaviours} >= {"policy", "confidence"}
->>>>>>> w-front
     assert {exit_layer for how in behaviours for exit_layer in how[:-1]} == {1, 2}
 
 
