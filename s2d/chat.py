@@ -28,10 +28,7 @@ VICUNA_SYSTEM = (
 
 
 def chat_template(folder, unknown="vicuna"):
-    """How the model in ``folder`` wants to be spoken to.
-
-    Its own ChatTemplate, "vicuna" or "llama-2" by its name, or ``unknown``.
-    """
+    """A folder's own ChatTemplate, or "vicuna" or "llama-2" by its name, or ``unknown``."""
     folder = Path(folder)
     tokens = read_special_tokens(folder)
     source = tokens.config.get("chat_template")
@@ -52,10 +49,7 @@ def chat_template(folder, unknown="vicuna"):
 
 
 class ChatTemplate:
-    """A folder's own template, in jinja, rendered in a sandbox as transformers does.
-
-    ``tokens``: {"bos_token": text, ...}.
-    """
+    """A folder's own template, in jinja; ``tokens``: {"bos_token": text, ...}."""
 
     def __init__(self, folder, source, tokens):
         self.folder, self.tokens = folder, tokens
@@ -64,10 +58,7 @@ class ChatTemplate:
         self.template = self._safely(sandbox().from_string, source)
 
     def render(self, messages, to_be_answered=False):
-        """Texts, user and assistant in turn -> one text.
-
-        It ends where the assistant speaks if it is ``to_be_answered``.
-        """
+        """Texts, user and assistant in turn -> one; ``to_be_answered``: the assistant is next."""
         roles = ("user", "assistant") * len(messages)
         said = [{"role": role, "content": text} for role, text in zip(roles, messages)]
         given = self.tokens | {"tools": None, "documents": None}
@@ -93,9 +84,8 @@ def sandbox():
     found = version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
         raise ValueError(f"a chat template needs {JINJA}, this is {found}: pip install '{JINJA}'")
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols]
-    )
+    how = {"trim_blocks": True, "lstrip_blocks": True, "optimized": False}
+    environment = ImmutableSandboxedEnvironment(**how, extensions=[loopcontrols])
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda how: datetime.now().strftime(how)

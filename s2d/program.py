@@ -23,10 +23,7 @@ def one_line(message):
 
 
 def optional(package, where):
-    """A package that is not among the requirements, imported.
-
-    Raises ValueError with what to install where it is not there.
-    """
+    """A package that is not among the requirements; ValueError says how to install it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -66,10 +63,7 @@ def discard_unwritten():
 
 
 def run_program(name, function, *arguments):
-    """Exit code of ``function(*arguments)``: its own, or 0.
-
-    A user's mistake is one line on stderr and exit code 2.
-    """
+    """Exit code of ``function(*arguments)``; a user's mistake is one line on stderr, and 2."""
     try:
         prepare_streams()
         code = function(*arguments) or 0

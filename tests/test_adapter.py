@@ -147,7 +147,7 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
         ({"layer_replication": [[0, 2]], "x": 0}, "'layer_replication, x' is not known here"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights is 'loftq'"),
         ({"r": 0}, "r is 0; expected a whole number"),
-        ({"r": 8}, r"are \(4, .* but r in adapter_config.json .* ask for \(8, "),
+        ({"r": 8}, r"are \(4, .* but r and the model ask for \(8, "),
         ({"lora_alpha": "x"}, "lora_alpha is 'x'"),
         ({"target_modules": "all-linear"}, "target_modules is 'all-linear'; expected a list"),
         ({"target_modules": ["q_proj"]}, "_proj, which is not among the target_modules"),

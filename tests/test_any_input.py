@@ -23,11 +23,11 @@ import torch
 from helpers import WEIGHTS, random_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from s2d.extras.decision import Decision, fingerprint, save_decision
-from s2d.generate import METHODS, TREE_METHODS
 from vocabularies import save_trained
 
 import run
+from s2d.extras.decision import Decision, fingerprint, save_decision
+from s2d.generate import METHODS, TREE_METHODS
 from s2d.tokenizer import Tokenizer
 from s2d.weights import DTYPES, save_model
 from s2d.weights.shards import INDEX, SINGLE
@@ -411,32 +411,17 @@ NONSENSE = ANY_TEXT | st.sampled_from(
     + "- -- nan inf -inf 1e-40 1e-7 1e400 -0 1_0 , 1,,2 %s {0} . / /etc/passwd /dev/null".split()
     + ["9" * 30, "9" * 5000, "TARGET", "SHARDED", "DRAFT", "DECISION"]
 )
-DEVICES = st.sampled_from(["cuda:1 ", "cuda:\u0661"]) | st.sampled_from(
-    "cpu:0 cuda:00 cuda:128 cuda:255 cuda:999 meta CPU".split()
-)
-FITTING = {
-    "--target": st.sampled_from(["TARGET", "SHARDED"]),
-    "--draft": st.sampled_from(["DRAFT", "TARGET"]),
-    "--method": st.sampled_from(METHODS),
-    "--prompt": st.sampled_from(["A word", "-"]),
-    "--max-new-tokens": FEW,
-    "--temperature": st.sampled_from(["0", "1e-6", "0.7", "1", "1e300"]),
-    "--top-p": st.sampled_from(["1e-40", "0.5", "1"]),
-    "--seed": st.sampled_from(["0", "1", str(2**63 - 1)]),
-    "--device": st.just("cpu"),
-    "--dtype": st.sampled_from(["auto", *DTYPES]),
-    "--exits": st.sampled_from(["1", "2", "1,2"]),
-    "--thresholds": st.sampled_from(["0", "0.5,0", "1e-40,1"]),
-    "--draft-length": FEW,
-    "--tree": st.sampled_from(["4,2,2,1", "1,1", "70"]),
-    "--tree-top-k": FEW,
-    "--tree-depth": FEW,
-    "--tree-size": FEW,
-    "--init": st.sampled_from(["draft", "target"]),
-    "--stop": st.sampled_from(["DECISION", "0.5", "0"]),
-    "--color": st.sampled_from(["auto", "always", "never"]),
-    "--trace": st.sampled_from(["page.html", "page 2.html"]),
-}
+DEVICES = "cpu:0 cuda:00 cuda:128 cuda:255 cuda:999 meta CPU cuda:\u0661".split()
+DEVICES = st.sampled_from([*DEVICES, "cuda:1 "])
+SOME = """target TARGET SHARDED; draft DRAFT TARGET; prompt A_word -; device cpu
+temperature 0 1e-6 0.7 1 1e300; top-p 1e-40 0.5 1; seed 0 1 9223372036854775807; exits 1 2 1,2
+thresholds 0 0.5,0 1e-40,1; tree 4,2,2,1 1,1 70; init draft target; stop DECISION 0.5 0
+color auto always never; trace page.html page_2.html"""
+COUNTED = ("max-new-tokens", "draft-length", "tree-top-k", "tree-depth", "tree-size")
+FITTING = {f"--{name}": FEW for name in COUNTED}
+FITTING |= {"--method": st.sampled_from(METHODS), "--dtype": st.sampled_from(["auto", *DTYPES])}
+for name, *values in map(str.split, SOME.replace("\n", ";").split(";")):
+    FITTING[f"--{name}"] = st.sampled_from([value.replace("_", " ") for value in values])
 FLAGS = ("--chat", "--json", "--with-replacement", "--interactive")
 WITH_VALUES = [st.tuples(st.just(name), values) for name, values in FITTING.items()]
 SENSIBLE = st.lists(st.one_of(*WITH_VALUES, st.tuples(st.sampled_from(FLAGS))), max_size=5)

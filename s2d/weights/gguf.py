@@ -20,17 +20,10 @@ from .shards import check_shape, split
 PACKAGE = "gguf==0.19.0"
 
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IN_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+IN_BLOCK = {f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"}
+IN_BLOCK |= {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+IN_BLOCK |= {"attn_norm": "input_layernorm", "attn_output": "self_attn.o_proj"}
+IN_BLOCK |= {"ffn_norm": "post_attention_layernorm"}
 # No weight, but what the rotary embedding's frequencies are divided by.
 FREQUENCIES = "rope_freqs.weight"
 # All other types are quantised.
@@ -41,7 +34,7 @@ KNOWN = set(
     "embedding_length feed_forward_length block_count context_length vocab_size "
     "attention.head_count attention.head_count_kv attention.key_length attention.value_length "
     "attention.layer_norm_rms_epsilon tensor_data_layout rope.dimension_count rope.freq_base "
-    "rope.scale_linear rope.scaling.type rope.scaling.factor rope.scaling.finetuned".split()
+    "rope.scaling.type rope.scaling.factor rope.scaling.finetuned".split()
 )
 ONLY = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0}
 
@@ -136,10 +129,7 @@ def config_json(fields, tensors):
         raise ValueError(f"only {rotated} of a head's {head_dim} dimensions are rotated")
     if "model.embed_tokens.weight" not in tensors:
         raise ValueError("it has no tensor token_embd.weight")
-    old = number(own, "rope.scale_linear", 1.0)  # what older files call the factor
-    factor = number(own, "rope.scaling.factor", old)
-    if old not in (1.0, factor):
-        raise ValueError(f"rope.scaling.factor is {factor:g}, but rope.scale_linear is {old:g}")
+    factor = number(own, "rope.scaling.factor", 1.0)
     scaling = own.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rope = None if scaling == "none" else {"rope_type": scaling, "factor": factor}
     theta = number(own, "rope.freq_base", 10000.0)
@@ -152,9 +142,7 @@ def config_json(fields, tensors):
     stored = tensors["model.embed_tokens.weight"].tensor_type.name
     computed = WHOLE.get(stored, torch.bfloat16)  # precise enough for what was quantised
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
+        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
         "vocab_size": int(tensors["model.embed_tokens.weight"].shape[-1]),
         "hidden_size": width,
         "intermediate_size": whole(own, "feed_forward_length"),

@@ -1,7 +1,5 @@
 """A Hugging Face folder of pickled tensors, pytorch_model*.bin, as what safetensors hold."""
 
-import zipfile
-
 import torch
 
 from . import DTYPES, copy_companions, empty_model, parameter_shapes
@@ -34,9 +32,7 @@ class PickledShards:
         """
         file = self.files[number]
         try:
-            # Before torch 1.6 a checkpoint was no zip archive: it is read whole, not mapped.
-            mapped = zipfile.is_zipfile(file)
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             state = {str(name): state[name].detach() for name in state}
         except Exception as error:  # unpickling what is damaged can fail in every way
             reason = str(error).partition("\n")[0] or type(error).__name__

@@ -79,7 +79,6 @@ def read_index(path):
 
 
 def torch_files(path):
-    """A checkpoint's pickled shards, in order."""
     return sorted(path.glob("pytorch_model*.bin"))
 
 
@@ -98,8 +97,7 @@ def opened(file, device="cpu"):
 def refuse_unclaimed(path, names, shapes, layers):
     """Raise ValueError where the checkpoint has a tensor that no Llama of so many layers has.
 
-    Two are known to be harmless: the frequencies of the rotary embedding, which old checkpoints
-    carry along, and the LM head where it is tied (``check_tied``).
+    Harmless are the rotary embedding's frequencies and a tied LM head (``check_tied``).
     """
     known = {*shapes, HEAD}
     for name in sorted(names):
@@ -149,10 +147,9 @@ def split(tensors, max_shard_bytes):
 
 
 def write_shards(shards, folder):
-    """Write a sequence of {name: tensor}: one file if it is one, else numbered shards and an index.
+    """Write a sequence of {name: tensor}: a file, or numbered shards and an index -> {name: file}.
 
-    The sequence may read each shard when it is asked for: one is held at a time. Returns
-    {name: file}.
+    The sequence may read each shard when it is asked for: one is held at a time.
     """
     weight_map, total = {}, 0
     for number in range(len(shards)):

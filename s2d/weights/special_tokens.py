@@ -48,14 +48,11 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What a folder's files say: ``names`` {"bos_token": text, ...}, ``added`` {text: AddedToken}.
+    """What a folder's files say of its special tokens."""
 
-    ``config`` is tokenizer_config.json itself.
-    """
-
-    config: dict
-    names: dict
-    added: dict
+    config: dict  # tokenizer_config.json itself
+    names: dict  # {"bos_token": text, ...}
+    added: dict  # {text: AddedToken}
 
     def named_ids(self, path, ids):
         """The ids of BOS and EOS as far as these have names; ``ids``: {text: id} of a tokenizer."""
@@ -71,10 +68,7 @@ def read_special_tokens(folder):
     """SpecialTokens of a folder; ValueError where its files disagree or say what is not known."""
     folder = Path(folder)
     config, more = read_config(folder / CONFIG), read_json_if_there(folder / NAMES)
-    names, others = (
-        {key: text_of(source[key]) for key in source if is_name(key) and text_of(source[key])}
-        for source in (config, more)
-    )
+    names, others = map(texts_of_names, (config, more))
     for key in {"bos_token", "eos_token"} & names.keys() & others.keys():
         if names[key] != others[key]:
             both = f"{shown(names[key])} in {CONFIG}, but {shown(others[key])} in {NAMES}"
@@ -96,6 +90,10 @@ def read_config(file):
 def is_name(key):
     """Whether it names a token: "bos_token", but not "add_bos_token"."""
     return key.endswith("_token") and key not in READ | ONLY.keys()
+
+
+def texts_of_names(source):
+    return {key: text_of(source[key]) for key in source if is_name(key) and text_of(source[key])}
 
 
 def named_tokens(file, source):
