@@ -68,8 +68,8 @@ def test_labels_are_what_the_model_finds_likeliest_at_each_position():
     tokens, labels = one_a_row(pairs, 20)
     found = self_text.likeliest(model, tokens, labels, rows=2)
     assert found.dtype == labels.dtype and torch.equal(found == -100, labels == -100)
-    for row, place in (labels != -100).nonzero().tolist():
-        assert found[row, place] == model(tokens[row : row + 1, : place + 1])[0, -1].argmax()
+    for row, position in (labels != -100).nonzero().tolist():
+        assert found[row, position] == model(tokens[row : row + 1, : position + 1])[0, -1].argmax()
 
 
 def test_temperatures_of_answers(short):
@@ -107,11 +107,11 @@ def test_the_loss_of_a_draft_vocabulary_is_that_of_its_rows():
     model, tokens = random_llama(2), torch.randint(0, 61, (2, 9))
     labels = torch.randint(0, 61, (2, 9))
     model.keep_tokens(torch.tensor([3, 8, 40]))
-    places = among(model.draft_vocabulary, labels.int().where(labels % 3 > 0, 8), 61)
-    ours = soft_losses(model, tokens, places, (2, 4))
+    kept = among(model.draft_vocabulary, labels.int().where(labels % 3 > 0, 8), 61)
+    ours = soft_losses(model, tokens, kept, (2, 4))
     for exit_layer, loss in zip((2, 4), ours):
         logits = model.logits(model.run_layers(model.embed(tokens), 0, exit_layer))[..., [3, 8, 40]]
-        plain = torch.nn.functional.cross_entropy(logits[places >= 0], places[places >= 0].long())
+        plain = torch.nn.functional.cross_entropy(logits[kept >= 0], kept[kept >= 0].long())
         assert abs(loss - plain) < 1e-5
 
 

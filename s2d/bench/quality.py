@@ -45,52 +45,42 @@ def row(*cells):
     print("".join(f"{cell:>16}" for cell in cells), flush=True)
 
 
-def report_targets(folders, count, device):
-    """Exact match of each target alone; {folder: means over the groups, as in ``answers``}."""
-    print(f"exact match at T=0, {count} held-out prompts per group")
-    row("target", *EXACT_GROUPS, "mean")
-    means = {}
-    for folder in folders:
-        model, tokenizer = load_model(folder, device), Tokenizer(folder)
-        results = [answers(model, tokenizer, group, count, method="ar") for group in EXACT_GROUPS]
-        means[folder] = [mean(values) for values in zip(*results)]
-        row(folder.name, *(f"{score:.1%}" for score, _ in results), f"{means[folder][0]:.1%}")
-    return means
+def results_of(folder, count, device, **options):
+    """What ``answers`` says of the target in ``folder``, by group, with the means as the last."""
+    model, tokenizer = load_model(folder, device), Tokenizer(folder)
+    results = [answers(model, tokenizer, group, count, **options) for group in EXACT_GROUPS]
+    return [*results, [mean(values) for values in zip(*results)]]
 
 
-def report_exits(target, folder, count, device):
+def report_exits(target, draft, tokenizer, name, count):
     """Next-token accuracy of the draft's exits, beside the same layers of the target."""
-    draft, tokenizer = load_model(folder, device), Tokenizer(folder)
     exits, held_out = draft.config.exit_layers, islice(conversations(1, "held-out"), count)
     texts = [encode_dialogue(tokenizer, sum(each.turns, ())) for each in held_out]
     print(f"\nnext-token accuracy on held-out answers, {count} conversations")
     row("", *(f"exit {e}" for e in exits))
-    untrained = load_model(target, device, num_layers=draft.config.num_hidden_layers)
-    row("before SoFT", *accuracy(untrained, exits, texts))
-    row(folder.name, *accuracy(draft, exits, texts))
-
-
-def report_lossy(alone, draft, count, device):
-    """What several roots from the target cost its answers; ``alone`` is report_targets' result."""
-    what = "exact match, mean log-probability of a token"
-    print(f"\nroots from the target (mcsd, tree 6,1,1,1,1,1): {what}")
-    row("target", "ar", "lossy", "ar", "lossy")
-    options = dict(draft=load_model(draft, device), **LOSSY)
-    for folder, (score, log_prob) in alone.items():
-        model, tokenizer = load_model(folder, device), Tokenizer(folder)
-        results = [answers(model, tokenizer, group, count, **options) for group in EXACT_GROUPS]
-        lossy, lossy_log_prob = (mean(values) for values in zip(*results))
-        changes = f"{score:.1%}", f"{lossy:.1%}", f"{log_prob:.3f}", f"{lossy_log_prob:.3f}"
-        row(folder.name, *changes)
+    row("before SoFT", *accuracy(target, exits, texts))
+    row(name, *accuracy(draft, exits, texts))
 
 
 def report(args):
-    if args.count < 1:
-        raise ValueError(f"--count must be at least 1, got {args.count}")
-    how, draft = (args.count, args.device), WEIGHTS / "mini-draft"
-    alone = report_targets([WEIGHTS / name for name in args.targets], *how)
-    report_exits(WEIGHTS / "mini-7b", draft, *how)
-    report_lossy(alone, draft, *how)
+    count, device, alone = args.count, args.device, {}
+    if count < 1:
+        raise ValueError(f"--count must be at least 1, got {count}")
+    print(f"exact match at T=0, {count} held-out prompts per group")
+    row("target", *EXACT_GROUPS, "mean")
+    for folder in [WEIGHTS / name for name in args.targets]:
+        alone[folder] = results_of(folder, count, device, method="ar")
+        row(folder.name, *(f"{score:.1%}" for score, _ in alone[folder]))
+    draft = load_model(WEIGHTS / "mini-draft", device)
+    first = load_model(WEIGHTS / "mini-7b", device, num_layers=draft.config.num_hidden_layers)
+    report_exits(first, draft, Tokenizer(WEIGHTS / "mini-7b"), "mini-draft", count)
+    what = "exact match, mean log-probability of a token"
+    print(f"\nroots from the target (mcsd, tree 6,1,1,1,1,1): {what}")
+    row("target", "ar", "lossy", "ar", "lossy")
+    for folder, (*_, (score, log_prob)) in alone.items():
+        lossy, lossy_log_prob = results_of(folder, count, device, draft=draft, **LOSSY)[-1]
+        changes = f"{score:.1%}", f"{lossy:.1%}", f"{log_prob:.3f}", f"{lossy_log_prob:.3f}"
+        row(folder.name, *changes)
 
 
 def parse(arguments):

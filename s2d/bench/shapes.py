@@ -22,7 +22,7 @@ from ..model import DECODING_KERNELS, LlamaConfig
 from ..program import Parser
 from ..soft import exit_hidden
 from ..tree import TreeAttention, ancestor_mask
-from ..weights import DTYPES, check_device, empty_model
+from ..weights import DTYPES, check_device, empty_model, placement
 from .methods import peer_of
 from .tables import render
 
@@ -185,14 +185,11 @@ def check(args, device, dtype):
         raise ValueError(f"--context is from 1 to {longest} for these shapes, counts at least 1")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for shape in args.shapes if device.type == "cpu" else ():
-        needed = size_of(empty_model(SHAPES[shape])) * dtype.itemsize
+        parameters = empty_model(SHAPES[shape]).parameters()
+        needed = sum(p.numel() for p in parameters) * dtype.itemsize
         if needed > memory:
             needs = f"{shape} needs {needed / 1e9:.0f} GB in {dtype}"
             raise ValueError(f"{needs}, this machine has {memory / 1e9:.0f} GB and no GPU")
-
-
-def size_of(model):
-    return sum(p.numel() for p in model.parameters())
 
 
 def report(args):
@@ -202,10 +199,7 @@ def report(args):
     dtype = DTYPES[name]
     check(args, device, dtype)
     bandwidth = copy_bandwidth(device, args.repetitions)
-    threads = f"CPU, {torch.get_num_threads()} threads"
-    machine = torch.cuda.get_device_name(device) if on_gpu else threads
-    copied = f"a large copy moves {bandwidth / 1e9:.0f} GB/s"
-    print(f"{machine}, torch {torch.__version__}, {dtype}; {copied}")
+    print(f"torch {torch.__version__}, a large copy moves {bandwidth / 1e9:.0f} GB/s")
     for shape in args.shapes:
         report_shape(shape, device, dtype, bandwidth, args)
         if on_gpu:
@@ -217,19 +211,17 @@ def report_shape(shape, device, dtype, bandwidth, args):
     """All tables of one shape; its models are out of memory afterwards."""
     exits, context = (2, 3, 4) if shape == "tiny" else (6, 9, 12), args.context
     model = random_model(SHAPES[shape], device, dtype, 0, exits[0], SCALE)
-    draft, count = first_layers(model, exits), size_of(model)
-    print(f"\n{shape}: {count:,} parameters, {count * dtype.itemsize / 1e9:.2f} GB")
+    draft = first_layers(model, exits)
+    print(f"\n{shape} on {placement(model)}")
     if args.hf:
         print(beside_transformers(model, 128))
     parts = zip(exits, agreement(model, draft, 256, 1))
     agree = ", ".join(f"exit {exit_layer} {part:.0%}" for exit_layer, part in parts)
     print(f"draft and target agree: {agree}", flush=True)
-    for table in (
-        partial(forward_table, model, context, args.repetitions, bandwidth),
-        partial(segment_table, draft, context, args.repetitions),
-        partial(decoding_table, model, draft, context, args.max_new_tokens, args.rounds),
-    ):
-        print(f"\n{render(table())}", flush=True)
+    passes = render(forward_table(model, context, args.repetitions, bandwidth))
+    segments = render(segment_table(draft, context, args.repetitions))
+    print(f"\n{passes}\n\n{segments}\n", flush=True)
+    print(render(decoding_table(model, draft, context, args.max_new_tokens, args.rounds)))
 
 
 def parse(arguments):

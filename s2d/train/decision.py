@@ -26,10 +26,8 @@ DRAFT_LENGTH = 10
 class Recorder:
     """Plays a decision model that never stops, and remembers what one would have seen."""
 
-    threshold = 0.0
-
     def __init__(self, decision):
-        self.decision, self.inputs = decision, []
+        self.decision, self.inputs, self.threshold = decision, [], 0.0
 
     def __call__(self, prediction):
         self.inputs.append(self.decision.inputs(prediction))

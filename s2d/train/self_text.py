@@ -55,9 +55,8 @@ def likeliest(target, tokens, labels, rows=16):
         own = labels[part, :end]
         learnt = own != -100
         hidden = target.run_layers(target.embed(tokens[part, :end].to(target.device)))[learnt]
-        found[part, :end] = own.masked_scatter(
-            learnt, target.logits(hidden).argmax(dim=-1).cpu().to(own.dtype)
-        )
+        likely = target.logits(hidden).argmax(dim=-1).cpu().to(own.dtype)
+        found[part, :end] = own.masked_scatter(learnt, likely)
     return found
 
 
@@ -130,10 +129,8 @@ def converse(model, prompts, after, enough, batch, seed):
     common = os.path.commonprefix(everything)[:-1]  # a row begins with a token of its own
     longest = max(map(len, everything)) + QUESTION_TOKENS + len(after) + ANSWER_TOKENS
     if longest > model.config.max_position_embeddings:
-        raise ValueError(
-            f"a question and its answer may have {longest} tokens, more than the model's context "
-            f"of {model.config.max_position_embeddings}"
-        )
+        limit = f"more than the model's context of {model.config.max_position_embeddings}"
+        raise ValueError(f"a question and its answer may have {longest} tokens, {limit}")
     cache = model.new_cache(longest + SLACK, batch=batch)
     if common:
         shared = torch.tensor([common] * batch, device=model.device)
@@ -169,9 +166,8 @@ class SelfText:
         if not file.is_file() or not file.stat().st_size:
             return
         if not file.read_bytes().startswith(self.header.encode()):
-            raise ValueError(
-                f"{file} was sampled from another model, or is none of these files; name another"
-            )
+            other = "was sampled from another model, or is none of these files; name another"
+            raise ValueError(f"{file} {other}")
         try:
             self.records = [json.loads(line) for line in whole_lines(file).split("\n")[1:-1]]
             if not all(record["p"] and record["a"] for record in self.records):
