@@ -4,7 +4,6 @@ The wrong verifiers and drafters live here only. Each goes through the enumerati
 ones go through.
 """
 
-import functools
 import random
 from functools import partial
 

@@ -23,7 +23,7 @@ TOP = 10
 
 
 class Decision(nn.Module):
-    """A Prediction of R rows -> probabilities (R,) that the target accepts a token drafted after each.
+    """A Prediction of R rows -> probabilities (R,) that the target accepts a token drafted there.
 
     The two published feature sets: "hidden", the draft's hidden state at the exit that was used,
     scaled to unit size; "stats", the entropy of its distribution and its ten largest probabilities.
@@ -83,7 +83,7 @@ class PathStop:
 
 
 def child_probabilities(first, probs):
-    """Probabilities (R, K) that the target accepts each of K siblings, given those (R,) of the first.
+    """Probabilities (R, K) that the target accepts each of K siblings, given the first's (R,).
 
     What the first leaves is divided among the others in proportion to the draft's ``probs`` (R, K).
     """
@@ -108,7 +108,7 @@ def save_decision(decision, path):
 
 
 def load_decision(path, draft):
-    """The decision model at ``path``; ValueError where it is none, or was made for another draft."""
+    """The decision model at ``path``; ValueError where it is none, or for another draft."""
     config, tensors = read_decision(path)
     if (config["hidden_size"], config["draft"]) != (draft.config.hidden_size, fingerprint(draft)):
         raise ValueError(
@@ -148,7 +148,7 @@ def read_decision(path):
 
 
 def read_stop(text, draft):
-    """What a user gave as --stop: a number is a confidence, anything else a decision model's file."""
+    """What a user gave as --stop: a number is a confidence, all else a decision model's file."""
     try:
         return float(text)
     except ValueError:
