@@ -18,7 +18,6 @@ try:
     from s2d.chat import chat_template
     from s2d.extras.decision import read_stop
     from s2d.generate import METHODS, drafting_exits, start
-    from s2d.ngram import Datastore
     from s2d.program import Parser, one_line, read_stdin, run_program
     from s2d.trace import Recorder, check_page, traced
     from s2d.trace.conversation import converse
@@ -26,7 +25,7 @@ try:
     from s2d.tree import Dynamic
     from s2d.weights import DTYPES, placement
     from s2d.weights.config import read_config
-    from s2d.weights.datastore import DATASTORE, load_datastore, tokenizer_checksum
+    from s2d.weights.datastore import find_datastore, open_datastore
     from s2d.weights.get import draft_beside, is_whole, real_folder
 except KeyboardInterrupt:  # PyTorch takes seconds to load
     print("run.py: interrupted", file=sys.stderr)
@@ -97,8 +96,7 @@ def run(args, load_target=None):
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
     options = generation_options(args, draft)
     if store:
-        ids = load_datastore(store, target.config.vocab_size, tokenizer_checksum(target_path))
-        options["datastore"] = Datastore(ids, target.config.eos_token_ids[0])
+        options["datastore"] = open_datastore(store, target_path, target.config)
     exits = drafting_exits(draft, args.method, args.exits, args.thresholds)
     colors = colors_of(exits, args.color, sys.stdout)
     if args.interactive:
@@ -220,8 +218,7 @@ def choose_draft(args, target_path):
     if folder is None and is_whole(beside):
         same = read_config(beside).vocab_size == read_config(target_path).vocab_size
         folder = beside if same else None
-    files = [each / DATASTORE for each in (folder, target_path) if each]
-    store = next((file for file in files if file.is_file()), None)
+    store = find_datastore(folder, target_path)
     if args.exits is None and (store or not folder):
         args.exits = (0,)
         if not folder:

@@ -14,6 +14,7 @@ from ..chat import chat_template
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
+from ..weights.datastore import find_datastore, open_datastore
 from ..weights.get import draft_beside, real_folder
 from . import agreement, quality, shapes
 from .check import check_methods
@@ -92,10 +93,12 @@ def measure_target(args, name, path, drafts, methods, questions, records):
     load = partial(load_model, path, args.device, args.dtype)
     models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
     target, where = models[False][0], placement(*filter(None, models[False]))
+    store = find_datastore(args.draft, path)
+    datastore = open_datastore(store, path, target.config) if store else None
     peers = transformers_methods(*models[False]) if args.hf else {}
     chat = Tokenizer(path), chat_template(path), target.config.max_position_embeddings
     for temperature in args.temperature:
-        runs = runners(models, methods, peers, temperature, args.max_new_tokens)
+        runs = runners(models, datastore, methods, peers, temperature, args.max_new_tokens)
         label = f"{name} T={temperature:g} on {where}"
         records[name, temperature] = own = []
         for finished in measure(runs, questions, args.rounds, label, *chat):

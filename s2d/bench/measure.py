@@ -10,10 +10,10 @@ from ..generate import generate
 from .specbench import group_of
 
 
-def runners(models, methods, peers, temperature, max_new_tokens):
+def runners(models, datastore, methods, peers, temperature, max_new_tokens):
     """{name: run(prompt, seed) -> (tokens, seconds, statistics)} of our methods and the peer's.
 
-    ``models`` {whether compiled: (target, draft)}; ``methods`` {name: (whether compiled, options of
+    ``models`` {whether compiled: (target, draft)}; ``datastore`` for exit 0, or None; ``methods`` {name: (whether compiled, options of
     ``generate``)}; ``peers`` as methods.transformers_methods returns them.
     """
     context_size = models[False][0].config.max_position_embeddings
@@ -21,7 +21,8 @@ def runners(models, methods, peers, temperature, max_new_tokens):
     def ours(compiled, options, prompt, seed):
         target, draft = models[compiled]
         sampling = dict(max_new_tokens=min(max_new_tokens, context_size), temperature=temperature)
-        output = generate(target, prompt, draft, seed=seed, **sampling, **options)
+        sampling |= {"seed": seed, "datastore": datastore}
+        output = generate(target, prompt, draft, **sampling, **options)
         return output.tokens, output.stats.seconds, statistics_of(output)
 
     def theirs(peer, prompt, seed):

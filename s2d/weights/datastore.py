@@ -1,6 +1,6 @@
 """A datastore: a file of tokens that a model wrote, for exit 0 to draft from.
 
-Knows nothing about n-grams. The file is safetensors with one tensor ``tokens`` (N,): documents,
+Knows nothing about models. The file is safetensors with one tensor ``tokens`` (N,): documents,
 each with an end-of-text token after it, so that nothing has to be read across two of them.
 """
 
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..files import staged_file
+from ..ngram import Datastore
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
 KIND = "s2d datastore"
@@ -23,6 +24,18 @@ def tokenizer_checksum(folder):
         if (Path(folder) / name).is_file():
             return f"{zlib.crc32((Path(folder) / name).read_bytes()):08x}"
     raise FileNotFoundError(f"{folder} has neither tokenizer.model nor tokenizer.json")
+
+
+def find_datastore(*folders):
+    """The first datastore in one of the ``folders`` (or None instead of one), or None."""
+    files = [folder / DATASTORE for folder in folders if folder]
+    return next((file for file in files if file.is_file()), None)
+
+
+def open_datastore(file, target, config) -> Datastore:
+    """The Datastore in ``file`` for the target in the folder ``target`` with its ``config``."""
+    tokens = load_datastore(file, config.vocab_size, tokenizer_checksum(target))
+    return Datastore(tokens, config.eos_token_ids[0])
 
 
 def load_datastore(path, vocab_size, tokenizer):
