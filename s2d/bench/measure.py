@@ -13,8 +13,9 @@ from .specbench import group_of
 def runners(models, datastore, methods, peers, temperature, max_new_tokens):
     """{name: run(prompt, seed) -> (tokens, seconds, statistics)} of our methods and the peer's.
 
-    ``models`` {whether compiled: (target, draft)}; ``datastore`` for exit 0, or None; ``methods`` {name: (whether compiled, options of
-    ``generate``)}; ``peers`` as methods.transformers_methods returns them.
+    ``models`` {whether compiled: (target, draft)}; ``datastore``: for exit 0, or None; ``methods``
+    {name: (whether compiled, options of ``generate``)}; ``peers`` as methods.transformers_methods
+    returns them.
     """
     context_size = models[False][0].config.max_position_embeddings
 
