@@ -4,6 +4,7 @@ Knows nothing about models. The file is safetensors with one tensor ``tokens`` (
 each with an end-of-text token after it, so that nothing has to be read across two of them.
 """
 
+import json
 import zlib
 from pathlib import Path
 
@@ -13,17 +14,26 @@ from safetensors.torch import save_file
 
 from ..files import staged_file
 from ..ngram import Datastore
+from .fields import read_json
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
 KIND = "s2d datastore"
 
 
 def tokenizer_checksum(folder):
-    """A short name for the tokenizer in ``folder``: of the file that ``Tokenizer`` would read."""
-    for name in ("tokenizer.model", "tokenizer.json"):
-        if (Path(folder) / name).is_file():
-            return f"{zlib.crc32((Path(folder) / name).read_bytes()):08x}"
-    raise FileNotFoundError(f"{folder} has neither tokenizer.model nor tokenizer.json")
+    """A short name for the vocabulary in ``folder``, of the file that ``Tokenizer`` would read.
+
+    A tokenizer.json may have its keys in any order, so it is the vocabulary's own that counts.
+    """
+    whole, parts = Path(folder) / "tokenizer.model", Path(folder) / "tokenizer.json"
+    if whole.is_file():
+        return f"{zlib.crc32(whole.read_bytes()):08x}"
+    if not parts.is_file():
+        raise FileNotFoundError(f"{folder} has neither tokenizer.model nor tokenizer.json")
+    raw = read_json(parts)
+    added = sorted((token["id"], token["content"]) for token in raw.get("added_tokens", []))
+    vocabulary = json.dumps([raw["model"]["vocab"], added], sort_keys=True)
+    return f"{zlib.crc32(vocabulary.encode()):08x}"
 
 
 def find_datastore(*folders):
