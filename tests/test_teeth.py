@@ -61,6 +61,16 @@ def test_candidates_reordered_by_probability_are_caught():
     assert error(wrong, 3) > 0.01
 
 
+def test_a_table_that_has_seen_what_it_drafts_is_caught():
+    """Had exit 0 counted the drafted token before q is asked for, q is not what it came from."""
+
+    def wrong(tree, p, q, sampler):
+        drafted = torch.nn.functional.one_hot(tree.tokens[:1], 4)
+        return right(tree, p, 0.5 * q + 0.5 * drafted, sampler)
+
+    assert error(wrong, 1) > 0.01
+
+
 def test_dropping_unlikely_candidates_is_caught():
     def wrong(tree, p, q, sampler):
         likely = tree.tokens != Q.argmin()
