@@ -17,7 +17,7 @@ try:
     from s2d import Tokenizer, generate, load_model
     from s2d.chat import chat_template
     from s2d.extras.decision import read_stop
-    from s2d.generate import METHODS, drafting_exits, start
+    from s2d.generate import METHODS, WITHOUT_LAYERS, drafting_exits, start
     from s2d.program import Parser, one_line, read_stdin, run_program
     from s2d.trace import Recorder, check_page, traced
     from s2d.trace.conversation import converse
@@ -188,7 +188,8 @@ def tree_shape(args, draft):
             "--tree gives a fixed shape; "
             "it does not go with --tree-top-k, --tree-depth or --tree-size"
         )
-    return replace(Dynamic(*draft.config.draft_tree), **grown) if grown else args.tree
+    config = draft.config if draft else WITHOUT_LAYERS
+    return replace(Dynamic(*config.draft_tree), **grown) if grown else args.tree
 
 
 def find_target(name):
@@ -210,20 +211,23 @@ def find_target(name):
 def choose_draft(args, target_path):
     """(folder of the draft, file of the datastore), or None for either; sets method and exits.
 
-    Where there is a datastore, or no draft, exit 0 drafts unless ``args`` name others.
+    Where there is no draft, or one with a datastore lies beside the target, exit 0 drafts, unless
+    ``args`` name other exits or another draft.
     """
     if args.method == "ar":
-        return args.draft, None
+        return None, None
     folder, beside = args.draft, draft_beside(target_path)
     if folder is None and is_whole(beside):
         same = read_config(beside).vocab_size == read_config(target_path).vocab_size
         folder = beside if same else None
     store = find_datastore(folder, target_path)
-    if args.exits is None and (store or not folder):
+    if args.exits is None and not args.draft and (store or not folder):
         args.exits = (0,)
         if not folder:
-            tell(f"no draft at {beside}: drafting from what was seen before in the text (exit 0)")
+            tell(f"no draft for it at {beside}: drafting from what was seen before (exit 0)")
     if args.exits and args.exits[0] == 0:
+        if args.draft and len(args.exits) == 1:
+            raise ValueError("--exits 0 uses no layers of --draft; leave one of them out")
         folder = folder if len(args.exits) > 1 else None
         chain = len(args.exits) > 1 or args.draft_length
         args.method = args.method or ("s2d" if chain else "s2d-tree")

@@ -21,7 +21,7 @@ from s2d.weights.adapter import CONFIG, TENSORS
 def folder(tmp_path):
     """base, a model of four layers, and draft, an adapter of its first three."""
     save_model(random_llama(1), tmp_path / "base", dtype=torch.float32)
-    model = load_model(tmp_path / "base", num_layers=3)
+    model = load_model(tmp_path / "base", num_layers=3, dtype="float32")
     add_adapters(model, 4, seed=0)
     for a, b in adapter_pairs(model).values():
         b.normal_(0.0, 0.05, generator=torch.Generator().manual_seed(a.numel()))
@@ -38,8 +38,11 @@ def test_peft_adds_up_the_same(folder):
     base = LlamaForCausalLM.from_pretrained(folder / "base", num_hidden_layers=3)
     theirs = PeftModel.from_pretrained(base, folder / "draft").eval()
     with torch.inference_mode():
-        expected, ours = theirs(tokens).logits, load_model(folder / "draft")(tokens)
-        plain = load_model(folder / "base", num_layers=3)(tokens)
+        expected, ours = (
+            theirs(tokens).logits,
+            load_model(folder / "draft", dtype="float32")(tokens),
+        )
+        plain = load_model(folder / "base", num_layers=3, dtype="float32")(tokens)
     assert same(ours, expected)
     assert (plain - expected).abs().max() > 0.1 * expected.abs().max()
     names = [name for name, _ in theirs.named_parameters() if "lora_" in name]
@@ -51,7 +54,10 @@ def test_peft_adds_up_the_same(folder):
 
 def test_what_learns_is_what_is_loaded(folder):
     """The model while it learns, with adapters beside the weights, is the folder, added up."""
-    model, tokens = load_model(folder / "base", num_layers=3), torch.randint(0, 61, (1, 20))
+    model, tokens = (
+        load_model(folder / "base", num_layers=3, dtype="float32"),
+        torch.randint(0, 61, (1, 20)),
+    )
     add_adapters(model, 4, seed=0)
     assert sum(p.requires_grad for p in model.parameters()) == 3 * 7 * 2
     pairs = load_file(folder / "draft/adapter_model.safetensors")
@@ -60,12 +66,15 @@ def test_what_learns_is_what_is_loaded(folder):
         for half, parameter in zip("AB", pair):
             parameter.copy_(pairs[f"{layer}.lora_{half}.weight"])
     with torch.inference_mode():
-        assert same(model(tokens), load_model(folder / "draft")(tokens))
+        assert same(model(tokens), load_model(folder / "draft", dtype="float32")(tokens))
 
 
 def test_merged_it_is_an_ordinary_folder(folder):
     assert main(["merge", str(folder / "draft"), str(folder / "merged")]) == 0
-    ours, merged = load_model(folder / "draft"), load_model(folder / "merged")
+    ours, merged = (
+        load_model(folder / "draft", dtype="float32"),
+        load_model(folder / "merged", dtype="float32"),
+    )
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), merged.parameters()))
     assert ours.config == merged.config
     tokens = torch.randint(0, 61, (1, 20))
@@ -92,9 +101,9 @@ def test_what_peft_writes(folder, beginning):
         theirs = PeftModel.from_pretrained(base, folder / "peft").eval()(tokens).logits
         if beginning in ("pissa", "olora"):
             with pytest.raises(ValueError, match=f"init_lora_weights is '{beginning}'; only True"):
-                load_model(folder / "peft")
+                load_model(folder / "peft", dtype="float32")
         else:
-            assert same(load_model(folder / "peft")(tokens), theirs)
+            assert same(load_model(folder / "peft", dtype="float32")(tokens), theirs)
 
 
 def test_its_config_is_that_of_its_base(folder):
@@ -102,20 +111,20 @@ def test_its_config_is_that_of_its_base(folder):
     config = json.loads((folder / "base/config.json").read_text())
     near = config | {"rms_norm_eps": config["rms_norm_eps"] * (1 + 1e-8)}
     (folder / "base/config.json").write_text(json.dumps(near))
-    load_model(folder / "draft")
+    load_model(folder / "draft", dtype="float32")
     for changes in ({"rope_theta": 500.0}, {"num_attention_heads": 2, "head_dim": 16}):
         (folder / "base/config.json").write_text(json.dumps(config | changes))
         with pytest.raises(ValueError, match="draft/config.json has .*base/config.json, which"):
-            load_model(folder / "draft")
+            load_model(folder / "draft", dtype="float32")
     (folder / "base/config.json").write_text(json.dumps(config | {"quantization_config": {}}))
     with pytest.raises(ValueError, match="base/config.json: it has a quantization_config"):
-        load_model(folder / "draft")
+        load_model(folder / "draft", dtype="float32")
 
 
 def test_check_says_what_it_loads_as(tmp_path, capsys):
     """An adapter has no tokenizer, which a target needs."""
     save_model(random_llama(1, vocab_size=1024), tmp_path / "base", WEIGHTS / "mini-7b")
-    model = load_model(tmp_path / "base", num_layers=3)
+    model = load_model(tmp_path / "base", num_layers=3, dtype="float32")
     add_adapters(model, 4, seed=0)
     save_adapter(model, adapter_pairs(model), SCALE, tmp_path / "draft", tmp_path / "base")
     assert main(["check", str(tmp_path / "draft")]) == 0
@@ -133,7 +142,7 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
 
     def refused(error, message):
         with pytest.raises(error, match=message) as caught:
-            load_model(folder / "draft")
+            load_model(folder / "draft", dtype="float32")
         assert "\n" not in str(caught.value)
 
     for changes, message in (

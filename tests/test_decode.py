@@ -15,6 +15,7 @@ from helpers import (
 from s2d import generate
 from s2d.bench.specbench import held_out_prompts
 from s2d.generate import METHODS, choose_shape, start
+from s2d.proposal import TARGET
 from s2d.tree import Dynamic, TokenTree, TreeAttention
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
@@ -48,7 +49,7 @@ SETTINGS = [
 
 
 def max_depth(target, draft, method, draft_length=None, tree=None, **_):
-    return choose_shape(target.config, draft, method, draft_length, tree).depth
+    return choose_shape(target.config, draft, (1,), method, draft_length, tree).depth
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -211,7 +212,7 @@ def test_a_step_tells_its_context_its_rows_and_where_tokens_came_from():
         assert step.n == len(tokens) and len(step.logits) == len(step.proposal.tree) + 1
         assert (step.logits[0] - target(torch.tensor([tokens]))[0, -1]).abs().max() < 1e-10
         assert len(step.sources) == len(step.tokens)
-        assert [*step.sources, 0].index(0) == accepted_of(step)
+        assert [*step.sources, TARGET].index(TARGET) == accepted_of(step)
         tokens += step.tokens
         assert generation.tokens == tokens[1:]
     assert len(tokens) == 21 or tokens[-1] == 2
@@ -273,7 +274,7 @@ def test_sampled_tokens_have_the_targets_joint_distribution(row, top_p):
         assert (found - expected).abs().max() < 1e-9
         possible = int((expected > 0).sum())
         assert possible == 3**length if top_p == 1.0 else 2**length <= possible < 3**length
-        used |= {exit_layer for step in seen for exit_layer in step.proposal.exits if exit_layer}
+        used |= {each for step in seen for each in step.proposal.exits if each != TARGET}
         stopped |= {step.proposal.stopped for step in seen}
     assert len(used) == {"ar": 0, "sd": 1, "mcsd": 1}.get(options["method"], 2)
     assert "stop" not in options or len(stopped) == 2

@@ -16,7 +16,7 @@ BAD = [
     (dict(tokens=[1, 61]), "outside the target's vocabulary of 61"),
     (dict(tokens=[-1]), "outside the target's vocabulary"),
     (dict(tokens=[1] * 128), "context of 128 is full"),
-    (dict(draft=None), "needs a draft"),
+    (dict(draft=None, exits=[1]), "without a draft be 0 alone, got \\[1\\]"),
     (dict(draft=random_llama(0, vocab_size=60)), "the draft has 60 tokens, the target 61"),
     (dict(max_new_tokens=0), "at least 1, got max_new_tokens=0"),
     (dict(max_new_tokens=-3), "at least 1"),

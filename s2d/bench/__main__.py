@@ -85,7 +85,10 @@ def find_target(name):
     """7b, 13b and 70b: the miniatures; smollm2-...: what s2d.weights gets; all others: folders."""
     if folder := real_folder(name, WEIGHTS):
         return folder
-    return WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
+    folder = WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no model folder at {folder}")
+    return folder
 
 
 def measure_target(args, name, path, drafts, methods, questions, records):

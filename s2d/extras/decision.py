@@ -152,4 +152,6 @@ def read_stop(text, draft):
     try:
         return float(text)
     except ValueError:
+        if draft is None:
+            raise ValueError(f"{text} judges layers; it does not go with exit 0 alone") from None
         return load_decision(text, draft)

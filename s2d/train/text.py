@@ -7,7 +7,7 @@ from ..chat import chat_template
 from ..tokenizer import Tokenizer
 from ..weights import checksum, load_model
 from ..weights.config import read_config
-from ..weights.datastore import check_replaceable, tokenizer_checksum, write_datastore
+from ..weights.datastore import check_replaceable, end_of, tokenizer_checksum, write_datastore
 from .self_text import sample_to, ways_to_ask
 
 
@@ -15,6 +15,7 @@ def make_datastore(target, out, millions, files, device, seed):
     """Write ``out``, of the text in ``files`` or, without any, of ``millions`` sampled tokens."""
     check_replaceable(out)
     config, tokenizer, source = read_config(target), Tokenizer(target), "text"
+    about = end_of(config, target), config.vocab_size, tokenizer_checksum(target)
     if files:
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
@@ -29,8 +30,7 @@ def make_datastore(target, out, millions, files, device, seed):
         documents, source = [after[1:] + record["a"] for record in records], checksum(model)
         ends = accumulate(len(record["a"]) for record in records)
         documents = documents[: 1 + sum(end < millions * 1e6 for end in ends)]
-    about = config.eos_token_ids[0], config.vocab_size, tokenizer_checksum(target), source
-    tokens = write_datastore(out, documents, *about)
+    tokens = write_datastore(out, documents, *about, source)
     print(f"{out}: {len(documents)} documents, {len(tokens)} tokens", file=sys.stderr)
 
 

@@ -19,7 +19,7 @@ from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config
 from .fields import read_json
-from .shards import read_tensors, split, write_shards
+from .shards import INDEX, SINGLE, read_tensors, split, write_shards
 
 # What a model is spoken to with, and where its answers end: it goes wherever its weights go.
 COMPANIONS = (
@@ -88,6 +88,8 @@ def weights_of(path, config):
     if not (path / ADAPTER).is_file():
         return path, config.num_hidden_layers, None
     adapter = Adapter(path)
+    if whole := [name for name in (SINGLE, INDEX) if (path / name).is_file()]:
+        raise ValueError(f"{path} holds {whole[0]} and {ADAPTER}; only one can be its weights")
     base = read_config(adapter.base)
     for key in SAME_IN_BASE:
         own, other = getattr(config, key), getattr(base, key)
@@ -192,14 +194,25 @@ def placement(*models):
     return f"{where}, {dtype}, {size / 1e9:.2f} GB of weights"
 
 
+def own_dtype(raw, path):
+    """The dtype's name in config.json's ``raw``, float32 where it names none."""
+    given = {str(raw[key]) for key in ("dtype", "torch_dtype") if raw.get(key) is not None}
+    given = given or {"float32"}
+    if len(given) > 1 or not given <= DTYPES.keys():
+        says = " and ".join(sorted(given))
+        raise ValueError(
+            f"{path}/config.json: dtype is {says}; expected one of {', '.join(DTYPES)}"
+        )
+    return given.pop()
+
+
 def choose_dtype(dtype, device, path):
     """A dtype's name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
 
     Where the device does not compute in a half-precision dtype, "auto" is float32.
     """
     if dtype == "auto":
-        raw = read_json(Path(path) / "config.json")
-        own = DTYPES.get(raw.get("dtype") or raw.get("torch_dtype"), torch.float32)
+        own = DTYPES[own_dtype(read_json(Path(path) / "config.json"), path)]
         quick = own == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
         return own if own.itemsize > 2 or device.type == "cuda" or quick else torch.float32
     if dtype not in DTYPES:

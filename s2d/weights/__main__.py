@@ -19,6 +19,7 @@ from ..tokenizer import Tokenizer
 from . import (
     DRAFT_VOCABULARY,
     DTYPES,
+    choose_dtype,
     empty_model,
     load_model,
     parameter_shapes,
@@ -67,8 +68,10 @@ def merge(source, destination):
     """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes."""
     if not (source / ADAPTER).is_file():
         raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
-    model = load_model(source, "cpu", "float32")
-    save_model(model, destination, Adapter(source).base, torch.float32)
+    base = Adapter(source).base
+    if destination.resolve() in (source.resolve(), base.resolve()):
+        raise ValueError(f"{destination} is what would be merged; name another folder")
+    save_model(load_model(source, "cpu", "float32"), destination, base, torch.float32)
     print(f"{destination} is written")
 
 
@@ -78,6 +81,7 @@ def check(path):
     An adapter without a tokenizer of its own loads as a draft only.
     """
     config = read_config(path)
+    choose_dtype("auto", torch.device("cpu"), path)
     source, layers, adapter = weights_of(path, config)
     shapes = parameter_shapes(empty_model(config))
     parts = read_tensors(source, shapes, layers, share=lambda _, shape: (slice(0),) * len(shape))

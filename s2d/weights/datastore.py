@@ -45,7 +45,14 @@ def find_datastore(*folders):
 def open_datastore(file, target, config) -> Datastore:
     """The Datastore in ``file`` for the target in the folder ``target`` with its ``config``."""
     tokens = load_datastore(file, config.vocab_size, tokenizer_checksum(target))
-    return Datastore(tokens, config.eos_token_ids[0])
+    return Datastore(tokens, end_of(config, target))
+
+
+def end_of(config, target):
+    """The id that ends a document; ValueError where ``target`` has none."""
+    if not config.eos_token_ids:
+        raise ValueError(f"{target} names no eos_token_id, which ends a datastore's documents")
+    return config.eos_token_ids[0]
 
 
 def load_datastore(path, vocab_size, tokenizer):
