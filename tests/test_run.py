@@ -120,9 +120,9 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     for name in ("vicuna-7b", "vicuna-draft"):
         shutil.copyfile(WEIGHTS / "mini-7b/config.json", tmp_path / name / "config.json")
     args = run.parse(["--target", "7b"])
-    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (tmp_path / "vicuna-draft", "s2d")
+    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (tmp_path / "vicuna-draft", None)
     change(tmp_path / "vicuna-draft/config.json", vocab_size=999)  # of another family
-    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (None, "ar")
+    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (None, None)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ MISTAKES = {
     "--target {m}/truncated --draft {w}/mini-draft": "is damaged",
     "--target {m}/no-tokenizer --draft {w}/mini-draft": "no tokenizer at",
     "--target {m}/yarn --draft {w}/mini-draft": "rope type 'yarn' is not supported",
-    "--target {m}/lonely --method s2d": "no draft model at",
+    "--target {m}/lonely --method s2d --exits 2": "no draft model at",
     "--draft nowhere": "no model folder at nowhere",
     "--draft {m}/small-vocabulary": "the draft has 61 tokens, the target 1024",
     "--draft {m}/bad-exits": "lie within the draft's 4 layers",
@@ -336,12 +336,36 @@ def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, caps
     assert "not allowed with" in capsys.readouterr().err
 
 
-def test_without_a_draft_the_target_decodes_alone_unless_a_method_was_asked_for(tmp_path, capsys):
+def test_without_a_draft_exit_0_drafts_and_says_so(tmp_path, capsys):
     shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "mini-lonely")
-    arguments = ["--target", str(tmp_path / "mini-lonely"), "--max-new-tokens", "4"]
-    assert run.main(arguments) == 0
+    arguments = ["--target", str(tmp_path / "mini-lonely"), "--max-new-tokens", "24"]
+    assert run.main([*arguments, "--json"]) == 0
     out, error = capsys.readouterr()
-    assert "method ar" in out
-    assert f"no draft at {tmp_path / 'mini-draft'}, so the target decodes alone" in error
-    assert run.main([*arguments, "--method", "sd"]) == 2
+    assert f"no draft for it at {tmp_path / 'mini-draft'}: drafting from what was seen" in error
+    stats = json.loads(out)["stats"]
+    assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
+    assert run.main([*arguments, "--method", "sd", "--exits", "2"]) == 2
     assert "no draft model at" in capsys.readouterr().err
+
+
+def test_what_exit_0_alone_takes(tmp_path, capsys):
+    """Its own tree's sizes, a datastore beside the target; no layers, of whatever kind."""
+    few = ["--target", "7b", "--prompt", "Hi", "--max-new-tokens", "4", "--exits", "0"]
+    assert run.main([*few, "--tree-size", "3", "--tree-depth", "2"]) == 0
+    assert "100% from the table" in capsys.readouterr().out
+    decision = str(WEIGHTS / "mini-draft/decision-7b.safetensors")
+    for more, message in (
+        (["--stop", decision], "does not go with exit 0 alone"),
+        (["--draft", "/nowhere"], "--exits 0 uses no layers of --draft"),
+    ):
+        assert run.main([*few, *more]) == 2
+        error = capsys.readouterr().err.splitlines()
+        assert message in error[-1]
+    args = run.parse(["--target", "7b"])
+    for folder in ("mini-7b", "mini-draft"):
+        shutil.copytree(WEIGHTS / folder, tmp_path / folder)
+    store = tmp_path / "mini-7b/datastore.safetensors"
+    store.write_bytes(b"")
+    assert run.choose_draft(args, tmp_path / "mini-7b") == (None, store)
+    named = run.parse(["--target", "7b", "--draft", str(tmp_path / "mini-draft")])
+    assert run.choose_draft(named, tmp_path / "mini-7b") == (tmp_path / "mini-draft", None)
