@@ -129,6 +129,11 @@ def config_json(fields, tensors):
         raise ValueError(f"only {rotated} of a head's {head_dim} dimensions are rotated")
     if "model.embed_tokens.weight" not in tensors:
         raise ValueError("it has no tensor token_embd.weight")
+    rows = int(tensors["model.embed_tokens.weight"].shape[-1])
+    if own.get("vocab_size") not in (None, rows):
+        raise ValueError(
+            f"vocab_size is {own['vocab_size']}, but token_embd.weight has {rows} rows"
+        )
     factor = number(own, "rope.scaling.factor", 1.0)
     scaling = own.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rope = None if scaling == "none" else {"rope_type": scaling, "factor": factor}
@@ -143,7 +148,7 @@ def config_json(fields, tensors):
     computed = WHOLE.get(stored, torch.bfloat16)  # precise enough for what was quantised
     return {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
-        "vocab_size": int(tensors["model.embed_tokens.weight"].shape[-1]),
+        "vocab_size": rows,
         "hidden_size": width,
         "intermediate_size": whole(own, "feed_forward_length"),
         "num_hidden_layers": whole(own, "block_count"),

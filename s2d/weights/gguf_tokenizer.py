@@ -6,7 +6,7 @@ Each is written by hand, so that reading a GGUF file needs no further package.
 import json
 import struct
 
-from .fields import shown
+from .fields import refuse_unknown, shown
 
 # How the text of a byte-level vocabulary falls into words before merging: llama.cpp's name -> what
 # tokenizer.json says.
@@ -22,13 +22,25 @@ WORDS = {
     "smollm": [DIGITS, BYTES | {"use_regex": True}],
     "llama-bpe": [LLAMA3_SPLIT | {"invert": False}, BYTES | {"use_regex": False}],
 }
+# What the metadata may say of a tokenizer: what is read here or changes no id, or has one value.
+IDS = "bos eos unknown padding seperator separator cls mask eot eom fim_pre fim_suf fim_mid fim_pad"
+KNOWN = {f"{name}_token_id" for name in f"{IDS} fim_rep fim_sep prefix suffix middle".split()}
+KNOWN |= set("model pre tokens token_type token_type_count scores merges add_bos_token".split())
+KNOWN |= {"add_space_prefix", "chat_template"}
+ONLY = {"add_eos_token": False, "remove_extra_whitespaces": False, "escape_whitespaces": True}
 CONTROL, USER_DEFINED = 3, 4  # types of tokens; those of SentencePiece have the same numbers
 
 
 def tokenizer_files(fields):
     """{name: bytes} of tokenizer.model or tokenizer.json, and of tokenizer_config.json."""
-    own = {name.removeprefix("tokenizer.").removeprefix("ggml."): fields[name] for name in fields}
+    names = [name for name in fields if name.startswith("tokenizer.")]
+    own = {name.removeprefix("tokenizer.").removeprefix("ggml."): fields[name] for name in names}
+    refuse_unknown(own, KNOWN, ONLY)
     if own.get("model") == "llama":
+        if own.get("pre") not in (None, "default", "llama"):
+            raise ValueError(
+                f"its text falls into words as {shown(own['pre'])} says, unlike llama's"
+            )
         files = {"tokenizer.model": sentencepiece_model(own)}
     elif own.get("model") == "gpt2":
         text = json.dumps(byte_level_json(own), ensure_ascii=False)
