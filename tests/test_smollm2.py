@@ -23,6 +23,7 @@ from s2d.bench import __main__ as bench
 from s2d.chat import chat_template
 from s2d.weights import get as getting
 from s2d.weights.__main__ import main
+from s2d.weights.datastore import DATASTORE
 
 NAME, QUESTIONS = "smollm2-135m", ROOT.parent / "shared/data/spec_bench/question.jsonl"
 EXITS = {
@@ -111,7 +112,7 @@ def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokeni
 def test_tensors_equal_what_transformers_reads(folder, gguf_file):
     options = dict(gguf_file=gguf_file.name, dtype=torch.float32)
     model = AutoModelForCausalLM.from_pretrained(gguf_file.parent, **options)
-    theirs, ours = model.state_dict(), load_model(folder).state_dict()
+    theirs, ours = model.state_dict(), load_model(folder, dtype="float32").state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
@@ -149,8 +150,9 @@ def shipped(folder):
 
 
 def test_the_shipped_draft_is_small_and_lossless(precise, shipped, prompts):
-    files = [file for file in (WEIGHTS / "smollm2-draft").iterdir() if file.name != "README.md"]
-    assert sum(file.stat().st_size for file in files) <= 8 * 2**20
+    sizes = {file.name: file.stat().st_size for file in (WEIGHTS / "smollm2-draft").iterdir()}
+    assert sizes.pop(DATASTORE) <= 2**20
+    assert sum(sizes.values()) <= 8 * 2**20
     assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_vocabulary) == 8192
     for prompt in prompts[:2]:
         alone = generate(precise, prompt, method="ar", max_new_tokens=24).tokens
@@ -179,18 +181,16 @@ def test_it_drafts_for_a_sister_of_the_same_vocabulary(folder, prompts, precise)
     assert output.tokens == alone and output.stats.draft_levels > 0
 
 
-def test_run_answers_and_says_that_it_has_no_draft(folder, capsys, tmp_path, monkeypatch):
+def test_run_drafts_from_exit_0_where_it_has_no_draft(folder, capsys, tmp_path, monkeypatch):
     (tmp_path / NAME).mkdir()
     for file in folder.iterdir():
         (tmp_path / NAME / file.name).symlink_to(file)
     monkeypatch.setattr(run, "WEIGHTS", tmp_path)
     assert run.main(["--target", NAME, "--max-new-tokens", "12"]) == 0
     out, error = capsys.readouterr()
-    assert "sky" in out and "method ar" in out
-    assert (
-        "the target decodes alone; name one with --draft" in error
-        and "float32, 0.54 GB of weights" in error
-    )
+    assert "sky" in out and "method s2d-tree" in out
+    assert "drafting from what was seen before (exit 0)" in error
+    assert torch.cpu._is_avx512_bf16_supported() == ("bfloat16, 0.27 GB of weights" in error)
 
 
 def test_a_second_get_does_nothing(folder, capsys):
@@ -262,7 +262,7 @@ def test_what_get_needs_is_named_before_the_download(tmp_path, monkeypatch, caps
 def test_run_uses_the_shipped_draft_and_says_what_it_gained(folder, capsys):
     assert run.main(["--target", NAME]) == 0
     out, error = capsys.readouterr()
-    assert f"draft {WEIGHTS / 'smollm2-draft'}" in error
+    assert f"draft {WEIGHTS / 'smollm2-draft' / DATASTORE}" in error and "from the table" in out
     assert "sky" in out and re.search(
         r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast", out
     )
