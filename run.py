@@ -17,7 +17,7 @@ try:
     from s2d import Tokenizer, generate, load_model
     from s2d.chat import chat_template
     from s2d.extras.decision import read_stop
-    from s2d.generate import METHODS, WITHOUT_LAYERS, drafting_exits, start
+    from s2d.generate import METHODS, TABLE_ALONE, choose_exits, start
     from s2d.program import Parser, one_line, read_stdin, run_program
     from s2d.trace import Recorder, check_page, traced
     from s2d.trace.conversation import converse
@@ -97,7 +97,7 @@ def run(args, load_target=None):
     options = generation_options(args, draft)
     if store:
         options["datastore"] = open_datastore(store, target_path, target.config)
-    exits = drafting_exits(draft, args.method, args.exits, args.thresholds)
+    exits = choose_exits(draft, args.method, args.exits, args.thresholds)[0]
     colors = colors_of(exits, args.color, sys.stdout)
     if args.interactive:
         start(target, prompt, **options)  # what cannot be run is refused before anything is typed
@@ -188,7 +188,7 @@ def tree_shape(args, draft):
             "--tree gives a fixed shape; "
             "it does not go with --tree-top-k, --tree-depth or --tree-size"
         )
-    config = draft.config if draft else WITHOUT_LAYERS
+    config = draft.config if draft else TABLE_ALONE
     return replace(Dynamic(*config.draft_tree), **grown) if grown else args.tree
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention import sdpa_kernel
 
 from .model import DECODING_KERNELS
 from .proposal import TARGET, Proposal
-from .tree import KConfig, TreeAttention, ancestor_mask
+from .tree import KConfig, TreeAttention
 from .verify import Verdict
 
 
@@ -40,7 +40,8 @@ class Step:
     @property
     def sources(self) -> list[int]:
         """For each of ``tokens`` the exit that drafted it, TARGET for the target's own."""
-        return [*self.proposal.exits[: len(self.verdict.path)], TARGET][: len(self.tokens)]
+        exits = [self.proposal.exits[node] for node in self.verdict.path]
+        return [*exits, TARGET][: len(self.tokens)]
 
 
 @dataclass
@@ -59,11 +60,9 @@ class Stats:
     def add(self, step: Step):
         proposal = step.proposal
         self.accept_lengths.append(len(step.tokens))
-        for exit_layer, size in zip(proposal.exits, proposal.level_sizes):
-            if exit_layer != TARGET:
-                self.exit_counts[exit_layer] += size
+        self.exit_counts.update(exit_layer for exit_layer in proposal.exits if exit_layer != TARGET)
         self.draft_forwards += len(proposal.confidences)
-        self.draft_levels += len(proposal.exits)
+        self.draft_levels += proposal.depth
         self.accepted += min(len(step.verdict.path), len(step.tokens))
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
@@ -84,13 +83,12 @@ class Stats:
         return self.accepted / self.draft_levels if self.draft_levels else 0.0
 
 
-def decode(target, tokens, drafter, sampling, max_new_tokens) -> Iterator[Step]:
+def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
     """Continue ``tokens``, a list of ids, as ``target`` alone would, a Step at a time.
 
-    Ends after EOS, after ``max_new_tokens``, or where the target's context is full.
+    Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
     """
     context = list(tokens)
-    limit = min(len(tokens) + max_new_tokens, target.config.max_position_embeddings)
     scorer = Scorer(target, limit, drafter.shape)
     finished = False
     while not finished:
@@ -133,14 +131,13 @@ class Scorer:
         self.latest = None  # logits (N+1, V) of the last pass,
         self.after_context = None  # and their row (V,) after the path that was accepted
         if self.fixed:
-            parents = shape.parents().to(target.device)
-            self.attention.set_tree(ancestor_mask(parents), shape.max_children == 1)
+            self.attention.set_tree(shape.parents().to(target.device))
 
     def __call__(self, context, tree):
         """One pass over ``tree`` and what the KV cache lacks of ``context``: logits (N+1, V)."""
         n, seen = len(context), self.cache.length
         if not self.fixed:
-            self.attention.set_tree(tree.ancestors, tree.chain)
+            self.attention.set_tree(tree.parents)
         positions, mask = self.attention.span(n, seen, n + len(tree))
         new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
         hidden = self.target.embed(torch.cat((new, tree.tokens))[None])

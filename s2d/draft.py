@@ -14,9 +14,9 @@ import torch
 
 from .cache import KVCache, move_up
 from .ngram import ORDER, NGrams, top
-from .proposal import TARGET, FixedTree, GrowingTree, Proposal, best_first, empty_proposal
+from .proposal import FixedTree, GrowingTree, Proposal, empty_proposal
 from .sampling import warp
-from .tree import Dynamic, KConfig, TreeAttention, ancestor_mask
+from .tree import KConfig, TreeAttention
 from .verify import verify
 
 WINDOW = 256  # how much context a catch-up runs at a time: a mask has no more rows than that
@@ -73,9 +73,9 @@ class Prediction:
     vocab_size: int
 
     def likeliest(self, count):
-        """The ``count`` likeliest tokens (R, count), and their log-probabilities (R, count)."""
+        """The ``count`` likeliest tokens (R, count), and their probabilities (R, count)."""
         ids = self.logits.topk(count).indices
-        return self._tokens(ids), self.probs.gather(1, ids).log()
+        return self._tokens(ids), self.probs.gather(1, ids)
 
     def sample(self, count, sampling):
         """Tokens (R, count) in the order of their draws, and the q (R, V) they were drawn from."""
@@ -126,7 +126,7 @@ class TablePrediction:
         """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
         rows = [top(blend, count) + [(0, 0.0)] * (count - len(blend)) for blend in self.blends]
         pairs = torch.tensor(rows, dtype=torch.float64, device=self.table.device)  # (R, count, 2)
-        return pairs[..., 0].long(), pairs[..., 1].to(self.table.dtype).log()
+        return pairs[..., 0].long(), pairs[..., 1]
 
     def sample(self, count, sampling):
         """As Prediction's. Where nothing is known, q is uniform over the other rows' tokens."""
@@ -148,9 +148,10 @@ class SortedDraft:
 
     ``exits`` increase, each with its threshold: 0 asks the ``table``, the others are layer numbers
     of ``model``, which is None where there is only exit 0. Where even the last exit's confidence is
-    below ``floor``, drafting ends; a growing tree of exit 0 alone has no path less probable than
-    that. ``policy`` is a stopping policy, or None: asked after each level as ``policy(level,
-    prediction, children, expanded)``, it says whether to end.
+    below ``floor``, drafting ends; a growing tree has no less probable path. ``policy`` is a
+    stopping policy, or None: asked after each round as ``policy(parents, prediction, children,
+    frontier)``, with the numbers of the nodes that were expanded and of those that come next, it
+    says whether to end.
     """
 
     exact = True
@@ -177,7 +178,7 @@ class SortedDraft:
         self.attention = TreeAttention(WINDOW, shape.max_slots, self.device, dtype)
         if isinstance(shape, KConfig):
             self.parents = shape.parents().to(self.device)
-            self.attention.set_tree(ancestor_mask(self.parents), shape.max_children == 1)
+            self.attention.set_tree(self.parents)
 
     def propose(self, context, budget, sampling) -> Proposal:
         """A Proposal behind ``context``, a list of tokens, if ``budget`` more may be emitted.
@@ -203,63 +204,63 @@ class SortedDraft:
     def grow(self, context, max_levels, sampling, roots=None) -> Proposal:
         """As ``propose``, with at most ``max_levels`` levels.
 
-        ``roots``: tokens (K,) and their log-probabilities (K,) that are to be the first level.
+        ``roots``: tokens (K,) and their probabilities (K,) that are to be the first level.
         """
         self.read(context)
-        n, tails = len(context), [context[-ORDER:]]
-        if not self.segments and isinstance(self.shape, Dynamic):
-            return self.grow_best_first(tails[0], max_levels, roots)
-        if isinstance(self.shape, KConfig):
-            tree = FixedTree(self.shape, self.parents, sampling)
-        else:
-            tree = GrowingTree(self.shape, self.attention)
-        exits, confidences = [], []
-        stopped = "length" if max_levels >= self.shape.depth else "context"
-        used, rows = 0, 1  # slots behind the context, and how many of the last to predict from
-        for level in range(min(max_levels, self.shape.depth)):
-            if level == 0 and roots is not None:
-                prediction, exit_layer, children = None, TARGET, roots[0][None]
-                expanded = tree.add_roots(*roots, (self.table or self.model.config).vocab_size)
+        n, levels = len(context), min(max_levels, self.shape.depth)
+        fixed = isinstance(self.shape, KConfig)
+        tree = self.new_tree(levels, sampling)
+        confidences, stopped = [], ""
+        used = 0  # slots behind the context
+        while tree.frontier:
+            parents, prediction = tree.frontier, None
+            if roots is not None:
+                children = tree.add_roots(*roots, (self.table or self.model.config).vocab_size)
+                roots = None
             else:
-                prediction = self.predict(n, n + used, rows, tails)
+                tails = self.tails(context, tree) if self.table else ()
+                prediction = self.predict(n, n + used, len(parents), tails)
                 confidences.append(prediction.confidences)
                 exit_layer, confidence = prediction.confidences[-1]
                 last = exit_layer == self.exits[-1]
-                if last and (confidence == 0.0 or confidence < self.floor):
+                if fixed and last and (confidence == 0.0 or confidence < self.floor):
                     stopped = "confidence"
                     break
-                children, expanded = tree.add_level(prediction)  # (R, K)
-            tokens = children.flatten()[expanded]
-            rows = len(tokens)
-            self.tokens[0, n + used : n + used + rows] = tokens
-            used += rows
-            exits.append(exit_layer)
-            if self.table:
-                tails = continued(tails, children, expanded)
-            if self.policy and self.policy(level, prediction, children, expanded):
-                stopped = "policy"
-                break
-        proposal = tree.proposal(exits)
-        proposal.confidences, proposal.stopped = confidences, stopped
+                children = tree.add_level(prediction, exit_layer)  # (R, K)
+            ends = self.policy and self.policy(parents, prediction, children, tree.frontier)
+            if tree.frontier:
+                if ends:
+                    stopped = "policy"
+                    break
+                self.place(n + used, tree)
+                used += len(tree.frontier)
+        proposal = tree.proposal()
+        reached = "length" if levels == self.shape.depth else "context"
+        proposal.stopped = stopped or proposal.stopped or reached
+        proposal.confidences = confidences
         proposal.filled = [segment.cache.length for segment in self.segments]
         return proposal
 
-    def grow_best_first(self, tail, max_levels, roots):
-        """A Proposal of exit 0 alone: its questions cost nothing, so they are asked one by one."""
-        least, pairs = self.floor, None
-        if roots is not None:  # the target gave them, so they are sent whatever they are
-            tokens, log_probs = roots
-            least, pairs = 0.0, list(zip(tokens.tolist(), log_probs.exp().tolist()))
-        likeliest = self.table.ngrams.likeliest
-        proposal = best_first(likeliest, tail, self.shape, max_levels, least, self.device, pairs)
-        if roots is not None:
-            proposal.exits[0] = TARGET
-            proposal.confidences = proposal.confidences[1:]
-        levels = min(self.shape.depth, max_levels)
-        proposal.stopped = "confidence"
-        if len(proposal.tree) == self.shape.size or len(proposal.exits) == levels:
-            proposal.stopped = "length" if levels == self.shape.depth else "context"
-        return proposal
+    def new_tree(self, levels, sampling):
+        """The tree of this step, before it has grown its first of so many ``levels``."""
+        if isinstance(self.shape, KConfig):
+            return FixedTree(self.shape, self.parents, sampling, levels)
+        if self.segments:  # each round is a pass, over as many nodes as there may be children
+            return GrowingTree(
+                self.shape, levels, levels, self.shape.top_k, self.floor, self.device
+            )
+        # A table's answers are cheap: one at a time, until the best paths are known.
+        return GrowingTree(self.shape, levels, self.shape.size, 1, self.floor, self.device)
+
+    def tails(self, context, tree):
+        """What exit 0 is asked about each node of a tree's frontier: the last tokens there."""
+        return [[*context[-ORDER:], *path][-ORDER:] for path in tree.paths()]
+
+    def place(self, slot, tree):
+        """Put the frontier of a tree into the slots from ``slot`` on, for the segments to run."""
+        self.tokens[0, slot : slot + len(tree.frontier)] = tree.frontier_tokens()
+        if self.segments and not isinstance(self.shape, KConfig):
+            self.attention.set_tree(tree.slot_parents())
 
     def predict(self, n, end, count, tails=()):
         """A Prediction for each of the last ``count`` of ``end`` positions, n of which are context.
@@ -325,11 +326,3 @@ class SortedDraft:
             segment.cache.keep(n, held)
             if segment.hidden is not None:
                 move_up(segment.hidden, n, held)
-
-
-def continued(tails, children, expanded):
-    """The ``tails`` (R lists) of those of their ``children`` (R, K) that are expanded."""
-    K = children.shape[1]
-    tokens = children.flatten().tolist()
-    numbers = range(len(tokens)) if isinstance(expanded, slice) else expanded.tolist()
-    return [[*tails[number // K], tokens[number]][-ORDER:] for number in numbers]

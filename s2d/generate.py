@@ -6,6 +6,7 @@ nothing; ``sd`` drafts a chain from one exit and ``s2d`` from sorted exits; ``mc
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 from .decode import Stats, Step, clock, decode
 from .draft import NoDraft, SortedDraft, Table
@@ -20,14 +21,10 @@ K_CONFIG = (4, 2, 2, 1)
 LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number squared
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
 TABLE_THRESHOLD = 0.5  # of exit 0, in front of layers
-TABLE_STOP = 0.1  # of exit 0 alone: a less probable path is not worth a row of the target's pass
-
-
-class WITHOUT_LAYERS:
-    """The config of a draft that is exit 0 alone."""
-
-    num_hidden_layers, exit_layers, thresholds = 0, (0,), (0.0,)
-    draft_length, draft_tree = 4, (6, 7, 7)
+# What stands in a draft's config, for exit 0 alone. A less probable path than ``draft_stop`` is not
+# worth its row in the target's pass.
+TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
+TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree, TABLE_ALONE.draft_stop = 4, (6, 7, 7), 0.1
 
 
 class Generation:
@@ -104,24 +101,23 @@ def start(
     """
     began = clock(target.device)
     check(target, tokens, max_new_tokens, temperature, top_p, seed)
-    check_draft(target, draft, method, init, stop)
+    limit = min(len(tokens) + max_new_tokens, target.config.max_position_embeddings)
+    check_draft(target, draft, method, init)
+    exits, thresholds, stop = choose_exits(draft, method, exits, thresholds, stop)
     if method == "ar":
         refuse(tree or draft_length, "method 'ar' drafts no tree and no chain")
         drafter = NoDraft(target.device)
     else:
-        config = draft.config if draft else WITHOUT_LAYERS
-        exits, thresholds = choose_exits(config, method, exits, thresholds)
-        shape = choose_shape(target.config, draft, exits, method, draft_length, tree)
-        floor, policy, table = choose_stop(config, exits, method, stop), None, None
-        if callable(floor):
+        layers = draft if exits[-1] > 0 else None
+        shape = choose_shape(target.config, layers, method, draft_length, tree)
+        floor, policy, table = stop, None, None
+        if callable(stop):
             from .extras.decision import PathStop
 
-            floor, policy = 0.0, PathStop(floor)
+            floor, policy = 0.0, PathStop(stop)
         if exits[0] == 0:
             table = Table(NGrams(datastore), target.config.vocab_size, target.device, target.dtype)
-        capacity = min(len(tokens) + max_new_tokens, target.config.max_position_embeddings)
-        layers = draft if exits[-1] > 0 else None
-        drafter = SortedDraft(layers, exits, thresholds, shape, capacity, floor, policy, table)
+        drafter = SortedDraft(layers, exits, thresholds, shape, limit, floor, policy, table)
         if init == "target":
             from .extras.roots import TargetRoots
 
@@ -131,41 +127,9 @@ def start(
 
         drafter = FirstDecides(drafter, target.device)
     sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
-    steps = decode(target, tokens, drafter, sampling, max_new_tokens)
-    generation = Generation(steps, drafter.exact)
+    generation = Generation(decode(target, tokens, drafter, sampling, limit), drafter.exact)
     generation.stats.seconds = clock(target.device) - began  # of caches and masks; each step adds
     return generation
-
-
-def check(target, tokens, max_new_tokens, temperature, top_p, seed):
-    """Raise ValueError where ``target`` cannot continue ``tokens`` in this way."""
-    size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
-    refuse(not tokens, "the prompt is empty; give at least one token")
-    inside = 0 <= min(tokens) <= max(tokens) < vocab_size
-    refuse(not inside, f"the prompt has ids outside the target's vocabulary of {vocab_size}")
-    full = f"the prompt has {len(tokens)} tokens; the target's context of {size} is full"
-    refuse(len(tokens) >= size, full)
-    least = f"lengths must be at least 1, got max_new_tokens={max_new_tokens}"
-    refuse(max_new_tokens < 1, least)
-    warm = SMALLEST_TEMPERATURE <= temperature < float("inf")
-    range_ = f"temperature must be 0 or at least {SMALLEST_TEMPERATURE}, got {temperature}"
-    refuse(not (warm or temperature == 0.0), range_)
-    refuse(not 0.0 < top_p <= 1.0, f"top_p must be above 0 and at most 1, got {top_p}")
-    whole = f"seed must be a whole number from 0 to 2^63 - 1, got {seed}"
-    refuse(not 0 <= seed < 2**63, whole)
-
-
-def check_draft(target, draft, method, init, stop):
-    """Raise ValueError where ``method`` cannot draft for ``target`` with ``draft``."""
-    known = ", ".join(METHODS)
-    refuse(method not in METHODS, f"unknown method {method!r}; expected one of {known}")
-    refuse(init not in ("draft", "target"), f"init is 'draft' or 'target', got {init!r}")
-    number = stop is not None and not callable(stop)
-    refuse(number and not 0.0 <= stop <= 1.0, f"stop is a confidence within 0..1, got {stop}")
-    if method != "ar" and draft is not None:
-        ours, theirs = draft.config.vocab_size, target.config.vocab_size
-        sizes = f"the draft has {ours} tokens, the target {theirs}"
-        refuse(ours != theirs, f"draft and target must share one vocabulary: {sizes}")
 
 
 def refuse(wrong, message):
@@ -173,10 +137,70 @@ def refuse(wrong, message):
         raise ValueError(message)
 
 
-def choose_shape(target_config, draft, exits, method, draft_length=None, tree=None):
+def check(target, tokens, max_new_tokens, temperature, top_p, seed):
+    """Raise ValueError where ``target`` cannot continue ``tokens`` in this way."""
+    size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
+    inside = 0 <= min(tokens, default=0) <= max(tokens, default=0) < vocab_size
+    full = f"the prompt has {len(tokens)} tokens; the target's context of {size} is full"
+    least = f"lengths must be at least 1, got max_new_tokens={max_new_tokens}"
+    warm = temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < float("inf")
+    warmth = f"temperature must be 0 or at least {SMALLEST_TEMPERATURE}, got {temperature}"
+    whole = f"seed must be a whole number from 0 to 2^63 - 1, got {seed}"
+    refuse(not tokens, "the prompt is empty; give at least one token")
+    refuse(not inside, f"the prompt has ids outside the target's vocabulary of {vocab_size}")
+    refuse(len(tokens) >= size, full)
+    refuse(max_new_tokens < 1, least)
+    refuse(not warm, warmth)
+    refuse(not 0.0 < top_p <= 1.0, f"top_p must be above 0 and at most 1, got {top_p}")
+    refuse(not 0 <= seed < 2**63, whole)
+
+
+def check_draft(target, draft, method, init):
+    """Raise ValueError where ``method`` cannot draft for ``target`` with ``draft``."""
+    known = ", ".join(METHODS)
+    refuse(method not in METHODS, f"unknown method {method!r}; expected one of {known}")
+    refuse(init not in ("draft", "target"), f"init is 'draft' or 'target', got {init!r}")
+    if method != "ar" and draft is not None:
+        ours, theirs = draft.config.vocab_size, target.config.vocab_size
+        sizes = f"the draft has {ours} tokens, the target {theirs}"
+        refuse(ours != theirs, f"draft and target must share one vocabulary: {sizes}")
+
+
+def choose_exits(draft, method, exits=None, thresholds=None, stop=None):
+    """The exits of a method, their thresholds, and what ends drafting early (see ``start``)."""
+    if method == "ar":
+        return (), (), None
+    config, single = draft.config if draft else TABLE_ALONE, method in ("sd", "mcsd")
+    depth = config.num_hidden_layers
+    chosen = tuple(exits) if exits is not None else config.exit_layers or (depth,)
+    if single and exits is None:
+        chosen = chosen[-1:]
+    many = f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several"
+    refuse(single and len(chosen) != 1, many)
+    rising = chosen and list(chosen) == sorted(set(chosen))
+    layers = f"lie within the draft's {depth} layers" if depth else "without a draft be 0 alone"
+    wrong = f"exits must increase and {layers}, got {list(chosen)}"
+    refuse(not (rising and 0 <= chosen[0] <= chosen[-1] <= depth), wrong)
+    if thresholds is None:
+        known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
+        thresholds = [known.get(exit_layer, 0.5) for exit_layer in chosen[:-1]] + [0.0]
+    wrong = f"{len(chosen)} exits {list(chosen)} need as many thresholds, got {len(thresholds)}"
+    refuse(len(thresholds) != len(chosen), wrong)
+    inside = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
+    refuse(not inside, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
+    if stop is None:
+        own = TABLE_ALONE if chosen == (0,) else config
+        stop = 0.0 if own is config and method in TREE_METHODS else own.draft_stop
+    judged = "a decision model judges layers; it does not go with exit 0"
+    refuse(callable(stop) and chosen[0] == 0, judged)
+    inside = callable(stop) or 0.0 <= stop <= 1.0
+    refuse(not inside, f"stop is a confidence within 0..1, got {stop}")
+    return chosen, tuple(thresholds), stop
+
+
+def choose_shape(target_config, draft, method, draft_length=None, tree=None):
     """The shape of tree a method drafts; ValueError where it fits neither method nor models."""
-    layers = draft if draft and exits[-1] > 0 else None
-    config = layers.config if layers else WITHOUT_LAYERS
+    config = draft.config if draft else TABLE_ALONE
     context_size = target_config.max_position_embeddings
     if method in TREE_METHODS:
         wrong = f"method {method!r} drafts a tree; give its shape, not a draft length"
@@ -190,12 +214,10 @@ def choose_shape(target_config, draft, exits, method, draft_length=None, tree=No
         length = config.draft_length if draft_length is None else draft_length
         _check_size(length, length, context_size)  # before a shape of any length is built
         shape = KConfig((1,) * length)
-    fixed = isinstance(shape, KConfig)
-    numbers = shape.widths if fixed else (shape.top_k, shape.depth, shape.size)
     wrong = f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}"
-    refuse(min(numbers, default=0) < 1, wrong)
-    limited = layers and layers.draft_vocabulary is not None
-    known = len(layers.draft_vocabulary) if limited else target_config.vocab_size
+    refuse(min(shape.numbers, default=0) < 1, wrong)
+    limited = draft and draft.draft_vocabulary is not None
+    known = len(draft.draft_vocabulary) if limited else target_config.vocab_size
     wrong = f"a node cannot have {shape.max_children} different children: there are {known} tokens"
     refuse(shape.max_children > known, f"{wrong} to draft")
     _check_size(shape.size, shape.depth, context_size)
@@ -205,48 +227,6 @@ def choose_shape(target_config, draft, exits, method, draft_length=None, tree=No
 
 
 def _check_size(size, depth, context_size):
-    limits = (context_size, "the target's context of"), (LARGEST_TREE, "a draft may have,")
-    for largest, what in limits:
-        wrong = f"a tree of {size} nodes, {depth} deep, is more than {what} {largest}"
+    for largest, what in (context_size, "target's context of"), (LARGEST_TREE, "largest tree,"):
+        wrong = f"a tree of {size} nodes, {depth} deep, is more than the {what} {largest}"
         refuse(max(size, depth) > largest, wrong)
-
-
-def choose_exits(config, method, exits=None, thresholds=None):
-    """The exits and thresholds of a method with a draft; ValueError where they do not fit it."""
-    depth, single = config.num_hidden_layers, method in ("sd", "mcsd")
-    chosen = tuple(exits) if exits is not None else config.exit_layers or (depth,)
-    if single and exits is None:
-        chosen = chosen[-1:]
-    wrong = f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several"
-    refuse(single and len(chosen) != 1, wrong)
-    inside = (
-        chosen and list(chosen) == sorted(set(chosen)) and 0 <= chosen[0] <= chosen[-1] <= depth
-    )
-    layers = f"lie within the draft's {depth} layers" if depth else "without a draft be 0 alone"
-    refuse(not inside, f"exits must increase and {layers}, got {list(chosen)}")
-    if thresholds is None:
-        known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
-        thresholds = [known.get(exit_layer, 0.5) for exit_layer in chosen[:-1]] + [0.0]
-    wrong = f"{len(chosen)} exits {list(chosen)} need as many thresholds, got {len(thresholds)}"
-    refuse(len(thresholds) != len(chosen), wrong)
-    outside = not all(0.0 <= threshold <= 1.0 for threshold in thresholds)
-    refuse(outside, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
-    return chosen, tuple(thresholds)
-
-
-def drafting_exits(draft, method, exits=None, thresholds=None):
-    """The exits that ``start`` would use."""
-    if method == "ar":
-        return ()
-    return choose_exits(draft.config if draft else WITHOUT_LAYERS, method, exits, thresholds)[0]
-
-
-def choose_stop(config, exits, method, stop):
-    """The confidence, or the decision model, that ends drafting early."""
-    wrong = "a decision model judges layers; it does not go with exit 0"
-    refuse(callable(stop) and exits[0] == 0, wrong)
-    if stop is None and exits == (0,):
-        return TABLE_STOP
-    if stop is None and method not in TREE_METHODS:
-        return config.draft_stop
-    return stop or 0.0

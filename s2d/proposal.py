@@ -4,13 +4,14 @@ Knows nothing about layers, exits or the target: levels come as Predictions (see
 """
 
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from itertools import islice
 
 import torch
 
-from .tree import KConfig, TokenTree, ancestor_mask
+from .tree import Dynamic, KConfig, TokenTree
 
 TARGET = -1  # stands for an exit where the target itself gave the token
+CONTEXT = -1  # stands for a node's number where the context itself is meant
 NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 
 
@@ -22,18 +23,19 @@ class Proposal:
     of node i's; None where nothing was drawn. ``slots`` (N,): where each node is in the draft's KV
     caches, counted from the end of the context, if it got there.
 
-    ``exits`` and ``level_sizes``: for each level, the exit that proposed it (TARGET where the
-    target gave it) and its number of nodes. ``confidences``: for each time the draft ran, the
-    exits it tried, each with its confidence; the last one was used. ``stopped``: why there are no
-    more levels: "length" of the shape, end of the "context", low "confidence", or a "policy".
-    ``filled``: how many positions each segment's KV cache then held.
+    ``exits``: for each node the exit that proposed it, TARGET where the target gave it. ``depth``:
+    the tree's number of levels.
+    ``confidences``: for each time the draft ran, the exits it tried, each with its confidence; the
+    last one was used. ``stopped``: why there is no more: "length" of the shape, end of the
+    "context", low "confidence", or a "policy". ``filled``: how many positions each segment's KV
+    cache then held.
     """
 
     tree: TokenTree
     q: torch.Tensor | None = None
     slots: torch.Tensor | None = None
     exits: list[int] = field(default_factory=list)
-    level_sizes: list[int] = field(default_factory=list)
+    depth: int = 0
     confidences: list[list[tuple[int, float]]] = field(default_factory=list)
     stopped: str = ""
     filled: list[int] = field(default_factory=list)
@@ -48,53 +50,65 @@ def empty_proposal(device) -> Proposal:
 class FixedTree:
     """A KConfig's tree in the making: the likeliest children at T = 0, sampled ones above.
 
-    Every node is expanded, so the slot of each is its number.
+    Every node is expanded, so the slot of each is its number. ``frontier`` are the numbers of the
+    nodes that are expanded next; ``parents`` (N,) are those of the whole shape.
     """
 
-    def __init__(self, shape: KConfig, parents, sampling):
-        self.shape, self.parents, self.sampling = shape, parents, sampling
-        self.depth = 0
+    def __init__(self, shape: KConfig, parents, sampling, levels):
+        self.shape, self.parents, self.sampling, self.levels = shape, parents, sampling, levels
         self.tokens = [parents[:0]]  # level by level; an empty one first, as there may be no level
         self.q = []
+        self.exits = []
+        self.frontier = range(CONTEXT, 0) if levels > 0 else ()
 
-    def add_roots(self, tokens, log_probs, vocab_size):
+    def add_roots(self, tokens, probs, vocab_size):
         """Take tokens (K,) that the target gives as the first level."""
         self.q.append(torch.zeros(1, vocab_size, device=tokens.device))  # nobody reads this row
-        return self._add(tokens)
+        return self._add(tokens[None], TARGET)
 
-    def add_level(self, prediction):
-        """Choose and take the children of the R nodes that a Prediction is about.
-
-        Returns children (R, K), and which of the flattened ones are expanded: all.
-        """
-        width = self.shape.widths[self.depth]
+    def add_level(self, prediction, exit_layer):
+        """Choose, take and return children (R, K) of the frontier, which a Prediction is about."""
+        width = self.shape.widths[len(self.tokens) - 1]
         if self.sampling.greedy:
             children, _ = prediction.likeliest(width)
         else:
             children, q = prediction.sample(width, self.sampling)
             self.q.append(q)  # (R, V)
-        return children, self._add(children.flatten())
+        return self._add(children, exit_layer)
 
-    def _add(self, tokens):
-        self.tokens.append(tokens)
-        self.depth += 1
-        return slice(None)
+    def _add(self, children, exit_layer):
+        start = len(self.exits)
+        self.tokens.append(children.flatten())
+        self.exits += [exit_layer] * children.numel()
+        last = len(self.tokens) > self.levels
+        self.frontier = () if last else range(start, len(self.exits))
+        return children
 
-    def proposal(self, exits):
+    def paths(self):
+        """For each node of the frontier, the tokens from the context's end down to it, a list."""
+        tokens, parents = torch.cat(self.tokens).tolist(), self.parents.tolist()
+        return [path_to(node, tokens, parents) for node in self.frontier]
+
+    def frontier_tokens(self):
+        return self.tokens[-1]
+
+    def proposal(self):
         """The Proposal of all levels."""
         tokens = torch.cat(self.tokens)
         slots = torch.arange(len(tokens), device=tokens.device)
         q = torch.cat(self.q) if self.q else None
         tree = TokenTree(tokens, self.parents[: len(tokens)])
-        return Proposal(tree, q, slots, exits, self.shape.level_sizes[: len(exits)])
+        return Proposal(tree, q, slots, self.exits, len(self.tokens) - 1)
 
 
 class GrowingTree:
-    """A Dynamic's tree in the making: the likeliest candidates of a level are expanded.
+    """A Dynamic's tree in the making: the most probable paths first.
 
-    Candidates are numbered level by level and scored by cumulative log-probability; in the end the
-    best of all are kept. Only those that are expanded have a slot. With top_k = 2, where 0, 1, 2
-    and 4 are expanded:
+    All children that were ever found are candidates, numbered as they come; a path's probability is
+    the product of its tokens'. The tree is made of the ``size`` best candidates, none less probable
+    than ``least``. So each round expands those of them that have no children yet, the best
+    ``width``: nothing else can get into the tree. With width = 2, where 0, 1, 2 and 4 were
+    expanded:
 
         context ─┬─ 0 ─┬─ 2        number    0   1   2   3   4   5        slot      0   1   2   3
                  │     └─ 3        parent   -1  -1   0   0   1   1        parent's -1  -1   0   1
@@ -102,100 +116,85 @@ class GrowingTree:
                        └─ 5
     """
 
-    def __init__(self, shape, attention):
-        self.shape, self.attention = shape, attention  # whose mask is about the expanded nodes
-        device = attention.depths.device
-        root = torch.tensor([-1], device=device)
-        score = torch.zeros(1, device=device)
-        # The frontier: numbers, slots and scores (F,) of what is expanded next, first the context.
-        self.frontier = root, root, score
-        self.slot_parents = root[:0]
-        self.count = self.depth = 0
-        # Tokens, parents, slots, scores and depths of the candidates, level by level; an empty
-        # level first, as there may be none.
-        self.levels = [(root[:0], root[:0], root[:0], score[:0], root[:0])]
+    def __init__(self, shape: Dynamic, levels, rounds, width, least, device):
+        self.shape, self.levels, self.rounds, self.width = shape, levels, rounds, width
+        self.least, self.device = least, device
+        # Of each candidate:
+        self.tokens, self.parents, self.depths, self.probs, self.exits = [], [], [], [], []
+        self.slots = {CONTEXT: CONTEXT}  # of those that are expanded
+        self.frontier = [CONTEXT] if levels > 0 else []
 
-    def add_roots(self, tokens, log_probs, vocab_size):
-        """Take tokens (K,) that the target gives, and its ``log_probs`` (K,), as first level."""
-        return self._add(tokens[None], log_probs[None])
+    def add_roots(self, tokens, probs, vocab_size):
+        """Take tokens (K,) that the target gives, and its ``probs`` (K,), as first level."""
+        return self._add(tokens[None], probs[None], TARGET)
 
-    def add_level(self, prediction):
-        """Choose and take the likeliest children of the F nodes that a Prediction is about.
+    def add_level(self, prediction, exit_layer):
+        """As FixedTree's: the likeliest children (F, K)."""
+        children, probs = prediction.likeliest(self.shape.top_k)  # (F, K) each
+        return self._add(children, probs, exit_layer)
 
-        Returns children (F, K), and which of the flattened ones are expanded.
+    def _add(self, children, probs, exit_layer):
+        for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
+            above = self.probs[parent] if parent >= 0 else 1.0
+            depth = self.depths[parent] + 1 if parent >= 0 else 0
+            self.tokens += tokens
+            self.parents += [parent] * len(tokens)
+            self.depths += [depth] * len(tokens)
+            self.probs += [above * prob for prob in each]
+            self.exits += [exit_layer] * len(tokens)
+        waiting = (
+            i for i in self.best() if i not in self.slots and self.depths[i] + 1 < self.levels
+        )
+        self.rounds -= 1
+        self.frontier = list(islice(waiting, self.width)) if self.rounds else []
+        for node in self.frontier:
+            self.slots[node] = len(self.slots) - 1
+        return children
+
+    def best(self):
+        """The numbers of the candidates that make the tree so far, the most probable first.
+
+        A parent is no less probable than its children and was there before them. What the target
+        gave is sent whatever it is.
         """
-        children, log_probs = prediction.likeliest(self.shape.top_k)  # (F, K) each
-        return children, self._add(children, log_probs)
+        ordered = sorted(range(len(self.tokens)), key=self.probs.__getitem__, reverse=True)
+        best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
+        return [i for i in best if self.probs[i] >= self.least or self.exits[i] == TARGET]
 
-    def _add(self, children, log_probs):
-        numbers, slots, scores = self.frontier  # (F,) each
-        used, top_k = len(self.slot_parents), self.shape.top_k
-        scores = (scores[:, None] + log_probs).flatten()  # (F * K,)
-        best = scores.topk(min(top_k, len(scores))).indices
-        new_slots = torch.arange(used, used + len(best), device=best.device)
-        all_slots = torch.full_like(scores, NO_SLOT, dtype=torch.long)
-        all_slots = all_slots.index_copy(0, best, new_slots)
-        depths = torch.full_like(all_slots, self.depth)
-        parents = numbers.repeat_interleave(top_k)
-        self.levels.append((children.flatten(), parents, all_slots, scores, depths))
-        self.slot_parents = torch.cat((self.slot_parents, slots[best // top_k]))
-        self.attention.set_tree(ancestor_mask(self.slot_parents))
-        self.frontier = self.count + best, new_slots, scores[best]
-        self.count += len(scores)
-        self.depth += 1
-        return best
+    def paths(self):
+        """As FixedTree's."""
+        return [path_to(node, self.tokens, self.parents) for node in self.frontier]
 
-    def proposal(self, exits):
-        """The Proposal of the best candidates, numbered anew."""
-        columns = zip(*self.levels)
-        tokens, parents, slots, scores, depths = (torch.cat(column) for column in columns)
-        # A parent scores no less than its children and is before them: it is kept where they are.
-        kept = scores.sort(descending=True, stable=True).indices[: self.shape.size].sort().values
-        kept = kept[scores[kept] > -torch.inf]  # of what has no probability there is no node
-        # Old number -> new one; the last entry, found by index -1, is the context's.
-        number = torch.full((self.count + 1,), -1, device=kept.device)
-        number[kept] = torch.arange(len(kept), device=kept.device)
-        tree = TokenTree(tokens[kept], number[parents[kept]])
-        level_sizes = depths[kept].bincount(minlength=len(exits)).tolist()
-        return Proposal(tree, None, slots[kept], exits, level_sizes)
+    def slot_parents(self):
+        """(F,): for each slot, that of its node's parent."""
+        parents = [self.slots[self.parents[node]] for node in self.slots if node >= 0]
+        return torch.tensor(parents, dtype=torch.long, device=self.device)
+
+    def frontier_tokens(self):
+        tokens = [self.tokens[node] for node in self.frontier]
+        return torch.tensor(tokens, dtype=torch.long, device=self.device)
+
+    def proposal(self):
+        """The Proposal of the best candidates, numbered anew, level by level."""
+        kept = sorted(self.best(), key=lambda i: (self.depths[i], i))
+        number = {CONTEXT: CONTEXT} | {old: new for new, old in enumerate(kept)}
+        columns = [self.tokens[i] for i in kept], [number[self.parents[i]] for i in kept]
+        columns += ([self.slots.get(i, NO_SLOT) for i in kept],)
+        tokens, parents, slots = (
+            torch.tensor(column, dtype=torch.long, device=self.device) for column in columns
+        )
+        exits = [self.exits[i] for i in kept]
+        proposal = Proposal(TokenTree(tokens, parents), None, slots, exits)
+        proposal.depth = self.depths[kept[-1]] + 1 if kept else 0
+        if self.rounds and proposal.depth < self.levels and len(kept) < self.shape.size:
+            proposal.stopped = "confidence"
+        return proposal
 
 
-def best_first(likeliest, context, shape, max_levels, least, device, roots=None) -> Proposal:
-    """A growing tree where another node costs nothing but its row in the target's pass (exit 0).
-
-    The node with the best path probability comes next, and its followers join the candidates, until
-    there are ``shape.size`` nodes or no path is as probable as ``least``. ``likeliest(tail, k)``
-    gives at most k pairs (token, probability); ``roots`` are such pairs for the first level.
-    """
-    nodes, heap = [], []  # of each node: depth, number, parent, token, its probability
-    tail, path, parent, depth = context, 1.0, -1, 0
-    followers = likeliest(tail, shape.top_k if max_levels > 0 else 0) if roots is None else roots
-    while len(nodes) < shape.size:
-        for token, probability in followers:
-            if path * probability >= least:
-                candidate = token, probability, parent, depth, [*tail[1:], token]
-                heappush(heap, (-path * probability, len(heap) + len(nodes), candidate))
-        if not heap:
-            break
-        path, _, (token, probability, parent, depth, tail) = heappop(heap)
-        nodes.append((depth, len(nodes), parent, token, probability))
-        path, parent, depth = -path, len(nodes) - 1, depth + 1
-        missing = min(shape.top_k, shape.size - len(nodes)) if depth < max_levels else 0
-        followers = likeliest(tail, missing) if missing else ()
-    return level_by_level(nodes, device)
-
-
-def level_by_level(nodes, device) -> Proposal:
-    """The Proposal of ``nodes`` (see ``best_first``), numbered by level."""
-    ordered = sorted(nodes)
-    number = {-1: -1} | {old: new for new, (_, old, *_) in enumerate(ordered)}
-    tokens = torch.tensor([token for *_, token, _ in ordered], dtype=torch.long, device=device)
-    parents = [number[parent] for _, _, parent, _, _ in ordered]
-    parents = torch.tensor(parents, dtype=torch.long, device=device)
-    depths = [depth for depth, *_ in ordered]
-    sizes = [depths.count(depth) for depth in range(depths[-1] + 1 if depths else 0)]
-    surest = [max(p for d, *_, p in ordered if d == depth) for depth in range(len(sizes))]
-    proposal = Proposal(TokenTree(tokens, parents), slots=torch.zeros_like(tokens))
-    proposal.exits, proposal.level_sizes = [0] * len(sizes), sizes
-    proposal.confidences = [[(0, confidence)] for confidence in surest]
-    return proposal
+def path_to(node, tokens, parents):
+    """The tokens from the first node down to ``node``; all lists. None for CONTEXT."""
+    path = []
+    while node != CONTEXT:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]

@@ -6,7 +6,8 @@ and ``Dynamic``, which grows where the draft is confident. In a chain each node 
 """
 
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import accumulate
+from operator import mul
 
 import torch
 
@@ -55,17 +56,12 @@ class TokenTree:
     def __getitem__(self, leading):
         return TokenTree(self.tokens[leading], self.parents[leading])
 
-    @cached_property
-    def chain(self) -> bool:
-        """Whether each node follows the one before it."""
-        return self.parents.tolist() == list(range(-1, len(self) - 1))
-
-    @cached_property
+    @property
     def ancestors(self):
         """(N, N) bool, see ``ancestor_mask``."""
         return ancestor_mask(self.parents)
 
-    @cached_property
+    @property
     def depths(self):
         """(N,): 0 for the children of the context. Position id = context length + depth."""
         return self.ancestors.sum(dim=-1) - 1
@@ -88,22 +84,29 @@ class TreeAttention:
           1       x x . x .         2       x x . x                   1   x x x x  x . x .
           2       x x x . x                                           2   x x x x  x x . x
 
-    Only a tree that chooses its parents while it grows writes its own corner anew, by ``set_tree``.
+    Only a tree that chooses its parents while it grows writes its own corner anew. A chain, which
+    just follows the context, needs no table.
     """
 
     def __init__(self, window, max_nodes, device, dtype):
-        size = window + max_nodes
-        self.window = window
-        self.chain = False  # whether the nodes just follow the context, one after the other
-        self.depths = torch.zeros(max_nodes, dtype=torch.long, device=device)
-        self.table = torch.full((size, size), -torch.inf, device=device, dtype=dtype).triu(1)
+        self.window, self.size = window, window + max_nodes
+        self.chain = True
+        self.depths = torch.arange(max_nodes, device=device)
+        self.table = None
+        self.dtype = dtype
 
-    def set_tree(self, ancestors, chain=False):
-        """Let the nodes attend to each other as ``ancestors`` (N, N) says, maybe a ``chain``'s."""
-        first, end = self.window, self.window + len(ancestors)
-        self.depths[: len(ancestors)] = ancestors.sum(dim=-1) - 1
+    def set_tree(self, parents):
+        """Let the nodes attend to each other as a tree with these ``parents`` (N,) does."""
+        first, end = self.window, self.window + len(parents)
+        self.chain = parents.tolist() == list(range(-1, len(parents) - 1))
+        if self.chain:
+            return
+        if self.table is None:
+            like = dict(device=self.depths.device, dtype=self.dtype)
+            self.table = torch.full((self.size, self.size), -torch.inf, **like).triu(1)
+        ancestors = ancestor_mask(parents)
+        self.depths[: len(parents)] = ancestors.sum(dim=-1) - 1
         self.table[first:end, first:end] = torch.where(ancestors, 0.0, -torch.inf)
-        self.chain = chain
 
     def span(self, n, start, end):
         """What ``run_layers`` needs for start..end-1 of a context of n positions and its tree.
@@ -129,7 +132,7 @@ class KConfig:
     """A shape known beforehand: ``widths[d]`` children for every node of level d - 1.
 
     (1, 1, 1) is a chain of three, (4, 2, 2, 1) a bush, (4, 1, 1) a fork of four chains (arXiv
-    2401.06706, section 3).
+    2401.06706, section 3). ``max_slots``: how many nodes a draft may run through its layers.
 
     >>> KConfig((2, 1)).parents().tolist(), KConfig((4, 2, 2, 1)).size
     ([-1, -1, 0, 1], 44)
@@ -137,44 +140,21 @@ class KConfig:
 
     widths: tuple[int, ...]
 
-    @property
-    def width(self) -> int:
-        """Nodes of the first level."""
-        return self.widths[0]
-
-    @property
-    def depth(self) -> int:
-        return len(self.widths)
-
-    @cached_property
-    def level_sizes(self) -> list[int]:
-        """Nodes of each level."""
-        sizes = [1]
-        for width in self.widths:
-            sizes.append(sizes[-1] * width)
-        return sizes[1:]
-
-    @property
-    def size(self) -> int:
-        return sum(self.level_sizes)
-
-    @property
-    def max_children(self) -> int:
-        return max(self.widths, default=1)
-
-    @property
-    def max_slots(self) -> int:
-        """How many nodes a draft may run through its layers: all of them."""
-        return self.size
+    width = property(lambda self: self.widths[0])  # nodes of the first level
+    depth = property(lambda self: len(self.widths))
+    size = property(lambda self: sum(accumulate(self.widths, mul)))
+    max_slots = size
+    max_children = property(lambda self: max(self.widths, default=1))
+    numbers = property(lambda self: self.widths)
 
     def parents(self):
         """(N,) of the whole tree; those of a tree that ends early are a leading slice."""
         levels = [torch.zeros(0, dtype=torch.long)]
         above, count = torch.tensor([-1]), 0
-        for width, size in zip(self.widths, self.level_sizes):
+        for width in self.widths:
             levels.append(above.repeat_interleave(width))
-            above = torch.arange(count, count + size)
-            count += size
+            above = torch.arange(count, count + len(levels[-1]))
+            count += len(above)
         return torch.cat(levels)
 
 
@@ -182,25 +162,14 @@ class KConfig:
 class Dynamic:
     """A tree that grows where the draft is confident (S2D's "adaptive attention tree").
 
-    Every level expands the ``top_k`` nodes with the highest cumulative log-probability, each by its
-    ``top_k`` best children, ``depth`` levels deep; of all candidates the best ``size`` are kept
-    (arXiv 2407.01955).
+    In each of ``depth`` rounds at most ``top_k`` nodes get their ``top_k`` likeliest children; the
+    most probable ``size`` nodes of all are kept (arXiv 2407.01955; see proposal.py).
     """
 
     top_k: int
     depth: int
     size: int
 
-    @property
-    def width(self) -> int:
-        """Nodes of the first level."""
-        return self.top_k
-
-    @property
-    def max_children(self) -> int:
-        return self.top_k
-
-    @property
-    def max_slots(self) -> int:
-        """How many nodes a draft may run through its layers: those it expands."""
-        return self.top_k * self.depth
+    width = max_children = property(lambda self: self.top_k)
+    max_slots = property(lambda self: self.top_k * self.depth)
+    numbers = property(lambda self: (self.top_k, self.depth, self.size))

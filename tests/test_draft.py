@@ -8,7 +8,7 @@ from helpers import path_of, random_llama, random_parents, random_tokens
 
 from s2d.draft import SortedDraft
 from s2d.sampling import Sampler, Sampling
-from s2d.tree import Dynamic, KConfig, TokenTree, ancestor_mask
+from s2d.tree import Dynamic, KConfig, TokenTree
 from s2d.verify import Verdict
 
 CAPACITY = 100
@@ -60,7 +60,7 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed):
         tree = TokenTree(torch.tensor([rng.randrange(4) for _ in parents]), torch.tensor(parents))
         depths = tree.depths.tolist()
         drafter.tokens[0, : n + size] = torch.tensor(context + tree.tokens.tolist())
-        drafter.attention.set_tree(ancestor_mask(tree.parents))
+        drafter.attention.set_tree(tree.parents)
         for level in range(-1, rng.randrange(-1, max(depths) + 1)):  # -1: what follows the context
             nodes = [node for node, depth in enumerate(depths) if depth == level] or [-1]
             wanted, end = rng.randrange(len(exits)), n + nodes[-1] + 1
@@ -113,8 +113,8 @@ def test_a_level_leaves_where_its_most_confident_node_does():
             for root in draft.tree.tokens[:3].tolist()
         ]
         best = [max(column) for column in zip(*each)]
-        assert draft.exits[1] == next(e for e, c, t in zip(exits, best, thresholds) if c > t)
-        left.add((draft.exits[1], min(row[0] for row in each) > 0.5))
+        assert draft.exits[3] == next(e for e, c, t in zip(exits, best, thresholds) if c > t)
+        left.add((draft.exits[3], min(row[0] for row in each) > 0.5))
     assert left >= {(1, False), (2, False), (4, False)}
 
 
@@ -135,11 +135,12 @@ def test_a_draft_keeps_the_distributions_its_tokens_were_drawn_from(widths, repl
     draft = grow(drafter, context, 6, 0.7, 0.9, replacement)
     tokens, parents = draft.tree.tokens, draft.tree.parents.tolist()
     depths = [-1, *draft.tree.depths.tolist()]
-    assert len(draft.exits) == len(widths)
+    assert draft.depth == len(widths)
+    exits = {depth: exit_layer for depth, exit_layer in zip(depths[1:], draft.exits)}
     for node in [node for node in range(-1, len(parents)) if depths[node + 1] < len(widths) - 1]:
         level = depths[node + 1] + 1
         path = context + tokens[path_of(parents, node)].tolist()
-        raw = torch.softmax(cache_free_logits(model, path, draft.exits[level]) / 0.7, dim=-1)
+        raw = torch.softmax(cache_free_logits(model, path, exits[level]) / 0.7, dim=-1)
         probs = draft.q[node + 1]
         kept = probs > 0
         assert raw[kept].sum() >= 0.9 > raw[kept].sum() - raw[kept].min()
@@ -163,16 +164,21 @@ def test_greedy_children_are_the_likeliest_first():
 
 
 def slow_dynamic_tree(model, context, shape):
-    """The paths of a Dynamic tree with one exit, by plain search."""
-    frontier, candidates = {(): 0.0}, {}
+    """The paths of a Dynamic tree with one exit, by plain search.
+
+    Nodes may be expanded that cannot be in the tree; that changes nothing but the search's time.
+    """
+    candidates, expanded = {(): 0.0}, set()
     for _ in range(shape.depth):
-        level = {}
-        for path, score in frontier.items():
-            best = cache_free_logits(model, [*context, *path], 4).log_softmax(-1).topk(shape.top_k)
+        best = sorted(candidates, key=lambda path: -candidates[path])
+        waiting = [path for path in best if path not in expanded and len(path) < shape.depth]
+        for path in waiting[: shape.top_k]:
+            expanded.add(path)
+            log_probs = cache_free_logits(model, [*context, *path], 4).log_softmax(-1)
+            best = log_probs.topk(shape.top_k)
             for gain, token in zip(best.values.tolist(), best.indices.tolist()):
-                level[(*path, token)] = score + gain
-        candidates |= level
-        frontier = dict(sorted(level.items(), key=lambda item: -item[1])[: shape.top_k])
+                candidates[(*path, token)] = candidates[path] + gain
+    del candidates[()]
     return set(sorted(candidates, key=lambda path: -candidates[path])[: shape.size])
 
 
@@ -195,7 +201,7 @@ def test_a_dynamic_tree_is_the_best_of_its_candidates(shape, seed):
         assert len(set(paths)) == len(paths)
         assert set(paths) == slow_dynamic_tree(model, context, shape)
         assert [len(path) for path in paths] == sorted(len(path) for path in paths)
-        assert draft.level_sizes == tree.depths.bincount(minlength=len(draft.exits)).tolist()
+        assert draft.depth == tree.depths.max() + 1 and draft.exits == [4] * len(tree)
         path = path_of(parents, len(tree) - 1)
         context = accept(drafter, context, draft, path)
         # All but a last leaf had been through the draft.

@@ -19,7 +19,7 @@ from s2d.extras import compiled as compiling
 from s2d.extras import graphs, static
 from s2d.extras.compiled import compiled_block, shape_of
 from s2d.extras.static import ROWS, static_twin
-from s2d.tree import Dynamic, TreeAttention, ancestor_mask
+from s2d.tree import Dynamic, TreeAttention
 
 FIELDS = ("accept_lengths", "exit_counts", "draft_forwards", "draft_levels", "accepted")
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
@@ -80,7 +80,7 @@ def check_passes(model, compiled, trials, behind):
             if n + size > 127:
                 break
             parents = random_parents(rng, size) if rng.random() < 0.7 else list(range(-1, size - 1))
-            attention.set_tree(ancestor_mask(torch.tensor(parents)))
+            attention.set_tree(torch.tensor(parents))
             pair = attention.span(n, n, n + size) if rng.random() < 0.8 else (None, None)
             hidden, (positions, mask) = new(1, size, 32), pair
             for rows in (caches[1].keys, caches[1].values):  # nothing may come from there

@@ -62,24 +62,24 @@ class PathStop:
 
     def __init__(self, decision):
         self.decision = decision
-        self.paths = None  # (R,): the probability that the target accepts the path to each node
+        self.paths = None  # the probability that the target accepts the path to each node; last, 1
 
-    def __call__(self, level, prediction, children, expanded) -> bool:
-        """Whether drafting ends with this ``level``, whose ``children`` (R, K) were just added.
+    def __call__(self, parents, prediction, children, frontier) -> bool:
+        """Whether drafting ends, after ``children`` (R, K) of the nodes ``parents`` were added.
 
-        ``expanded`` are those, of all R * K, that the next level would continue. Where the target
-        gave the children itself, there is no prediction.
+        ``frontier`` would be expanded next. Nodes have numbers in the order they were added in; -1
+        is the context. Where the target gave the children itself, there is no prediction.
         """
-        if level == 0:
+        if parents[0] == -1:
             self.paths = torch.ones(1, device=children.device)
+        above = self.paths[list(parents)][:, None]  # (R, 1)
         if prediction is None:
-            paths = self.paths.expand(children.numel())
+            nodes = above.expand(children.shape)
         else:
             probs = prediction.over_all_tokens(prediction.probs).gather(1, children)
-            nodes = child_probabilities(self.decision(prediction), probs)  # (R, K)
-            paths = (self.paths[:, None] * nodes).flatten()
-        self.paths = paths[expanded]
-        return self.paths.max().item() < self.decision.threshold
+            nodes = above * child_probabilities(self.decision(prediction), probs)  # (R, K)
+        self.paths = torch.cat((self.paths[:-1], nodes.flatten(), self.paths[-1:]))
+        return bool((self.paths[list(frontier)] < self.decision.threshold).all())
 
 
 def child_probabilities(first, probs):

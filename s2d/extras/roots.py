@@ -23,7 +23,7 @@ class TargetRoots:
     def __init__(self, drafter: SortedDraft):
         self.drafter, self.shape = drafter, drafter.shape
         self.exact = drafter.shape.width == 1
-        self.roots = None  # tokens (K,) and their log-probabilities (K,), after the first pass
+        self.roots = None  # tokens (K,) and their probabilities (K,), after the first pass
 
     def propose(self, context, budget, sampling):
         if self.roots is None:
@@ -49,7 +49,7 @@ class TargetRoots:
 def next_roots(first, logits, count, sampling):
     """The token ``first`` and ``count`` - 1 more: the target's next best, or drawn from the rest.
 
-    Returns tokens (count,) and their log-probabilities (count,) by the target's ``logits`` (V,).
+    Returns tokens (count,) and their probabilities (count,) by the target's ``logits`` (V,).
     """
     tokens = torch.tensor([first], device=logits.device)
     probs = warp(logits, sampling.temperature or 1.0, sampling.top_p)
@@ -61,4 +61,4 @@ def next_roots(first, logits, count, sampling):
             others = sampling.sampler.candidates(rest[None], count - 1, replacement=False)[0]
         # A token of probability 0 is no root: the first one takes its slot.
         tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))
-    return tokens, probs[tokens].log()
+    return tokens, probs[tokens]

@@ -9,7 +9,7 @@ from inspect import signature
 
 import torch
 
-from ..generate import WITHOUT_LAYERS, choose_exits, choose_stop, start
+from ..generate import choose_exits, start
 from ..proposal import TARGET
 from ..sampling import warp
 from ..tokenizer import TextStream
@@ -28,13 +28,8 @@ class Recorder:
     def __init__(self, tokenizer, prompt, names, options):
         defaults = {name: each.default for name, each in signature(start).parameters.items()}
         options = defaults | options
-        method, draft, stop = options["method"], options["draft"], options["stop"]
-        exits, thresholds = (), ()
-        if method != "ar":
-            config = draft.config if draft else WITHOUT_LAYERS
-            given = options["exits"], options["thresholds"]
-            exits, thresholds = choose_exits(config, method, *given)
-            stop = choose_stop(config, exits, method, stop)
+        chosen = ("draft", "method", "exits", "thresholds", "stop")
+        exits, thresholds, stop = choose_exits(*(options[name] for name in chosen))
         shown = ("method", "temperature", "top_p", "seed", "init", "replacement")
         self.about = names | {name: options[name] for name in shown}
         self.about |= {"exits": exits, "thresholds": thresholds}
