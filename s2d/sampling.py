@@ -40,12 +40,13 @@ class Sampler:
     def __init__(self, seed, device):
         self.generator = torch.Generator(device).manual_seed(seed)
 
-    def flip(self, probability):
-        """Toss a coin: whether a number drawn from [0, 1) is below ``probability`` (), and it."""
-        number = torch.rand(
-            (), device=probability.device, dtype=probability.dtype, generator=self.generator
-        )
-        return bool(number < probability), number
+    def flip(self, probabilities):
+        """Toss coins: whether numbers drawn from [0, 1) are below ``probabilities`` (N,), and they.
+
+        Returns (N,) bool and (N,).
+        """
+        numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
+        return numbers < probabilities, numbers
 
     def draw(self, probs):
         """Distributions (R, V) -> one token of each (R,)."""

@@ -57,6 +57,11 @@ class TokenTree:
         return TokenTree(self.tokens[leading], self.parents[leading])
 
     @property
+    def chain(self):
+        """Whether each node follows the one before it."""
+        return self.parents.tolist() == list(range(-1, len(self) - 1))
+
+    @property
     def ancestors(self):
         """(N, N) bool, see ``ancestor_mask``."""
         return ancestor_mask(self.parents)

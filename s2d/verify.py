@@ -45,9 +45,10 @@ def verify(tree, q, logits, sampling) -> Verdict:
 def walks(tree, q, logits, p, sampling, starts):
     """One ``(path, bonus, draws)`` for each of ``starts``, by the verifier that fits."""
     if p is not None and q is not None:
-        return [
-            verify_sampled(tree, p, q, sampling.replacement, sampling.sampler, s) for s in starts
-        ]
+        if starts == [-1] and tree.chain:
+            return [verify_chain(tree, p, q, sampling.sampler)]
+        how = p, q, sampling.replacement, sampling.sampler
+        return [verify_sampled(tree, *how, start) for start in starts]
     choices = logits.argmax(dim=-1) if p is None else sampling.sampler.draw(p)  # (N+1,)
     return [follow(tree, choices, start) for start in starts]
 
@@ -97,7 +98,7 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
             token = tree.tokens[child]
             if rest_q[token] == 0:
                 continue  # never drawn: q had fewer tokens than the node has children
-            accepted, number = sampler.flip(rest_p[token] / rest_q[token])
+            accepted, number = sampler.flip((rest_p[token] / rest_q[token])[None])
             draws.append(number)
             if accepted:
                 break
@@ -107,6 +108,18 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
             return path, sampler.draw(rest_p[None])[0], draws
         path.append(child)
         node = child
+
+
+def verify_chain(tree, p, q, sampler):
+    """As ``verify_sampled`` behind the context, for a chain: all tests at once.
+
+    Each test is as good as if it were the only one; those after the first rejection do not count.
+    """
+    nodes = torch.arange(len(tree), device=p.device)
+    accepted, draws = sampler.flip(p[nodes, tree.tokens] / q[nodes, tree.tokens])
+    count = [*accepted.tolist(), False].index(False)
+    rest = residual(p[count], q[count]) if count < len(tree) else p[count]
+    return list(range(count)), sampler.draw(rest[None])[0], list(draws[: count + 1])
 
 
 def residual(p, q):

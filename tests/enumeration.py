@@ -27,9 +27,9 @@ class EveryOutcome:
         self.probability *= probs[choice]
         return choice
 
-    def flip(self, probability):
-        heads = min(1.0, probability.item())
-        return self._choose([1 - heads, heads]) == 1, None
+    def flip(self, probabilities):
+        heads = [min(1.0, probability) for probability in probabilities.tolist()]
+        return torch.tensor([self._choose([1 - p, p]) == 1 for p in heads]), probabilities
 
     def draw(self, probs):
         return torch.tensor([self._choose(row) for row in probs.tolist()])

@@ -27,7 +27,8 @@ PER_GROUP, NEW = 9, 40  # 54 prompts in all
 class ByLastToken:
     """A whimsical decision model: its answers depend on the tokens drafted, by hidden states."""
 
-    threshold = 0.5
+    def __init__(self, threshold=0.5):
+        self.threshold = threshold
 
     def __call__(self, prediction):
         return (prediction.hidden.sum(dim=-1) % 1.0).float()
@@ -142,7 +143,7 @@ def test_no_mask_is_built_in_the_loop_for_fixed_shapes(setting, monkeypatch):
     monkeypatch.setattr(sys.modules["s2d.tree"], "ancestor_mask", build)
     draft = random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
     options = dict(max_new_tokens=40, stop=ByLastToken(), **setting)
-    output = generate(random_llama(3), [5], draft, **options)
+    output = generate(random_llama(3, eos_token_ids=()), [5], draft, **options)
     masks = 0 if setting["method"] == "s2d" else 2
     assert output.stats.steps > 5 and len(built) == masks
 
@@ -246,7 +247,7 @@ SAMPLED = {
     "s2d-tree, sampled": dict(method="s2d-tree", tree=(3, 1)),
     "s2d-tree": dict(method="s2d-tree", tree=Dynamic(2, 2, 3)),
     "mcsd, dynamic": dict(method="mcsd", tree=Dynamic(2, 2, 4)),
-    "mcsd, stopped by the path": dict(method="mcsd", tree=(2, 1), stop=ByLastToken()),
+    "mcsd, stopped by the path": dict(method="mcsd", tree=(1, 1, 2), stop=ByLastToken(0.25)),
     "s2d-tree, stopped by the path": dict(
         method="s2d-tree", tree=Dynamic(2, 3, 4), stop=ByLastToken()
     ),

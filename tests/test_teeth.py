@@ -84,7 +84,7 @@ def recursive_rejection(tree, p, q, sampler, next_p, next_q):
     """One level of recursive rejection sampling with its two updates given."""
     rest_p, rest_q = p[0], q[0]
     for node, token in enumerate(tree.tokens):
-        if sampler.flip(rest_p[token] / rest_q[token])[0]:
+        if sampler.flip((rest_p[token] / rest_q[token])[None])[0]:
             return [node], 0
         rest_p, rest_q = next_p(rest_p, rest_q), next_q(rest_q, token)
     return [], sampler.draw(rest_p[None])[0]
@@ -134,7 +134,9 @@ class Whim:
         return self.decide("floor", round(confidence, 9), random.Random(repr(self.seen)).random())
 
     def __call__(self, parents, prediction, children, frontier):
-        return self.decide(list(parents), prediction.probs.round(decimals=9).tolist(), children.tolist())
+        return self.decide(
+            list(parents), prediction.probs.round(decimals=9).tolist(), children.tolist()
+        )
 
 
 def whimsical(draft, shape, salt):

@@ -12,7 +12,7 @@ from enumeration import (
 
 from s2d.sampling import Sampler, warp
 from s2d.tree import TokenTree
-from s2d.verify import follow, verify_sampled
+from s2d.verify import follow, verify_chain, verify_sampled
 
 
 def double(*values):
@@ -98,11 +98,12 @@ def test_two_levels_leave_the_targets_pairs(vocab, widths, replacement, zeros):
     assert (output - joint_distribution(p, 2)).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize("decide", [sampled(False), verify_chain])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_chain_leaves_the_targets_triples(seed):
+def test_a_chain_leaves_the_targets_triples(seed, decide):
     """Two draft tokens, up to three emitted ones: p(x) p(y|x) p(z|xy)."""
     p, q = random_model(seed, 3, zeros=0.3), random_model(seed + 10, 3, zeros=0.3)
-    output = emitted_distribution(p, q, (1, 1), 3, sampled(False))
+    output = emitted_distribution(p, q, (1, 1), 3, decide)
     assert (output - joint_distribution(p, 3)).abs().max() < 1e-9
 
 
@@ -173,7 +174,7 @@ def test_sampler_repeats_with_its_seed():
     first, again, other = (Sampler(seed, "cpu") for seed in (1, 1, 2))
 
     def flips(sampler, probability):
-        return [sampler.flip(double(probability)[0])[0] for _ in range(50)]
+        return sampler.flip(double(*[probability] * 50))[0].tolist()
 
     assert torch.equal(first.draw(probs), again.draw(probs))
     assert flips(first, 0.5) == flips(again, 0.5)
