@@ -11,9 +11,7 @@ from s2d.bench import shapes
 from s2d.weights import empty_model
 
 
-@pytest.mark.parametrize(
-    ("shape", "count"), [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("70b", 68_976_648_192)]
-)
+@pytest.mark.parametrize(("shape", "count"), [("7b", 6_738_415_616), ("13b", 13_015_864_320)])
 def test_full_size_shapes_have_the_published_parameter_counts(shape, count):
     assert sum(p.numel() for p in empty_model(shapes.SHAPES[shape]).parameters()) == count
 
@@ -22,9 +20,9 @@ def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
     """And agrees with it the more, the less the layers above add; the text is the target's own."""
     device, agreeing = torch.device("cpu"), {}
     for scale in (0.02, 0.3):
-        model = shapes.random_model(shapes.SHAPES["tiny"], device, torch.float64, 0, 2, scale)
+        model = shapes.random_model(shapes.SHAPES["tiny"], device, torch.float64, 2, scale)
         draft = shapes.first_layers(model, (2, 3, 4))
-        agreeing[scale] = shapes.agreement(model, draft, 200, 1)
+        agreeing[scale] = shapes.agreement(model, draft, 200)
     assert min(agreeing[0.02]) > 0.85 and max(agreeing[0.3]) < 0.6
     assert agreeing[0.3] == sorted(agreeing[0.3])
     own = dict(model.named_parameters())
