@@ -109,18 +109,20 @@ def test_a_record_is_what_happened(name, temperature, known, tokenizer):
         proposal, tree, path = step.proposal, step.proposal.tree, step.verdict.path
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         assert (shown["n"], shown["path"], shown["tokens"]) == (step.n, path, step.tokens)
-        assert (shown["nodes"]["tokens"], shown["nodes"]["parents"]) == (tokens, parents)
+        nodes = shown["nodes"]
+        assert (nodes["tokens"], nodes["parents"]) == (tokens, parents)
         drafted += sum(source != TARGET for source in shown["sources"])
         drafted += name == "roots" and path != []
-        assert [level["exit"] for level in shown["levels"]] == proposal.exits
-        for level in shown["levels"]:
-            *below, last = level["confidences"] or [[TARGET, 1.0]]
-            assert last[0] == level["exit"]
-            for exit_layer, confidence in below:
-                assert confidence <= about["thresholds"][about["exits"].index(exit_layer)]
+        for exit_layer, depth in zip(nodes["exits"], tree.depths.tolist(), strict=True):
+            *below, last = shown["rounds"][depth] or [[TARGET, 1.0]]
+            assert last[0] == exit_layer
+            for lower, confidence in below:
+                assert confidence <= about["thresholds"][about["exits"].index(lower)]
+        drafted_by = [nodes["exits"][node] for node in path]
+        assert (drafted_by + [TARGET])[: len(step.tokens)] == step.sources
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1).tolist()
         of_nodes = [p[parent + 1][token] for parent, token in zip(parents, tokens)]
-        assert shown["nodes"]["p"] == close(of_nodes)
+        assert nodes["p"] == close(of_nodes)
         walk = zip(shown["positions"], [-1, *path], [*path, None], strict=True)
         for position, node, accepted in walk:
             row, tests, ids = p[node + 1], position["tests"], position["ids"]
@@ -186,7 +188,7 @@ def test_why_drafting_stopped(mini, tokenizer):
                 exit_layer, confidence = step["gave_up"][-1]
                 assert exit_layer == data["about"]["exits"][-1] and confidence < options["stop"]
             if step["stopped"] == "length":
-                assert len(step["levels"]) == options["draft_length"] and step["gave_up"] is None
+                assert len(step["rounds"]) == options["draft_length"] and step["gave_up"] is None
 
 
 class Hostile:
