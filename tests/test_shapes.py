@@ -45,7 +45,7 @@ def test_the_benchmark_runs_on_a_cpu(capsys):
     assert "agree: exit 2 " in text
     rows = [line.split("  ")[0] for line in text.splitlines() if "  " in line]
     nodes = ["1 node", *(f"{n} nodes" for n in (2, 4, 8, 16, 32, 64))]
-    segments = ["draft segment", "layers 1-2", "layers 3-3", "layers 4-4"]
+    segments = [f"draft layers {layers}" for layers in ("1-2", "3-3", "4-4")]
     assert rows == ["pass", "prompt of 40", *nodes, *segments, "method", "ar", "s2d", "s2d-tree"]
     assert re.search(r"^ar +[\d.]+ +1\.00 +1\.00$", text, re.M)
 

@@ -13,10 +13,6 @@ from ..weights import DTYPES
 from . import agreement, quality, shapes, speed
 
 
-def words(text):
-    return text.split(",")
-
-
 def temperatures(text):
     return [float(temperature) for temperature in text.split(",")]
 
@@ -28,7 +24,9 @@ def count(text):
 
 
 OPTIONS = {
-    "targets": dict(type=words, default="7b,13b,70b", metavar="7b,13b,70b|PATH,..."),
+    "targets": dict(
+        type=lambda text: text.split(","), default="7b,13b,70b", metavar="7b,13b,70b|PATH,..."
+    ),
     "target": dict(type=Path, required=True),
     "draft": dict(type=Path, help="default: the one beside the first target, else mini-draft"),
     "methods": dict(nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all"),

@@ -22,7 +22,8 @@ def runners(models, datastore, methods, peers, temperature, max_new_tokens):
     def ours(compiled, options, prompt, seed):
         how = dict(temperature=temperature, seed=seed, datastore=datastore, **options)
         how["max_new_tokens"] = min(max_new_tokens, context_size)
-        generation = generate(models[compiled][0], prompt, models[compiled][1], **how)
+        target, draft = models[compiled]
+        generation = generate(target, prompt, draft, **how)
         return generation.tokens, generation.stats.seconds, generation
 
     def theirs(peer, prompt, seed):

@@ -64,17 +64,14 @@ def parse_method(text, draft, draft_path, target_path):
 
     readers = {"exits": numbers(int), "thresholds": numbers(float), "draft_length": int}
     readers |= {"tree": tree, "init": str, "stop": stop}
-    options = {"method": name}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        try:
-            if setting != "compile":
-                options[key] = readers[key](value)
-        except KeyError:
-            raise ValueError(f"method {text!r}: no option {key!r}") from None
-        except ValueError as error:
-            raise ValueError(f"method {text!r}: {error}") from None
-    return "compile" in settings, options
+    try:
+        pairs = [each.partition("=")[::2] for each in settings if each != "compile"]
+        options = {key: readers[key](value) for key, value in pairs}
+    except KeyError as error:
+        raise ValueError(f"method {text!r}: no option {error}") from None
+    except ValueError as error:
+        raise ValueError(f"method {text!r}: {error}") from None
+    return "compile" in settings, {"method": name, **options}
 
 
 def numbers(kind):

@@ -23,7 +23,8 @@ from .agreement import exits_right
 from .methods import peer_of
 from .tables import render
 
-llama = partial(LlamaConfig, max_position_embeddings=4096, eos_token_ids=())
+POSITIONS = 4096
+llama = partial(LlamaConfig, max_position_embeddings=POSITIONS, eos_token_ids=())
 SHAPES = {  # one to try this program with, then Llama-2 and Vicuna v1.5
     "tiny": llama(1024, 64, 176, 8, 4, 2, 16),
     "7b": llama(32000, 4096, 11008, 32, 32, 32, 128),
@@ -76,43 +77,36 @@ def copy_bandwidth(device, repetitions):
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def forward_table(model, context, repetitions, bandwidth):
-    """One pass over a prompt of ``context`` tokens, then over trees of 1..64 nodes behind it."""
+def pass_table(model, draft, context, repetitions, bandwidth):
+    """The target's pass over ``context`` tokens and over trees behind them; the draft's segments.
+
+    A segment is run for one token there, LM head included.
+    """
     scorer = Scorer(model, context, Dynamic(1, 1, max(NODES)))
     prompt = random_tokens(model, context, 0)
+    hidden = torch.randn(1, 1, draft.config.hidden_size, device=draft.device).to(draft.dtype)
     weights = sum(p.nbytes for p in model.parameters()) - model.model["embed_tokens"].weight.nbytes
 
-    def forward(seen, tree):
+    def score(seen, tree):
         scorer.cache.length = seen
         scorer(prompt, tree)
         scorer.keep(context, [])
+
+    def run_segment(start, stop, cache):
+        cache.length = context
+        draft.logits(draft.run_layers(hidden, start, stop, cache=cache)[0])
 
     lines = [["pass", "ms", "of a copy's speed"]]
     for nodes in (0, *NODES):
         numbers = torch.arange(nodes, device=model.device)
         tree = TokenTree(numbers, numbers // 2 - 1)  # any tree will do
-        run = partial(forward, context if nodes else 0, tree)
-        took = seconds(model.device, run, repetitions)
+        took = seconds(model.device, partial(score, context if nodes else 0, tree), repetitions)
         name = f"{nodes} node{'s'[: nodes > 1]}" if nodes else f"prompt of {context}"
         lines.append([name, f"{took * 1e3:.2f}", f"{weights / took / bandwidth:.0%}"])
-    return lines
-
-
-@torch.inference_mode()
-@sdpa_kernel(DECODING_KERNELS)
-def segment_table(draft, context, repetitions):
-    """Each of the draft's segments for one token behind ``context`` others, LM head included."""
-    exits, lines = draft.config.exit_layers, [["draft segment", "ms"]]
-    hidden = torch.randn(1, 1, draft.config.hidden_size, device=draft.device).to(draft.dtype)
-
-    def forward(start, stop, cache):
-        cache.length = context
-        draft.logits(draft.run_layers(hidden, start, stop, cache=cache)[0])
-
-    for start, stop in zip((0, *exits), exits):
-        run = partial(forward, start, stop, draft.new_cache(context + 1, start, stop))
+    for start, stop in zip((0, *draft.config.exit_layers), draft.config.exit_layers):
+        run = partial(run_segment, start, stop, draft.new_cache(context + 1, start, stop))
         took = seconds(draft.device, run, repetitions)
-        lines.append([f"layers {start + 1}-{stop}", f"{took * 1e3:.2f}"])
+        lines.append([f"draft layers {start + 1}-{stop}", f"{took * 1e3:.2f}", ""])
     return lines
 
 
@@ -132,20 +126,18 @@ def agreement(target, draft, length):
 
 def decoding_table(target, draft, context, new_tokens, rounds):
     """Tokens per second of whole generations, the methods in turn, and the median speedups."""
-    results = {"ar": [], "s2d": [], "s2d-tree": []}
+    methods = "ar", "s2d", "s2d-tree"
+    lines, found = [["method", "tokens/s", "speedup", "MAT"]], []
     for number in range(rounds + 1):
         prompt = random_tokens(target, context, number)
-        for method, outputs in results.items():
-            outputs.append(generate(target, prompt, draft, method, max_new_tokens=new_tokens))
-    lines = [["method", "tokens/s", "speedup", "MAT"]]
-    speeds = {  # the first round warms up
-        method: [output.tokens_per_second for output in outputs[1:]]
-        for method, outputs in results.items()
-    }
-    for method, speed in speeds.items():
-        ratio = median(own / alone for own, alone in zip(speed, speeds["ar"]))
-        mat = mean(output.stats.mean_accepted_tokens for output in results[method][1:])
-        lines.append([method, f"{median(speed):.1f}", f"{ratio:.2f}", f"{mat:.2f}"])
+        how = dict(draft=draft, max_new_tokens=new_tokens)
+        found.append([generate(target, prompt, method=method, **how) for method in methods])
+    alone, *_ = columns = list(zip(*found[1:]))  # the first round warms up
+    for method, own in zip(methods, columns):
+        speeds = [each.tokens_per_second for each in own]
+        ratio = median(a / b.tokens_per_second for a, b in zip(speeds, alone))
+        mat = mean(each.stats.mean_accepted_tokens for each in own)
+        lines.append([method, f"{median(speeds):.1f}", f"{ratio:.2f}", f"{mat:.2f}"])
     return lines
 
 
@@ -162,8 +154,7 @@ def beside_transformers(model, length):
 
 def refuse_too_large(args, device, dtype):
     """ValueError where a prompt does not fit the shapes, or on a CPU a shape its memory."""
-    longest = llama.keywords["max_position_embeddings"] - max(NODES)
-    if args.context > longest:
+    if args.context > (longest := POSITIONS - max(NODES)):
         raise ValueError(f"--context is at most {longest} for these shapes")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for shape in args.shapes:
@@ -176,8 +167,7 @@ def refuse_too_large(args, device, dtype):
 def report(args):
     device = check_device(args.device)
     on_gpu = device.type == "cuda"
-    auto = "bfloat16" if on_gpu else "float32"
-    dtype = DTYPES[auto if args.dtype == "auto" else args.dtype]
+    dtype = (DTYPES | {"auto": torch.bfloat16 if on_gpu else torch.float32})[args.dtype]
     refuse_too_large(args, device, dtype)
     bandwidth = copy_bandwidth(device, args.repetitions)
     print(f"torch {torch.__version__}, a large copy moves {bandwidth / 1e9:.0f} GB/s")
@@ -199,7 +189,6 @@ def report_shape(shape, device, dtype, bandwidth, args):
     parts = zip(exits, agreement(model, draft, 256))
     agree = ", ".join(f"exit {exit_layer} {part:.0%}" for exit_layer, part in parts)
     print(f"draft and target agree: {agree}", flush=True)
-    passes = forward_table(model, context, args.repetitions, bandwidth)
-    segments = segment_table(draft, context, args.repetitions)
-    print(f"\n{render(passes)}\n\n{render(segments)}\n", flush=True)
+    passes = pass_table(model, draft, context, args.repetitions, bandwidth)
+    print(f"\n{render(passes)}\n", flush=True)
     print(render(decoding_table(model, draft, context, args.max_new_tokens, args.rounds)))

@@ -63,11 +63,7 @@ def write_answers(folder, name, records):
         for record in records:
             if (record["method"], record["round"]) == (method, last):
                 choice = {key: record[key] for key in ("turns", "new_tokens", "wall_time")}
-                lengths = [
-                    generation.stats.accept_lengths
-                    for generation in record["generations"]
-                    if generation
-                ]
+                lengths = [each.stats.accept_lengths for each in record["generations"] if each]
                 choice["decoding_steps"] = list(map(len, lengths)) or record["new_tokens"]
                 choice["accept_lengths"] = sum(lengths, [])
                 line = {key: record[key] for key in ("question_id", "category")}
