@@ -16,7 +16,7 @@ def test_full_size_shapes_have_the_published_parameter_counts(shape, count):
     assert sum(p.numel() for p in empty_model(shapes.SHAPES[shape]).parameters()) == count
 
 
-def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
+def test_the_draft_is_the_targets_first_layers():
     """And agrees with it the more, the less the layers above add; the text is the target's own."""
     device, agreeing = torch.device("cpu"), {}
     for scale in (0.02, 0.3):
@@ -25,13 +25,11 @@ def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
         agreeing[scale] = shapes.agreement(model, draft, 200)
     assert min(agreeing[0.02]) > 0.85 and max(agreeing[0.3]) < 0.6
     assert agreeing[0.3] == sorted(agreeing[0.3])
-    own = dict(model.named_parameters())
-    assert all(p.data_ptr() == own[name].data_ptr() for name, p in draft.named_parameters())
-    texts = [
-        generate(model, [5, 3, 1, 9], draft=draft, method=method, max_new_tokens=24).tokens
+    alone, *others = (
+        generate(model, [5, 3, 1, 9], draft, method, max_new_tokens=24).tokens
         for method in ("ar", "s2d", "s2d-tree")
-    ]
-    assert texts[0] == texts[1] == texts[2]
+    )
+    assert others == [alone, alone]
 
 
 def test_the_benchmark_runs_on_a_cpu(capsys):

@@ -135,7 +135,11 @@ def talk(monkeypatch, capsys):
 def prompts(monkeypatch):
     """The prompts that a conversation gives to the decoder."""
     given, start = [], conversation.start
-    watched = lambda target, prompt, **o: given.append(prompt) or start(target, prompt, **o)  # noqa: E731
+
+    def watched(target, prompt, **options):
+        given.append(prompt)
+        return start(target, prompt, **options)
+
     monkeypatch.setattr(conversation, "start", watched)
     return given
 

@@ -22,7 +22,7 @@ AS_GOOD, WORSE = 1.15, 1.4
 
 @dataclass
 class Pass:
-    """What a step's target pass (``checked``) and plain passes say: logits (N+1, V) of its tree."""
+    """What a step's target pass, ``checked``, and plain passes say: logits (N+1, V)."""
 
     context: list[int]
     tree: TokenTree
@@ -46,10 +46,9 @@ class Difference:
 def check_methods(load, dtype, drafts, records, methods):
     """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar".
 
-    ``load(dtype)``, with ``compile`` where a method is compiled, is the target that made the greedy
-    ``records``; ``drafts`` {whether compiled: draft} and ``methods`` are those it made them with.
-    Right is True, False or None for cannot tell; a method that does not claim to be lossless is
-    never wrong.
+    ``load(dtype, compile=...)`` is the target that made the greedy ``records``, with ``drafts``
+    {whether compiled: draft} and ``methods``. Right is True, False or, where that cannot be told or
+    the method does not claim to be lossless, None.
     """
     found = observe_methods(load, dtype, drafts, records, methods)
     precise = load("float64")  # the target itself is out of memory

@@ -69,8 +69,8 @@ def choose_methods(args):
     needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
     load = partial(load_model, args.draft, args.device, args.dtype)
     drafts = {False: load() if needed else None}
-    names = args.methods or (sweep_methods if args.sweep else default_methods)(drafts[False])
-    names = ["ar", *names]  # all others are compared to "ar"
+    defaults = sweep_methods if args.sweep else default_methods
+    names = ["ar", *(args.methods or defaults(drafts[False]))]  # all are compared to "ar"
     if args.compile:
         names = [name.replace(":compile", "") for name in names]
         names = [each for name in names for each in (name, f"{name}:compile")]
