@@ -226,7 +226,7 @@ class SortedDraft:
                 if fixed and last and (confidence == 0.0 or confidence < self.floor):
                     stopped = "confidence"
                     break
-                children = tree.add_level(prediction, exit_layer)  # (R, K)
+                children = tree.add_level(prediction, len(confidences) - 1)  # (R, K)
             ends = self.policy and self.policy(parents, prediction, children, tree.frontier)
             if tree.frontier:
                 if ends:

@@ -10,7 +10,7 @@ import torch
 
 from .tree import Dynamic, KConfig, TokenTree
 
-TARGET = -1  # stands for an exit where the target itself gave the token
+TARGET = -1  # stands for an exit, or a round, where the target itself gave the token
 CONTEXT = -1  # stands for a node's number where the context itself is meant
 NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 
@@ -23,22 +23,27 @@ class Proposal:
     of node i's; None where nothing was drawn. ``slots`` (N,): where each node is in the draft's KV
     caches, counted from the end of the context, if it got there.
 
-    ``exits``: for each node the exit that proposed it, TARGET where the target gave it. ``depth``:
-    the tree's number of levels.
-    ``confidences``: for each time the draft ran, the exits it tried, each with its confidence; the
-    last one was used. ``stopped``: why there is no more: "length" of the shape, end of the
-    "context", low "confidence", or a "policy". ``filled``: how many positions each segment's KV
-    cache then held.
+    ``depth``: the tree's number of levels. ``confidences``: for each round, a run of the draft, the
+    exits it tried, each with its confidence; the last one was used. ``rounds``: for each node the
+    round that proposed it, TARGET where the target gave it. ``stopped``: why there is no more:
+    "length" of the shape, end of the "context", low "confidence", or a "policy". ``filled``: how
+    many positions each segment's KV cache then held.
     """
 
     tree: TokenTree
     q: torch.Tensor | None = None
     slots: torch.Tensor | None = None
-    exits: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
     depth: int = 0
     confidences: list[list[tuple[int, float]]] = field(default_factory=list)
     stopped: str = ""
     filled: list[int] = field(default_factory=list)
+
+    @property
+    def exits(self) -> list[int]:
+        """For each node the exit that proposed it, TARGET where the target gave it."""
+        used = [tried[-1][0] for tried in self.confidences] + [TARGET]  # a round of -1 is the last
+        return [used[round] for round in self.rounds]
 
 
 def empty_proposal(device) -> Proposal:
@@ -58,7 +63,7 @@ class FixedTree:
         self.shape, self.parents, self.sampling, self.levels = shape, parents, sampling, levels
         self.tokens = [parents[:0]]  # level by level; an empty one first, as there may be no level
         self.q = []
-        self.exits = []
+        self.origins = []
         self.frontier = range(CONTEXT, 0) if levels > 0 else ()
 
     def add_roots(self, tokens, probs, vocab_size):
@@ -66,22 +71,25 @@ class FixedTree:
         self.q.append(torch.zeros(1, vocab_size, device=tokens.device))  # nobody reads this row
         return self._add(tokens[None], TARGET)
 
-    def add_level(self, prediction, exit_layer):
-        """Choose, take and return children (R, K) of the frontier, which a Prediction is about."""
+    def add_level(self, prediction, origin):
+        """Choose, take and return children (R, K) of the frontier, which a Prediction is about.
+
+        ``origin`` is the number of this round.
+        """
         width = self.shape.widths[len(self.tokens) - 1]
         if self.sampling.greedy:
             children, _ = prediction.likeliest(width)
         else:
             children, q = prediction.sample(width, self.sampling)
             self.q.append(q)  # (R, V)
-        return self._add(children, exit_layer)
+        return self._add(children, origin)
 
-    def _add(self, children, exit_layer):
-        start = len(self.exits)
+    def _add(self, children, origin):
+        start = len(self.origins)
         self.tokens.append(children.flatten())
-        self.exits += [exit_layer] * children.numel()
+        self.origins += [origin] * children.numel()
         last = len(self.tokens) > self.levels
-        self.frontier = () if last else range(start, len(self.exits))
+        self.frontier = () if last else range(start, len(self.origins))
         return children
 
     def paths(self):
@@ -98,7 +106,7 @@ class FixedTree:
         slots = torch.arange(len(tokens), device=tokens.device)
         q = torch.cat(self.q) if self.q else None
         tree = TokenTree(tokens, self.parents[: len(tokens)])
-        return Proposal(tree, q, slots, self.exits, len(self.tokens) - 1)
+        return Proposal(tree, q, slots, self.origins, len(self.tokens) - 1)
 
 
 class GrowingTree:
@@ -120,7 +128,7 @@ class GrowingTree:
         self.shape, self.levels, self.rounds, self.width = shape, levels, rounds, width
         self.least, self.device = least, device
         # Of each candidate:
-        self.tokens, self.parents, self.depths, self.probs, self.exits = [], [], [], [], []
+        self.tokens, self.parents, self.depths, self.probs, self.origins = [], [], [], [], []
         self.slots = {CONTEXT: CONTEXT}  # of those that are expanded
         self.frontier = [CONTEXT] if levels > 0 else []
 
@@ -128,12 +136,12 @@ class GrowingTree:
         """Take tokens (K,) that the target gives, and its ``probs`` (K,), as first level."""
         return self._add(tokens[None], probs[None], TARGET)
 
-    def add_level(self, prediction, exit_layer):
+    def add_level(self, prediction, origin):
         """As FixedTree's: the likeliest children (F, K)."""
         children, probs = prediction.likeliest(self.shape.top_k)  # (F, K) each
-        return self._add(children, probs, exit_layer)
+        return self._add(children, probs, origin)
 
-    def _add(self, children, probs, exit_layer):
+    def _add(self, children, probs, origin):
         for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
             above = self.probs[parent] if parent >= 0 else 1.0
             depth = self.depths[parent] + 1 if parent >= 0 else 0
@@ -141,7 +149,7 @@ class GrowingTree:
             self.parents += [parent] * len(tokens)
             self.depths += [depth] * len(tokens)
             self.probs += [above * prob for prob in each]
-            self.exits += [exit_layer] * len(tokens)
+            self.origins += [origin] * len(tokens)
         waiting = (
             i for i in self.best() if i not in self.slots and self.depths[i] + 1 < self.levels
         )
@@ -159,7 +167,7 @@ class GrowingTree:
         """
         ordered = sorted(range(len(self.tokens)), key=self.probs.__getitem__, reverse=True)
         best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
-        return [i for i in best if self.probs[i] >= self.least or self.exits[i] == TARGET]
+        return [i for i in best if self.probs[i] >= self.least or self.origins[i] == TARGET]
 
     def paths(self):
         """As FixedTree's."""
@@ -183,8 +191,8 @@ class GrowingTree:
         tokens, parents, slots = (
             torch.tensor(column, dtype=torch.long, device=self.device) for column in columns
         )
-        exits = [self.exits[i] for i in kept]
-        proposal = Proposal(TokenTree(tokens, parents), None, slots, exits)
+        rounds = [self.origins[i] for i in kept]
+        proposal = Proposal(TokenTree(tokens, parents), None, slots, rounds)
         proposal.depth = self.depths[kept[-1]] + 1 if kept else 0
         if self.rounds and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"

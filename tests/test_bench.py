@@ -4,21 +4,25 @@ import copy
 import json
 import re
 import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from helpers import WEIGHTS, program, random_llama
+from helpers import ROOT, WEIGHTS, program, random_llama
 
 from s2d import generate, load_model
 from s2d.bench import __main__ as bench
-from s2d.bench import agreement, check, measure, specbench, tables
+from s2d.bench import agreement, check, measure, plot, specbench, speed, tables
 from s2d.bench import methods as bench_methods
 from s2d.bench.check import Difference, first_difference, observe_pass, verdict
-from s2d.decode import Scorer
+from s2d.decode import Scorer, Stats
 from s2d.extras import compiled, static
+from s2d.generate import Generation
 from s2d.model import widened
 from s2d.train import corpus
 from s2d.tree import Dynamic
@@ -102,20 +106,20 @@ def test_turns_are_fed_in_order_with_the_answers_before_them(tokenizer):
     def run(prompt, seed):
         prompts.append(prompt)
         assert seed == 9
-        return tokenizer.encode(f"answer {len(prompts)}")[1:], 0.5, {"decoding_steps": 2}
+        return tokenizer.encode(f"answer {len(prompts)}")[1:], 0.5, None
 
     question = {"turns": ["first", "second", "third " * 400]}
     record = measure.answer(run, question, 9, tokenizer, "vicuna", 512)
     turns = (["first"], ["first", "answer 1", "second"])
     assert prompts == [tokenizer.encode_chat(messages) for messages in turns] == record["prompts"]
     assert record["turns"] == ["answer 1", "answer 2"]  # the third turn fills the context
-    assert (record["wall_time"], record["decoding_steps"]) == ([0.5, 0.5], [2, 2])
+    assert (record["wall_time"], record["generations"]) == ([0.5, 0.5], [None, None])
     assert record["new_tokens"] == [len(tokens) for tokens in record["tokens"]]
 
 
-def record(method, group, number, tokens, seconds):
+def record(method, group, number, tokens, seconds, generation=None):
     record = {"method": method, "group": group, "round": number}
-    return record | {"new_tokens": [tokens], "wall_time": [seconds]}
+    return record | {"new_tokens": [tokens], "wall_time": [seconds], "generations": [generation]}
 
 
 def test_speedups_are_medians_of_ratios_within_a_round():
@@ -135,11 +139,12 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 
 def test_tables():
-    ours = {"decoding_steps": [5], "exit_counts": [{"12": 3, "6": 9}], "exact": [True]}
-    ours |= {"accepted": [6], "draft_levels": [12], "draft_forwards": [30]}
-    ours |= {"draft_seconds": [0.3], "target_seconds": [0.6]}
-    records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0) | ours]
-    records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0) | ours]
+    times = {"draft_seconds": 0.3, "target_seconds": 0.6, "seconds": 1.0}
+    stats = Stats([4] * 5, Counter({12: 3, 6: 9}), 30, 12, 6, **times)
+    ours = Generation(iter(()), exact=True)
+    ours.tokens, ours.stats = [7] * 20, stats
+    records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]
+    records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
     summary = tables.summarise(records)
     lines = tables.render(tables.target_table(summary), markdown=False).splitlines()
     expected = "s2d 1.50 1.50 1.00-2.00 4.00 6.0 50% 6:75% 12:25% 30%/60%/10% yes"  # exits by depth
@@ -152,16 +157,61 @@ def test_tables():
     assert tables.render(final, markdown=True).splitlines()[1:] == rows
 
 
-def test_the_command_beside_transformers(capsys):
-    arguments = "--targets 7b --limit 1 --rounds 1 --max-new-tokens 3 --hf --markdown"
-    assert bench.main(arguments.split()) == 0
-    output = capsys.readouterr()
+def svg_texts(file):
+    return [each.text for each in ElementTree.parse(file).iter() if each.tag.endswith("}text")]
+
+
+def test_the_plot_says_what_the_table_says(tmp_path, monkeypatch):
+    """A file is written whole or not at all, and replaces none but its own kind."""
+    rows = {"ar": 1.0, "sd:exits=2": 1.25, "transformers assisted": 0.755}
+    summaries = {("mini-7b", 0.0): {name: {"speedup": speed} for name, speed in rows.items()}}
+    summaries["other", 0.7] = {"ar": {"speedup": 1.0}, "s2d": {"speedup": 2.5}}
+    file = tmp_path / "speed.svg"
+    plot.write_plot(file, summaries)
+    plot.write_plot(file, dict(list(summaries.items())[:1]))
+    assert not {"other, T = 0.7", "2.50"} & set(svg_texts(file))
+    plot.write_plot(file, summaries)
+    texts = svg_texts(file)
+    assert {"mini-7b, T = 0", "other, T = 0.7", *rows, "s2d"} <= set(texts)
+    values = [text for text in texts if re.fullmatch(r"\d\.\d\d", text)]
+    assert sorted(values) == ["0.76", "1.00", "1.00", "1.25", "2.50"]
+    drawn = file.read_text()
+    assert set(re.findall(r"fill: ?(#\w+)", drawn)) == {plot.TEXT, plot.OURS, "#d98032"}
+
+    def half(self, stage, **how):
+        stage.write_text("<svg>")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
+    with pytest.raises(OSError):
+        plot.write_plot(file, summaries)
+    assert file.read_text() == drawn and list(tmp_path.iterdir()) == [file]
+    file.write_text("<svg/>")
+    with pytest.raises(ValueError, match="was not written here"):
+        plot.check_plot(file)
+
+
+def test_a_plot_without_matplotlib_is_refused_first(monkeypatch, capsys):
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not there
+    monkeypatch.setattr(speed, "load_model", None)  # nothing is even loaded
+    assert bench.main(["--plot", "speed.svg"]) == 2
+    error = capsys.readouterr().err
+    [pinned] = re.findall("^matplotlib==.*", (ROOT / "tests/requirements.txt").read_text(), re.M)
+    assert f"pip install {pinned}" in error and error.count("\n") == 1
+
+
+def test_the_command_beside_transformers(capsys, tmp_path):
+    arguments = "--targets 7b --limit 1 --rounds 1 --max-new-tokens 3 --hf --markdown --plot"
+    assert bench.main([*arguments.split(), str(tmp_path / "speed.svg")]) == 0
+    output, pictured = capsys.readouterr(), svg_texts(tmp_path / "speed.svg")
     numbers = r"( [\d.]+ \|){7} [\d.]+-[\d.]+ \| [\d.]+ \| [\d.]+ \|.* yes \|"
     for temperature in "01":
         assert f"mini-7b, T = {temperature}: speedup over ar" in output.out
     for row in ("ar", "sd:exits=2", "sd:exits=3", "sd:exits=4", "mcsd", "s2d", "s2d-tree"):
         assert len(re.findall(rf"^\| {row} \|{numbers}$", output.out, re.M)) == 2
-        assert re.search(rf"^\| {row} \|( [\d.]+ / [\d.]+ \|){{2}} [\d.]+ \|$", output.out, re.M)
+        last = rf"^\| {row} \| ([\d.]+) / [\d.]+ \| ([\d.]+) / [\d.]+ \| [\d.]+ \|$"
+        assert {row, *re.search(last, output.out, re.M).groups()} <= set(pictured)
     for row in ("transformers", "transformers assisted", "transformers look-up"):
         assert re.search(rf"^\| {row} \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", output.out, re.M)
     assert "min left here" in output.err
@@ -181,13 +231,13 @@ def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
         assert len({json.dumps(record["tokens"]) for record in own}) == 1
     for each in records:
         assert each["new_tokens"] == [len(tokens) for tokens in each["tokens"]]
-        parts = zip(each.get("draft_seconds", ()), each.get("target_seconds", ()))
-        assert all(d + t <= wall for (d, t), wall in zip(parts, each["wall_time"]))
+        for stats in (one.stats for one in each["generations"] if one):
+            assert stats.draft_seconds + stats.target_seconds <= stats.seconds
 
 
 def test_no_method_always_follows_the_same_one(tokenizer):
     order = []
-    run = lambda name, *_: (order.append(name), ([5], 1.0, {}))[1]  # noqa: E731
+    run = lambda name, *_: (order.append(name), ([5], 1.0, None))[1]  # noqa: E731
     runs = {name: partial(run, name) for name in "abcdef"}
     questions = specbench.corpus_questions("held-out", 2)
     assert len(list(measure.measure(runs, questions, 2, "test", tokenizer, "vicuna", 512))) == 2
@@ -216,10 +266,10 @@ def test_agreement_is_what_a_plain_count_says(mini, tokenizer, capsys):
     target, draft = mini("mini-7b"), load_model(DRAFT, dtype="float64")
     prompt = specbench.held_out_prompts(tokenizer, 1)[0]
     answer = generate(target, prompt, method="ar", max_new_tokens=12).tokens
-    text = prompt + answer, [False] * len(prompt) + [True] * len(answer)
     for kept in (torch.arange(1024), torch.tensor(sorted(set(answer[::2])))):
         draft.keep_tokens(kept)
-        right = agreement.exits_right(draft, (2, 3, 4), *text)
+        ids = torch.tensor(prompt + answer)
+        right = agreement.exits_right(draft, (2, 3, 4), ids[:-1], ids[1:])[:, len(prompt) - 1 :]
         for row, exit_layer in zip(right.tolist(), (2, 3, 4)):
             for number, token in enumerate(answer):
                 tokens = torch.tensor([prompt + answer[:number]])
@@ -252,16 +302,14 @@ def test_answer_files_say_what_spec_bench_reads(small, tmp_path):
     for name in ("mini-7b-T0-ar", "mini-7b-T0-s2d"):
         file = tmp_path / "out" / f"{name}.jsonl"
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        assert [line["question_id"] for line in lines] == [7, 9]
-        assert [line["category"] for line in lines] == ["qa", "coding"]
+        asked = [(line["question_id"], line["category"]) for line in lines]
+        assert asked == [(7, "qa"), (9, "coding")]
         assert [len(line["choices"][0]["turns"]) for line in lines] == [1, 2]
-        for line in lines:
-            [choice] = line["choices"]
-            turns = len(choice["turns"])
-            assert len(choice["new_tokens"]) == len(choice["wall_time"]) == turns
+        for [choice] in (line["choices"] for line in lines):
+            by_turn = ("turns", "new_tokens", "wall_time", "decoding_steps")
+            assert len({len(choice[key]) for key in by_turn}) == 1 and min(choice["wall_time"]) > 0
             assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"]) > 0
             assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
-            assert len(choice["decoding_steps"]) == turns and min(choice["wall_time"]) > 0
             for text, tokens in zip(choice["turns"], choice["new_tokens"]):
                 counted = len(count(text).input_ids) - 1
                 assert abs(counted - tokens) <= 2  # EOS, and where a text was cut
@@ -277,7 +325,11 @@ def test_ties_are_told_from_bugs():
     models = single, single, draft, dict(method="mcsd")
     passes = [observe_pass(*models, number, [5, number]) for number in range(4)]
     prompt = next(p for p in product(range(61), repeat=2) if logits(p).argmax() in (7, 9))
-    difference = lambda *answers: first_difference(single, list(prompt), *answers)  # noqa: E731
+
+    def difference(*answers):
+        both = ({"prompts": [list(prompt)], "tokens": [each]} for each in answers)
+        return first_difference(single, *both)
+
     tie = difference([7, 5], [9, 5])
     assert (tie.tokens, tie.a, tie.b) == (list(prompt), 7, 9)
     text, good = verdict(target, passes, [tie, tie])
@@ -382,14 +434,14 @@ def test_interrupted_it_shows_the_rounds_that_were_finished(small, monkeypatch, 
 
 def test_sweep_tries_settings_on_training_prompts_best_first(monkeypatch, capsys):
     names = ["ar", "s2d:draft_length=1", "s2d:draft_length=6"]
-    monkeypatch.setattr(bench, "sweep_methods", lambda draft: names)
-    asked, choose = [], bench.choose_questions
+    monkeypatch.setattr(speed, "sweep_methods", lambda draft: names)
+    asked, choose = [], speed.choose_questions
     first_two = lambda *how: asked.append(how[1]) or choose(*how)[:2]  # noqa: E731
-    monkeypatch.setattr(bench, "choose_questions", first_two)
+    monkeypatch.setattr(speed, "choose_questions", first_two)
     arguments = "sweep --targets 7b --limit 1 --rounds 1 --temperature 0 --max-new-tokens 16"
     assert bench.main(arguments.split()) == 0
     rows = re.findall(r"^(ar|s2d:\S+) .* ([\d.]+) +[\d.]+-[\d.]+ ", capsys.readouterr().out, re.M)
-    speeds = [float(speed) for _, speed in rows]
+    speeds = [float(found) for _, found in rows]
     assert len(rows) == 3 and speeds == sorted(speeds, reverse=True) and asked == ["train"]
 
 
@@ -403,6 +455,9 @@ MISTAKES = {
     "--temperature warm": "invalid temperatures value: 'warm'",
     "--temperature -1": "temperature must be 0 or at least",
     "--fast": "unrecognized arguments: --fast",
+    "--rounds 0": "--rounds: must be at least 1, got 0",
+    "--plot speed.png": "speed.png has to end in .svg",
+    "--plot tests": "tests has to end in .svg",
 }
 
 

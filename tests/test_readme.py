@@ -92,7 +92,7 @@ def test_every_pattern_of_a_download_has_its_own_option():
 
 
 def test_the_quality_report(capsys):
-    bench.main(["quality", "--targets", "mini-7b", "--count", "2"])
+    bench.main(["quality", "--targets", "7b", "--count", "2"])
     report = capsys.readouterr().out
     assert re.search(r"mini-7b( +[\d.]+%){5}\n", report)
     assert re.search(r"before SoFT( +[\d.]+%){3}\n +mini-draft( +[\d.]+%){3}\n", report)

@@ -81,7 +81,7 @@ def rooms(path, **how):
 def test_imports_are_read_as_python_reads_them():
     expected = {"s2d.decode", "s2d.generate", "s2d.tokenizer", "s2d.weights"}
     assert expected == set(imported(MODULES["s2d"]))
-    assert {"s2d.weights", "s2d.bench.check"} <= set(imported(MODULES["s2d.bench.__main__"]))
+    assert {"s2d.weights", "s2d.bench.speed"} <= set(imported(MODULES["s2d.bench.__main__"]))
     assert {"extras", "generate", "trace"} <= rooms(ROOT / "run.py")
     assert rooms(PACKAGE / "generate.py") > {"extras"}
 

@@ -11,29 +11,25 @@ from s2d.bench import shapes
 from s2d.weights import empty_model
 
 
-@pytest.mark.parametrize(
-    ("shape", "count"), [("7b", 6_738_415_616), ("13b", 13_015_864_320), ("70b", 68_976_648_192)]
-)
+@pytest.mark.parametrize(("shape", "count"), [("7b", 6_738_415_616), ("13b", 13_015_864_320)])
 def test_full_size_shapes_have_the_published_parameter_counts(shape, count):
     assert sum(p.numel() for p in empty_model(shapes.SHAPES[shape]).parameters()) == count
 
 
-def test_the_draft_is_the_targets_first_layers_in_the_same_memory():
+def test_the_draft_is_the_targets_first_layers():
     """And agrees with it the more, the less the layers above add; the text is the target's own."""
     device, agreeing = torch.device("cpu"), {}
     for scale in (0.02, 0.3):
-        model = shapes.random_model(shapes.SHAPES["tiny"], device, torch.float64, 0, 2, scale)
+        model = shapes.random_model(shapes.SHAPES["tiny"], device, torch.float64, 2, scale)
         draft = shapes.first_layers(model, (2, 3, 4))
-        agreeing[scale] = shapes.agreement(model, draft, 200, 1)
+        agreeing[scale] = shapes.agreement(model, draft, 200)
     assert min(agreeing[0.02]) > 0.85 and max(agreeing[0.3]) < 0.6
     assert agreeing[0.3] == sorted(agreeing[0.3])
-    own = dict(model.named_parameters())
-    assert all(p.data_ptr() == own[name].data_ptr() for name, p in draft.named_parameters())
-    texts = [
-        generate(model, [5, 3, 1, 9], draft=draft, method=method, max_new_tokens=24).tokens
+    alone, *others = (
+        generate(model, [5, 3, 1, 9], draft, method, max_new_tokens=24).tokens
         for method in ("ar", "s2d", "s2d-tree")
-    ]
-    assert texts[0] == texts[1] == texts[2]
+    )
+    assert others == [alone, alone]
 
 
 def test_the_benchmark_runs_on_a_cpu(capsys):
@@ -47,7 +43,7 @@ def test_the_benchmark_runs_on_a_cpu(capsys):
     assert "agree: exit 2 " in text
     rows = [line.split("  ")[0] for line in text.splitlines() if "  " in line]
     nodes = ["1 node", *(f"{n} nodes" for n in (2, 4, 8, 16, 32, 64))]
-    segments = ["draft segment", "layers 1-2", "layers 3-3", "layers 4-4"]
+    segments = [f"draft layers {layers}" for layers in ("1-2", "3-3", "4-4")]
     assert rows == ["pass", "prompt of 40", *nodes, *segments, "method", "ar", "s2d", "s2d-tree"]
     assert re.search(r"^ar +[\d.]+ +1\.00 +1\.00$", text, re.M)
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 
@@ -33,22 +34,19 @@ program = partial(program_of, run.main, "--target", "7b")
 
 def in_runs(pairs):
     """Pairs (colour or None, text) with those of one colour put together."""
-    return [
-        (color, "".join(text for _, text in run))
-        for color, run in groupby((pair for pair in pairs if pair[1]), key=lambda pair: pair[0])
-    ]
+    runs = groupby((pair for pair in pairs if pair[1]), key=lambda pair: pair[0])
+    return [(color, "".join(text for _, text in run)) for color, run in runs]
 
 
 def plain_colours(steps, tokenizer, exits):
-    """(colour or None, text) token by token, without terminal.py."""
+    """(colour or None, text) token by token, without terminal.py; sources are test_trace's."""
     ids = []
     for step in steps:
-        for depth, token in enumerate(step.tokens):
-            drafted = depth < len(step.verdict.path) and step.proposal.exits[depth] in exits
+        for source, token in zip(step.sources, step.tokens, strict=True):
             before = tokenizer.decode(ids)
             ids.append(token)
             text = tokenizer.decode(ids)[len(before) :]
-            yield COLORS[exits.index(step.proposal.exits[depth])] if drafted else None, text
+            yield COLORS[exits.index(source)] if source in exits else None, text
 
 
 LINES = {
@@ -84,41 +82,31 @@ def test_every_token_has_the_colour_of_its_exit(line, temperature, capsys, monke
     assert "".join(text for _, text in found) == capsys.readouterr().out.partition("\n\n")[0]
 
 
-def test_when_there_are_colours(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    both = {2: COLORS[0], 3: COLORS[1]}
-    assert colors_of((2, 3), "auto", Terminal()) == both
-    assert colors_of((2, 3), "always", io.StringIO()) == both
-    assert colors_of((2, 3), "auto", io.StringIO()) == {} == colors_of((2, 3), "never", Terminal())
-    for name, value in (("TERM", "dumb"), ("NO_COLOR", "1")):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, value)
-            assert colors_of((2, 3), "auto", Terminal()) == {}
-            assert colors_of((2, 3), "always", Terminal()) == both
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+@pytest.mark.parametrize("no_color", ["", "1"])
+@pytest.mark.parametrize("tty", [True, False])
+def test_when_there_are_colours(tty, no_color, term, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", term)
+    out, both = io.StringIO(), {2: COLORS[0], 3: COLORS[1]}
+    monkeypatch.setattr(out, "isatty", lambda: tty, raising=False)
+    welcome = tty and not no_color and term == "xterm"
+    for choice, expected in (("auto", both if welcome else {}), ("always", both), ("never", {})):
+        assert colors_of((2, 3), choice, out) == expected
 
 
 def test_on_a_real_terminal(monkeypatch, capsys):
     """Colours without being asked for, and none into a file."""
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     arguments = "--prompt", QUESTION, "--max-new-tokens", "20"
     ours, theirs = pty.openpty()
     process = subprocess.Popen([*RUN, *arguments], stdout=theirs, stderr=subprocess.DEVNULL)
     os.close(theirs)
     shown = b""
-    while True:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        shown += part
+    with suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 4096):
+            shown += part
     assert process.wait() == 0 and b"\033[36m" in shown and b"colours" in shown
     assert program(*arguments) == 0 and "\033" not in capsys.readouterr().out
 
@@ -147,17 +135,19 @@ def talk(monkeypatch, capsys):
 def prompts(monkeypatch):
     """The prompts that a conversation gives to the decoder."""
     given, start = [], conversation.start
-    monkeypatch.setattr(
-        conversation,
-        "start",
-        lambda target, prompt, **o: given.append(prompt) or start(target, prompt, **o),
-    )
+
+    def watched(target, prompt, **options):
+        given.append(prompt)
+        return start(target, prompt, **options)
+
+    monkeypatch.setattr(conversation, "start", watched)
     return given
 
 
 @pytest.mark.parametrize("method", ["ar", "s2d"])
 def test_a_conversation_has_its_earlier_turns_in_context(method, talk):
-    out, error = talk([QUESTION, "", "   ", NEXT], "--method", method)
+    """--prompt is its first turn."""
+    out, error = talk(["", "   ", NEXT], "--method", method, "--prompt", QUESTION)
     target = load_model(WEIGHTS / "mini-7b", dtype="float64")
     tokenizer, messages = Tokenizer(WEIGHTS / "mini-7b"), []
     for line, shown in zip((QUESTION, NEXT), out.splitlines()):
@@ -167,11 +157,6 @@ def test_a_conversation_has_its_earlier_turns_in_context(method, talk):
     line = r"(\d+) tokens in (\d+) passes of the target \(([\d.]+) each\), [\d.]+ tokens/s"
     gains = re.findall(line, error)
     assert len(gains) == 2 and all((float(each) > 1) == (method != "ar") for *_, each in gains)
-
-
-def test_a_prompt_is_the_first_turn(talk):
-    out, error = talk([], "--prompt", QUESTION)
-    assert "Vorbiburg" in out and error.count("passes of the target") == 1
 
 
 def test_what_does_not_fit_is_forgotten_and_said(talk, prompts):

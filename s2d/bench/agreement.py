@@ -1,20 +1,15 @@
 """How often each exit of a draft says what the target says next, on the target's greedy answers.
 
 A draft's own vocabulary counts: what is outside is wrong. Knows nothing about decoding with drafts.
-
-python -m s2d.bench agreement --target weights/mini-13b     # the draft beside it
 """
-
-from pathlib import Path
 
 import torch
 
 from ..chat import chat_template
 from ..generate import generate
-from ..program import Parser
 from ..soft import exit_hidden
 from ..tokenizer import Tokenizer
-from ..weights import DTYPES, load_model
+from ..weights import load_model
 from ..weights.config import read_config
 from ..weights.get import draft_beside
 from .specbench import choose_questions
@@ -22,23 +17,24 @@ from .tables import render
 
 
 @torch.inference_mode()
-def exits_right(draft, exits, ids, is_answer):
-    """Whether each of ``exits`` finds each answer token of a text likeliest: (E, T) bool."""
-    tokens = torch.tensor(ids, device=draft.device)
-    wanted = torch.tensor(is_answer[1:], device=draft.device)
+def exits_right(draft, exits, tokens, expected):
+    """Whether each of ``exits`` finds ``expected`` (T,) likeliest after ``tokens`` (T,): (E, T)."""
     right = []
-    for hidden in exit_hidden(draft, tokens[None, :-1], exits):
-        likeliest = draft.draft_logits(hidden[0, wanted]).argmax(dim=-1)  # (T,)
+    for hidden in exit_hidden(draft, tokens[None], exits):
+        likeliest = draft.draft_logits(hidden[0]).argmax(dim=-1)  # (T,)
         if draft.draft_vocabulary is not None:
             likeliest = draft.draft_vocabulary[likeliest]
-        right.append(likeliest == tokens[1:][wanted])
+        right.append(likeliest == expected)
     return torch.stack(right)
 
 
 def accuracy(draft, exits, texts):
-    """Per cent of all answer tokens of ``texts`` that each exit has right: a list of E texts."""
-    right = torch.cat([exits_right(draft, exits, *text) for text in texts], dim=1)
-    return [f"{each:.1%}" for each in right.float().mean(dim=1).tolist()]
+    """Per cent of the answer tokens of ``texts``, pairs (ids, which are an answer's): E texts."""
+    right = []
+    for ids, is_answer in texts:
+        tokens = torch.tensor(ids, device=draft.device)
+        right.append(exits_right(draft, exits, tokens[:-1], tokens[1:])[:, is_answer[1:]])
+    return [f"{each:.1%}" for each in torch.cat(right, dim=1).float().mean(dim=1).tolist()]
 
 
 def report(args):
@@ -47,8 +43,6 @@ def report(args):
     exits = read_config(path).exit_layers
     if not exits:
         raise ValueError(f"{path} has no exits, so it is no sorted draft; name another by --draft")
-    if min(args.limit, args.max_new_tokens) < 1:
-        raise ValueError("--limit and --max-new-tokens must be at least 1")
     target, template = load_model(args.target, args.device, args.dtype), chat_template(args.target)
     tokenizer, texts = Tokenizer(args.target), []
     for question in choose_questions(args.questions, "held-out", args.limit):
@@ -62,16 +56,3 @@ def report(args):
     lines.append([path.name, *accuracy(draft, exits, texts)])
     count = sum(sum(is_answer) for _, is_answer in texts)
     print(f"{count} tokens of {len(texts)} greedy answers\n\n{render(lines)}")
-
-
-def parse(arguments):
-    parser = Parser(prog="bench agreement", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--target", type=Path, required=True)
-    add("--draft", type=Path, help="default: the one beside the target")
-    add("--questions", type=Path, help="in Spec-Bench's format; default: held-out ones")
-    add("--limit", type=int, default=2, help="questions of each of the six groups, first turns")
-    add("--max-new-tokens", type=int, default=128)
-    add("--device", default="auto")
-    add("--dtype", default="auto", choices=("auto", *DTYPES))
-    return parser.parse_args(arguments)

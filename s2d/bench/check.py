@@ -7,10 +7,12 @@ may be as far from it, and no farther. Knows nothing about timing.
 """
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 
 from ..generate import start
+from ..tree import TokenTree
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
@@ -18,13 +20,35 @@ NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
 AS_GOOD, WORSE = 1.15, 1.4
 
 
+@dataclass
+class Pass:
+    """What a step's target pass, ``checked``, and plain passes say: logits (N+1, V)."""
+
+    context: list[int]
+    tree: TokenTree
+    checked: torch.Tensor
+    plain: torch.Tensor
+
+
+@dataclass
+class Difference:
+    """Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b.
+
+    Where one of them had ended, its token is -1.
+    """
+
+    tokens: list[int]
+    a: int
+    b: int
+    plain: torch.Tensor  # (2,) the target's own logits of a and b
+
+
 def check_methods(load, dtype, drafts, records, methods):
     """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar".
 
-    ``load(dtype)``, with ``compile`` where a method is compiled, is the target that made the greedy
-    ``records``; ``drafts`` {whether compiled: draft} and ``methods`` are those it made them with.
-    Right is True, False or None for cannot tell; a method that does not claim to be lossless is
-    never wrong.
+    ``load(dtype, compile=...)`` is the target that made the greedy ``records``, with ``drafts``
+    {whether compiled: draft} and ``methods``. Right is True, False or, where that cannot be told or
+    the method does not claim to be lossless, None.
     """
     found = observe_methods(load, dtype, drafts, records, methods)
     precise = load("float64")  # the target itself is out of memory
@@ -42,57 +66,23 @@ def observe_methods(load, dtype, drafts, records, methods):
     for method, (compiled, options) in methods.items():
         if method != "ar":
             own = [record for record in records if record["method"] == method]
-            pairs = [(alone[record["question_id"]], record) for record in own]
-            differences = [first_of_turns(target, *pair) for pair in pairs]
+            differences = [first_difference(target, alone[r["question_id"]], r) for r in own]
             models = targets[compiled], target, drafts[compiled]
             passes = [observe_pass(*models, options, *each) for each in enumerate(prompts)]
-            exact = all(all(record["exact"]) for record in own)
+            exact = all(each.exact for record in own for each in record["generations"])
             found[method] = passes, [each for each in differences if each], exact
     return found
 
 
-@dataclass
-class Pass:
-    """What a step's target pass and plain passes over the paths of its tree say about N+1 nodes.
-
-    ``paths`` (P, T) are the context followed by each root-to-leaf path, filled up with zeros;
-    ``where`` (N+1, 2) the path and the position in it of the context's end and of every node;
-    ``checked`` and ``plain`` (N+1, V) the logits there.
-    """
-
-    paths: torch.Tensor
-    where: torch.Tensor
-    checked: torch.Tensor
-    plain: torch.Tensor
-
-
-@dataclass
-class Difference:
-    """Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b."""
-
-    tokens: list[int]
-    a: int
-    b: int
-    plain: torch.Tensor  # (2,) the target's own logits of a and b
-
-
-def paths_of(context, tree):
-    """(paths, where) as in Pass, for a ``context``, a list, and a TokenTree."""
-    context, ancestors = torch.tensor(context), tree.ancestors.cpu()  # (N, N) of each node, with it
-    leaves = (ancestors.sum(dim=0) == 1).nonzero()[:, 0]
-    paths = [torch.cat((context, tree.tokens.cpu()[ancestors[leaf]])) for leaf in leaves]
-    where = [(0, len(context) - 1)]
-    for node, depth in enumerate(ancestors.sum(dim=1).tolist()):
-        path = ancestors[leaves, node].int().argmax().item()  # the first path that it is on
-        where.append((path, len(context) - 1 + depth))
-    filled = torch.nn.utils.rnn.pad_sequence(paths or [context], batch_first=True)
-    return filled, torch.tensor(where)
-
-
-def plain_logits(model, paths, where):
-    """Logits (N+1, V) at the positions ``where`` of a pass over ``paths``, without a KV cache."""
-    hidden = model.run_layers(model.embed(paths.to(model.device)))
-    return model.logits(hidden[where[:, 0], where[:, 1]]).cpu()
+def plain_logits(model, context, tree):
+    """Logits (N+1, V) by a plain pass over each root-to-leaf path: no tree mask, no KV cache."""
+    ancestors, rows = tree.ancestors.cpu(), {}  # (N, N) of each node, with it
+    leaves = (ancestors.sum(dim=0) == 1).nonzero()[:, 0].tolist()
+    for path in [ancestors[leaf].nonzero()[:, 0].tolist() for leaf in leaves] or [[]]:
+        tokens = torch.tensor([context + tree.tokens[path].tolist()], device=model.device)
+        hidden = model.run_layers(model.embed(tokens))[0, len(context) - 1 :]
+        rows |= zip([-1, *path], model.logits(hidden).cpu())
+    return torch.stack([rows[node] for node in range(-1, len(tree))])
 
 
 @torch.inference_mode()
@@ -104,32 +94,23 @@ def observe_pass(target, plain, draft, options, number, prompt):
     generation = start(target, prompt, draft, max_new_tokens=NEW_TOKENS, **options)
     steps = list(generation)
     step = steps[number % len(steps)]
-    context = (list(prompt) + generation.tokens)[: step.n]
-    paths, where = paths_of(context, step.proposal.tree)
-    return Pass(paths, where, step.logits.cpu(), plain_logits(plain, paths, where))
+    context, tree = (prompt + generation.tokens)[: step.n], step.proposal.tree
+    return Pass(context, tree, step.logits.cpu(), plain_logits(plain, context, tree))
 
 
-def first_of_turns(target, alone, other):
-    """The first Difference of two records: from there on later turns have another context."""
-    turns = zip(alone["prompts"], alone["tokens"], other["tokens"])
-    return next(filter(None, (first_difference(target, *turn) for turn in turns)), None)
+@torch.inference_mode()
+def first_difference(target, alone, other):
+    """The first Difference of two records, or None: afterwards turns have another context."""
+    for prompt, own, theirs in zip(alone["prompts"], alone["tokens"], other["tokens"]):
+        for position, (a, b) in enumerate(zip_longest(own, theirs, fillvalue=-1)):
+            if a != b:
+                tokens = prompt + own[:position]
+                return Difference(tokens, a, b, last_logits(target, tokens, [a, b]))
 
 
 def last_logits(model, tokens, pair):
     """The logits (2,) of a pair of tokens after ``tokens``."""
     return model(torch.tensor([tokens], device=model.device))[0, -1, pair].cpu()
-
-
-@torch.inference_mode()
-def first_difference(target, prompt, alone, other):
-    """The Difference of ``other`` from the target's own answer; its token is -1 where one ended."""
-    if alone == other:
-        return None
-    unequal = (i for i, (a, b) in enumerate(zip(alone, other)) if a != b)
-    position = next(unequal, min(len(alone), len(other)))
-    a, b = ([*answer, -1][position] for answer in (alone, other))
-    tokens = prompt + alone[:position]
-    return Difference(tokens, a, b, last_logits(target, tokens, [a, b]))
 
 
 @torch.inference_mode()
@@ -166,7 +147,7 @@ def pass_errors(precise, passes):
     """RMS error of checked and of plain logits, and the plain ones' largest at a likely token."""
     squares, largest, count = torch.zeros(2, dtype=torch.float64), 0.0, 0
     for each in passes:
-        exact = plain_logits(precise, each.paths, each.where)
+        exact = plain_logits(precise, each.context, each.tree)
         errors = torch.stack((each.checked - exact, each.plain - exact))  # (2, N+1, V)
         squares, count = squares + errors.square().sum(dim=(1, 2)), count + exact.numel()
         likely = exact.topk(2, dim=-1).indices

@@ -11,7 +11,7 @@ from .specbench import group_of
 
 
 def runners(models, datastore, methods, peers, temperature, max_new_tokens):
-    """{name: run(prompt, seed) -> (tokens, seconds, statistics)} of our methods and the peer's.
+    """{name: run(prompt, seed) -> (tokens, seconds, Generation or None)}: our methods, the peer's.
 
     ``models`` {whether compiled: (target, draft)}; ``datastore``: for exit 0, or None; ``methods``
     {name: (whether compiled, options of ``generate``)}; ``peers`` as methods.transformers_methods
@@ -20,27 +20,18 @@ def runners(models, datastore, methods, peers, temperature, max_new_tokens):
     context_size = models[False][0].config.max_position_embeddings
 
     def ours(compiled, options, prompt, seed):
+        how = dict(temperature=temperature, seed=seed, datastore=datastore, **options)
+        how["max_new_tokens"] = min(max_new_tokens, context_size)
         target, draft = models[compiled]
-        sampling = dict(max_new_tokens=min(max_new_tokens, context_size), temperature=temperature)
-        sampling |= {"seed": seed, "datastore": datastore}
-        output = generate(target, prompt, draft, **sampling, **options)
-        return output.tokens, output.stats.seconds, statistics_of(output)
+        generation = generate(target, prompt, draft, **how)
+        return generation.tokens, generation.stats.seconds, generation
 
     def theirs(peer, prompt, seed):
         longest = min(max_new_tokens, context_size - len(prompt))
-        return *peer(prompt, longest, temperature, seed), {}
+        return *peer(prompt, longest, temperature, seed), None
 
     own = {name: partial(ours, *method) for name, method in methods.items()}
     return own | {name: partial(theirs, peer) for name, peer in peers.items()}
-
-
-def statistics_of(output):
-    """What a record keeps of an Output, by the names of Spec-Bench and of ``Stats``."""
-    stats = output.stats
-    kept = "accept_lengths accepted draft_levels draft_forwards draft_seconds target_seconds"
-    exits = {str(layer): count for layer, count in stats.exit_counts.items()}
-    found = {"decoding_steps": stats.steps, "exit_counts": exits, "exact": output.exact}
-    return found | {name: getattr(stats, name) for name in kept.split()}
 
 
 def answer(run, question, seed, tokenizer, template, context_size):
@@ -50,11 +41,12 @@ def answer(run, question, seed, tokenizer, template, context_size):
         prompt = tokenizer.encode_chat([*messages, turn], template)
         if len(prompt) >= context_size:
             break
-        tokens, seconds, stats = run(prompt, seed)
+        tokens, seconds, generation = run(prompt, seed)
         text = tokenizer.decode(tokens)
         messages += [turn, text]
-        turn_record = {"turns": text, "prompts": prompt, "tokens": tokens, "wall_time": seconds}
-        for key, value in (turn_record | {"new_tokens": len(tokens)} | stats).items():
+        found = {"turns": text, "prompts": prompt, "tokens": tokens, "generations": generation}
+        found |= {"new_tokens": len(tokens), "wall_time": seconds}
+        for key, value in found.items():
             record[key].append(value)
     return dict(record)
 

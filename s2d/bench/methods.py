@@ -1,4 +1,4 @@
-"""From what a user names a method to the options of ``generate``; the peer's methods beside ours.
+"""From what a user names a target to its folder, a method to options; the peer's methods.
 
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a growing tree as 4x8x24
 (top_k, depth, size), ``stop`` as a number, the file of a decision model, or "decision" for the one
@@ -9,6 +9,7 @@ about questions and clocks.
 import time
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import torch
 
@@ -18,6 +19,19 @@ from ..program import optional
 from ..tree import Dynamic
 from ..weights import empty_model
 from ..weights.config import config_to_dict
+from ..weights.get import real_folder
+
+WEIGHTS = Path(__file__).parent.parent.parent / "weights"
+
+
+def find_target(name):
+    """7b, 13b and 70b: the miniatures; smollm2-...: what s2d.weights gets; all others: folders."""
+    if folder := real_folder(name, WEIGHTS):
+        return folder
+    folder = WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no model folder at {folder}")
+    return folder
 
 
 def default_methods(draft):
@@ -50,17 +64,14 @@ def parse_method(text, draft, draft_path, target_path):
 
     readers = {"exits": numbers(int), "thresholds": numbers(float), "draft_length": int}
     readers |= {"tree": tree, "init": str, "stop": stop}
-    options = {"method": name}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        try:
-            if setting != "compile":
-                options[key] = readers[key](value)
-        except KeyError:
-            raise ValueError(f"method {text!r}: no option {key!r}") from None
-        except ValueError as error:
-            raise ValueError(f"method {text!r}: {error}") from None
-    return "compile" in settings, options
+    try:
+        pairs = [each.partition("=")[::2] for each in settings if each != "compile"]
+        options = {key: readers[key](value) for key, value in pairs}
+    except KeyError as error:
+        raise ValueError(f"method {text!r}: no option {error}") from None
+    except ValueError as error:
+        raise ValueError(f"method {text!r}: {error}") from None
+    return "compile" in settings, {"method": name, **options}
 
 
 def numbers(kind):

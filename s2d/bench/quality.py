@@ -5,20 +5,19 @@ targets' answers. Prompts are held-out ones. Knows nothing about speed.
 """
 
 from itertools import islice
-from pathlib import Path
 from statistics import mean
 
 import torch
 
 from ..generate import generate
-from ..program import Parser
 from ..tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
 from ..train.dialogues import encode_dialogue
 from ..weights import load_model
 from .agreement import accuracy
+from .methods import WEIGHTS, find_target
 
-WEIGHTS = Path(__file__).parent.parent.parent / "weights"
+DRAFT = WEIGHTS / "mini-draft"
 LOSSY = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
 
 
@@ -52,28 +51,22 @@ def results_of(folder, count, device, **options):
     return [*results, [mean(values) for values in zip(*results)]]
 
 
-def report_exits(target, draft, tokenizer, name, count):
-    """Next-token accuracy of the draft's exits, beside the same layers of the target."""
+def report(args):
+    """Three tables; the draft's exits stand beside the same layers of a target."""
+    count, device, alone = args.count, args.device, {}
+    print(f"exact match at T=0, {count} held-out prompts per group")
+    row("target", *EXACT_GROUPS, "mean")
+    for folder in [find_target(name) for name in args.targets]:
+        alone[folder] = results_of(folder, count, device, method="ar")
+        row(folder.name, *(f"{score:.1%}" for score, _ in alone[folder]))
+    draft, tokenizer = load_model(DRAFT, device), Tokenizer(DRAFT)
     exits, held_out = draft.config.exit_layers, islice(conversations(1, "held-out"), count)
     texts = [encode_dialogue(tokenizer, sum(each.turns, ())) for each in held_out]
     print(f"\nnext-token accuracy on held-out answers, {count} conversations")
     row("", *(f"exit {e}" for e in exits))
-    row("before SoFT", *accuracy(target, exits, texts))
-    row(name, *accuracy(draft, exits, texts))
-
-
-def report(args):
-    count, device, alone = args.count, args.device, {}
-    if count < 1:
-        raise ValueError(f"--count must be at least 1, got {count}")
-    print(f"exact match at T=0, {count} held-out prompts per group")
-    row("target", *EXACT_GROUPS, "mean")
-    for folder in [WEIGHTS / name for name in args.targets]:
-        alone[folder] = results_of(folder, count, device, method="ar")
-        row(folder.name, *(f"{score:.1%}" for score, _ in alone[folder]))
-    draft = load_model(WEIGHTS / "mini-draft", device)
-    first = load_model(WEIGHTS / "mini-7b", device, num_layers=draft.config.num_hidden_layers)
-    report_exits(first, draft, Tokenizer(WEIGHTS / "mini-7b"), "mini-draft", count)
+    first = load_model(WEIGHTS / "mini-7b", device, num_layers=exits[-1])
+    row("before SoFT", *accuracy(first, exits, texts))
+    row(DRAFT.name, *accuracy(draft, exits, texts))
     what = "exact match, mean log-probability of a token"
     print(f"\nroots from the target (mcsd, tree 6,1,1,1,1,1): {what}")
     row("target", "ar", "lossy", "ar", "lossy")
@@ -81,12 +74,3 @@ def report(args):
         lossy, lossy_log_prob = results_of(folder, count, device, draft=draft, **LOSSY)[-1]
         changes = f"{score:.1%}", f"{lossy:.1%}", f"{log_prob:.3f}", f"{lossy_log_prob:.3f}"
         row(folder.name, *changes)
-
-
-def parse(arguments):
-    parser = Parser(prog="bench quality", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--targets", nargs="+", default=["mini-7b", "mini-13b", "mini-70b"])
-    add("--device", default="auto")
-    add("--count", type=int, default=100, help="held-out prompts per group")
-    return parser.parse_args(arguments)

@@ -63,8 +63,9 @@ def write_answers(folder, name, records):
         for record in records:
             if (record["method"], record["round"]) == (method, last):
                 choice = {key: record[key] for key in ("turns", "new_tokens", "wall_time")}
-                choice["decoding_steps"] = record.get("decoding_steps", record["new_tokens"])
-                choice["accept_lengths"] = sum(record.get("accept_lengths", []), [])
+                lengths = [each.stats.accept_lengths for each in record["generations"] if each]
+                choice["decoding_steps"] = list(map(len, lengths)) or record["new_tokens"]
+                choice["accept_lengths"] = sum(lengths, [])
                 line = {key: record[key] for key in ("question_id", "category")}
                 answer_id = f"{model_id}-{record['question_id']}"
                 line |= {"model_id": model_id, "answer_id": answer_id, "tstamp": time.time()}

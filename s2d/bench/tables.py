@@ -33,29 +33,27 @@ def summarise(records):
         spread = ratios(method, "overall")
         row = {"speedup": statistics.median(spread), "low": min(spread), "high": max(spread)}
         row["groups"] = {group: statistics.median(ratios(method, group)) for group in groups}
-        own = [record for record in records if record["method"] == method]
-        summary[method] = row | (by_step(own) if "decoding_steps" in own[0] else {})
+        own = [record["generations"] for record in records if record["method"] == method]
+        generations = [generation for turns in own for generation in turns if generation]
+        summary[method] = row | (by_step(generations) if generations else {})
     return summary
 
 
-def by_step(records):
-    """What the records of one of our methods say beside its speed."""
+def by_step(generations):
+    """What the Generations of one of our methods say beside its speed."""
 
-    def total(key):
-        return sum(sum(record.get(key, ())) for record in records)
+    def total(name):
+        return sum(getattr(generation.stats, name) for generation in generations)
 
-    steps, seconds, exits = total("decoding_steps"), total("wall_time"), Counter()
-    for record in records:
-        for counts in record["exit_counts"]:
-            exits.update(counts)
+    exits = sum((Counter(generation.stats.exit_counts) for generation in generations), Counter())
     return {
-        "mat": total("new_tokens") / steps,
+        "mat": sum(len(generation.tokens) for generation in generations) / total("steps"),
         "rate": total("accepted") / max(1, total("draft_levels")),
-        "forwards": total("draft_forwards") / steps,
-        "exits": {layer: exits[layer] / exits.total() for layer in sorted(exits, key=int)},
-        "draft": total("draft_seconds") / seconds,
-        "target": total("target_seconds") / seconds,
-        "exact": all(all(record["exact"]) for record in records),
+        "forwards": total("draft_forwards") / total("steps"),
+        "exits": {layer: exits[layer] / exits.total() for layer in sorted(exits)},
+        "draft": total("draft_seconds") / total("seconds"),
+        "target": total("target_seconds") / total("seconds"),
+        "exact": all(generation.exact for generation in generations),
     }
 
 
@@ -82,9 +80,8 @@ def final_table(summaries):
     lines = [["method", *heads, "mean"]]
     for method in dict.fromkeys(method for summary in summaries.values() for method in summary):
         rows = [summary.get(method) for summary in summaries.values()]
-        cells = [cell(row) for row in rows]
         mean = statistics.mean(row["speedup"] for row in rows if row)
-        lines.append([method, *cells, f"{mean:.2f}"])
+        lines.append([method, *map(cell, rows), f"{mean:.2f}"])
     return lines
 
 

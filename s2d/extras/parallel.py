@@ -74,7 +74,7 @@ class FirstDecides:
 
         def said():
             lists = own.tree.tokens.tolist(), own.tree.parents.tolist()
-            return *lists, own.exits, own.depth, own.confidences
+            return *lists, own.rounds, own.depth, own.confidences
 
         tokens, parents, *others = from_rank_0(said)
         if own:

@@ -21,10 +21,7 @@ __all__ = ["Recorder", "check_page", "traced"]
 
 @contextmanager
 def traced(file, recorder):
-    """The ``recorder``, whose page is written to ``file`` in the end.
-
-    An answer that was interrupted has its page too, if it had begun.
-    """
+    """The ``recorder``; its page is written in the end, even where the answer was interrupted."""
     check_page(file)
     try:
         yield recorder

@@ -14,29 +14,27 @@ def converse(target, tokenizer, template, options, first, colors):
     print("Ctrl-C ends an answer, Ctrl-D the conversation", file=sys.stderr)
     if hasattr(sys.stdin, "reconfigure"):  # a line that is not UTF-8 takes no other with it
         sys.stdin.reconfigure(errors="surrogateescape")
-    size, messages, line = target.config.max_position_embeddings, [], first and first.strip()
-    while line := line or ask():
+    size, messages = target.config.max_position_embeddings, []
+    for line in lines(first):
         tokens = len(tokenizer.encode_chat([line], template))
         if tokens >= size:
             tell(f"that makes {tokens} tokens, and the context holds {size}; say it in fewer words")
-            line = None
             continue
         messages, prompt, forgotten = fit([*messages, line], tokenizer, template, options, size)
-        line = None
         if forgotten:
             tell(f"the context of {size} tokens is full: turns forgotten: {forgotten}")
         generation = start(target, prompt, **options)
         streamed = Streamed(tokenizer, sys.stdout, colors)
-        interrupted = False
         try:
             for step in generation:
                 streamed.add(step)
+            result = gain(generation)
         except KeyboardInterrupt:
-            interrupted = True
+            result = "interrupted"
         streamed.finish()
         said = tokenizer.decode(generation.tokens)
         messages = [*messages, said] if generation.tokens else messages[:-1]
-        tell("interrupted" if interrupted else gain(generation))
+        tell(result)
         if len(prompt) + len(generation.tokens) >= size:
             tell(f"the context of {size} tokens is full: the answer ends here")
 
@@ -50,6 +48,14 @@ def fit(messages, tokenizer, template, options, size):
     return messages, prompt, forgotten
 
 
+def lines(first):
+    """``first``, unless it says nothing, then what the user types."""
+    line = (first or "").strip() or ask()
+    while line:
+        yield line
+        line = ask()
+
+
 def ask():
     """A line from the user that says something; None at the end of input."""
     while True:
@@ -59,8 +65,7 @@ def ask():
             if line:
                 return line
         except (EOFError, RuntimeError):  # the end, or no stdin at all
-            print()
-            return None
+            return print()
         except KeyboardInterrupt:
             print()
         except UnicodeError:

@@ -103,21 +103,23 @@ function drawAnswer() {
 /** Why a token is what it is, in sentences. */
 function showToken(i) {
   const { s, index, token, exit } = origins[i];
-  const step = steps[s], level = step.levels[index], position = step.positions[index];
+  const step = steps[s], position = step.positions[index];
+  const alike = depths(step.nodes.parents).filter((depth) => depth === index).length; // nodes of its level
   const { tests, ids, stages } = position;
   tokenElements.forEach((element, j) => element.classList.toggle("lit", j === i));
   const lines = [paragraph(piece(token), ` token ${i + 1} of ${origins.length}, step ${s + 1}: ${sourceName(exit)}`)];
   if (exit !== TARGET) {
-    const whose = level.size > 1 ? "most confident node of its level: " : "";
-    lines.push(paragraph(whose + exitsText(level.confidences, exit)));
+    const { rounds, parents } = step.nodes, round = rounds[step.path[index]];
+    const asked = new Set(parents.filter((_, node) => rounds[node] === round)).size; // nodes in its round
+    lines.push(paragraph((asked > 1 ? "most confident node of its round: " : "") + exitsText(step.rounds[round], exit)));
   }
-  if (exit === TARGET && index === 0 && level && level.exit === TARGET)
+  if (exit === TARGET && index === 0 && step.nodes.exits[0] === TARGET)
     lines.push(paragraph("A root that the target gave. The longest path below a root wins."));
   lines.push(...tests.map((test) => testLine(step, test)));
   if (position.bonus === token) {
     const rest = stages.length > 1 ? " in the residual distribution" : "";
     lines.push(paragraph(`The bonus token: p = ${number(stages.at(-1).p[ids.indexOf(token)])}${rest}.`));
-    if (!tests.length && !level) lines.push(paragraph(`Nothing was drafted here. ${stopText(step)}`));
+    if (!tests.length && !alike) lines.push(paragraph(`Nothing was drafted here. ${stopText(step)}`));
     else if (!tests.length) lines.push(paragraph("The node before it has no child in the tree."));
   }
   at("token").replaceChildren(...lines);
@@ -140,7 +142,7 @@ function stopText(step) {
     "": about.method === "ar" ? "There is no draft." : "The first step only finds roots.",
     length: "Drafting ended at the full depth of the tree.",
     context: "Drafting ended where the answer or the context must end.",
-    confidence: `Drafting ended: the last exit's confidence was below ${about.stop}${last}.`,
+    confidence: `Drafting ended: a confidence, or each path's probability, was below ${about.stop}${last}.`,
     policy: "Drafting ended: the stopping policy found no path likely enough.",
   }[step.stopped];
 }
@@ -187,15 +189,15 @@ function ancestors(parents, node) {
 /** Light up a node, its row of the mask and its ancestors, and say what it is. */
 function light(step, node) {
   const { tokens, parents, p, q } = step.nodes;
-  const attended = ancestors(parents, node), level = step.levels[attended.length - 1];
+  const attended = ancestors(parents, node), exit = step.nodes.exits[node];
+  const tried = exit === TARGET ? "" : exitsText(step.rounds[step.nodes.rounds[node]], exit);
   const toggle = (element, on) => element.classList.toggle("lit", on);
   all("#tree g[data-node]").forEach((each) => toggle(each, attended.includes(+each.dataset.node)));
   all("#mask g[data-row]").forEach((each) => toggle(each, +each.dataset.row === node));
   all("#mask .column").forEach((each) => toggle(each, attended.includes(+each.dataset.column)));
-  const drawn = q && level.exit !== TARGET ? `, q = ${number(q[node])}` : "";
+  const drawn = q && exit !== TARGET ? `, q = ${number(q[node])}` : "";
   const others = attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself";
-  at("node").replaceChildren(`Node ${node} `, piece(tokens[node]), ` from ${sourceName(level.exit)}. `,
-    exitsText(level.confidences, level.exit), level.confidences.length ? ". " : "",
+  at("node").replaceChildren(`Node ${node} `, piece(tokens[node]), ` from ${sourceName(exit)}. `, tried && `${tried}. `,
     `After its parent, p = ${number(p[node])}${drawn}. It attends to the context and ${others}.`);
 }
 
@@ -223,7 +225,7 @@ function drawTree(step) {
   const groups = tokens.map((token, node) => {
     const name = `node ${node}: ${label(token)}${kind(node) && ", accepted"}`;
     const attributes = { class: `node ${kind(node)}`, "data-node": node, role: "img", "aria-label": name };
-    const text = { x: x(node) + 5, y: y(node), class: sourceClass(step.levels[depth[node]].exit) };
+    const text = { x: x(node) + 5, y: y(node), class: sourceClass(step.nodes.exits[node]) };
     return make("svg:g", attributes,
       make("svg:rect", { class: "box", x: x(node), y: y(node) - 10, width: box, height: 20, rx: 4 }),
       make("svg:text", text, label(token).slice(0, 10)));

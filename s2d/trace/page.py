@@ -24,31 +24,22 @@ CODE = (decode_step, Scorer.__call__, *DRAFTING, KVCache.keep, ancestor_mask, *V
 
 
 def check_page(file):
-    """Raise ValueError unless a page can be written to ``file``.
-
-    There has to be a folder for it, and nothing in the way but a page that was written here.
-    """
+    """ValueError where ``file`` has no folder, or is in the way and no page written here."""
     file = Path(file)
     ours = file.is_file() and file.read_bytes().startswith(BEGINNING.encode())
     if file.is_symlink() or file.exists() and not ours:
-        raise ValueError(
-            f"{file} is in the way, and no page that was written here; "
-            "name another file or remove it first"
-        )
+        what = "is in the way, and no page that was written here"
+        raise ValueError(f"{file} {what}; name another file or remove it first")
     try:
         with TemporaryFile(dir=file.parent, prefix=stage_of(file).name):  # a name as long
             pass
     except OSError as error:
-        raise ValueError(
-            f"{file} cannot be written ({error.strerror}); name another file"
-        ) from None
+        wrong = f"{file} cannot be written ({error.strerror}); name another file"
+        raise ValueError(wrong) from None
 
 
 def write_page(data, file):
-    """Put what a Recorder has into one file.
-
-    No text of it is ever markup: it travels as JSON and is shown as text.
-    """
+    """Put what a Recorder has into one file; its text travels as JSON and is never markup."""
     code = {}
     for function in CODE:
         path = f"{function.__module__.replace('.', '/')}.py"

@@ -20,23 +20,19 @@ LIKELIEST_OF_DRAFT = 3  # and those of q
 
 
 class Recorder:
-    """Keeps what there is to see of each Step of an answer.
-
-    ``names`` are those of the models, ``options`` those of ``start``.
-    """
+    """Keeps each Step of an answer; ``names`` are the models', ``options`` those of ``start``."""
 
     def __init__(self, tokenizer, prompt, names, options):
+        self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
+        self.alone = None  # milliseconds that the target alone takes for a token
         defaults = {name: each.default for name, each in signature(start).parameters.items()}
         options = defaults | options
-        chosen = ("draft", "method", "exits", "thresholds", "stop")
-        exits, thresholds, stop = choose_exits(*(options[name] for name in chosen))
-        shown = ("method", "temperature", "top_p", "seed", "init", "replacement")
-        self.about = names | {name: options[name] for name in shown}
-        self.about |= {"exits": exits, "thresholds": thresholds}
-        self.about["stop"] = None if callable(stop) else stop
-        self.tokenizer, self.prompt = tokenizer, prompt
-        self.steps = []
-        self.alone = None  # milliseconds that the target alone takes for a token
+        chosen = "draft method exits thresholds stop"
+        exits, thresholds, stop = choose_exits(*(options[name] for name in chosen.split()))
+        options |= {"exits": exits, "thresholds": thresholds}
+        options["stop"] = None if callable(stop) else stop
+        shown = "method temperature top_p seed init replacement exits thresholds stop"
+        self.about = names | {name: options[name] for name in shown.split()}
 
     def add(self, step):
         self.steps.append(recorded(step, self.about["exits"], self.about["replacement"]))
@@ -54,10 +50,8 @@ class Recorder:
         stream = TextStream(self.tokenizer)
         answer = [stream.push([token]) for step in self.steps for token in step["tokens"]]
         answer[-1:] = [answer[-1] + stream.finish()] if answer else []
-        known = set()
-        for step in self.steps:
-            known.update(step["nodes"]["tokens"], step["tokens"])
-            known.update(*(position["ids"] for position in step["positions"]))
+        known = {token for step in self.steps for token in step["nodes"]["tokens"] + step["tokens"]}
+        known.update(*(each["ids"] for step in self.steps for each in step["positions"]))
         before = self.tokenizer.encode("a")  # a token at the beginning may lose its space
         start_of_piece = len(self.tokenizer.decode(before))
         pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
@@ -77,13 +71,9 @@ def recorded(step, exits, replacement):
     tokens, parents = proposal.tree.tokens.tolist(), proposal.tree.parents.tolist()
     p = warp(step.logits, 1.0) if verdict.p is None else verdict.p  # (N+1, V)
     q = None if verdict.p is None else proposal.q  # (R, V)
-    confidences = [
-        [(exit_layer, short(confidence)) for exit_layer, confidence in tried]
-        for tried in proposal.confidences
-    ]
-    if proposal.exits[:1] == [TARGET]:  # the draft was not asked for the first level
-        confidences = [[], *confidences]
-    levels = zip(proposal.exits, proposal.level_sizes, confidences)
+    rounds = [[(layer, short(sure)) for layer, sure in tried] for tried in proposal.confidences]
+    of_nodes = [parent + 1 for parent in parents], tokens  # each node's token in its parent's row
+    gave_up = proposal.stopped == "confidence" and len(rounds) - 1 not in proposal.rounds
     seconds = [step.draft_seconds, step.target_seconds]
     seconds.append(step.seconds - sum(seconds))
     return {
@@ -94,11 +84,13 @@ def recorded(step, exits, replacement):
         "nodes": {
             "tokens": tokens,
             "parents": parents,
-            "p": of_nodes(p, tokens, parents),
-            "q": None if q is None else of_nodes(q, tokens, parents),
+            "exits": proposal.exits,
+            "rounds": proposal.rounds,
+            "p": cut(p, of_nodes),
+            "q": cut(q, of_nodes),
         },
-        "levels": [{"exit": e, "size": size, "confidences": tried} for e, size, tried in levels],
-        "gave_up": confidences[-1] if len(confidences) > len(proposal.exits) else None,
+        "rounds": rounds,
+        "gave_up": rounds[-1] if gave_up else None,
         "stopped": proposal.stopped,
         "positions": positions(step, p, q, tokens, parents, replacement),
         "caches": caches(step, exits),
@@ -117,49 +109,38 @@ def positions(step, p, q, tokens, parents, replacement):
             children = []  # roots of the target face no test
         own = bonus if accepted is None else []
         row_p, row_q = p[node + 1], q[node + 1] if q is not None and children else None
-        ids = to_show(row_p, row_q, [*(tokens[child] for child in children), *own])
-        if row_q is None:
-            left, tests = [(row_p, None)], matched(row_p, children, accepted, tokens)
-        else:
-            left, tests = tested(row_p, row_q, children, accepted, tokens, draws, replacement)
+        ids = [*(tokens[child] for child in children), *own]
+        ids += row_p.topk(min(LIKELIEST, len(row_p))).indices.tolist()
+        if row_q is not None:
+            ids += row_q.topk(min(LIKELIEST_OF_DRAFT, len(row_q))).indices.tolist()
+        ids = list(dict.fromkeys(ids))
+        left, tests = tested(row_p, row_q, children, accepted, tokens, draws, replacement)
         stages = [{"p": cut(rest_p, ids), "q": cut(rest_q, ids)} for rest_p, rest_q in left]
         shown = {"accepted": accepted, "bonus": own[0] if own else None}
         found.append(shown | {"ids": ids, "stages": stages, "tests": tests})
     return found
 
 
-def matched(p, children, accepted, tokens):
-    """Where the target's own choice decides: the child that carries it is accepted."""
-    return [
-        {"node": child, "p": short(p[tokens[child]]), "accepted": child == accepted}
-        for child in children
-    ]
-
-
 def tested(p, q, children, accepted, tokens, draws, replacement):
-    """The tests of ``verify_sampled`` once more, with the numbers it drew.
+    """What is left of p (V,) and q (V,), before each test and after a last rejection; the tests.
 
-    Returns what is left of p (V,) and q (V,), before each test and after a last rejection, and the
-    tests.
+    Without q the target's own choice decides: the child that carries it is accepted. Else these are
+    the tests of ``verify_sampled`` once more, with the numbers it drew.
     """
     left, tests = [(p, q)], []
     for child in children:
         token = tokens[child]
-        if q[token] == 0:
-            continue  # never drawn
-        test = {"node": child, "p": short(p[token]), "q": short(q[token])}
-        acceptance = short((p[token] / q[token]).clamp(max=1.0))
-        test |= {
-            "acceptance": acceptance,
-            "draw": short(next(draws)),
-            "accepted": child == accepted,
-        }
-        tests.append(test)
-        if child == accepted:
-            break
-        p = residual(p, q)
-        q = q if replacement else without(q, torch.tensor(token, device=q.device))
-        left.append((p, q))
+        test = {"node": child, "p": short(p[token]), "accepted": child == accepted}
+        if q is None:
+            tests.append(test)
+        elif q[token] > 0:  # else it was never drawn
+            test |= {"q": short(q[token]), "draw": short(next(draws))}
+            tests.append(test | {"acceptance": short((p[token] / q[token]).clamp(max=1.0))})
+            if child == accepted:
+                break
+            p = residual(p, q)
+            q = q if replacement else without(q, torch.tensor(token, device=q.device))
+            left.append((p, q))
     return left, tests
 
 
@@ -176,22 +157,9 @@ def caches(step, exits):
     return found
 
 
-def of_nodes(rows, tokens, parents):
-    """The probability of each node's token, by the row about its parent."""
-    return [short(rows[parent + 1, token]) for parent, token in zip(parents, tokens)]
-
-
-def to_show(p, q, tokens):
-    """Which tokens of a position are shown: ``tokens``, and the likeliest by p (V,) and q (V,)."""
-    ids = [*tokens, *p.topk(min(LIKELIEST, len(p))).indices.tolist()]
-    if q is not None:
-        ids += q.topk(min(LIKELIEST_OF_DRAFT, len(q))).indices.tolist()
-    return list(dict.fromkeys(ids))
-
-
-def cut(row, ids):
-    """The shown part of a row (V,), if there is one."""
-    return None if row is None else [short(each) for each in row[ids].tolist()]
+def cut(rows, where):
+    """The part of rows that is shown, if there are any."""
+    return None if rows is None else [short(each) for each in rows[where].tolist()]
 
 
 def short(number):

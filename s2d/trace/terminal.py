@@ -88,20 +88,9 @@ def gain(generation):
 
 def as_json(generation, prompt, tokenizer):
     """What ``--json`` prints, as a dictionary."""
-    stats = generation.stats
-    return {
-        "text": tokenizer.decode(generation.tokens),
-        "tokens": generation.tokens,
-        "prompt_tokens": len(prompt),
-        "exact": generation.exact,
-        "stats": {
-            "steps": stats.steps,
-            "mean_accepted_tokens": stats.mean_accepted_tokens,
-            "accept_lengths": stats.accept_lengths,
-            "acceptance_rate": stats.acceptance_rate,
-            "exit_counts": dict(sorted(stats.exit_counts.items())),
-            "draft_forwards": stats.draft_forwards,
-            "seconds": stats.seconds,
-            "tokens_per_second": generation.tokens_per_second,
-        },
-    }
+    names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_forwards seconds"
+    stats = {name: getattr(generation.stats, name) for name in names.split()}
+    stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
+    stats["tokens_per_second"] = generation.tokens_per_second
+    about = {"prompt_tokens": len(prompt), "exact": generation.exact, "stats": stats}
+    return {"text": tokenizer.decode(generation.tokens), "tokens": generation.tokens} | about

@@ -1,0 +1,57 @@
+"""The last table as a picture: a bar a method, a panel for each target and temperature.
+
+Knows nothing about models. matplotlib is imported here only.
+"""
+
+from pathlib import Path
+
+from ..files import staged_file
+from ..program import optional
+
+MARK = "s2d.bench"  # in every file written here
+TEXT = "#808080"  # is read on light and on dark ground
+COLORS = {"ar": TEXT, "transformers": "#d98032"}  # by a name's first word; all others:
+OURS = "#4a90d9"
+STYLE = {"svg.fonttype": "none", "font.size": 10, "axes.titlesize": 10, "text.color": TEXT}
+STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
+
+
+def check_plot(file):
+    """ValueError where matplotlib is missing, or ``file`` is none to write: ask before measuring.
+
+    Returns matplotlib and its Figure.
+    """
+    package = "matplotlib==3.11.2"
+    figure = optional("matplotlib.figure", package).Figure
+    if Path(file).suffix != ".svg":
+        raise ValueError(f"--plot writes SVG: {file} has to end in .svg")
+    if Path(file).exists() and MARK.encode() not in Path(file).read_bytes():
+        raise ValueError(f"{file} was not written here; name another file or remove it first")
+    return optional("matplotlib", package), figure
+
+
+def write_plot(file, summaries):
+    """{(target, temperature): summary}, as tables.summarise makes them -> an SVG file."""
+    matplotlib, figure_of = check_plot(file)
+    targets, temperatures = (list(dict.fromkeys(part)) for part in zip(*summaries))
+    methods = list(dict.fromkeys(name for each in summaries.values() for name in each))
+    with matplotlib.rc_context(STYLE):
+        wide = 0.09 * max(map(len, methods)) + 3 * len(temperatures)
+        high = (0.5 + 0.24 * len(methods)) * len(targets) + 0.3
+        figure, how = figure_of((wide, high), layout="constrained"), {"squeeze": False}
+        grid = figure.subplots(len(targets), len(temperatures), sharex=True, sharey=True, **how)
+        for (target, temperature), summary in summaries.items():
+            axes = grid[targets.index(target)][temperatures.index(temperature)]
+            speeds = [row["speedup"] for row in summary.values()]
+            colors = [COLORS.get(name.split()[0], OURS) for name in summary]
+            bars = axes.barh([methods.index(name) for name in summary], speeds, color=colors)
+            axes.bar_label(bars, [f"{speed:.2f}" for speed in speeds], padding=3)
+            axes.set_title(f"{target}, T = {temperature:g}")
+            axes.margins(x=0.15)  # where the values stand
+            axes.set_yticks(range(len(methods)), methods)
+            axes.tick_params(length=0, labelbottom=False)
+            axes.spines[:].set_visible(False)
+        grid[0][0].invert_yaxis()  # the first method on top, in all as they share it
+        figure.supxlabel("speedup over the target alone (ar)", fontsize=10)
+        with staged_file(file) as stage:
+            figure.savefig(stage, format="svg", transparent=True, metadata={"Creator": MARK})
