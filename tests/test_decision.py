@@ -18,7 +18,7 @@ from s2d.extras.decision import (
 )
 from s2d.generate import start
 from s2d.train import __main__ as train
-from s2d.train.decision import auc, calibration, fit_decision
+from s2d.train.decision import auc, fit_decision
 
 
 def prediction(logits, hidden=None):
@@ -114,15 +114,6 @@ def test_auc_against_counting_pairs():
     assert auc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])) == 1.0
 
 
-def test_calibration_table():
-    scores, labels = torch.tensor([0.05, 0.07, 0.55, 1.0]), torch.tensor([0.0, 1.0, 0.5, 1.0])
-    assert [line.split() for line in list(calibration(scores, labels))[1:]] == [
-        "0.0 to 0.1 2 0.06 0.50".split(),
-        "0.5 to 0.6 1 0.55 0.50".split(),
-        "0.9 to 1.0 1 1.00 1.00".split(),
-    ]
-
-
 def test_files_keep_their_configuration_and_their_draft(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
     made = Decision("hidden", draft.config.hidden_size, 0.35, fingerprint(draft))
@@ -160,9 +151,7 @@ def train_decision(out, *more):
 def test_the_training_command(tmp_path, capsys):
     out = tmp_path / "new" / "d.safetensors"
     assert train_decision(out, "--prompts", 5, "--epochs", 2, "--features", "stats") == 0
-    report = capsys.readouterr().out
-    assert re.search(r"kept out: loss [\d.]+ \(always [\d.]+: [\d.]+\), AUC [\d.]+", report)
-    assert "predicted" in report and "observed" in report
+    assert re.search(r"kept out: \d+ drafted tokens, AUC 0\.\d+", capsys.readouterr().out)
     assert out.is_file()
     (tmp_path / "mine").write_text("mine")
     for file, change, message in (

@@ -32,7 +32,7 @@ def conversations(model, enough, seed):
 @pytest.fixture
 def short(monkeypatch):
     """Questions and answers for a context of 128, and a cache that is often full."""
-    for name, tokens in (("QUESTION_TOKENS", 48), ("ANSWER_TOKENS", 20), ("SLACK", 3)):
+    for name, tokens in (("QUESTION_TOKENS", 48), ("ANSWER_TOKENS", 20)):
         monkeypatch.setattr(self_text, name, tokens)
 
 
