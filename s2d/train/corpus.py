@@ -37,10 +37,9 @@ def conversations(seed, split, groups=GROUPS):
             yield Conversation(group, turns)
 
 
-def read_tables():
-    """{title: {kind: its phrases}} of phrases.txt, which parts phrases by " / "."""
-    tables = {}
-    text = Path(__file__).with_name("phrases.txt").read_text(encoding="utf-8")
+def read_tables(name):
+    """{title: {kind: its phrases}} of a file of text beside this one; " / " is between phrases."""
+    tables, text = {}, Path(__file__).with_name(name).read_text(encoding="utf-8")
     for section in text.strip().split("\n\n"):
         title, *lines = section.split("\n")
         pairs = (line.split(": ", 1) for line in lines)
@@ -48,7 +47,7 @@ def read_tables():
     return tables
 
 
-TABLES = read_tables()
+TABLES = read_tables("phrases.txt")
 PHRASES, WORDS = TABLES["phrases"], TABLES["words"]
 NAMES, WOMEN, JOBS = TABLES["people"].values()
 GOODS, HOBBIES, PETS = TABLES["things"].values()
@@ -129,27 +128,23 @@ def _talk(rng):
 
 
 NOUNS = [noun.split() for noun in WORDS["nouns"]]  # the first seven can be subjects
-# German articles and endings of adjectives, by case, whether definite, and gender.
-FORMS = {
-    ("nom", True): {"m": ("der", "e"), "f": ("die", "e"), "n": ("das", "e")},
-    ("acc", True): {"m": ("den", "en"), "f": ("die", "e"), "n": ("das", "e")},
-    ("nom", False): {"m": ("ein", "er"), "f": ("eine", "e"), "n": ("ein", "es")},
-    ("acc", False): {"m": ("einen", "en"), "f": ("eine", "e"), "n": ("ein", "es")},
-}
 
 
-def _noun_phrase(rng, nouns, case):
-    (english, german, gender), definite = rng.choice(nouns), rng.random() < 0.6
-    article, ending = FORMS[case, definite][gender]
+def _noun_phrase(rng, nouns, role):
+    """In English and in German; ``role`` is "subject" or "object"."""
+    english, german, gender = rng.choice(nouns)
+    determiner = "the" if rng.random() < 0.6 else "a"
+    forms = TABLES["articles and endings"][f"{determiner}, {role}"]
+    article, ending = forms["mfn".index(gender)].split()
     if rng.random() < 0.4:
         adjective, stem = rng.choice(WORDS["adjectives"]).split()
         english, german = f"{adjective} {english}", f"{stem}{ending} {german}"
-    return (f"the {english}" if definite else an(english)), f"{article} {german}"
+    return (an(english) if determiner == "a" else f"the {english}"), f"{article} {german}"
 
 
 def _sentence_pair(rng):
-    subject, verb = _noun_phrase(rng, NOUNS[:7], "nom"), rng.choice(WORDS["verbs"]).split()
-    thing = _noun_phrase(rng, NOUNS, "acc")
+    subject, verb = _noun_phrase(rng, NOUNS[:7], "subject"), rng.choice(WORDS["verbs"]).split()
+    thing = _noun_phrase(rng, NOUNS, "object")
     where = [rng.choice(WORDS["where"]).split(" = ")] if rng.random() < 0.3 else []
     english, german = [subject, verb, thing, *where], [subject, verb, thing, *where]
     if rng.random() < 0.3:  # an adverb in front moves the German subject behind the verb
@@ -164,7 +159,7 @@ def _pairs(rng):
     kind = rng.randrange(3)
     if kind == 2:
         return [_sentence_pair(rng)]
-    first, last = _noun_phrase(rng, NOUNS, "nom"), _noun_phrase(rng, NOUNS, "nom")
+    first, last = (_noun_phrase(rng, NOUNS, "subject") for _ in range(2))
     return [[f"{side}," for side in first], last] if kind == 1 else [last]
 
 

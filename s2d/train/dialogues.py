@@ -32,8 +32,8 @@ def read_sharegpt(path):
         if not isinstance(records, list):
             raise ValueError(f"it is a {type(records).__name__}")
     except (ValueError, RecursionError) as error:
-        wrong = f"{path} is not ShareGPT JSON, a list of conversations ({error})"
-        raise ValueError(wrong) from None
+        what = "is not ShareGPT JSON, a list of conversations"
+        raise ValueError(f"{path} {what} ({error})") from None
     checked = [check_record(record) for record in records]
     skipped = Counter(reason for reason, _ in checked if reason)
     if skipped:
@@ -100,10 +100,10 @@ def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
         new_ids, new_is_answer = encode_dialogue(tokenizer, messages, template)
         ids.extend(new_ids)
         is_answer.extend(new_is_answer)
-        if rows is not None and len(ids) > rows * length:
+        if rows and len(ids) > rows * length:
             break
     whole = max(0, (len(ids) - 1) // length)
-    count = (whole if rows is None else min(rows, whole)) * length
+    count = min(rows or whole, whole) * length
     tokens = np.asarray(ids)[: count + 1]
     learnt = np.asarray(is_answer)[1 : count + 1] if answers_only else True
     labels = np.where(learnt, tokens[1:], np.int32(-100))

@@ -86,24 +86,23 @@ def initialise(config, seed, copying):
     return model
 
 
-TOKENIZER_CONFIG = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
-TOKENIZER_CONFIG |= {"add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>"}
-TOKENIZER_CONFIG |= {"unk_token": "<unk>", "legacy": True, "clean_up_tokenization_spaces": False}
+TOKENIZER_CONFIG = dict(tokenizer_class="LlamaTokenizer", add_bos_token=True, add_eos_token=False)
+TOKENIZER_CONFIG |= dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", legacy=True)
+TOKENIZER_CONFIG |= dict(clean_up_tokenization_spaces=False)
 
 
-def make_tokenizer(folder, seed, count=20000):
-    """Train the family's tokenizer, built as Llama's is, on ``count`` training conversations."""
+def make_tokenizer(folder, seed):
+    """Train the family's tokenizer, built as Llama's is, on 20,000 training conversations."""
     texts = (
         f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
-        for conversation in islice(conversations(seed, "train"), count)
+        for conversation in islice(conversations(seed, "train"), 20000)
         for question, answer in conversation.turns
     )
     model = io.BytesIO()
     options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
     options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
     options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
-    train = sentencepiece.SentencePieceTrainer.train
-    train(sentence_iterator=texts, model_writer=model, **options)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
 
@@ -125,9 +124,8 @@ def train_mini(out, device, seed, resume, millions=None):
             make_tokenizer(Path(folder), seed)
         for name in wanted:
             if name == "mini-draft":
-                amount, parent = millions or DRAFT_TOKENS, out / "mini-7b"
-                rows = rows_of(parent, "mini", device, MINI, amount, seed + 1)
-                run = Run(out / name, device, seed + 1, resume)
+                parent, run = out / "mini-7b", Run(out / name, device, seed + 1, resume)
+                rows = rows_of(parent, "mini", device, MINI, millions or DRAFT_TOKENS, run.seed)
                 train_soft(parent, DRAFT_EXITS, rows, MINI, run, DRAFTING)
             else:
                 train_target(name, Run(out / name, device, seed, resume), folder, millions)
@@ -136,9 +134,10 @@ def train_mini(out, device, seed, resume, millions=None):
 def train_target(name, run, tokenizer, millions):
     """One of TARGETS from nothing, with the tokenizer in a folder that they all share."""
     config, own_millions, peak, copying = TARGETS[name]
-    model = initialise(config, run.seed, copying).to(check_device(run.device))
-    recipe, dialogues = replace(MINI, lr=peak), corpus_dialogues(run.seed)
-    rows = corpus_rows(millions or own_millions, recipe)
+    model, recipe = initialise(config, run.seed, copying), replace(MINI, lr=peak)
+    count = corpus_rows(millions or own_millions, recipe)
     # To foresee the questions as well, a model that copies would first have to unlearn it.
-    packed = pack(dialogues, Tokenizer(tokenizer), rows, recipe.length, copying)
-    train_and_save(model, (config.num_hidden_layers,), packed, recipe, run, tokenizer)
+    text = corpus_dialogues(run.seed), Tokenizer(tokenizer)
+    rows = pack(*text, count, recipe.length, answers_only=copying)
+    exits = (config.num_hidden_layers,)
+    train_and_save(model.to(check_device(run.device)), exits, rows, recipe, run, tokenizer)

@@ -18,7 +18,7 @@ import torch
 from ..chat import ChatTemplate
 from ..files import drop_half_line, whole_lines
 from ..weights import checksum
-from .openings import KINDS
+from .corpus import read_tables
 
 QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
 BATCH = 96  # conversations at a time
@@ -28,7 +28,7 @@ ASKING = 0.8  # the temperature of questions: at 1 those of small models make no
 
 
 def ways_to_ask(tokenizer, template):
-    """(beginnings of a user's turn by KINDS, ids from its end to where the assistant speaks)."""
+    """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
     if not isinstance(template, ChatTemplate):
         alone = "to ask itself questions the target needs a chat template of its own"
         raise ValueError(f"{alone}; give a text by --data FILE or --from FILE")
@@ -36,7 +36,9 @@ def ways_to_ask(tokenizer, template):
     if not found or not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
     encode = tokenizer.encode_marked
-    return [[encode(before + first) for first in kind] for kind in KINDS.values()], encode(after)
+    kinds = [[""], *read_tables("openings.txt")["openings"].values()]
+    openings = [[before + first.replace("\\n", "\n") for first in kind] for kind in kinds]
+    return [[encode(opening) for opening in kind] for kind in openings], encode(after)
 
 
 @torch.inference_mode()
