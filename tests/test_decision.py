@@ -1,11 +1,10 @@
 """The decision model: what it sees, how it learns, what it refuses; it decides where drafts end."""
 
-import json
 import re
 
 import pytest
 import torch
-from helpers import WEIGHTS, random_llama
+from helpers import WEIGHTS, assert_refused, random_llama
 
 from s2d import generate
 from s2d.draft import Prediction
@@ -160,18 +159,7 @@ def test_the_training_command(tmp_path, capsys):
         (out, ["--threshold", "2"], "the threshold is within 0..1"),
         (tmp_path / "mine", [], "is there already and is no decision model"),
     ):
-        assert train_decision(file, *change) == 2
-        error = capsys.readouterr().err.splitlines()
-        assert len(error) == 1 and message in error[0]
-
-
-def test_the_training_command_reads_sharegpt(tmp_path, capsys):
-    turns = [{"from": "human", "value": "What is 2?"}, {"from": "gpt", "value": "A number."}]
-    records = [{"conversations": each} for each in ([], *[turns] * 6)]
-    (tmp_path / "chats.json").write_text(json.dumps(records))
-    options = ["--data", tmp_path / "chats.json", "--prompts", 5, "--epochs", 1]
-    assert train_decision(tmp_path / "d", *options) == 0
-    assert "records passed over: 1 (no question with an answer)" in capsys.readouterr().err
+        assert_refused(capsys, message, train_decision, file, *change)
 
 
 @pytest.mark.parametrize("target", ["7b", "13b", "70b"])

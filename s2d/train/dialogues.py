@@ -15,10 +15,12 @@ from .corpus import GROUPS, conversations
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 
 
-def corpus_dialogues(seed):
-    """The miniature corpus as endless dialogues: messages, user and assistant in turn."""
-    for conversation in conversations(seed, "train", MIX):
-        yield [message for turn in conversation.turns for message in turn]
+def dialogues_of(data, seed):
+    """Lists of messages, user and assistant in turn: of "mini", the corpus, or a ShareGPT file."""
+    if data != "mini":
+        return read_sharegpt(data)
+    corpus = conversations(seed, "train", MIX)  # without end
+    return ([message for turn in each.turns for message in turn] for each in corpus)
 
 
 def read_sharegpt(path):
@@ -59,11 +61,6 @@ def check_record(record):
     if not all(isinstance(text, str) and text.strip() for text in texts):
         return "a message without text", None
     return None, list(texts)
-
-
-def dialogues_of(data, seed):
-    """Dialogues of "mini", the corpus, or of a ShareGPT file."""
-    return corpus_dialogues(seed) if data == "mini" else read_sharegpt(data)
 
 
 def encode_dialogue(tokenizer, messages, template="vicuna"):

@@ -37,10 +37,9 @@ def corpus_rows(millions, recipe):
 
 
 def rows_of(init, data, device, recipe, millions, seed, text=None):
-    """Training text as (tokens, labels), (R, length) each, for the Llama in the folder ``init``.
+    """Text for the Llama in ``init``: tokens and labels, which are answers, (R, length) each.
 
-    ``data`` is "mini", "self" (its text is kept in the file ``text``) or a ShareGPT file. Only the
-    assistant's words are labels.
+    ``data`` is "mini", "self" (its text is kept in the file ``text``) or a ShareGPT file.
     """
     tokenizer, template = Tokenizer(init), chat_template(init)
     if data == "self":
@@ -80,7 +79,7 @@ def train_soft(
 
 
 def most_frequent(labels, count, vocab_size):
-    """The ``count`` tokens that occur most often among ``labels``, in order of their ids."""
+    """The ``count`` commonest tokens among ``labels``, in order of their ids."""
     if not 1 <= count <= vocab_size:
         raise ValueError(f"a draft vocabulary has from 1 to {vocab_size} tokens, got {count}")
     frequencies = labels[labels >= 0].bincount(minlength=vocab_size)
@@ -92,8 +91,8 @@ def among(kept, labels, vocab_size):
     positions = torch.full((vocab_size + 1,), -100, dtype=torch.int32)
     positions[kept] = torch.arange(len(kept), dtype=torch.int32)
     found = positions[labels.where(labels >= 0, vocab_size)]
-    learnt, left_out = (labels >= 0).sum().item(), ((labels >= 0) & (found < 0)).sum().item()
-    outside = f"{left_out / max(1, learnt):.1%} of {learnt} tokens are outside"
+    learnt, inside = (labels >= 0).sum().item(), (found >= 0).sum().item()
+    outside = f"{1 - inside / max(1, learnt):.1%} of {learnt} tokens are outside"
     print(f"draft vocabulary: {outside}", file=sys.stderr)
     return found
 

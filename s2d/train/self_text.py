@@ -107,11 +107,10 @@ def without(cache, rows, model):
 
 @torch.inference_mode()
 def converse(model, prompts, after, enough, batch, seed):
-    """Sample questions and answers until the answers have ``enough`` tokens.
+    """Sample (prompt, answer, temperature) until the answers have ``enough`` tokens.
 
-    ``prompts`` are beginnings of questions, lists of ids by kind; ``after`` is what the template
-    says after a question. Yields (prompt, answer, temperature). A batch begins together and is
-    finished whatever there is by then: else long answers would be rarer than they are.
+    ``prompts`` are beginnings of questions, ids by kind; the template says ``after`` behind them. A
+    batch is finished whatever there is by then: else long answers would be rarer than they are.
     """
     everything = [prompt for kind in prompts for prompt in kind]
     shared = max(1, len(os.path.commonprefix(everything)))  # ids that go through in one pass
@@ -161,10 +160,7 @@ def read_records(file, header):
 
 
 def sample_to(file, model, tokenizer, template, wanted, seed):
-    """The conversations in ``file``, whose answers have at least ``wanted`` tokens.
-
-    What is missing is sampled, and written as soon as an answer is complete.
-    """
+    """Conversations whose answers have ``wanted`` tokens: those in ``file``, then new ones."""
     prompts, after = ways_to_ask(tokenizer, template)
     header = json.dumps({"model": checksum(model)}) + "\n"
     records = read_records(file, header)
@@ -175,8 +171,8 @@ def sample_to(file, model, tokenizer, template, wanted, seed):
     began = said = time.monotonic()
     file.parent.mkdir(parents=True, exist_ok=True)
     # Seeded by how much there is, so that a run that goes on does not say the same again.
-    conversations = converse(model, prompts, after, wanted - old, batch, seed + old)
-    for prompt, answer, temperature in conversations:
+    sampling = converse(model, prompts, after, wanted - old, batch, seed + old)
+    for prompt, answer, temperature in sampling:
         records.append({"p": prompt, "a": answer, "T": temperature})
         with file.open("a", encoding="utf-8") as out:
             out.write(("" if out.tell() else header) + json.dumps(records[-1]) + "\n")
