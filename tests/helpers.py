@@ -60,9 +60,9 @@ def program(main, *arguments):
         return end.code
 
 
-def assert_refused(capsys, message, main, *arguments):
-    """A command line ends with exit code 2 and one line on stderr that holds ``message``."""
-    assert program(main, *arguments) == 2, arguments
+def assert_refused(capsys, message, function, *arguments):
+    """A program's ``function`` returns exit code 2, with one line on stderr about ``message``."""
+    assert function(*arguments) == 2, arguments
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
 

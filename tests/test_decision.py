@@ -31,8 +31,8 @@ def test_the_two_feature_sets():
     logits, hidden = torch.randn(3, 20, generator=generator), torch.randn(3, 8, generator=generator)
     stats = Decision("stats", 8, 0.4, "").inputs(prediction(logits))
     for row, probs in zip(stats, logits.double().softmax(-1)):
-        entropy, largest = -sum(p * p.log() for p in probs), sorted(probs.tolist())[:-11:-1]
-        assert row.tolist() == pytest.approx([entropy.item(), *largest], abs=1e-6)
+        largest = sorted(probs.tolist())[:-11:-1]
+        assert row.tolist() == pytest.approx([-(probs @ probs.log()).item(), *largest], abs=1e-6)
     scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
     sizes = {"hidden": [(512, 8), (256, 512), (1, 256)], "stats": [(44, 11), (1, 44)]}
@@ -48,7 +48,7 @@ def test_siblings_divide_what_the_first_leaves():
     found = child_probabilities(torch.tensor([0.8, 0.2]), probs)
     assert torch.allclose(found, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
     alone = child_probabilities(torch.tensor([0.7]), probs[:1, :1])
-    assert torch.allclose(alone, torch.tensor([[0.7]]))
+    assert alone.item() == pytest.approx(0.7)
 
 
 class Fixed:
@@ -137,9 +137,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no decision model at"):
         load_decision(tmp_path / "nowhere", draft)
     for name in ("model.safetensors", "config.json"):
-        with pytest.raises(ValueError, match="is not a decision model") as caught:
+        with pytest.raises(ValueError, match=r"is not a decision model[^\n]*$"):
             load_decision(WEIGHTS / "mini-draft" / name, draft)
-        assert "\n" not in str(caught.value)
 
 
 def train_decision(out, *more):

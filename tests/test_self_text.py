@@ -32,18 +32,18 @@ def conversations(model, enough, seed):
 
 @pytest.fixture
 def short(monkeypatch):
-    """Questions and answers for a context of 128, and a cache that is often full."""
+    """Questions and answers for a context of 128."""
     for name, tokens in (("QUESTION_TOKENS", 48), ("ANSWER_TOKENS", 20)):
         monkeypatch.setattr(self_text, name, tokens)
 
 
 def test_answers_are_what_the_model_says_to_its_questions(short):
-    """Rows at positions of their own, in slots used before: greedy answers are ``generate``'s."""
+    """Rows that others leave: greedy answers are ``generate``'s."""
     model = random_llama(0, scale=0.1)
     made = conversations(model, 1500, 1)
     assert sum(len(answer) for _, answer, _ in made[:-20]) < 1500  # no more begins than is needed
-    parts = [sum(t == wanted for *_, t in made) / len(made) for wanted in (0.0, 0.7, 1.0)]
-    assert sum(parts) == pytest.approx(1.0) and min(parts) > 0.2
+    for wanted in (0.0, 0.7, 1.0):
+        assert sum(t == wanted for *_, t in made) > 0.2 * len(made)
     for prompt, answer, temperature in made:
         assert prompt[:2] == BEFORE and prompt[-3:] == AFTER and 2 not in prompt[:-3]
         assert len(prompt) <= 4 + 48 + 2
@@ -133,17 +133,19 @@ def soft(folder, *more):
     return program(train.main, "soft", "--layers", 4, "--exits", "2,4", *where, *small, *more)
 
 
+LEARNING = ["--batch", "4", "--micro-batch", "4", "--epochs"]
+
+
 def test_a_draft_from_the_models_own_text(asking, capsys):
-    learning = ["--batch", "4", "--micro-batch", "4", "--epochs"]
-    assert soft(asking, "--lora", "4", "--draft-vocabulary", "200", *learning, "3") == 0
+    assert soft(asking, "--lora", "4", "--draft-vocabulary", "200", *LEARNING, "3") == 0
     said = capsys.readouterr().err
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
     draft = load_model(asking / "draft")
     assert len(draft.draft_vocabulary) == 200 and draft.config.exit_layers == (2, 4)
     assert draft.config.num_hidden_layers == 4
-    adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
     written = {path.name for path in (asking / "draft").iterdir()}
+    adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
     assert written == adapter | {"draft_vocabulary.json", ".written-by-s2d"}
     records = [json.loads(line) for line in text.splitlines()[1:]]
     tokens, labels = one_a_row([(record["p"], record["a"]) for record in records], 96)
@@ -161,15 +163,14 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     assert texts[0] == texts[1] == texts[2]
     # Again: the text is found, more of it is sampled, and a folder of ours is replaced.
     (asking / "draft.self.jsonl").write_text(text + '{"p": [1, 2')  # as a kill leaves it
-    assert soft(asking, "--lora", "2", "--millions", "0.003", *learning, "1") == 0
+    assert soft(asking, "--lora", "2", "--millions", "0.003", *LEARNING, "1") == 0
     longer = (asking / "draft.self.jsonl").read_text()
     assert longer.startswith(text) and len(longer) > len(text)
     assert all(json.loads(line) for line in longer.splitlines())
 
 
 def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, capsys):
-    learning = ["--batch", "4", "--micro-batch", "4", "--epochs", "2"]
-    arguments = ["--lora", "4", "--draft-vocabulary", "100", *learning]
+    arguments = ["--lora", "4", "--draft-vocabulary", "100", *LEARNING, "2"]
     assert soft(asking, *arguments) == 0
     whole = (asking / "draft/adapter_model.safetensors").read_bytes()
     shutil.rmtree(asking / "draft")
@@ -199,6 +200,8 @@ def test_what_cannot_be_sampled(asking, capsys):
     many = ["--text", write_text(asking), "--draft-vocabulary", "2000"]
     refused("has from 1 to 1024 tokens, got 2000", *many)
     refused("expected at least", "--millions", "0")
+    refused("is from 1 to 4096, got 0", "--lora", "0")
+    refused("from 1 to 1024 tokens, got 0", *many[:2], "--draft-vocabulary", "0")
     config = asking / "base/tokenizer_config.json"
     config.write_text('{"chat_template": "{{ bos_token }}"}')
     refused("leaves out what the user says")
@@ -277,13 +280,15 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
     with pytest.raises(ValueError, match="another vocabulary .vocab_size 61, not 60"):
         load_datastore(path, 60, "aaaaaaaa")
     right = {"kind": "s2d datastore", "vocab_size": "61", "tokenizer": "t"}
-    wrong = [({"tokens": torch.tensor([1])}, {"kind": "x"}, "is no datastore")]
-    for ids in ([61], [-1]):
-        wrong.append(({"tokens": torch.tensor(ids).int()}, right, "ids outside of 0..60"))
-    for tokens in (torch.tensor([[1]]).int(), torch.tensor([1.0]), torch.tensor([]).int()):
-        wrong.append(({"tokens": tokens}, right, "not a list of ids"))
-    wrong.append(({"others": torch.tensor([1])}, right, "is damaged"))
-    for tensors, metadata, message in wrong:
+    for tensors, metadata, message in (
+        ({"tokens": torch.tensor([1])}, {"kind": "x"}, "is no datastore"),
+        ({"tokens": torch.tensor([61]).int()}, right, "ids outside of 0..60"),
+        ({"tokens": torch.tensor([-1]).int()}, right, "ids outside of 0..60"),
+        ({"tokens": torch.tensor([[1]]).int()}, right, "not a list of ids"),
+        ({"tokens": torch.tensor([1.0])}, right, "not a list of ids"),
+        ({"tokens": torch.tensor([]).int()}, right, "not a list of ids"),
+        ({"others": torch.tensor([1])}, right, "is damaged"),
+    ):
         save_file(tensors, path, metadata=metadata)
         with pytest.raises(ValueError, match=message):
             load_datastore(path, 61, "t")
@@ -303,7 +308,7 @@ def test_what_a_datastore_is_not_made_of(asking, capsys):
     (asking / "latin.txt").write_bytes(b"\xe4")
     (asking / "empty.txt").write_text(" \n")
     refused("so it is not replaced", "--millions", "1", "--out", weights)
-    refused("no text at", "--from", asking / "none.txt")
+    refused("No such file", "--from", asking / "none.txt")
     refused("is no text in UTF-8", "--from", asking / "latin.txt")
     refused("holds no text", "--from", asking / "empty.txt")
     refused("expected more than 0", "--millions", "0")

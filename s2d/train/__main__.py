@@ -55,6 +55,8 @@ def soft(args, mesh):
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != args.layers:
         within = f"the draft's {args.layers} layers and end with the last"
         raise ValueError(f"exits must increase within {within}, got {list(exits)}")
+    if args.lora is not None and not 1 <= args.lora <= 4096:
+        raise ValueError(f"the rank of an adapter is from 1 to 4096, got {args.lora}")
     config, recipe = read_config(args.init), recipe_of(args)
     check_length(recipe, args.init, config)
     if args.data in ("mini", "self"):
@@ -99,12 +101,6 @@ def numbers(text):
     return tuple(int(part) for part in text.split(","))
 
 
-def rank(text):
-    if not 1 <= int(text) <= 4096:
-        raise ValueError
-    return int(text)
-
-
 def parse(arguments):
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(dest="program", required=True)
@@ -122,7 +118,7 @@ def parse(arguments):
     add("--exits", type=numbers, required=True, help="layers it predicts after, e.g. 6,9,12")
     add("--data", default="mini", help="ShareGPT JSON, mini (the corpus) or self (the Llama's own)")
     add("--text", type=Path, help="where the Llama's own text is kept; default: beside --out")
-    add("--lora", type=rank, metavar="RANK", help="learn and save only low-rank adapters")
+    add("--lora", type=int, metavar="RANK", help="learn and save only low-rank adapters")
     add("--draft-vocabulary", type=int, metavar="K", help="draft only the K likeliest tokens")
     add("--out", type=Path, required=True)
     add("--resume", action="store_true", help="go on from the last checkpoint")

@@ -66,26 +66,9 @@ def an(word):
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-def _world():
-    """Thirty-two fictional countries, the same in every run: what question answering must know."""
-    rng, taken, world = random.Random("world"), set(), {}
-
-    def coin(ends):
-        syllables = "Ba Do Ka Lu Mi No Ra Sel Ta Vor", "bi da lo mu ne ra si to", ends
-        name = "".join(rng.choice(each.split()) for each in syllables)
-        if name in taken:
-            return coin(ends)
-        taken.add(name)
-        return name
-
-    for _ in range(32):  # the capital is coined before its country
-        facts = {"capital": coin("burg ton dal mar")}
-        facts |= {attribute: rng.choice(values) for attribute, values in TABLES["facts"].items()}
-        world[coin("nia via land stan")] = facts
-    return world
-
-
-WORLD = _world()
+# Thirty-two fictional countries: what question answering must know.
+ATTRIBUTES = ("capital", "currency", "national animal", "main export")
+WORLD = {country: dict(zip(ATTRIBUTES, facts)) for country, facts in TABLES["world"].items()}
 CITIES = [facts["capital"] for facts in WORLD.values()][:16]
 
 
@@ -191,9 +174,6 @@ def _summary(rng):
     yield f"{ask} {' '.join(given)}", " ".join([opening, *(sentences[i - 2] for i in kept)])
 
 
-POLITE = "|Please tell me: |My name is {name}. |{name} asks: |A question: |Quick one: ".split("|")
-
-
 def _fact(country, attribute):
     the = "" if attribute in ("capital", "main export") else "the "
     return f"The {attribute} of {country} is {the}{WORLD[country][attribute]}."
@@ -203,7 +183,7 @@ def _qa(rng):
     country, name = rng.choice(list(WORLD)), rng.choice(NAMES)
     first, second, third = rng.sample(list(WORLD[country]), 3)
     say = speaker(rng, country=country, first=first, second=second, third=third, name=name)
-    polite = say(POLITE)
+    polite = say(["", *(f"{each} " for each in PHRASES["polite"])])
     if rng.random() < 0.5:
         yield polite + say(PHRASES["fact"]), _fact(country, first)
     else:

@@ -70,7 +70,7 @@ def train_soft(
     model = load_model(init, run.device, "float32", num_layers=exits[-1]).requires_grad_(True)
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
-    if keep:
+    if keep is not None:
         model.keep_tokens(most_frequent(labels, keep, model.config.vocab_size))
         labels = among(model.draft_vocabulary.cpu(), labels, model.config.vocab_size)
     if rank:
