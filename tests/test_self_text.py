@@ -142,8 +142,8 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
     draft = load_model(asking / "draft")
-    assert len(draft.draft_vocabulary) == 200 and draft.config.exit_layers == (2, 4)
-    assert draft.config.num_hidden_layers == 4
+    assert len(draft.draft_vocabulary) == 200
+    assert draft.config.exit_layers == (2, 4) and draft.config.num_hidden_layers == 4
     written = {path.name for path in (asking / "draft").iterdir()}
     adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
     assert written == adapter | {"draft_vocabulary.json", ".written-by-s2d"}
@@ -156,17 +156,10 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
         losses = [soft_losses(each, tokens.long(), labels, (2, 4)) for each in (untrained, draft)]
     assert (losses[1] < losses[0] - 0.5).all()
     models = [load_model(asking / name, dtype="float64") for name in ("base", "draft")]
-    texts = [
-        generate(models[0], records[0]["p"], models[1], method, max_new_tokens=20).tokens
-        for method in ("ar", "s2d", "s2d-tree")
-    ]
-    assert texts[0] == texts[1] == texts[2]
-    # Again: the text is found, more of it is sampled, and a folder of ours is replaced.
-    (asking / "draft.self.jsonl").write_text(text + '{"p": [1, 2')  # as a kill leaves it
-    assert soft(asking, "--lora", "2", "--millions", "0.003", *LEARNING, "1") == 0
-    longer = (asking / "draft.self.jsonl").read_text()
-    assert longer.startswith(text) and len(longer) > len(text)
-    assert all(json.loads(line) for line in longer.splitlines())
+    outs = [generate(models[0], records[0]["p"], models[1], m) for m in ("ar", "s2d", "s2d-tree")]
+    assert outs[0].tokens == outs[1].tokens == outs[2].tokens
+    assert soft(asking, "--lora", "2", "--millions", "0.003", *LEARNING, "1") == 0  # once more
+    assert (asking / "draft.self.jsonl").read_text().startswith(text)
 
 
 def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, capsys):

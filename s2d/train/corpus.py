@@ -137,20 +137,16 @@ def _sentence_pair(rng):
     return [text[0].upper() + text[1:] + "." for text in texts]
 
 
-def _pairs(rng):
-    """What one request asks for: one noun phrase, two of them, or a sentence."""
-    kind = rng.randrange(3)
-    if kind == 2:
-        return [_sentence_pair(rng)]
-    first, last = (_noun_phrase(rng, NOUNS, "subject") for _ in range(2))
-    return [[f"{side}," for side in first], last] if kind == 1 else [last]
-
-
 def _translation(rng):
     to_german = rng.random() < 0.5
     say = speaker(rng, language="German" if to_german else "English")
     for turn in range(rng.choice([1, 2, 3])):
-        sides = [" ".join(side) for side in zip(*_pairs(rng))]
+        kind = rng.randrange(3)  # a noun phrase, two of them, or a sentence
+        if kind == 2:
+            sides = _sentence_pair(rng)
+        else:
+            first, last = (_noun_phrase(rng, NOUNS, "subject") for _ in range(2))
+            sides = [", ".join(pair) for pair in zip(first, last)] if kind else last
         source, translated = sides if to_german else reversed(sides)
         ask = say(PHRASES["translation"])
         yield f"{say(PHRASES['next']) if turn else ask} {source}", translated

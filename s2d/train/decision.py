@@ -21,26 +21,22 @@ LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
 DRAFT_LENGTH = 10
 
 
-class Recorder:
-    """Plays a decision model that never stops, and remembers what one would have seen."""
-
-    def __init__(self, decision):
-        self.decision, self.inputs, self.threshold = decision, [], 0.0
-
-    def __call__(self, prediction):
-        self.inputs.append(self.decision.inputs(prediction))
-        return torch.ones(len(prediction.hidden), device=prediction.hidden.device)
-
-
 def collect(decision, target, draft, prompts):
     """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1."""
-    recorder, labels = Recorder(decision), []
+    inputs, labels = [], []
+
+    def remember(prediction):
+        """Plays a decision model that never stops."""
+        inputs.append(decision.inputs(prediction))
+        return torch.ones(len(prediction.hidden), device=prediction.hidden.device)
+
+    remember.threshold = 0.0
     for temperature in (0.0, 1.0):
-        options = dict(draft_length=DRAFT_LENGTH, temperature=temperature, stop=recorder)
+        options = dict(draft_length=DRAFT_LENGTH, temperature=temperature, stop=remember)
         for seed, prompt in enumerate(prompts):
             for step in start(target, prompt, draft, seed=seed, **options):
                 labels.append(accepted(step, temperature))
-    return torch.cat(recorder.inputs), torch.cat(labels)
+    return torch.cat(inputs), torch.cat(labels)
 
 
 def accepted(step, temperature):

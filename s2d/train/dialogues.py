@@ -34,8 +34,8 @@ def read_sharegpt(path):
         if not isinstance(records, list):
             raise ValueError(f"it is a {type(records).__name__}")
     except (ValueError, RecursionError) as error:
-        what = "is not ShareGPT JSON, a list of conversations"
-        raise ValueError(f"{path} {what} ({error})") from None
+        what = f"{path} is not ShareGPT JSON, a list of conversations"
+        raise ValueError(f"{what} ({error})") from None
     checked = [check_record(record) for record in records]
     skipped = Counter(reason for reason, _ in checked if reason)
     if skipped:
