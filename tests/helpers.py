@@ -60,6 +60,13 @@ def program(main, *arguments):
         return end.code
 
 
+def assert_refused(capsys, message, function, *arguments):
+    """A program's ``function`` returns exit code 2, with one line on stderr about ``message``."""
+    assert function(*arguments) == 2, arguments
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+
+
 def run_and_kill(seconds, function, *arguments):
     """Run ``function`` in a process of its own for at most ``seconds``; returns how long it ran."""
     context = multiprocessing.get_context("fork")

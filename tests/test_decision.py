@@ -1,11 +1,10 @@
 """The decision model: what it sees, how it learns, what it refuses; it decides where drafts end."""
 
-import json
 import re
 
 import pytest
 import torch
-from helpers import WEIGHTS, random_llama
+from helpers import WEIGHTS, assert_refused, random_llama
 
 from s2d import generate
 from s2d.draft import Prediction
@@ -18,7 +17,7 @@ from s2d.extras.decision import (
 )
 from s2d.generate import start
 from s2d.train import __main__ as train
-from s2d.train.decision import auc, calibration, fit_decision
+from s2d.train.decision import auc, fit_decision
 
 
 def prediction(logits, hidden=None):
@@ -32,8 +31,8 @@ def test_the_two_feature_sets():
     logits, hidden = torch.randn(3, 20, generator=generator), torch.randn(3, 8, generator=generator)
     stats = Decision("stats", 8, 0.4, "").inputs(prediction(logits))
     for row, probs in zip(stats, logits.double().softmax(-1)):
-        entropy, largest = -sum(p * p.log() for p in probs), sorted(probs.tolist())[:-11:-1]
-        assert row.tolist() == pytest.approx([entropy.item(), *largest], abs=1e-6)
+        largest = sorted(probs.tolist())[:-11:-1]
+        assert row.tolist() == pytest.approx([-(probs @ probs.log()).item(), *largest], abs=1e-6)
     scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
     sizes = {"hidden": [(512, 8), (256, 512), (1, 256)], "stats": [(44, 11), (1, 44)]}
@@ -49,7 +48,7 @@ def test_siblings_divide_what_the_first_leaves():
     found = child_probabilities(torch.tensor([0.8, 0.2]), probs)
     assert torch.allclose(found, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
     alone = child_probabilities(torch.tensor([0.7]), probs[:1, :1])
-    assert torch.allclose(alone, torch.tensor([[0.7]]))
+    assert alone.item() == pytest.approx(0.7)
 
 
 class Fixed:
@@ -114,15 +113,6 @@ def test_auc_against_counting_pairs():
     assert auc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])) == 1.0
 
 
-def test_calibration_table():
-    scores, labels = torch.tensor([0.05, 0.07, 0.55, 1.0]), torch.tensor([0.0, 1.0, 0.5, 1.0])
-    assert [line.split() for line in list(calibration(scores, labels))[1:]] == [
-        "0.0 to 0.1 2 0.06 0.50".split(),
-        "0.5 to 0.6 1 0.55 0.50".split(),
-        "0.9 to 1.0 1 1.00 1.00".split(),
-    ]
-
-
 def test_files_keep_their_configuration_and_their_draft(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
     made = Decision("hidden", draft.config.hidden_size, 0.35, fingerprint(draft))
@@ -147,9 +137,8 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no decision model at"):
         load_decision(tmp_path / "nowhere", draft)
     for name in ("model.safetensors", "config.json"):
-        with pytest.raises(ValueError, match="is not a decision model") as caught:
+        with pytest.raises(ValueError, match=r"is not a decision model[^\n]*$"):
             load_decision(WEIGHTS / "mini-draft" / name, draft)
-        assert "\n" not in str(caught.value)
 
 
 def train_decision(out, *more):
@@ -160,9 +149,7 @@ def train_decision(out, *more):
 def test_the_training_command(tmp_path, capsys):
     out = tmp_path / "new" / "d.safetensors"
     assert train_decision(out, "--prompts", 5, "--epochs", 2, "--features", "stats") == 0
-    report = capsys.readouterr().out
-    assert re.search(r"kept out: loss [\d.]+ \(always [\d.]+: [\d.]+\), AUC [\d.]+", report)
-    assert "predicted" in report and "observed" in report
+    assert re.search(r"kept out: \d+ drafted tokens, AUC 0\.\d+", capsys.readouterr().out)
     assert out.is_file()
     (tmp_path / "mine").write_text("mine")
     for file, change, message in (
@@ -171,18 +158,7 @@ def test_the_training_command(tmp_path, capsys):
         (out, ["--threshold", "2"], "the threshold is within 0..1"),
         (tmp_path / "mine", [], "is there already and is no decision model"),
     ):
-        assert train_decision(file, *change) == 2
-        error = capsys.readouterr().err.splitlines()
-        assert len(error) == 1 and message in error[0]
-
-
-def test_the_training_command_reads_sharegpt(tmp_path, capsys):
-    turns = [{"from": "human", "value": "What is 2?"}, {"from": "gpt", "value": "A number."}]
-    records = [{"conversations": each} for each in ([], *[turns] * 6)]
-    (tmp_path / "chats.json").write_text(json.dumps(records))
-    options = ["--data", tmp_path / "chats.json", "--prompts", 5, "--epochs", 1]
-    assert train_decision(tmp_path / "d", *options) == 0
-    assert "records passed over: 1 (no question with an answer)" in capsys.readouterr().err
+        assert_refused(capsys, message, train_decision, file, *change)
 
 
 @pytest.mark.parametrize("target", ["7b", "13b", "70b"])

@@ -8,9 +8,7 @@ from enumeration import generated_distribution
 from helpers import load_transformers, random_llama
 
 from s2d import generate, load_model
-from s2d.draft import SortedDraft
-from s2d.sampling import Sampler, Sampling
-from s2d.tree import Dynamic, KConfig
+from s2d.tree import Dynamic
 from s2d.weights import save_model
 
 KEPT = torch.tensor([1, 4, 5])
@@ -46,18 +44,17 @@ def test_the_output_is_distributed_as_the_target_alone(options):
 
 
 GREEDY = [
-    *(dict(method=method, draft_length=5) for method in ("sd", "s2d")),
-    *(dict(method=method, draft_length=5, init="target") for method in ("sd", "s2d")),
+    *(dict(method=method, init=init) for method in ("sd", "s2d") for init in ("draft", "target")),
     dict(method="mcsd", tree=(3, 1, 1)),
     dict(method="s2d-tree", tree=Dynamic(3, 4, 9)),
 ]
 
 
-@pytest.mark.parametrize("options", GREEDY)
-def test_greedy_text_is_the_targets(options):
-    for seed in range(6):
-        target, draft = models(10 * seed)
-        alone = generate(target, [2, 5], method="ar", max_new_tokens=30).tokens
+@pytest.mark.parametrize("seed", range(6))
+def test_greedy_text_is_the_targets(seed):
+    target, draft = models(10 * seed)
+    alone = generate(target, [2, 5], method="ar", max_new_tokens=30).tokens
+    for options in GREEDY:
         assert generate(target, [2, 5], draft, max_new_tokens=30, **options).tokens == alone
 
 
@@ -70,21 +67,6 @@ def test_what_it_says_is_what_the_whole_head_says_of_these_tokens():
         draft.lm_head.weight[4] += 1.0
     assert (draft.draft_logits(hidden) - draft.logits(hidden)[:, KEPT]).abs().max() < 1e-12
     draft.requires_grad_(False)
-
-
-@pytest.mark.parametrize("shape", [KConfig((2, 2)), Dynamic(2, 2, 4)])
-def test_drafted_tokens_and_their_distributions(shape):
-    """Every node of a tree is a kept token; q is 0 elsewhere and sums up to 1."""
-    draft = models(4)[1]
-    drafter = SortedDraft(draft, (1, 3), (0.6, 0.0), shape, capacity=20)
-    proposal = drafter.grow([3, 1, 2], 2, Sampling(0.7, 0.9, False, Sampler(0, "cpu")))
-    assert set(proposal.tree.tokens.tolist()) <= set(KEPT.tolist())
-    if isinstance(shape, Dynamic):
-        assert proposal.q is None
-        return
-    others = [token for token in range(6) if token not in KEPT]
-    assert proposal.q.shape == (3, 6) and (proposal.q[:, others] == 0).all()
-    assert torch.allclose(proposal.q.sum(dim=-1), torch.ones(3, dtype=torch.float64))
 
 
 def test_more_children_than_it_has_tokens():

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import WEIGHTS, program, random_llama
+from helpers import WEIGHTS, assert_refused, program, random_llama
 from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
@@ -15,6 +15,7 @@ from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
+from s2d.weights import checksum
 from s2d.weights.datastore import load_datastore, tokenizer_checksum, write_datastore
 
 BEFORE, AFTER = [1, 30], [2, 40, 41]  # a user's turn ends with 2, as answers do
@@ -31,18 +32,18 @@ def conversations(model, enough, seed):
 
 @pytest.fixture
 def short(monkeypatch):
-    """Questions and answers for a context of 128, and a cache that is often full."""
-    for name, tokens in (("QUESTION_TOKENS", 48), ("ANSWER_TOKENS", 20), ("SLACK", 3)):
+    """Questions and answers for a context of 128."""
+    for name, tokens in (("QUESTION_TOKENS", 48), ("ANSWER_TOKENS", 20)):
         monkeypatch.setattr(self_text, name, tokens)
 
 
 def test_answers_are_what_the_model_says_to_its_questions(short):
-    """Rows at positions of their own, in slots used before: greedy answers are ``generate``'s."""
+    """Rows that others leave: greedy answers are ``generate``'s."""
     model = random_llama(0, scale=0.1)
     made = conversations(model, 1500, 1)
     assert sum(len(answer) for _, answer, _ in made[:-20]) < 1500  # no more begins than is needed
-    parts = [sum(t == wanted for *_, t in made) / len(made) for wanted in (0.0, 0.7, 1.0)]
-    assert sum(parts) == pytest.approx(1.0) and min(parts) > 0.2
+    for wanted in (0.0, 0.7, 1.0):
+        assert sum(t == wanted for *_, t in made) > 0.2 * len(made)
     for prompt, answer, temperature in made:
         assert prompt[:2] == BEFORE and prompt[-3:] == AFTER and 2 not in prompt[:-3]
         assert len(prompt) <= 4 + 48 + 2
@@ -128,21 +129,23 @@ def asking(tmp_path, monkeypatch):
 
 def soft(folder, *more):
     small = ["--device", "cpu", "--millions", "0.001", "--length", "96"]
-    where = ["--init", str(folder / "base"), "--out", str(folder / "draft"), "--data", "self"]
-    return train.main(["soft", "--layers", "4", "--exits", "2,4", *where, *small, *more])
+    where = ["--init", folder / "base", "--out", folder / "draft", "--data", "self"]
+    return program(train.main, "soft", "--layers", 4, "--exits", "2,4", *where, *small, *more)
+
+
+LEARNING = ["--batch", "4", "--micro-batch", "4", "--epochs"]
 
 
 def test_a_draft_from_the_models_own_text(asking, capsys):
-    learning = ["--batch", "4", "--micro-batch", "4", "--epochs"]
-    assert soft(asking, "--lora", "4", "--draft-vocabulary", "200", *learning, "3") == 0
+    assert soft(asking, "--lora", "4", "--draft-vocabulary", "200", *LEARNING, "3") == 0
     said = capsys.readouterr().err
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
     draft = load_model(asking / "draft")
-    assert len(draft.draft_vocabulary) == 200 and draft.config.exit_layers == (2, 4)
-    assert draft.config.num_hidden_layers == 4
-    adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
+    assert len(draft.draft_vocabulary) == 200
+    assert draft.config.exit_layers == (2, 4) and draft.config.num_hidden_layers == 4
     written = {path.name for path in (asking / "draft").iterdir()}
+    adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
     assert written == adapter | {"draft_vocabulary.json", ".written-by-s2d"}
     records = [json.loads(line) for line in text.splitlines()[1:]]
     tokens, labels = one_a_row([(record["p"], record["a"]) for record in records], 96)
@@ -153,22 +156,14 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
         losses = [soft_losses(each, tokens.long(), labels, (2, 4)) for each in (untrained, draft)]
     assert (losses[1] < losses[0] - 0.5).all()
     models = [load_model(asking / name, dtype="float64") for name in ("base", "draft")]
-    texts = [
-        generate(models[0], records[0]["p"], models[1], method, max_new_tokens=20).tokens
-        for method in ("ar", "s2d", "s2d-tree")
-    ]
-    assert texts[0] == texts[1] == texts[2]
-    # Again: the text is found, more of it is sampled, and a folder of ours is replaced.
-    (asking / "draft.self.jsonl").write_text(text + '{"p": [1, 2')  # as a kill leaves it
-    assert soft(asking, "--lora", "2", "--millions", "0.003", *learning, "1") == 0
-    longer = (asking / "draft.self.jsonl").read_text()
-    assert longer.startswith(text) and len(longer) > len(text)
-    assert all(json.loads(line) for line in longer.splitlines())
+    outs = [generate(models[0], records[0]["p"], models[1], m) for m in ("ar", "s2d", "s2d-tree")]
+    assert outs[0].tokens == outs[1].tokens == outs[2].tokens
+    assert soft(asking, "--lora", "2", "--millions", "0.003", *LEARNING, "1") == 0  # once more
+    assert (asking / "draft.self.jsonl").read_text().startswith(text)
 
 
 def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, capsys):
-    learning = ["--batch", "4", "--micro-batch", "4", "--epochs", "2"]
-    arguments = ["--lora", "4", "--draft-vocabulary", "100", *learning]
+    arguments = ["--lora", "4", "--draft-vocabulary", "100", *LEARNING, "2"]
     assert soft(asking, *arguments) == 0
     whole = (asking / "draft/adapter_model.safetensors").read_bytes()
     shutil.rmtree(asking / "draft")
@@ -191,15 +186,15 @@ def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, ca
 
 def test_what_cannot_be_sampled(asking, capsys):
     def refused(message, *more):
-        assert soft(asking, *more) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
+        assert_refused(capsys, message, soft, asking, *more)
 
     (asking / "other.jsonl").write_text('{"model": "00000000"}\n')
-    refused("was sampled from another model", "--text", str(asking / "other.jsonl"))
-    many = ["--text", str(write_text(asking)), "--draft-vocabulary", "2000"]
+    refused("was sampled from another model", "--text", asking / "other.jsonl")
+    many = ["--text", write_text(asking), "--draft-vocabulary", "2000"]
     refused("has from 1 to 1024 tokens, got 2000", *many)
     refused("expected at least", "--millions", "0")
+    refused("is from 1 to 4096, got 0", "--lora", "0")
+    refused("from 1 to 1024 tokens, got 0", *many[:2], "--draft-vocabulary", "0")
     config = asking / "base/tokenizer_config.json"
     config.write_text('{"chat_template": "{{ bos_token }}"}')
     refused("leaves out what the user says")
@@ -208,19 +203,17 @@ def test_what_cannot_be_sampled(asking, capsys):
 
 
 def write_text(folder):
-    model, file = load_model(folder / "base", dtype="bfloat16"), folder / "some.jsonl"
-    text = self_text.SelfText(file, model)
-    for _ in range(1000):
-        text.add([1, 5], [6, 7, 2], 0.0)
-    assert self_text.SelfText(file, model).count == 3000
-    return file
+    header = {"model": checksum(load_model(folder / "base", dtype="bfloat16"))}
+    lines = [header, *[{"p": [1, 5], "a": [6, 7, 2], "T": 0.0}] * 1000]
+    (folder / "some.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "some.jsonl"
 
 
 def test_a_file_of_the_users_is_left_as_it_is(asking, capsys):
     """Whatever ``--text`` names, if it does not begin as these files do."""
     for content in (b'[{"id": 1}]', b'{"model": "', b"\xff\xfe\n", b"x\n"):
         (asking / "mine.json").write_bytes(content)
-        assert soft(asking, "--text", str(asking / "mine.json")) == 2
+        assert soft(asking, "--text", asking / "mine.json") == 2
         assert "name another" in capsys.readouterr().err
         assert (asking / "mine.json").read_bytes() == content
 
@@ -280,13 +273,15 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
     with pytest.raises(ValueError, match="another vocabulary .vocab_size 61, not 60"):
         load_datastore(path, 60, "aaaaaaaa")
     right = {"kind": "s2d datastore", "vocab_size": "61", "tokenizer": "t"}
-    wrong = [({"tokens": torch.tensor([1])}, {"kind": "x"}, "is no datastore")]
-    for ids in ([61], [-1]):
-        wrong.append(({"tokens": torch.tensor(ids).int()}, right, "ids outside of 0..60"))
-    for tokens in (torch.tensor([[1]]).int(), torch.tensor([1.0]), torch.tensor([]).int()):
-        wrong.append(({"tokens": tokens}, right, "not a list of ids"))
-    wrong.append(({"others": torch.tensor([1])}, right, "is damaged"))
-    for tensors, metadata, message in wrong:
+    for tensors, metadata, message in (
+        ({"tokens": torch.tensor([1])}, {"kind": "x"}, "is no datastore"),
+        ({"tokens": torch.tensor([61]).int()}, right, "ids outside of 0..60"),
+        ({"tokens": torch.tensor([-1]).int()}, right, "ids outside of 0..60"),
+        ({"tokens": torch.tensor([[1]]).int()}, right, "not a list of ids"),
+        ({"tokens": torch.tensor([1.0])}, right, "not a list of ids"),
+        ({"tokens": torch.tensor([]).int()}, right, "not a list of ids"),
+        ({"others": torch.tensor([1])}, right, "is damaged"),
+    ):
         save_file(tensors, path, metadata=metadata)
         with pytest.raises(ValueError, match=message):
             load_datastore(path, 61, "t")
@@ -299,16 +294,14 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
 
 def test_what_a_datastore_is_not_made_of(asking, capsys):
     def refused(message, *more):
-        assert datastore(asking, *more) == 2
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
+        assert_refused(capsys, message, datastore, asking, *more)
 
     weights = asking / "base/model.safetensors"
     before = weights.read_bytes()
     (asking / "latin.txt").write_bytes(b"\xe4")
     (asking / "empty.txt").write_text(" \n")
     refused("so it is not replaced", "--millions", "1", "--out", weights)
-    refused("no text at", "--from", asking / "none.txt")
+    refused("No such file", "--from", asking / "none.txt")
     refused("is no text in UTF-8", "--from", asking / "latin.txt")
     refused("holds no text", "--from", asking / "empty.txt")
     refused("expected more than 0", "--millions", "0")

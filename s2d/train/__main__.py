@@ -1,10 +1,4 @@
-"""Training: a sorted draft of any Llama (soft), the miniatures (mini), when to stop (decision).
-
-python -m s2d.train soft --init weights/mini-7b --layers 4 --exits 2,3,4 --data mini --out draft
-python -m s2d.train mini --out family
-python -m s2d.train decision --target weights/mini-7b --draft weights/mini-draft --out FILE
-python -m s2d.train text --target weights/smollm2-135m --millions 0.1
-"""
+"""The command line of training: drafts, the miniatures, decision models, datastores."""
 
 import sys
 from dataclasses import fields, replace
@@ -40,10 +34,11 @@ def run_on_every_rank(args):
 
 def run(args, mesh=None):
     args.device = str(check_device(args.device))
+    if mesh and (args.program != "soft" or args.lora or args.data == "self"):
+        alone = "all but soft, and soft with --lora or --data self, trains in a single process"
+        raise ValueError(f"{alone}; start it without torchrun")
     if args.program == "soft":
         soft(args, mesh)
-    elif mesh:
-        raise ValueError(f"{args.program!r} trains in a single process; start it without torchrun")
     elif args.program == "mini":
         train_mini(args.out, args.device, args.seed, args.resume, args.millions)
     elif args.program == "text":
@@ -60,26 +55,28 @@ def soft(args, mesh):
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != args.layers:
         within = f"the draft's {args.layers} layers and end with the last"
         raise ValueError(f"exits must increase within {within}, got {list(exits)}")
+    if args.lora is not None and not 1 <= args.lora <= 4096:
+        raise ValueError(f"the rank of an adapter is from 1 to 4096, got {args.lora}")
     config, recipe = read_config(args.init), recipe_of(args)
     check_length(recipe, args.init, config)
     if args.data in ("mini", "self"):
         corpus_rows(args.millions, recipe)  # at least a batch, and no more than there will ever be
-    if mesh and (args.lora or args.data == "self"):
-        alone = "--lora and --data self run in a single process"
-        raise ValueError(f"{alone}; start it without torchrun")
-    distillation = None
-    if args.teacher:
-        teacher = load_model(args.teacher, args.device)
-        if teacher.config.vocab_size != config.vocab_size:
-            theirs = f"{args.teacher} has {teacher.config.vocab_size} tokens"
-            raise ValueError(f"{theirs}, {args.init} {config.vocab_size}")
-        check_length(recipe, args.teacher, teacher.config)
-        distillation = Distillation(teacher, args.kd)
+    distillation = teacher_of(args, recipe, config) if args.teacher else None
     text = args.text or args.out.with_name(args.out.name + ".self.jsonl")
     rows = rows_of(args.init, args.data, args.device, recipe, args.millions, args.seed, text)
     run = Run(args.out, args.device, args.seed, args.resume, mesh)
     how = dict(distillation=distillation, rank=args.lora, keep=args.draft_vocabulary)
     train_soft(args.init, exits, rows, recipe, run, **how)
+
+
+def teacher_of(args, recipe, config):
+    """The model of --teacher, if it fits the one to be trained and its ``recipe``."""
+    teacher = load_model(args.teacher, args.device)
+    if teacher.config.vocab_size != config.vocab_size:
+        theirs = f"{args.teacher} has {teacher.config.vocab_size} tokens"
+        raise ValueError(f"{theirs}, {args.init} {config.vocab_size}")
+    check_length(recipe, args.teacher, teacher.config)
+    return Distillation(teacher, args.kd)
 
 
 def recipe_of(args):
@@ -104,30 +101,24 @@ def numbers(text):
     return tuple(int(part) for part in text.split(","))
 
 
-def rank(text):
-    if not 1 <= int(text) <= 4096:
-        raise ValueError
-    return int(text)
-
-
 def parse(arguments):
-    parser = Parser(prog="python -m s2d.train", description=__doc__.splitlines()[0])
+    parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(dest="program", required=True)
 
     def program(name, what):
         each = programs.add_parser(name, help=what)
         each.add_argument("--device", default="auto")
         each.add_argument("--seed", type=int, default=0)
-        return each, each.add_argument
+        return each
 
     # What --data mini has by default is the recipe of mini-draft, what a file has the paper's.
-    _, add = program("soft", "a sorted draft from the first layers of a Llama")
+    add = program("soft", "a sorted draft from the first layers of a Llama").add_argument
     add("--init", type=Path, required=True, help="folder of the Llama to cut from")
     add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
     add("--exits", type=numbers, required=True, help="layers it predicts after, e.g. 6,9,12")
     add("--data", default="mini", help="ShareGPT JSON, mini (the corpus) or self (the Llama's own)")
     add("--text", type=Path, help="where the Llama's own text is kept; default: beside --out")
-    add("--lora", type=rank, metavar="RANK", help="learn and save only low-rank adapters")
+    add("--lora", type=int, metavar="RANK", help="learn and save only low-rank adapters")
     add("--draft-vocabulary", type=int, metavar="K", help="draft only the K likeliest tokens")
     add("--out", type=Path, required=True)
     add("--resume", action="store_true", help="go on from the last checkpoint")
@@ -140,12 +131,12 @@ def parse(arguments):
     add("--teacher", type=Path, help="a model's folder: its distributions are learnt as well")
     add("--kd", choices=DIVERGENCES, default="forward", help="how far from the teacher's")
 
-    _, add = program("mini", "the miniature family, from nothing")
+    add = program("mini", "the miniature family, from nothing").add_argument
     add("--out", type=Path, default=Path("family"))
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--millions", type=float, help="million training tokens of each; default: its own")
 
-    _, add = program("decision", "when a draft should stop")
+    add = program("decision", "when a draft should stop").add_argument
     add("--target", type=Path, required=True)
     add("--draft", type=Path, required=True)
     add("--out", type=Path, required=True, help="the safetensors file to write")
@@ -155,7 +146,8 @@ def parse(arguments):
     add("--epochs", type=int, default=6)
     add("--threshold", type=float, default=0.4, help="stop where no path is as likely as this")
 
-    text, add = program("text", "a datastore to draft from")
+    text = program("text", "a datastore to draft from")
+    add = text.add_argument
     add("--target", type=Path, required=True, help="whose tokens, and who writes")
     add("--out", type=Path, help="the safetensors file to write; default: in the target's folder")
     source = text.add_mutually_exclusive_group(required=True)

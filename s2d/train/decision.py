@@ -1,15 +1,13 @@
-"""Training a decision model (decision.py in front): draft, let the target verify, learn from that.
+"""Training a decision model (extras/decision.py): draft, let the target verify, learn from that.
 
 Improved MCSD (arXiv 2409.10644, "decision model"). Knows nothing about trees.
 """
 
 import sys
-from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import torch
-from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..chat import chat_template
 from ..extras.decision import Decision, fingerprint, read_decision, save_decision
@@ -23,25 +21,22 @@ LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
 DRAFT_LENGTH = 10
 
 
-class Recorder:
-    """Plays a decision model that never stops, and remembers what one would have seen."""
+def collect(decision, target, draft, prompts):
+    """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1."""
+    inputs, labels = [], []
 
-    def __init__(self, decision):
-        self.decision, self.inputs, self.threshold = decision, [], 0.0
-
-    def __call__(self, prediction):
-        self.inputs.append(self.decision.inputs(prediction))
+    def remember(prediction):
+        """Plays a decision model that never stops."""
+        inputs.append(decision.inputs(prediction))
         return torch.ones(len(prediction.hidden), device=prediction.hidden.device)
 
-
-def collect(decision, target, draft, prompts, temperature):
-    """Features (M, F) and acceptance probabilities (M,) of every token drafted for ``prompts``."""
-    recorder, labels = Recorder(decision), []
-    options = dict(draft_length=DRAFT_LENGTH, temperature=temperature, stop=recorder)
-    for seed, prompt in enumerate(prompts):
-        for step in start(target, prompt, draft, seed=seed, **options):
-            labels.append(accepted(step, temperature))
-    return torch.cat(recorder.inputs), torch.cat(labels)
+    remember.threshold = 0.0
+    for temperature in (0.0, 1.0):
+        options = dict(draft_length=DRAFT_LENGTH, temperature=temperature, stop=remember)
+        for seed, prompt in enumerate(prompts):
+            for step in start(target, prompt, draft, seed=seed, **options):
+                labels.append(accepted(step, temperature))
+    return torch.cat(inputs), torch.cat(labels)
 
 
 def accepted(step, temperature):
@@ -81,20 +76,10 @@ def auc(scores, labels):
     return ((ranks[index][positive].sum() - n * (n + 1) / 2) / max(1, n * m)).item()
 
 
-def calibration(scores, labels):
-    """A table's lines: for each tenth of the scale how many, the mean prediction and mean label."""
-    yield f"{'predicted':>12} {'tokens':>8} {'mean':>7} {'observed':>9}"
-    for low in range(10):
-        inside = (scores * 10).long().clamp(max=9) == low
-        if inside.any():
-            counted = f"{low / 10 + 0.1:.1f} {int(inside.sum()):>8} {scores[inside].mean():>7.2f}"
-            yield f"  {low / 10:.1f} to {counted} {labels[inside].mean():>9.2f}"
-
-
 def check_replaceable(path):
     """Raise ValueError where a file at ``path`` is none of this program's. Ask before the work."""
     try:
-        if Path(path).exists():
+        if path.exists():
             read_decision(path)
     except ValueError:
         there = f"{path} is there already and is no decision model"
@@ -104,37 +89,26 @@ def check_replaceable(path):
 def train_decision(args):
     """The program: collect, fit, show how good it is on prompts kept out, save."""
     check_replaceable(args.out)
-    got = args.threshold, args.prompts, args.epochs
     if not 0.0 <= args.threshold <= 1.0 or min(args.prompts, args.epochs) < 1:
-        least = "the threshold is within 0..1, prompts and epochs at least 1"
-        raise ValueError("{}; got {:g}, {} and {}".format(least, *got))
+        got = f"got {args.threshold:g}, {args.prompts} and {args.epochs}"
+        raise ValueError(f"the threshold is within 0..1, prompts and epochs at least 1; {got}")
     target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
     tokenizer, template = Tokenizer(args.target), chat_template(args.target)
     dialogues = islice(dialogues_of(args.data, args.seed + 2), args.prompts)
-    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in list(dialogues)]
+    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in dialogues]
     kept_out = len(prompts) // 5
     if not kept_out:
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")
-    report = partial(print, file=sys.stderr, flush=True)
-    report(f"on {placement(target, draft)}")
+    print(f"on {placement(target, draft)}", file=sys.stderr, flush=True)
     torch.manual_seed(args.seed)
     decision = Decision(args.features, draft.config.hidden_size, args.threshold, fingerprint(draft))
-    decision.to(args.device)
-    models, parts = (decision, target, draft), []
-    for part in (prompts[kept_out:], prompts[:kept_out]):
-        with torch.inference_mode():
-            runs = [collect(*models, part, t) for t in (0.0, 1.0)]
-        parts.append([torch.cat(pair).clone() for pair in zip(*runs)])
-        report(f"{len(part)} prompts, {len(parts[-1][1])} drafted tokens")
-    (features, labels), (unseen, unseen_labels) = parts
+    models = decision.to(args.device), target, draft
+    features, labels = collect(*models, prompts[kept_out:])
+    unseen, unseen_labels = collect(*models, prompts[:kept_out])
     losses = fit_decision(decision, features, labels, args.epochs, args.seed)
     for epoch, loss in enumerate(losses, 1):
-        report(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}")
+        print(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}", file=sys.stderr, flush=True)
     with torch.inference_mode():
-        scores = decision.layers(unseen)[:, 0].sigmoid()
-        loss, mean = binary_cross_entropy(scores, unseen_labels), unseen_labels.mean()
-        blind = binary_cross_entropy(mean.expand_as(unseen_labels), unseen_labels)
-    area = auc(scores, unseen_labels)
-    print(f"kept out: loss {loss:.4f} (always {mean:.2f}: {blind:.4f}), AUC {area:.3f}")
-    print("\n".join(calibration(scores, unseen_labels)))
+        scores = decision.layers(unseen)[:, 0]
+    print(f"kept out: {len(scores)} drafted tokens, AUC {auc(scores, unseen_labels):.3f}")
     save_decision(decision, args.out)

@@ -15,10 +15,12 @@ from .corpus import GROUPS, conversations
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
 
 
-def corpus_dialogues(seed):
-    """The miniature corpus as endless dialogues: messages, user and assistant in turn."""
-    for conversation in conversations(seed, "train", MIX):
-        yield [message for turn in conversation.turns for message in turn]
+def dialogues_of(data, seed):
+    """Lists of messages, user and assistant in turn: of "mini", the corpus, or a ShareGPT file."""
+    if data != "mini":
+        return read_sharegpt(data)
+    corpus = conversations(seed, "train", MIX)  # without end
+    return ([message for turn in each.turns for message in turn] for each in corpus)
 
 
 def read_sharegpt(path):
@@ -32,8 +34,8 @@ def read_sharegpt(path):
         if not isinstance(records, list):
             raise ValueError(f"it is a {type(records).__name__}")
     except (ValueError, RecursionError) as error:
-        wrong = f"{path} is not ShareGPT JSON, a list of conversations ({error})"
-        raise ValueError(wrong) from None
+        what = f"{path} is not ShareGPT JSON, a list of conversations"
+        raise ValueError(f"{what} ({error})") from None
     checked = [check_record(record) for record in records]
     skipped = Counter(reason for reason, _ in checked if reason)
     if skipped:
@@ -59,11 +61,6 @@ def check_record(record):
     if not all(isinstance(text, str) and text.strip() for text in texts):
         return "a message without text", None
     return None, list(texts)
-
-
-def dialogues_of(data, seed):
-    """Dialogues of "mini", the corpus, or of a ShareGPT file."""
-    return corpus_dialogues(seed) if data == "mini" else read_sharegpt(data)
 
 
 def encode_dialogue(tokenizer, messages, template="vicuna"):
@@ -100,10 +97,10 @@ def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
         new_ids, new_is_answer = encode_dialogue(tokenizer, messages, template)
         ids.extend(new_ids)
         is_answer.extend(new_is_answer)
-        if rows is not None and len(ids) > rows * length:
+        if rows and len(ids) > rows * length:
             break
     whole = max(0, (len(ids) - 1) // length)
-    count = (whole if rows is None else min(rows, whole)) * length
+    count = min(rows or whole, whole) * length
     tokens = np.asarray(ids)[: count + 1]
     learnt = np.asarray(is_answer)[1 : count + 1] if answers_only else True
     labels = np.where(learnt, tokens[1:], np.int32(-100))

@@ -13,10 +13,9 @@ DIVERGENCES = ("forward", "reverse", "tv")
 
 @dataclass(frozen=True)
 class Distillation:
-    """What ``soft_losses`` adds to the cross entropy for a ``teacher``.
+    """What ``soft_losses`` adds for a ``teacher`` with distributions p, where an exit has q.
 
-    ``kind``, for the teacher's p and an exit's q: "forward" is KL(p || q), "reverse" KL(q || p),
-    "tv" the total variation (section 3 of the paper).
+    ``kind``: "forward" is KL(p || q), "reverse" KL(q || p), "tv" the total variation (section 3).
     """
 
     teacher: nn.Module
@@ -30,10 +29,9 @@ class Distillation:
     def loss(self, hidden, logits, vocabulary):
         """How far the exit's ``logits`` (N, V) are where the teacher has ``hidden``, summed."""
         with torch.no_grad():
-            teacher_logits = self.teacher.logits(hidden).float()
-            if vocabulary is not None:
-                teacher_logits = teacher_logits[:, vocabulary]
-        log_p, log_q = teacher_logits.log_softmax(dim=-1), logits.log_softmax(dim=-1)
+            taught = self.teacher.logits(hidden).float()
+            taught = taught if vocabulary is None else taught[:, vocabulary]
+        log_p, log_q = taught.log_softmax(dim=-1), logits.log_softmax(dim=-1)
         if self.kind == "tv":
             return 0.5 * (log_p.exp() - log_q.exp()).abs().sum()
         if self.kind == "reverse":

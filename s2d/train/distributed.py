@@ -66,20 +66,15 @@ def state_of(model, optimizer, step):
     return {"model": model_state, "optimizer": optimizer_state, "step": step}
 
 
-def quiet():
-    """Without the warning that a checkpoint of a single process is one."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
-
-
 def save_checkpoint(path, model, optimizer, step, identity):
-    """Write the state of a training, each rank its own part, to a folder that appears in one piece.
+    """Write a training's state, each rank its part, to a folder that appears in one piece.
 
     ``identity`` is a dict of what the training is made of: numbers and text.
     """
     state, alone = state_of(model, optimizer, step), not dist.is_initialized()
     first = alone or dist.get_rank() == 0
     folder = staged_folder(path, "checkpoint") if first else nullcontext(stage_of(path))
-    with folder as folder, quiet():
+    with folder as folder, warnings.catch_warnings(action="ignore", category=UserWarning):
         if first:
             (folder / IDENTITY).write_text(json.dumps(identity))
         if not alone:
@@ -103,7 +98,7 @@ def load_checkpoint(path, model, optimizer, identity):
         other = f"{path} is of another training: {'; '.join(changed)}"
         raise ValueError(f"{other}; remove it or name another folder")
     state = state_of(model, optimizer, 0)
-    with quiet():
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of a single process
         dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
     states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     state_dict.set_state_dict(model, optimizer, **states, options=LEARNING)

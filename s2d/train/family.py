@@ -20,7 +20,7 @@ from ..model import Llama, LlamaConfig
 from ..tokenizer import Tokenizer
 from ..weights import check_device
 from .corpus import conversations
-from .dialogues import corpus_dialogues, pack
+from .dialogues import dialogues_of, pack
 from .fit import Run, check_out
 from .nested import MINI, corpus_rows, rows_of, train_and_save, train_soft
 
@@ -29,8 +29,7 @@ VOCAB_SIZE = 1024
 
 def shape(layers, width, heads, kv_heads):
     """A miniature Llama with Llama's own proportions (8/3 of the width in the MLP, heads of 32)."""
-    inner = math.ceil(width / 6) * 16
-    sizes = (VOCAB_SIZE, width, inner, layers, heads, kv_heads, width // heads)
+    sizes = VOCAB_SIZE, width, math.ceil(width / 6) * 16, layers, heads, kv_heads, width // heads
     return LlamaConfig(*sizes, max_position_embeddings=512)
 
 
@@ -49,12 +48,11 @@ DRAFTING = dict(thresholds=(0.8, 0.8, 0.0), draft_length=12, draft_stop=0.5, dra
 def initialise(config, seed, copying):
     """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see.
 
-    Every query weight starts near its key weight, every output weight as its value weight
-    transposed, the LM head as the embedding: after the mimetic initialisation of Trockman and
-    Kolter 2023 (arXiv 2305.09828, section 3). From independent weights models this small need
-    several times as much text before they use the prompt. With ``copying``, attention starts almost
-    flat and its values orthogonal, and what it hands on outweighs the token itself: a deep model
-    with few KV heads then copies words from the prompt from the first steps on.
+    Query weights start near key weights, output weights as value weights transposed, the LM head as
+    the embedding: after the mimetic initialisation of Trockman and Kolter 2023 (arXiv 2305.09828,
+    section 3). Else models this small need several times as much text before they use the prompt.
+    With ``copying``, attention starts almost flat, its values orthogonal and stronger than the
+    token itself: a deep model with few KV heads then copies words from the first steps on.
     """
     torch.manual_seed(seed)
     model = Llama(config)
@@ -86,33 +84,29 @@ def initialise(config, seed, copying):
     return model
 
 
-TOKENIZER_CONFIG = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
-TOKENIZER_CONFIG |= {"add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>"}
-TOKENIZER_CONFIG |= {"unk_token": "<unk>", "legacy": True, "clean_up_tokenization_spaces": False}
+TOKENIZER_CONFIG = dict(tokenizer_class="LlamaTokenizer", add_bos_token=True, add_eos_token=False)
+TOKENIZER_CONFIG |= dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", legacy=True)
+TOKENIZER_CONFIG |= dict(clean_up_tokenization_spaces=False)
 
 
-def make_tokenizer(folder, seed, count=20000):
-    """Train the family's tokenizer, built as Llama's is, on ``count`` training conversations."""
+def make_tokenizer(folder, seed):
+    """Train the family's tokenizer, built as Llama's is, on 20,000 training conversations."""
     texts = (
         f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
-        for conversation in islice(conversations(seed, "train"), count)
+        for conversation in islice(conversations(seed, "train"), 20000)
         for question, answer in conversation.turns
     )
     model = io.BytesIO()
     options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
     options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
     options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
-    train = sentencepiece.SentencePieceTrainer.train
-    train(sentence_iterator=texts, model_writer=model, **options)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
 
 
 def train_mini(out, device, seed, resume, millions=None):
-    """Train the family in the order in which it becomes useful: mini-7b, draft, mini-13b, mini-70b.
-
-    Each on as many million tokens as its recipe says, or on ``millions``.
-    """
+    """Train the family in the order in which it becomes useful; ``millions`` replace each one's."""
     if millions is not None:
         corpus_rows(millions, MINI)  # refused before a tokenizer is made, not after it
     out.mkdir(parents=True, exist_ok=True)
@@ -125,9 +119,8 @@ def train_mini(out, device, seed, resume, millions=None):
             make_tokenizer(Path(folder), seed)
         for name in wanted:
             if name == "mini-draft":
-                amount, parent = millions or DRAFT_TOKENS, out / "mini-7b"
-                rows = rows_of(parent, "mini", device, MINI, amount, seed + 1)
-                run = Run(out / name, device, seed + 1, resume)
+                parent, run = out / "mini-7b", Run(out / name, device, seed + 1, resume)
+                rows = rows_of(parent, "mini", device, MINI, millions or DRAFT_TOKENS, run.seed)
                 train_soft(parent, DRAFT_EXITS, rows, MINI, run, DRAFTING)
             else:
                 train_target(name, Run(out / name, device, seed, resume), folder, millions)
@@ -136,9 +129,10 @@ def train_mini(out, device, seed, resume, millions=None):
 def train_target(name, run, tokenizer, millions):
     """One of TARGETS from nothing, with the tokenizer in a folder that they all share."""
     config, own_millions, peak, copying = TARGETS[name]
-    model = initialise(config, run.seed, copying).to(check_device(run.device))
-    recipe, dialogues = replace(MINI, lr=peak), corpus_dialogues(run.seed)
-    rows = corpus_rows(millions or own_millions, recipe)
+    model, recipe = initialise(config, run.seed, copying), replace(MINI, lr=peak)
+    count = corpus_rows(millions or own_millions, recipe)
     # To foresee the questions as well, a model that copies would first have to unlearn it.
-    packed = pack(dialogues, Tokenizer(tokenizer), rows, recipe.length, copying)
-    train_and_save(model, (config.num_hidden_layers,), packed, recipe, run, tokenizer)
+    text = dialogues_of("mini", run.seed), Tokenizer(tokenizer)
+    rows = pack(*text, count, recipe.length, answers_only=copying)
+    exits = (config.num_hidden_layers,)
+    train_and_save(model.to(check_device(run.device)), exits, rows, recipe, run, tokenizer)

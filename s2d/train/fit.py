@@ -64,11 +64,9 @@ def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
     """Whatever changes the losses of a training: whoever resumes it must bring the same."""
     data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
     identity = {"model": checksum(model), "exits": list(exits), "data": f"{data:08x}", "seed": seed}
-    identity |= asdict(recipe) | {"teacher": None}
-    del identity["micro_batch"], identity["recompute"]
-    if distillation:
-        identity |= {"teacher": checksum(distillation.teacher), "kd": distillation.kind}
-    return identity
+    identity |= {k: v for k, v in asdict(recipe).items() if k not in ("micro_batch", "recompute")}
+    teacher = distillation and f"{checksum(distillation.teacher)} {distillation.kind}"
+    return identity | {"teacher": teacher}
 
 
 def check_out(out, resume):
@@ -91,10 +89,9 @@ def adamw(model, recipe):
 def fit(model, exits, rows, recipe, run, distillation=None):
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
-    ``rows`` are (tokens, labels), (R, T) each. On a mesh every process takes its rows of each step
-    (distributed.py). The loss is the mean over all labelled tokens of a step, however they are
-    divided. A checkpoint is kept while training lasts; a resumed run has the losses of an
-    uninterrupted one. Raises ValueError where that is another training's, or would be lost.
+    ``rows`` are (tokens, labels), (R, T) each. The loss is the mean over all labelled tokens of a
+    step, however they are divided among processes. A run that goes on from its checkpoint has the
+    losses of an uninterrupted one; ValueError where that is another's, or would be lost.
     """
     tokens, labels = rows
     checkpoint, mesh, device = checkpoint_of(run.out), run.mesh, model.device
@@ -104,8 +101,8 @@ def fit(model, exits, rows, recipe, run, distillation=None):
     if recipe.batch % (ranks * recipe.micro_batch):
         parts = f"among {ranks} processes by {recipe.micro_batch} rows"
         raise ValueError(f"a batch of {recipe.batch} rows cannot be divided {parts}")
-    options = dict(exits=exits, distillation=distillation, recompute=recipe.recompute)
-    objective = Objective(model, partial(soft_losses, **options))
+    loss = dict(exits=exits, distillation=distillation, recompute=recipe.recompute)
+    objective = Objective(model, partial(soft_losses, **loss))
     if mesh:
         shard(objective, mesh, recipe.bf16)
     optimizer = adamw(model, recipe)
@@ -128,8 +125,8 @@ def fit(model, exits, rows, recipe, run, distillation=None):
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        since = time.monotonic() - saved
-        if from_rank_0(lambda since=since: since > CHECKPOINT_SECONDS):
+        due = time.monotonic() - saved > CHECKPOINT_SECONDS
+        if from_rank_0(lambda due=due: due):
             save_checkpoint(checkpoint, model, optimizer, step, identity)
             saved = time.monotonic()
         yield step, losses

@@ -12,18 +12,15 @@ SCALE = 8.0  # of the change, alpha / r: a step of AdamW then moves it this much
 
 
 class Adapted(nn.Module):
-    """A linear layer x W^T whose ``weight`` W (out, in) stays, and a learnt change, SCALE B A.
-
-    A (r, in) starts at random, B (out, r) at zero.
-    """
+    """A linear layer x W^T whose ``weight`` W (out, in) stays, and a learnt change, SCALE B A."""
 
     def __init__(self, weight, rank, generator):
         super().__init__()
         out, inner = weight.shape
-        random = torch.randn(rank, inner, generator=generator)
+        random = torch.randn(rank, inner, generator=generator) * inner**-0.5
         self.weight = weight
-        self.A = nn.Parameter(random.to(weight) * inner**-0.5)
-        self.B = nn.Parameter(torch.zeros(out, rank).to(weight))
+        self.A = nn.Parameter(random.to(weight))
+        self.B = nn.Parameter(weight.new_zeros(out, rank))
 
     def forward(self, x):
         return F.linear(x, self.weight) + F.linear(F.linear(x, self.A), self.B) * SCALE

@@ -37,15 +37,14 @@ def corpus_rows(millions, recipe):
 
 
 def rows_of(init, data, device, recipe, millions, seed, text=None):
-    """Training text as (tokens, labels), (R, length) each, for the Llama in the folder ``init``.
+    """Text for the Llama in ``init``: tokens and labels, which are answers, (R, length) each.
 
-    ``data`` is "mini", "self" (its text is kept in the file ``text``) or a ShareGPT file. Only the
-    assistant's words are labels.
+    ``data`` is "mini", "self" (its text is kept in the file ``text``) or a ShareGPT file.
     """
     tokenizer, template = Tokenizer(init), chat_template(init)
     if data == "self":
         target = load_model(init, device, "bfloat16")
-        records = sample_to(text, target, tokenizer, template, millions * 1e6, seed).records
+        records = sample_to(text, target, tokenizer, template, millions * 1e6, seed)
         answers = [(record["p"], record["a"]) for record in records]
         tokens, labels = one_a_row(answers, recipe.length)
         labels = likeliest(target, tokens, labels)
@@ -71,7 +70,7 @@ def train_soft(
     model = load_model(init, run.device, "float32", num_layers=exits[-1]).requires_grad_(True)
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
-    if keep:
+    if keep is not None:
         model.keep_tokens(most_frequent(labels, keep, model.config.vocab_size))
         labels = among(model.draft_vocabulary.cpu(), labels, model.config.vocab_size)
     if rank:
@@ -80,7 +79,7 @@ def train_soft(
 
 
 def most_frequent(labels, count, vocab_size):
-    """The ``count`` tokens that occur most often among ``labels``, in order of their ids."""
+    """The ``count`` commonest tokens among ``labels``, in order of their ids."""
     if not 1 <= count <= vocab_size:
         raise ValueError(f"a draft vocabulary has from 1 to {vocab_size} tokens, got {count}")
     frequencies = labels[labels >= 0].bincount(minlength=vocab_size)
@@ -92,8 +91,8 @@ def among(kept, labels, vocab_size):
     positions = torch.full((vocab_size + 1,), -100, dtype=torch.int32)
     positions[kept] = torch.arange(len(kept), dtype=torch.int32)
     found = positions[labels.where(labels >= 0, vocab_size)]
-    learnt, left_out = (labels >= 0).sum().item(), ((labels >= 0) & (found < 0)).sum().item()
-    outside = f"{left_out / max(1, learnt):.1%} of {learnt} tokens are outside"
+    learnt, inside = (labels >= 0).sum().item(), (found >= 0).sum().item()
+    outside = f"{1 - inside / max(1, learnt):.1%} of {learnt} tokens are outside"
     print(f"draft vocabulary: {outside}", file=sys.stderr)
     return found
 

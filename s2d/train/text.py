@@ -25,7 +25,7 @@ def make_datastore(target, out, millions, files, device, seed):
         _, after = ways_to_ask(tokenizer, template)  # refused before a model is loaded
         model = load_model(target, device, "bfloat16")
         raw = out.with_suffix(".self.jsonl")
-        records = sample_to(raw, model, tokenizer, template, millions * 1e6, seed).records
+        records = sample_to(raw, model, tokenizer, template, millions * 1e6, seed)
         # An answer's first words depend on the template's before it.
         documents, source = [after[1:] + record["a"] for record in records], checksum(model)
         ends = accumulate(len(record["a"]) for record in records)
@@ -36,8 +36,6 @@ def make_datastore(target, out, millions, files, device, seed):
 
 def read_text(file):
     """The text in a file that a user named."""
-    if not file.is_file():
-        raise FileNotFoundError(f"no text at {file}")
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
