@@ -29,10 +29,10 @@ class NoDraft:
     exact = True
 
     def __init__(self, device):
-        self.device = device
+        self.nothing = empty_proposal(device)
 
     def propose(self, context, budget, sampling):
-        return empty_proposal(self.device)
+        return self.nothing
 
     def verify(self, proposal, logits, sampling):
         return verify(proposal.tree, proposal.q, logits, sampling)
@@ -60,7 +60,8 @@ class Prediction:
     """What the draft says about the token after each of R positions, at one exit.
 
     ``hidden`` (R, hidden) are the exit's hidden states; ``logits`` and ``probs`` (R, K) are about
-    the draft's vocabulary, ``probs`` before temperature and top-p. ``confidences``: the exits that
+    the draft's vocabulary, ``probs`` before temperature and top-p; ``first`` (R,) is where these
+    are the largest. ``confidences``: the exits that
     were tried, each with its confidence, the largest probability of all; the last one was used.
     ``vocabulary`` (K,) are the tokens that the draft drafts, None for all ``vocab_size``.
     """
@@ -68,13 +69,14 @@ class Prediction:
     hidden: torch.Tensor
     logits: torch.Tensor
     probs: torch.Tensor
+    first: torch.Tensor
     confidences: list[tuple[int, float]]
     vocabulary: torch.Tensor | None
     vocab_size: int
 
     def likeliest(self, count):
         """The ``count`` likeliest tokens (R, count), and their probabilities (R, count)."""
-        ids = self.logits.topk(count).indices
+        ids = self.first[:, None] if count == 1 else self.logits.topk(count).indices
         return self._tokens(ids), self.probs.gather(1, ids)
 
     def sample(self, count, sampling):
@@ -279,16 +281,17 @@ class SortedDraft:
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
             logits = self.model.draft_logits(hidden)  # (R, K)
             probs = warp(logits, temperature=1.0)
-            each = probs.amax(dim=-1).tolist()
-            if any(confidence != confidence for confidence in each):
+            best, likeliest = probs.max(dim=-1)  # (R,) each
+            confidence = best.max().item()
+            if confidence != confidence:
                 raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
-            confidences.append((segment.stop, max(each)))
-            if max(each) > segment.threshold:
+            confidences.append((segment.stop, confidence))
+            if confidence > segment.threshold:
                 break
             below = segment
         model = self.model
         vocabulary, vocab_size = model.draft_vocabulary, model.config.vocab_size
-        return Prediction(hidden, logits, probs, confidences, vocabulary, vocab_size)
+        return Prediction(hidden, logits, probs, likeliest, confidences, vocabulary, vocab_size)
 
     def catch_up(self, segment, below, n, end):
         """Run ``segment`` on all positions up to ``end`` that it has not seen.
@@ -320,7 +323,7 @@ class SortedDraft:
 
     def keep(self, n, proposal, verdict, logits):
         """Roll back to the n positions of context and the path that was accepted."""
-        slots = proposal.slots[verdict.path].tolist()
+        slots = [proposal.slots[node] for node in verdict.path]
         for segment in self.segments:
             held = [slot for slot in slots if n + slot < segment.cache.length]
             segment.cache.keep(n, held)

@@ -20,7 +20,7 @@ class Proposal:
     """The token tree of a step, and how it came about.
 
     ``q`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that
-    of node i's; None where nothing was drawn. ``slots`` (N,): where each node is in the draft's KV
+    of node i's; None where nothing was drawn. ``slots``: where each node is in the draft's KV
     caches, counted from the end of the context, if it got there.
 
     ``depth``: the tree's number of levels. ``confidences``: for each round, a run of the draft, the
@@ -32,7 +32,7 @@ class Proposal:
 
     tree: TokenTree
     q: torch.Tensor | None = None
-    slots: torch.Tensor | None = None
+    slots: list[int] = ()
     rounds: list[int] = field(default_factory=list)
     depth: int = 0
     confidences: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Proposal:
 def empty_proposal(device) -> Proposal:
     """Nothing is drafted: the target decodes alone."""
     none = torch.zeros(0, dtype=torch.long, device=device)
-    return Proposal(TokenTree(none, none), slots=none)
+    return Proposal(TokenTree(none, none))
 
 
 class FixedTree:
@@ -103,10 +103,9 @@ class FixedTree:
     def proposal(self):
         """The Proposal of all levels."""
         tokens = torch.cat(self.tokens)
-        slots = torch.arange(len(tokens), device=tokens.device)
         q = torch.cat(self.q) if self.q else None
         tree = TokenTree(tokens, self.parents[: len(tokens)])
-        return Proposal(tree, q, slots, self.origins, len(self.tokens) - 1)
+        return Proposal(tree, q, range(len(tokens)), self.origins, len(self.tokens) - 1)
 
 
 class GrowingTree:
@@ -187,12 +186,10 @@ class GrowingTree:
         kept = sorted(self.best(), key=lambda i: (self.depths[i], i))
         number = {CONTEXT: CONTEXT} | {old: new for new, old in enumerate(kept)}
         columns = [self.tokens[i] for i in kept], [number[self.parents[i]] for i in kept]
-        columns += ([self.slots.get(i, NO_SLOT) for i in kept],)
-        tokens, parents, slots = (
-            torch.tensor(column, dtype=torch.long, device=self.device) for column in columns
-        )
+        tree = TokenTree(*torch.tensor(columns, dtype=torch.long, device=self.device))
+        slots = [self.slots.get(i, NO_SLOT) for i in kept]
         rounds = [self.origins[i] for i in kept]
-        proposal = Proposal(TokenTree(tokens, parents), None, slots, rounds)
+        proposal = Proposal(tree, None, slots, rounds)
         proposal.depth = self.depths[kept[-1]] + 1 if kept else 0
         if self.rounds and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"

@@ -3,8 +3,8 @@
 Knows nothing about models or caches: pure functions of tensors. Each verifier takes a TokenTree of
 N nodes and the target's N+1 rows: row 0 is about what follows the context, row i + 1 about what
 follows node i. It returns ``(path, bonus, draws)``: the accepted nodes from the root (or ``start``)
-down, a list; the bonus token (); and the numbers that were drawn for the tests on the way. A chain
-is a tree with one child a node; with N = 0 all of this is autoregressive decoding.
+down; the bonus token; and the numbers that were drawn for the tests on the way. A chain is a tree
+with one child a node; with N = 0 all of this is autoregressive decoding.
 
 Lemma (exactness of drafts that adapt). Suppose that every decision about a position (its exit,
 whether to stop, whether to go on) depends only on the draft's distributions, on tokens drawn before
@@ -39,7 +39,8 @@ def verify(tree, q, logits, sampling) -> Verdict:
     """
     p = None if sampling.greedy else sampling.warp(logits)
     [(path, bonus, draws)] = walks(tree, q, logits, p, sampling, [-1])
-    return Verdict(path, [*tree.tokens[path].tolist(), int(bonus)], draws, p)
+    tokens = tree.tokens.tolist()
+    return Verdict(path, [*(tokens[node] for node in path), bonus], draws, p)
 
 
 def walks(tree, q, logits, p, sampling, starts):
@@ -66,14 +67,14 @@ def follow(tree, choices, start=-1):
     >>> from s2d.tree import TokenTree
     >>> tree = TokenTree(torch.tensor([5, 6, 7]), torch.tensor([-1, -1, 1]))  # 5, or 6 and then 7
     >>> follow(tree, torch.tensor([6, 0, 7, 8]))[:2]
-    ([1, 2], tensor(8))
+    ([1, 2], 8)
     """
-    chosen = (tree.tokens == choices[tree.parents + 1]).nonzero().flatten()
+    choices, tokens, parents = choices.tolist(), tree.tokens.tolist(), tree.parents.tolist()
+    child_of = {key: node for node, key in reversed([*enumerate(zip(parents, tokens))])}
     path, node = [start][start < 0 :], start
-    for child, parent in zip(chosen.tolist(), tree.parents[chosen].tolist()):  # level by level
-        if parent == node:
-            path.append(child)
-            node = child
+    while (node, choices[node + 1]) in child_of:
+        node = child_of[node, choices[node + 1]]
+        path.append(node)
     return path, choices[node + 1], []
 
 
@@ -105,7 +106,7 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
             rest_p = residual(rest_p, rest_q)
             rest_q = rest_q if replacement else without(rest_q, token)
         else:
-            return path, sampler.draw(rest_p[None])[0], draws
+            return path, sampler.draw(rest_p[None]).item(), draws
         path.append(child)
         node = child
 
@@ -119,7 +120,7 @@ def verify_chain(tree, p, q, sampler):
     accepted, draws = sampler.flip(p[nodes, tree.tokens] / q[nodes, tree.tokens])
     count = [*accepted.tolist(), False].index(False)
     rest = residual(p[count], q[count]) if count < len(tree) else p[count]
-    return list(range(count)), sampler.draw(rest[None])[0], list(draws[: count + 1])
+    return list(range(count)), sampler.draw(rest[None]).item(), list(draws[: count + 1])
 
 
 def residual(p, q):

@@ -39,7 +39,7 @@ class TargetRoots:
         found = walks(tree, proposal.q, logits, p, sampling, starts)
         path, bonus, draws = max(found, key=lambda walk: len(walk[0]))
         after_path = logits[path[-1] + 1 if path else 0]
-        self.roots = next_roots(int(bonus), after_path, self.shape.width, sampling)
+        self.roots = next_roots(bonus, after_path, self.shape.width, sampling)
         return Verdict(path, tree.tokens[path].tolist(), draws, p)
 
     def keep(self, n, proposal, verdict, logits):

@@ -149,7 +149,7 @@ def caches(step, exits):
     n, path = step.n, step.verdict.path
     found = [{"name": "target", "filled": n + len(step.proposal.tree), "kept": n + len(path)}]
     first, layers = 1, [exit_layer for exit_layer in exits if exit_layer]  # exit 0 has no layers
-    slots = step.proposal.slots[path].tolist()
+    slots = [step.proposal.slots[node] for node in path]
     for last, filled in zip(layers, step.proposal.filled):
         kept = min(filled, n + sum(n + slot < filled for slot in slots))
         found.append({"name": f"draft, layers {first} to {last}", "filled": filled, "kept": kept})
