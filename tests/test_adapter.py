@@ -147,7 +147,7 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
 
     for changes, message in (
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
-        ({"peft_type": None}, "it has no peft_type"),
+        ({"peft_type": None}, "peft_type is 'None'; only 'LORA'"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"use_dora": True}, "use_dora is True"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),
@@ -180,7 +180,7 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
         (weights | {first: weights[first][:, :5].contiguous()}, r"are \(4, 5\) and"),
         (weights | {first: weights[first][0].clone()}, r"are \(.*,\) and"),
         (weights | {first: weights[first].to(torch.int8)}, "is of dtype I8; quantised"),
-        (weights | {head: torch.zeros(2)}, "which is no part of an adapter"),
+        (weights | {head: torch.zeros(2)}, "lm_head.weight' fits no weight"),
         (weights | {first.replace("layers.0", "layers.7"): weights[first] + 0}, "fits no weight"),
     ):
         save_file(changed, tensors)

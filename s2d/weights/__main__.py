@@ -8,6 +8,7 @@ python -m s2d.weights check weights/vicuna-7b                    # will it load?
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def check(path):
     if (known := tokenizer.vocab_size) > (size := config.vocab_size):
         says = f"the tokenizer knows {known} tokens, config.json has vocab_size {size}"
         raise ValueError(f"{path}: {says}")
-    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    count = sum(map(math.prod, shapes.values()))
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return (
         f"{path} will load{role}: {config.num_hidden_layers} layers of width {config.hidden_size}, "

@@ -91,11 +91,10 @@ class GGUFFile:
 
     def write_companions(self, folder):
         """tokenizer.model or tokenizer.json, and tokenizer_config.json, to ``folder``."""
-        with errors_name(self.path):
-            try:
-                files = tokenizer_files(self.fields)
-            except (KeyError, TypeError, IndexError, AttributeError) as error:
-                raise ValueError(f"its tokenizer is incomplete ({error!r})") from None
+        try:
+            files = tokenizer_files(self.fields)
+        except Exception as error:  # what is damaged can fail in every way
+            raise ValueError(f"{self.path}: its tokenizer: {shown(str(error))[1:-1]}") from None
         for name, content in files.items():
             (folder / name).write_bytes(content)
 

@@ -84,13 +84,6 @@ class SentencePieceModel:
         text = "".join(texts)
         return text.removeprefix(" ") if self.prefixed else text
 
-    def measure(self, text):
-        """The characters of a text that count, and how many one token covers at most, or None."""
-        longest = max(map(len, (*map(self.pieces.id_to_piece, range(self.size)), *self.tokens)))
-        bytes_ = any(map(self.pieces.is_byte, range(self.size)))  # else unknown ones are one token
-        text = self.pieces.normalize(text).replace("\u2581", " ")
-        return len("".join(text.split())), longest if bytes_ else None
-
 
 def load_pieces(content):
     pieces = SentencePieceProcessor()
