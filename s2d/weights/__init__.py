@@ -71,8 +71,9 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
         setattr(model.get_submodule(parent), leaf, parameter)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
-    if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
-        model.keep_tokens(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))
+    kept = None if num_layers else draft_vocabulary(path, config.vocab_size)
+    if kept is not None:
+        model.keep_tokens(kept)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if compile:
         model.prepare()
@@ -99,8 +100,11 @@ def weights_of(path, config):
     return adapter.base, base.num_hidden_layers, adapter
 
 
-def read_draft_vocabulary(path, vocab_size):
-    """The tokens (K,) that a draft drafts, from a JSON list of their ids."""
+def draft_vocabulary(folder, vocab_size):
+    """The tokens (K,) that the draft in ``folder`` drafts; None where it drafts all."""
+    path = folder / DRAFT_VOCABULARY
+    if not path.is_file():
+        return None
     tokens = read_json(path, list)
     good = all(type(token) is int and 0 <= token < vocab_size for token in tokens)
     if not good or not tokens or len(set(tokens)) < len(tokens):
@@ -112,6 +116,11 @@ def empty_model(config, kind=Llama):
     """A Llama whose parameters have names and shapes but no memory yet."""
     with torch.device("meta"):
         return kind(config)
+
+
+def shapes_of(config):
+    """{name: shape} of the weights that ``config`` asks for."""
+    return parameter_shapes(empty_model(config))
 
 
 def parameter_shapes(model):

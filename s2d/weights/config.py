@@ -7,30 +7,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..model import LlamaConfig
-from .fields import (
-    errors_name,
-    flag,
-    number,
-    numbers,
-    read_json,
-    read_json_if_there,
-    refuse_unknown,
-    shown,
-    whole,
-)
+from .fields import errors_name, flag, number, numbers, read_json, refuse_unknown, shown, whole
 from .special_tokens import read_special_tokens, text_of
 
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 # What may stand in an object about rotation, or beside it.
 ROPE_BESIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 DRAFTING = ("exit_layers", "thresholds", "draft_length", "draft_stop", "draft_tree")
+SIZES = {"num_hidden_layers": 1024, "head_dim": 1024, "max_position_embeddings": 2**22}  # at most
+COUNTS = "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads"
+SIZES |= dict.fromkeys(COUNTS.split(), 2**24)
 # What config_from_dict reads. A Llama's config.json may say three kinds of things besides:
-READ = {*DRAFTING} | set(
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta rope_scaling "
-    "rope_parameters partial_rotary_factor original_max_position_embeddings tie_word_embeddings "
-    "bos_token_id eos_token_id".split()
-)
+READ = {"rope_scaling", "rope_parameters", "rms_norm_eps", "tie_word_embeddings", *ROPE_BESIDE}
+READ |= {"bos_token_id", "eos_token_id", *SIZES, *DRAFTING}
 # what has one value here,
 FALSE = "attention_bias mlp_bias rope_interleaved is_encoder_decoder add_cross_attention"
 ONLY = {
@@ -76,14 +65,14 @@ def answer_ends(path, config):
     its end, as chat models do with the end of a turn, that is one too.
     """
     ids, generation = config.eos_token_ids, path / "generation_config.json"
-    raw = read_json_if_there(generation)
+    raw = read_json(generation, missing={})
     if raw.get("eos_token_id") is not None:
         with errors_name(generation):
             ids = eos_ids(raw, config.vocab_size)
     beside = read_special_tokens(path)
     known = {token.text: token.id for token in beside.added.values() if token.id is not None}
     if not known:  # transformers 5 leaves them in tokenizer.json alone
-        every = read_json_if_there(path / "tokenizer.json").get("added_tokens")
+        every = read_json(path / "tokenizer.json", missing={}).get("added_tokens")
         tokens = every if isinstance(every, list) else []
         known = {text_of(token): token.get("id") for token in tokens if isinstance(token, dict)}
     end = known.get(beside.names.get("eos_token", ""))
@@ -97,36 +86,28 @@ def config_from_dict(raw):
     if raw.get("quantization_config") is not None:
         raise ValueError("it has a quantization_config; quantised weights are not supported")
     refuse_unknown(raw | {"model_type": str(raw.get("model_type"))}, READ | INERT, ONLY)
-    heads, hidden_size = whole(raw, "num_attention_heads"), whole(raw, "hidden_size")
-    vocab_size, layers = whole(raw, "vocab_size"), whole(raw, "num_hidden_layers", high=1024)
-    head_dim = whole(raw, "head_dim", hidden_size // heads, high=1024)
-    kv_heads = whole(raw, "num_key_value_heads", heads)
-    positions = whole(raw, "max_position_embeddings", 2048, high=2**22)
-    for bad, message in (
-        (head_dim % 2, f"head_dim is {head_dim}; the rotary embedding needs an even number"),
-        (heads % kv_heads, f"{heads} heads cannot share {kv_heads} key/value heads evenly"),
+    heads = whole(raw, "num_attention_heads")
+    defaults = {"num_key_value_heads": heads, "max_position_embeddings": 2048}
+    defaults["head_dim"] = whole(raw, "hidden_size") // heads
+    sizes = {key: whole(raw, key, defaults.get(key), high=high) for key, high in SIZES.items()}
+    kv_heads, head_dim = sizes["num_key_value_heads"], sizes["head_dim"]
+    if head_dim % 2:
+        raise ValueError(f"head_dim is {head_dim}; the rotary embedding needs an even number")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} attention heads cannot share {kv_heads} key/value heads evenly")
+    if (positions := sizes["max_position_embeddings"]) * head_dim > 2**27:
         # Far above any Llama; the rotary table would take gigabytes.
-        (positions * head_dim > 2**27, f"{positions} positions x head_dim {head_dim} is too large"),
-    ):
-        if bad:
-            raise ValueError(message)
+        raise ValueError(f"max_position_embeddings {positions} x head_dim {head_dim} is too large")
     if (bos := raw.get("bos_token_id", 1)) is not None:
-        bos = whole({"bos_token_id": bos}, "bos_token_id", low=0, high=vocab_size - 1)
+        bos = whole({"bos_token_id": bos}, "bos_token_id", low=0, high=sizes["vocab_size"] - 1)
     return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=whole(raw, "intermediate_size"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=positions,
-        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
+        **sizes,
         **read_rope(raw),
+        **read_drafting(raw, sizes["num_hidden_layers"]),
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
         tie_word_embeddings=flag(raw, "tie_word_embeddings"),
         bos_token_id=bos,
-        eos_token_ids=eos_ids(raw, vocab_size),
-        **read_drafting(raw, layers),
+        eos_token_ids=eos_ids(raw, sizes["vocab_size"]),
     )
 
 

@@ -16,13 +16,10 @@ def errors_name(source):
         raise ValueError(f"{source}: {error}") from None
 
 
-def read_json_if_there(path):
-    """As ``read_json``; an empty object where there is no file."""
-    return read_json(path) if path.is_file() else {}
-
-
-def read_json(path, kind=dict):
-    """A JSON object (or list) from a file; FileNotFoundError or ValueError says what is wrong."""
+def read_json(path, kind=dict, missing=None):
+    """A JSON object (or list) from a file, ``missing`` if given where there is no file."""
+    if not path.is_file() and missing is not None:
+        return missing
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
     try:
@@ -30,8 +27,8 @@ def read_json(path, kind=dict):
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
     if not isinstance(raw, kind):
-        expected = {dict: "object", list: "list"}[kind]
-        raise ValueError(f"{path} holds a {type(raw).__name__}, no JSON {expected}")
+        expected = {dict: "JSON object", list: "list"}[kind]
+        raise ValueError(f"{path} holds a {type(raw).__name__}, no {expected}")
     return raw
 
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .fields import errors_name, flag, read_json_if_there, refuse_unknown, shown
+from .fields import errors_name, flag, read_json, refuse_unknown, shown
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -67,7 +67,7 @@ class SpecialTokens:
 def read_special_tokens(folder):
     """SpecialTokens of a folder; ValueError where its files disagree or say what is not known."""
     folder = Path(folder)
-    config, more = (read_json_if_there(folder / file) for file in (CONFIG, NAMES))
+    config, more = (read_json(folder / file, missing={}) for file in (CONFIG, NAMES))
     with errors_name(folder / CONFIG):
         refuse_unknown(config, READ | INERT | set(filter(is_name, config)), ONLY)
         for key in SWITCHES:
@@ -100,7 +100,7 @@ def named_tokens(file, source):
 
 def added_tokens(folder, config, named):
     """{text: AddedToken} of the tokens that are added with an id."""
-    by_id, by_text = config.get("added_tokens_decoder"), read_json_if_there(folder / ADDED)
+    by_id, by_text = config.get("added_tokens_decoder"), read_json(folder / ADDED, missing={})
     if not isinstance(by_id, dict | None):
         raise ValueError(f"{folder / CONFIG}: added_tokens_decoder is {shown(by_id)}, no object")
     tokens = []
