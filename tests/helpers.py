@@ -60,6 +60,13 @@ def program(main, *arguments):
         return end.code
 
 
+def refuses(main, capsys, message, *arguments):
+    """Assert that a command line exits with 2, with ``message`` in the one line that it says."""
+    assert program(main, *arguments) == 2, message
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1, error
+
+
 def run_and_kill(seconds, function, *arguments):
     """Run ``function`` in a process of its own for at most ``seconds``; returns how long it ran."""
     context = multiprocessing.get_context("fork")

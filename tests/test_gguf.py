@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from helpers import WEIGHTS, load_transformers, random_llama
+from helpers import WEIGHTS, load_transformers, random_llama, refuses
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -254,9 +254,7 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
     file, folder = tmp_path / "m.gguf", tmp_path / "m"
 
     def refused(message):
-        assert main(["convert", str(file), str(folder)]) == 2, message
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
+        refuses(main, capsys, message, "convert", file, folder)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"][: file.exists()]
 
     refused("no file")
