@@ -87,10 +87,13 @@ class GGUFFile:
 
     def write_companions(self, folder):
         """tokenizer.model or tokenizer.json, and tokenizer_config.json, to ``folder``."""
-        try:
-            files = tokenizer_files(self.fields)
-        except Exception as error:  # what is damaged can fail in every way
-            raise ValueError(f"{self.path}: its tokenizer: {shown(str(error))[1:-1]}") from None
+        with errors_name(self.path):
+            try:
+                files = tokenizer_files(self.fields)
+            except ValueError:
+                raise
+            except Exception as error:  # what is damaged can fail in every way
+                raise ValueError(f"its tokenizer is damaged ({shown(repr(error))})") from None
         for name, content in files.items():
             (folder / name).write_bytes(content)
 

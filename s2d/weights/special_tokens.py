@@ -140,7 +140,7 @@ def text_of(token):
 
 
 def split_at(tokens, text):
-    """Text -> the AddedTokens in it and the texts between them, in order, as transformers does.
+    """Text -> the AddedTokens in it and the texts between them (or ""), as transformers does.
 
     ``tokens``: {text: AddedToken}. Of those that begin at one character the longest wins.
     """
@@ -162,9 +162,7 @@ def _split(tokens, pattern, text):
         token, before = tokens[match[0]], text[done : match.start()]
         if token.lstrip:
             before = before[: len(before) - len(SPACES.match(before[::-1])[0])]
-        if before:
-            yield before
+        yield before
         yield token
         done = SPACES.match(text, match.end()).end() if token.rstrip else match.end()
-    if text[done:]:
-        yield text[done:]
+    yield text[done:]
