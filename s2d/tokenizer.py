@@ -13,6 +13,7 @@ from .weights.tokenizer_json import JsonModel
 from .weights.tokenizer_model import SentencePieceModel
 
 FILES = ("tokenizer.model", "tokenizer.json")  # of a folder; the first of them that is there
+LONGEST = 256  # characters, spaces aside: no vocabulary has a token of so many
 
 
 class Tokenizer:
@@ -48,14 +49,9 @@ class Tokenizer:
         return self.model.decode(ids)
 
     def refuse_longer(self, text, limit):
-        """ValueError for a text that has ``limit`` tokens or more, as far as that is seen at once.
-
-        No token covers more characters than the longest has, spaces aside, of which an added token
-        may take any number. A text that is shorter than ``limit`` is never refused.
-        """
-        count, longest = self.model.measure(checked(text))
-        if longest and count >= limit * longest:
-            has = f"a text of {len(text)} characters has {count // longest} tokens or more"
+        """ValueError for a text that is far too long for ``limit`` tokens, before it is encoded."""
+        if len("".join(checked(text).split())) >= limit * LONGEST:
+            has = f"a text of {len(text)} characters has {limit} tokens or more"
             raise ValueError(f"{has}; the context has {limit} positions")
 
     def encode_chat(self, messages, template="vicuna"):

@@ -12,21 +12,17 @@ def private_folder(*names):
 
     Raises ValueError where anybody else owns or may write the folder or anything in it.
     """
-    folder = cache_directory() / "s2d"
-    for name in ("", *names):
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        raise ValueError("there is no home directory; name a folder in XDG_CACHE_HOME") from None
+    for name in ("s2d", *names):
         folder = folder / name
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         refuse_foreign(folder.resolve())
     for path in folder.rglob("*"):
         refuse_foreign(path)
     return folder
-
-
-def cache_directory():
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:
-        raise ValueError("there is no home directory; name a folder in XDG_CACHE_HOME") from None
 
 
 def refuse_foreign(path):

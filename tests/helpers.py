@@ -60,9 +60,14 @@ def program(main, *arguments):
         return end.code
 
 
+def refuses(main, capsys, message, *arguments):
+    """Assert that a command line exits with 2, with ``message`` in the one line that it says."""
+    assert_refused(capsys, message, program, main, *arguments)
+
+
 def assert_refused(capsys, message, function, *arguments):
-    """A program's ``function`` returns exit code 2, with one line on stderr about ``message``."""
-    assert function(*arguments) == 2, arguments
+    """As ``refuses``, where ``function`` runs the command line and returns its exit code."""
+    assert function(*arguments) == 2, message
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
 

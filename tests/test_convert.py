@@ -11,7 +11,9 @@ from helpers import (
     WEIGHTS,
     load_transformers,
     peak_growth,
+    program,
     random_llama,
+    refuses,
     run_and_kill,
     transformers_greedy,
 )
@@ -56,32 +58,26 @@ def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
     return sorted(set(weight_map.values()))
 
 
-def program(*arguments):
-    return main([str(argument) for argument in arguments])
+REAL = ROOT.parent / "shared/data/llama_tokenizer/tokenizer.model"  # kept elsewhere
 
 
-def refuses(capsys, message, *arguments):
-    assert program(*arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1, error
-
-
-def test_a_converted_checkpoint_generates_what_transformers_does(tmp_path, tokenizer, capsys):
-    assert len(write_vicuna(tmp_path / "hub", tokenizer)) > 3
-    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
-    assert program("check", tmp_path / "v") == 0
+@pytest.mark.parametrize("path", [WEIGHTS / "mini-7b/tokenizer.model", REAL])
+def test_a_converted_checkpoint_generates_what_transformers_does(tmp_path, path, capsys):
+    """Alone and with a draft; with the miniatures' vocabulary and with Llama's own."""
+    path = path if path.is_file() else WEIGHTS / "mini-13b/tokenizer.model"
+    tokenizer = Tokenizer(path)
+    size = tokenizer.vocab_size
+    assert len(write_vicuna(tmp_path / "hub", tokenizer, vocab_size=size)) > 3
+    assert program(main, "convert", tmp_path / "hub", tmp_path / "v") == 0
+    assert program(main, "check", tmp_path / "v") == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and said[0] == said[1]
     assert "will load: 3 layers of width 64" in said[0]
-    assert "of float16, vocabulary 1024, context 4096" in said[0]
-    generates_the_same(tmp_path, tokenizer.encode_chat(["What is the capital of Tadastan?"]))
-
-
-def generates_the_same(folder, prompt):
-    """What ``convert`` made of ``hub`` and transformers' reading of it, alone and with a draft."""
-    expected = transformers_greedy(load_transformers(folder / "hub", torch.float64), prompt, 40)
-    target = load_model(folder / "v", dtype="float64")
-    draft = load_model(folder / "v", dtype="float64", num_layers=2)
+    assert f"of float16, vocabulary {size}, context 4096" in said[0]
+    prompt = tokenizer.encode_chat(["Where is Königsberg?", "In the east.", "Say it again!"])
+    expected = transformers_greedy(load_transformers(tmp_path / "hub", torch.float64), prompt, 40)
+    target = load_model(tmp_path / "v", dtype="float64")
+    draft = load_model(tmp_path / "v", dtype="float64", num_layers=2)
     for how in ({"method": "ar"}, {"method": "s2d"}, {"method": "s2d-tree"}):
         how |= {} if how["method"] == "ar" else {"draft": draft, "exits": (1, 2)}
         assert generate(target, prompt, max_new_tokens=40, **how).tokens == expected
@@ -96,7 +92,7 @@ def test_dtype_and_a_single_file(tmp_path, tokenizer, shared):
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     torch.save(state, tmp_path / "hub" / shard)
     how = ["--dtype", "bfloat16"][: 0 if shared else 2]  # a conversion would be a copy
-    assert program("convert", tmp_path / "hub", tmp_path / "v", *how) == 0
+    assert program(main, "convert", tmp_path / "hub", tmp_path / "v", *how) == 0
     written, dtype = load_file(tmp_path / "v/model.safetensors"), how[-1] if how else "float16"
     for name, tensor in written.items():
         assert torch.equal(tensor, state[name].to(getattr(torch, dtype)))
@@ -112,7 +108,7 @@ def test_what_is_in_no_llama_or_quantised(tmp_path, tokenizer, capsys):
         ({"step": 5}, "is damaged or holds more than tensors"),
     ):
         torch.save(state | changes, tmp_path / "hub" / shard)
-        refuses(capsys, message, "convert", tmp_path / "hub", tmp_path / "v")
+        refuses(main, capsys, message, "convert", tmp_path / "hub", tmp_path / "v")
         assert not (tmp_path / "v").exists()
 
 
@@ -123,10 +119,10 @@ def test_an_lm_head_that_is_tied_but_not_the_embedding(tmp_path, tokenizer, caps
     state, first = torch.load(last), torch.load(tmp_path / "hub" / shards[0])
     head = first["model.embed_tokens.weight"].clone()
     torch.save(state | {"lm_head.weight": head}, last)
-    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
+    assert program(main, "convert", tmp_path / "hub", tmp_path / "v") == 0
     for other in (head + 1, head[1:]):
         torch.save(state | {"lm_head.weight": other}, last)
-        assert program("convert", tmp_path / "hub", tmp_path / "w") == 2
+        assert program(main, "convert", tmp_path / "hub", tmp_path / "w") == 2
         assert "lm_head.weight" in capsys.readouterr().err and not (tmp_path / "w").exists()
 
 
@@ -134,7 +130,7 @@ def test_nothing_is_downloaded_to_a_folder_that_is_taken(tmp_path, monkeypatch, 
     monkeypatch.setattr(getting, "FOLDER", tmp_path)
     monkeypatch.setattr(getting, "download", None)
     (tmp_path / "smollm2-135m").mkdir()
-    refuses(capsys, "is there, and no model; remove it first", "get", "smollm2-135m")
+    refuses(main, capsys, "is there, and no model; remove it first", "get", "smollm2-135m")
 
 
 def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
@@ -142,7 +138,7 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
     shards = write_vicuna(hub, tokenizer)
 
     def refused(message, destination="v"):
-        refuses(capsys, message, "convert", hub, tmp_path / destination)
+        refuses(main, capsys, message, "convert", hub, tmp_path / destination)
         assert not (tmp_path / "v").exists()
 
     class Anything:
@@ -174,7 +170,7 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     config, shards = (folder / "config.json").read_text(), sorted(folder.glob("model-*"))
 
     def refused(path, message):
-        refuses(capsys, message, "check", path)
+        refuses(main, capsys, message, "check", path)
 
     refused(tmp_path / "hub", "with python -m s2d.weights convert")
     refused(tmp_path / "nowhere", "no model folder")
@@ -192,7 +188,7 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     shards[1].unlink()
     refused(folder, f"{shards[1].name} is missing")
     shards[1].write_bytes(whole)
-    assert program("check", folder) == 0
+    assert program(main, "check", folder) == 0
     save_model(random_llama(1), tmp_path / "few", tokenizer_from=tmp_path / "hub")
     refused(tmp_path / "few", "the tokenizer knows 1024 tokens, config.json has vocab_size 61")
     (folder / "tokenizer.model").unlink()
@@ -230,7 +226,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
         if killed == 6:
             break
         if target.is_dir():
-            assert program("check", target) == 0
+            assert program(main, "check", target) == 0
             target.rename(tmp_path / f"done-{time.monotonic_ns()}")
         lasted = run(rng.uniform(0, needed))
         if target.is_dir():
@@ -249,17 +245,3 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
         convert(tmp_path / "hub", target, None)
     for file in (tmp_path / "whole").iterdir():
         assert (target / file.name).read_bytes() == file.read_bytes()
-
-
-def test_the_real_tokenizer_and_vocabulary(tmp_path, capsys):
-    """A checkpoint of Vicuna's 32,000 tokens with Llama's own tokenizer, pickled, to an answer."""
-    path = ROOT.parent / "shared/data/llama_tokenizer/tokenizer.model"
-    if not path.is_file():
-        print(f"{path} is absent; the miniature's tokenizer stands in for it")
-        path = WEIGHTS / "mini-7b/tokenizer.model"
-    tokenizer = Tokenizer(path)
-    write_vicuna(tmp_path / "hub", tokenizer, 10**6, vocab_size=tokenizer.vocab_size)
-    assert program("convert", tmp_path / "hub", tmp_path / "v") == 0
-    assert f"vocabulary {tokenizer.vocab_size}" in capsys.readouterr().out
-    said = ["Where is Königsberg?", "In the east.", "Say it again!"]
-    generates_the_same(tmp_path, tokenizer.encode_chat(said))

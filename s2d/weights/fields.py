@@ -16,13 +16,10 @@ def errors_name(source):
         raise ValueError(f"{source}: {error}") from None
 
 
-def read_json_if_there(path):
-    """As ``read_json``; an empty object where there is no file."""
-    return read_json(path) if path.is_file() else {}
-
-
-def read_json(path, kind=dict):
-    """A JSON object (or list) from a file; FileNotFoundError or ValueError says what is wrong."""
+def read_json(path, kind=dict, missing=None):
+    """A JSON object (or list) from a file, ``missing`` if given where there is no file."""
+    if not path.is_file() and missing is not None:
+        return missing
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
     try:
@@ -30,7 +27,7 @@ def read_json(path, kind=dict):
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
     if not isinstance(raw, kind):
-        expected = "list" if kind is list else "JSON object"
+        expected = {dict: "JSON object", list: "list"}[kind]
         raise ValueError(f"{path} holds a {type(raw).__name__}, no {expected}")
     return raw
 
@@ -41,39 +38,34 @@ def shown(value):
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def field(raw, key, default):
-    """raw[key], or the default where it is missing or null."""
-    value = raw.get(key)
-    if value is None and default is None:
-        raise ValueError(f"{key} is null; expected a value" if key in raw else f"it has no {key!r}")
-    return default if value is None else value
+def field(raw, key, default, types, expected, low=-math.inf, high=math.inf):
+    """raw[key] if it is as expected, the default where it is missing or null."""
+    value = default if raw.get(key) is None else raw[key]
+    if value is None:
+        raise ValueError(f"it has no {key!r}")
+    if type(value) not in types or not low <= value <= high:
+        raise ValueError(f"{key} is {shown(value)}; expected {expected}")
+    return value
 
 
 def whole(raw, key, default=None, low=1, high=LARGEST):
-    value = field(raw, key, default)
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{key} is {shown(value)}; expected a whole number within {low}..{high}")
-    return value
+    expected = f"a whole number within {low}..{high}"
+    return field(raw, key, default, (int,), expected, low, high)
 
 
 def number(raw, key, default=None, low=-math.inf, high=1e30):
-    value = field(raw, key, default)
-    if type(value) not in (int, float) or not low <= value <= high:
-        raise ValueError(f"{key} is {shown(value)}; expected a number within {low:g}..{high:g}")
-    return float(value)
+    expected = f"a number within {low:g}..{high:g}"
+    return float(field(raw, key, default, (int, float), expected, low, high))
 
 
-def flag(raw, key, default):
-    value = field(raw, key, default)
-    if type(value) is not bool:
-        raise ValueError(f"{key} is {shown(value)}; expected true or false")
-    return value
+def flag(raw, key, default=False):
+    return field(raw, key, default, (bool,), "true or false")
 
 
 def numbers(raw, key, read, default=(), **bounds):
     """A list of numbers, each through ``read``, which is ``whole`` or ``number``."""
-    value = field(raw, key, list(default))
-    if not isinstance(value, list):
+    value = default if raw.get(key) is None else raw[key]
+    if not isinstance(value, (list, tuple)):
         raise ValueError(f"{key} is {shown(value)}; expected a list of numbers")
     return tuple(read({key: item}, key, **bounds) for item in value)
 
@@ -84,14 +76,6 @@ def refuse_unknown(raw, known, only):
         if raw.get(key) not in (None, plain):
             raise ValueError(f"{key} is {shown(raw[key])}; only {plain!r} is supported")
     said = {key for key, value in raw.items() if value is not None}
-    if unknown := sorted(said - known - only.keys()):
+    if unknown := sorted(said - set(known) - only.keys()):
         names = shown(", ".join(unknown))
         raise ValueError(f"{names} is not known here and may change the result; else take it out")
-
-
-def agreed(raw, name, key):
-    """{key: value} from ``raw`` or from the object raw[name]; ValueError where the two disagree."""
-    outer, inner = raw.get(key), (raw.get(name) or {}).get(key)
-    if None not in (outer, inner) and outer != inner:
-        raise ValueError(f"{key} is {shown(outer)}, but {shown(inner)} in {name}")
-    return {key: outer if inner is None else inner}

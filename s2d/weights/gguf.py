@@ -4,14 +4,12 @@ Needs the package ``gguf``. Names, shapes and the order of rows differ; quantise
 multiplied out. Its tokenizer: gguf_tokenizer.py.
 """
 
-import re
-
 import numpy as np
 import torch
 
 from ..model import rope_frequencies
 from ..program import optional
-from . import empty_model, parameter_shapes
+from . import shapes_of
 from .config import LLAMA3, config_from_dict
 from .fields import errors_name, number, refuse_unknown, shown, whole
 from .gguf_tokenizer import tokenizer_files
@@ -19,11 +17,6 @@ from .shards import check_shape, split
 
 PACKAGE = "gguf==0.19.0"
 
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IN_BLOCK = {f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"}
-IN_BLOCK |= {f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-IN_BLOCK |= {"attn_norm": "input_layernorm", "attn_output": "self_attn.o_proj"}
-IN_BLOCK |= {"ffn_norm": "post_attention_layernorm"}
 # No weight, but what the rotary embedding's frequencies are divided by.
 FREQUENCIES = "rope_freqs.weight"
 # All other types are quantised.
@@ -60,12 +53,15 @@ class GGUFFile:
         with errors_name(path):
             if (kind := self.fields.get("general.architecture")) != "llama":
                 raise ValueError(f"architecture is {shown(kind)}; only 'llama' is supported")
-            self.tensors = {hugging_face_name(tensor.name): tensor for tensor in reader.tensors}
-            self.raw = config_json(self.fields, self.tensors)
+            tensors = {tensor.name: tensor for tensor in reader.tensors}
+            self.raw = config_json(self.fields, tensors)
             self.config = config_from_dict(self.raw)
-            self.shapes = parameter_shapes(empty_model(self.config))
-            if foreign := sorted(self.tensors.keys() - self.shapes.keys()):
-                raise ValueError(f"{foreign[0]} does not belong to the Llama in its metadata")
+            self.shapes, arch = shapes_of(self.config), self.gguf.MODEL_ARCH.LLAMA
+            names = self.gguf.get_tensor_name_map(arch, self.config.num_hidden_layers)
+            known = {names.get_name(name, (".weight",)): name for name in self.shapes}
+            if foreign := sorted(tensors.keys() - known.keys()):
+                raise ValueError(f"{shown(foreign[0])} is none of the Llama's in its metadata")
+            self.tensors = {known[name]: tensor for name, tensor in tensors.items()}
         empty = {name: torch.empty(self.shapes[name], device="meta") for name in self.tensors}
         self.shards = [list(shard) for shard in split(empty, max_shard_bytes)]
 
@@ -94,23 +90,12 @@ class GGUFFile:
         with errors_name(self.path):
             try:
                 files = tokenizer_files(self.fields)
-            except (KeyError, TypeError, IndexError, AttributeError) as error:
-                raise ValueError(f"its tokenizer is incomplete ({error!r})") from None
+            except ValueError:
+                raise
+            except Exception as error:  # what is damaged can fail in every way
+                raise ValueError(f"its tokenizer is damaged ({shown(repr(error))})") from None
         for name, content in files.items():
             (folder / name).write_bytes(content)
-
-
-def hugging_face_name(name):
-    """blk.7.attn_q.weight -> model.layers.7.self_attn.q_proj.weight."""
-    if name == FREQUENCIES:
-        return name
-    block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    top = re.fullmatch(r"(\w+)\.weight", name)
-    if block and block[2] in IN_BLOCK:
-        return f"model.layers.{block[1]}.{IN_BLOCK[block[2]]}.weight"
-    if top and top[1] in TOP:
-        return f"{TOP[top[1]]}.weight"
-    raise ValueError(f"tensor {shown(name)} is none of a Llama's")
 
 
 def rows_as_in_hugging_face(weight, head_dim):
@@ -127,13 +112,11 @@ def config_json(fields, tensors):
     head_dim = whole(own, "attention.key_length", width // heads)
     if (rotated := whole(own, "rope.dimension_count", head_dim)) != head_dim:
         raise ValueError(f"only {rotated} of a head's {head_dim} dimensions are rotated")
-    if "model.embed_tokens.weight" not in tensors:
+    if (embedding := tensors.get("token_embd.weight")) is None:
         raise ValueError("it has no tensor token_embd.weight")
-    rows = int(tensors["model.embed_tokens.weight"].shape[-1])
-    if own.get("vocab_size") not in (None, rows):
-        raise ValueError(
-            f"vocab_size is {own['vocab_size']}, but token_embd.weight has {rows} rows"
-        )
+    rows = int(embedding.shape[-1])
+    if (said := own.get("vocab_size", rows)) != rows:
+        raise ValueError(f"vocab_size is {said}, but token_embd.weight has {rows} rows")
     factor = number(own, "rope.scaling.factor", 1.0)
     scaling = own.get("rope.scaling.type", "none" if factor == 1.0 else "linear")
     rope = None if scaling == "none" else {"rope_type": scaling, "factor": factor}
@@ -144,8 +127,7 @@ def config_json(fields, tensors):
         rope = llama3_rope(tensors.pop(FREQUENCIES).data, head_dim, theta)
     ids = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot")]
     ends = {whole(fields, name, low=0) for name in ids if name in fields}
-    stored = tensors["model.embed_tokens.weight"].tensor_type.name
-    computed = WHOLE.get(stored, torch.bfloat16)  # precise enough for what was quantised
+    computed = WHOLE.get(embedding.tensor_type.name, torch.bfloat16)  # precise enough for others
     return {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
         "vocab_size": rows,
@@ -159,7 +141,7 @@ def config_json(fields, tensors):
         "rms_norm_eps": number(own, "attention.layer_norm_rms_epsilon"),
         "rope_theta": theta,
         "rope_scaling": rope,
-        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": sorted(ends) or None,
         "torch_dtype": str(computed).removeprefix("torch."),

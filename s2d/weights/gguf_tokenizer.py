@@ -1,27 +1,16 @@
-"""The tokenizer in a GGUF file's metadata, as the files that a folder has.
-
-Each is written by hand, so that reading a GGUF file needs no further package.
-"""
+"""The tokenizer in a GGUF file's metadata, as the files that a folder has."""
 
 import json
 import struct
 
+from ..program import optional
 from .fields import refuse_unknown, shown
+from .tokenizer_json import TOKENIZERS_PACKAGE
 
-# How the text of a byte-level vocabulary falls into words before merging: llama.cpp's name -> what
-# tokenizer.json says.
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LLAMA3_SPLIT = {"type": "Split", "pattern": {"Regex": LLAMA3_WORDS}, "behavior": "Isolated"}
-DIGITS = {"type": "Digits", "individual_digits": True}
-WORDS = {
-    "gpt-2": [BYTES | {"use_regex": True}],
-    "smollm": [DIGITS, BYTES | {"use_regex": True}],
-    "llama-bpe": [LLAMA3_SPLIT | {"invert": False}, BYTES | {"use_regex": False}],
-}
 # What the metadata may say of a tokenizer: what is read here or changes no id, or has one value.
 IDS = "bos eos unknown padding seperator separator cls mask eot eom fim_pre fim_suf fim_mid fim_pad"
 KNOWN = {f"{name}_token_id" for name in f"{IDS} fim_rep fim_sep prefix suffix middle".split()}
@@ -36,17 +25,13 @@ def tokenizer_files(fields):
     names = [name for name in fields if name.startswith("tokenizer.")]
     own = {name.removeprefix("tokenizer.").removeprefix("ggml."): fields[name] for name in names}
     refuse_unknown(own, KNOWN, ONLY)
-    if own.get("model") == "llama":
-        if own.get("pre") not in (None, "default", "llama"):
-            raise ValueError(
-                f"its text falls into words as {shown(own['pre'])} says, unlike llama's"
-            )
+    kind = own.get("model")
+    if kind == "llama" and own.get("pre") in (None, "default", "llama"):
         files = {"tokenizer.model": sentencepiece_model(own)}
-    elif own.get("model") == "gpt2":
-        text = json.dumps(byte_level_json(own), ensure_ascii=False)
-        files = {"tokenizer.json": text.encode()}
+    elif kind == "gpt2":
+        files = {"tokenizer.json": byte_level(own).to_str().encode()}
     else:
-        kind = shown(own.get("model"))
+        kind = f"{shown(kind)}, of which text falls into words as {shown(own.get('pre'))} says"
         raise ValueError(f"its tokenizer is {kind}; only 'llama' and 'gpt2' are supported")
     config = json.dumps(tokenizer_config(own), indent=2, ensure_ascii=False)
     return files | {"tokenizer_config.json": f"{config}\n".encode()}
@@ -69,38 +54,34 @@ def begins_with_bos(own):
     return bool(own.get("add_bos_token", known)) and own.get("bos_token_id") is not None
 
 
-def byte_level_json(own):
-    """tokenizer.json of a byte-level BPE (Radford et al. 2019), as package tokenizers writes it."""
-    tokens, words = own["tokens"], own.get("pre")
-    if words not in WORDS:
-        only = f"only {', '.join(WORDS)} are supported"
-        raise ValueError(f"its text falls into words as {shown(words)} says; {only}")
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [
-        {"id": number, "content": token, **flags, "special": kind == CONTROL}
-        for number, (token, kind) in enumerate(zip(tokens, own["token_type"]))
-        if kind in (CONTROL, USER_DEFINED)
-    ]
-    bos_first = None
-    if begins_with_bos(own):
-        bos, number = tokens[own["bos_token_id"]], own["bos_token_id"]
-        text, pair = ({"Sequence": {"id": name, "type_id": i}} for i, name in enumerate("AB"))
-        bos_first = {"type": "TemplateProcessing", "pair": [text, pair]}
-        bos_first["single"] = [{"SpecialToken": {"id": bos, "type_id": 0}}, text]
-        bos_first["special_tokens"] = {bos: {"id": bos, "ids": [number], "tokens": [bos]}}
-    nothing = "dropout unk_token continuing_subword_prefix end_of_word_suffix".split()
-    model = {"type": "BPE", **dict.fromkeys(nothing), "fuse_unk": False, "byte_fallback": False}
-    model["ignore_merges"] = words == "llama-bpe"
-    model["vocab"] = {token: number for number, token in enumerate(tokens)}
-    model["merges"] = [merge.split(" ") for merge in own["merges"]]
-    return {
-        **{"version": "1.0", "truncation": None, "padding": None, "normalizer": None},
-        "added_tokens": added,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": WORDS[words]},
-        "post_processor": bos_first,
-        "decoder": BYTES | {"use_regex": True},
-        "model": model,
+def byte_level(own):
+    """The package's Tokenizer that is a byte-level BPE (Radford et al. 2019)."""
+    package = optional("tokenizers", TOKENIZERS_PACKAGE)
+    cut, kind, tokens = package.pre_tokenizers, own.get("pre"), own["tokens"]
+    before_bytes = {  # how text falls into words before merging, by llama.cpp's name for it
+        "gpt-2": [],
+        "smollm": [cut.Digits(individual_digits=True)],
+        "llama-bpe": [cut.Split(package.Regex(LLAMA3_WORDS), "isolated")],
     }
+    if kind not in before_bytes:
+        only = f"only {', '.join(before_bytes)} are supported"
+        raise ValueError(f"its text falls into words as {shown(kind)} says; {only}")
+    llama3 = kind == "llama-bpe"
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ")) for merge in own["merges"]]
+    model = package.Tokenizer(package.models.BPE(vocabulary, merges, ignore_merges=llama3))
+    bytes_ = cut.ByteLevel(add_prefix_space=False, use_regex=not llama3)
+    model.pre_tokenizer = cut.Sequence([*before_bytes[kind], bytes_])
+    model.decoder = package.decoders.ByteLevel()
+    for token, type_ in zip(tokens, own["token_type"]):
+        if type_ in (CONTROL, USER_DEFINED):
+            special = {"special": type_ == CONTROL, "normalized": False}
+            model.add_tokens([package.AddedToken(token, **special)])
+    if begins_with_bos(own):
+        bos = tokens[own["bos_token_id"]], own["bos_token_id"]
+        template = package.processors.TemplateProcessing
+        model.post_processor = template([bos[0], "$A"], ["$A", "$B:1"], [bos])
+    return model
 
 
 def sentencepiece_model(own):
@@ -129,14 +110,12 @@ def message(fields):
         elif isinstance(value, float):
             parts.append(varint(number << 3 | 5) + struct.pack("<f", value))
         else:
-            parts.append(varint(number << 3) + varint(value))
+            parts.append(varint(number << 3) + varint(value % 2**64))
     return b"".join(parts)
 
 
 def varint(value):
-    """Seven bits a byte, lowest first; the highest bit says that more follow. 64 bits below 0."""
-    value, bytes_ = value % 2**64, []
-    while value >= 128:
-        bytes_.append(value % 128 + 128)
-        value //= 128
-    return bytes([*bytes_, value])
+    """Seven bits a byte, lowest first; the highest bit says that more follow."""
+    if value < 128:
+        return bytes([value])
+    return bytes([value % 128 + 128]) + varint(value // 128)

@@ -2,7 +2,7 @@
 
 import torch
 
-from . import DTYPES, copy_companions, empty_model, parameter_shapes
+from . import DTYPES, copy_companions, shapes_of
 from .config import read_config
 from .fields import read_json
 from .shards import EMBEDDING, HEAD, check_dtype, check_shape, refuse_unclaimed, torch_files
@@ -18,7 +18,7 @@ class PickledShards:
     def __init__(self, path, dtype):
         self.path, self.dtype, self.files = path, dtype, torch_files(path)
         self.config, self.raw = read_config(path), read_json(path / "config.json")
-        self.shapes = parameter_shapes(empty_model(self.config))
+        self.shapes = shapes_of(self.config)
         if not self.files:
             raise FileNotFoundError(f"{path} has no pytorch_model*.bin to convert")
 

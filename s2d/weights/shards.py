@@ -6,7 +6,6 @@ Knows nothing about models but the names of their tensors. What nobody claims is
 import json
 import re
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +15,7 @@ from .fields import read_json, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+FREQUENCIES = ".rotary_emb.inv_freq"  # the end of tables that old checkpoints have
 FULL = {"F64", "F32", "F16", "BF16"}  # the dtypes of weights that are not quantised
 
 
@@ -34,28 +34,24 @@ def read_tensors(path, shapes, layers, device="cpu", share=None):
         check_tied(path / located[HEAD], path / located[EMBEDDING])
     for file in sorted({located[name] for name in shapes}):
         with opened(path / file, device) as shard:
-            present = set(shard.keys())
-            refuse_unclaimed(path / file, present, shapes, layers)
-            for name in sorted(present & located.keys()):
-                if located[name] != file:
-                    raise ValueError(f"{path}: {name} is in {file} and in {located[name]}")
+            for name in shard.keys():
+                if located.get(name) != file and not name.endswith(FREQUENCIES):
+                    says = f"but {located.get(name, 'not')} in {INDEX}"
+                    raise ValueError(f"{path}: {shown(name)} is in {file}, {says}")
             for name in (name for name in shapes if located[name] == file):
-                if name not in present:
-                    raise ValueError(f"{path / file} has no tensor {name}, though {INDEX} says so")
                 stored = shard.get_slice(name)
                 check_dtype(path / file, name, stored.get_dtype(), FULL)
                 check_shape(path, name, stored.get_shape(), shapes[name])
-                part = stored[share(name, shapes[name])] if share else shard.get_tensor(name)
-                yield name, part
+                yield name, stored[share(name, shapes[name])] if share else shard.get_tensor(name)
 
 
 def locate(path):
     """{tensor's name: its file} of a checkpoint. A single file is preferred, as in transformers."""
     located = read_index(path / INDEX) if (path / INDEX).is_file() else {}
     if (path / SINGLE).is_file():
-        shards = sorted({file for file in located.values() if (path / file).is_file()})
-        if set(shards) - {SINGLE}:
-            both = f"both {SINGLE} and {INDEX} with {shards[0]}"
+        shards = {file for file in located.values() if (path / file).is_file()} - {SINGLE}
+        if shards:
+            both = f"both {SINGLE} and {INDEX} with {min(shards)}"
             raise ValueError(f"{path} has {both}; remove what does not belong to config.json")
         with opened(path / SINGLE) as file:
             return dict.fromkeys(file.keys(), SINGLE)
@@ -72,8 +68,7 @@ def read_index(path):
     if not isinstance(located, dict):
         raise ValueError(f"{path}: weight_map is no object of tensor names and files")
     for file in located.values():
-        plain = isinstance(file, str) and file.isprintable() and Path(file).name == file
-        if not plain or file in ("", ".", ".."):
+        if not re.fullmatch(r"[\w.-]+\.safetensors", str(file)):
             raise ValueError(f"{path}: {str(file)[:80]!r} is no name of a file in this folder")
     return located
 
@@ -104,7 +99,7 @@ def refuse_unclaimed(path, names, shapes, layers):
         layer = re.match(r"model\.layers\.(0|[1-9][0-9]{0,8})\.", name)
         inside = layer is None or int(layer[1]) < layers
         first = name.replace(layer[0], "model.layers.0.", 1) if layer else name
-        if not (inside and first in known or name.endswith(".rotary_emb.inv_freq")):
+        if not (inside and first in known or name.endswith(FREQUENCIES)):
             whose = "which is none of the Llama in config.json, or belongs to quantised weights"
             raise ValueError(f"{path} has the tensor {shown(name)}, {whose}; that is not supported")
 
@@ -112,12 +107,8 @@ def refuse_unclaimed(path, names, shapes, layers):
 def check_tied(head, embedding):
     """Raise ValueError where config.json ties the LM head to the embedding but the files do not."""
     with opened(head) as one, opened(embedding) as other:
-        heads, rows = one.get_slice(HEAD), other.get_slice(EMBEDDING)
-        same = (heads.get_dtype(), heads.get_shape()) == (rows.get_dtype(), rows.get_shape())
-        for start in range(0, max(rows.get_shape()[:1], default=0), 4096) if same else ():
-            part = slice(start, start + 4096)
-            same = same and torch.equal(heads[part], rows[part])
-    if not same:
+        heads, rows = one.get_tensor(HEAD), other.get_tensor(EMBEDDING)
+    if heads.dtype != rows.dtype or not torch.equal(heads, rows):
         says = "but config.json says tie_word_embeddings; set that to false, or take the tensor out"
         raise ValueError(f"{head} has an {HEAD} that is not {EMBEDDING}, {says}")
 
@@ -151,16 +142,15 @@ def write_shards(shards, folder):
 
     The sequence may read each shard when it is asked for: one is held at a time.
     """
-    weight_map, total = {}, 0
-    for number in range(len(shards)):
+    weight_map, total, count = {}, 0, len(shards)
+    for number in range(count):
         shard = shards[number]
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        file = SINGLE if len(shards) == 1 else file
+        file = SINGLE if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
         total += sum(tensor.nbytes for tensor in shard.values())
         del shard  # before the next is read
-    if len(shards) > 1:
+    if count > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return weight_map

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .fields import errors_name, flag, read_json_if_there, refuse_unknown, shown
+from .fields import errors_name, flag, read_json, refuse_unknown, shown
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
@@ -67,24 +67,20 @@ class SpecialTokens:
 def read_special_tokens(folder):
     """SpecialTokens of a folder; ValueError where its files disagree or say what is not known."""
     folder = Path(folder)
-    config, more = read_config(folder / CONFIG), read_json_if_there(folder / NAMES)
-    names, others = map(texts_of_names, (config, more))
-    for key in {"bos_token", "eos_token"} & names.keys() & others.keys():
-        if names[key] != others[key]:
-            both = f"{shown(names[key])} in {CONFIG}, but {shown(others[key])} in {NAMES}"
-            raise ValueError(f"{folder}: {key} is {both}; make them agree")
-    named = named_tokens(folder / NAMES, more) | named_tokens(folder / CONFIG, config)
-    return SpecialTokens(config, others | names, named | added_tokens(folder, config, named))
-
-
-def read_config(file):
-    """tokenizer_config.json, empty where there is none; ValueError for a key that is not known."""
-    config = read_json_if_there(file)
-    with errors_name(file):
+    config, more = (read_json(folder / file, missing={}) for file in (CONFIG, NAMES))
+    with errors_name(folder / CONFIG):
         refuse_unknown(config, READ | INERT | set(filter(is_name, config)), ONLY)
         for key in SWITCHES:
-            flag(config, key, False)
-    return config
+            flag(config, key)
+    names, others = ({key: text_of(each[key]) for key in each} for each in (config, more))
+    for key in ("bos_token", "eos_token"):
+        one, other = names.get(key), others.get(key)
+        if one and other and one != other:
+            both = f"{shown(one)} in {CONFIG}, but {shown(other)} in {NAMES}"
+            raise ValueError(f"{folder}: {key} is {both}; make them agree")
+    names = {key: text for key, text in (others | names).items() if is_name(key) and text}
+    named = named_tokens(folder / NAMES, more) | named_tokens(folder / CONFIG, config)
+    return SpecialTokens(config, names, named | added_tokens(folder, config, named))
 
 
 def is_name(key):
@@ -92,40 +88,36 @@ def is_name(key):
     return key.endswith("_token") and key not in READ | ONLY.keys()
 
 
-def texts_of_names(source):
-    return {key: text_of(source[key]) for key in source if is_name(key) and text_of(source[key])}
-
-
 def named_tokens(file, source):
     """{text: AddedToken} of the tokens that have a name or are listed as special ones."""
-    values = [value for key, value in source.items() if is_name(key) and value]
-    for listed in (source.get(key) or [] for key in LISTS):
+    values = [source[key] for key in source if is_name(key)]
+    for listed in map(source.get, LISTS):
         listed = list(listed.values()) if isinstance(listed, dict) else listed
         values += listed if isinstance(listed, list) else [listed]
-    tokens = [replace(read_token(file, value), special=True) for value in values]
+    tokens = [replace(read_token(file, value), special=True) for value in values if value]
     return {token.text: token for token in tokens}
 
 
 def added_tokens(folder, config, named):
     """{text: AddedToken} of the tokens that are added with an id."""
-    by_id, by_text = config.get("added_tokens_decoder"), read_json_if_there(folder / ADDED)
-    tokens = []
+    by_id, by_text = config.get("added_tokens_decoder"), read_json(folder / ADDED, missing={})
     if not isinstance(by_id, dict | None):
         raise ValueError(f"{folder / CONFIG}: added_tokens_decoder is {shown(by_id)}, no object")
+    tokens = []
     for number, value in (by_id or {}).items():
-        if not re.fullmatch("[0-9]{1,8}", number):
-            raise ValueError(f"{folder / CONFIG}: {shown(number)} is no token id")
-        tokens.append(read_token(folder / CONFIG, value, int(number)))
+        number = int(number) if number.isdecimal() and len(number) < 9 else number
+        tokens.append(read_token(folder / CONFIG, value, number))
     ids = {token.text: token.id for token in tokens}
     for text, number in by_text.items():
-        if type(number) is not int or not 0 <= number < 10**8 or not text:
-            raise ValueError(f"{folder / ADDED}: {shown(text)} has the id {shown(number)}")
         if by_id is None:
             tokens.append(AddedToken(text, number, normalized=text not in named, special=False))
         elif ids.get(text) != number:
-            both = f"token {number} in {ADDED}, but {ids.get(text, 'none')} in {CONFIG}"
+            both = f"token {shown(number)} in {ADDED}, but {ids.get(text, 'none')} in {CONFIG}"
             raise ValueError(f"{folder}: {shown(text)} is {both}; make them agree")
-    if len({token.id for token in tokens}) < len(tokens) or len(ids) not in (0, len(tokens)):
+    for token in tokens:
+        if type(token.id) is not int or not 0 <= token.id < 10**8 or not token.text:
+            raise ValueError(f"{folder}: {shown(token.text)} has the id {shown(token.id)}")
+    if not len(tokens) == len({token.id for token in tokens}) == len({t.text for t in tokens}):
         raise ValueError(f"{folder}: two tokens are added with one text or one id")
     return {each.text: replace(each, special=each.special or each.text in named) for each in tokens}
 
@@ -148,7 +140,7 @@ def text_of(token):
 
 
 def split_at(tokens, text):
-    """Text -> the AddedTokens in it and the texts between them, in order, as transformers does.
+    """Text -> the AddedTokens in it and the texts between them (or ""), as transformers does.
 
     ``tokens``: {text: AddedToken}. Of those that begin at one character the longest wins.
     """
@@ -170,9 +162,7 @@ def _split(tokens, pattern, text):
         token, before = tokens[match[0]], text[done : match.start()]
         if token.lstrip:
             before = before[: len(before) - len(SPACES.match(before[::-1])[0])]
-        if before:
-            yield before
+        yield before
         yield token
         done = SPACES.match(text, match.end()).end() if token.rstrip else match.end()
-    if text[done:]:
-        yield text[done:]
+    yield text[done:]

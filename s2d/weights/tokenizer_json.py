@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from contextlib import contextmanager
 
 from ..program import optional
@@ -10,7 +9,6 @@ from .fields import read_json, shown
 from .special_tokens import FLAGS
 
 TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
-WHOLE = {"ByteLevel", "Digits", "Metaspace", "Sequence", "Split"}  # they leave out no text
 OLD_KEYS = ("add_prefix_space", "str_rep")  # of a Metaspace; the package has new names for them
 
 
@@ -22,7 +20,7 @@ class JsonModel:
         text = self._safely(path.read_text, encoding="utf-8")
         self.tokenizer = self._safely(self.package.Tokenizer.from_str, text)
         given, self.read = read_json(path), json.loads(self.tokenizer.to_str())
-        if unread := first_unread(given, self.read):
+        if unread := next(unread_keys(given, self.read), None):
             raise ValueError(f"{path}: {unread} is not known to {TOKENIZERS_PACKAGE}")
         if given["model"].get("dropout"):
             raise ValueError(f"{path}: model.dropout makes ids random; that is not supported")
@@ -42,8 +40,7 @@ class JsonModel:
         """The token's id, which ``source`` says is ``number``."""
         known = self.tokenizer.token_to_id(text)
         if number not in (None, known):
-            own = "none" if known is None else known
-            says = f"is token {number} in {source}, but {own} in its vocabulary"
+            says = f"is token {number} in {source}, but {known} in its vocabulary"
             raise ValueError(f"{self.path}: {shown(text)} {says}; make them agree")
         return known
 
@@ -73,18 +70,6 @@ class JsonModel:
     def decode(self, ids):
         return self._safely(self.tokenizer.decode, ids)
 
-    def measure(self, text):
-        """The characters of a text that count, and how many one token covers at most, or None."""
-        cut = json.dumps(self.read["pre_tokenizer"])
-        kinds = set(re.findall('"type": "([A-Za-z]+)"', cut))
-        whole = "ByteLevel" in kinds or self.read["model"].get("byte_fallback")
-        longest = max(map(len, self.ids))
-        if self.tokenizer.normalizer:
-            text = self._safely(self.tokenizer.normalizer.normalize_str, text)
-        text = text.replace("\u2581", " ")
-        known = whole and kinds <= WHOLE and '"Removed"' not in cut
-        return len("".join(text.split())), longest if known else None
-
     def _safely(self, function, *args, **options):
         """The file is a program of somebody else's. What Rust raises of a panic is no Exception."""
         try:
@@ -97,19 +82,16 @@ class JsonModel:
             raise ValueError(f"{self.path} {reason}; download it again") from None
 
 
-def first_unread(given, read, where=""):
-    """The first key of a tokenizer.json that is not in what was ``read`` of it, else None."""
+def unread_keys(given, read, where=""):
+    """Yield the keys of a tokenizer.json that are not in what was ``read`` of it."""
     if isinstance(given, list) and isinstance(read, list):
         given, read = dict(enumerate(given)), dict(enumerate(read))
-    if not (isinstance(given, dict) and isinstance(read, dict)):
-        return None
-    for key, value in given.items():
-        if key not in read and key not in OLD_KEYS:
-            return f"{where}{key}"
-        if key in read and key not in ("vocab", "merges"):
-            if unread := first_unread(value, read[key], f"{where}{key}."):
-                return unread
-    return None
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key in given:
+            if key not in read and key not in OLD_KEYS:
+                yield f"{where}{key}"
+            elif key in read and key not in ("vocab", "merges"):
+                yield from unread_keys(given[key], read[key], f"{where}{key}.")
 
 
 @contextmanager

@@ -49,16 +49,12 @@ class SentencePieceModel:
     def _tokens_beside(self, path, added):
         """Yield (text, AddedToken) of the added tokens; those that are pieces have their ids."""
         for text, token in added.items():
-            number = self.pieces.piece_to_id(text)  # that of what is unknown, if it is no piece
-            if self.pieces.id_to_piece(number) == text:
-                known, says = number, f"its id is {number}"
-            elif token.id is not None and token.id < self.size:
-                known, says = None, f"that is {shown(self.pieces.id_to_piece(token.id))}"
-            else:
-                known = token.id
+            known = self.pieces.piece_to_id(text)  # that of what is unknown, if it is no piece
+            if self.pieces.id_to_piece(known) != text:
+                known = token.id if token.id is not None and token.id >= self.size else None
             if token.id not in (None, known):
-                both = f"{shown(text)} is added as token {token.id}, but in {path.name} {says}"
-                raise ValueError(f"{path.parent}: {both}; make them agree")
+                both = f"{shown(text)} is added as token {token.id}, but in {path.name} its id is"
+                raise ValueError(f"{path.parent}: {both} {known}; make them agree")
             if token.single_word:
                 raise ValueError(f"{path.parent}: single_word of {shown(text)} is not supported")
             if known is not None:
@@ -83,13 +79,6 @@ class SentencePieceModel:
                 texts += [self.texts.get(token, "") for token in run]
         text = "".join(texts)
         return text.removeprefix(" ") if self.prefixed else text
-
-    def measure(self, text):
-        """The characters of a text that count, and how many one token covers at most, or None."""
-        longest = max(map(len, (*map(self.pieces.id_to_piece, range(self.size)), *self.tokens)))
-        bytes_ = any(map(self.pieces.is_byte, range(self.size)))  # else unknown ones are one token
-        text = self.pieces.normalize(text).replace("\u2581", " ")
-        return len("".join(text.split())), longest if bytes_ else None
 
 
 def load_pieces(content):
