@@ -23,7 +23,9 @@ from s2d.train.decision import auc, fit_decision
 def prediction(logits, hidden=None):
     logits = torch.as_tensor(logits, dtype=torch.float64)
     hidden = torch.ones(len(logits), 8) if hidden is None else hidden
-    return Prediction(hidden, logits, logits.softmax(-1), [(2, 0.5)], None, logits.shape[-1])
+    probs = logits.softmax(-1)
+    first = probs.argmax(-1)
+    return Prediction(hidden, logits, probs, first, [(2, 0.5)], None, logits.shape[-1])
 
 
 def test_the_two_feature_sets():
