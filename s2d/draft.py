@@ -59,11 +59,10 @@ class Segment:
 class Prediction:
     """What the draft says about the token after each of R positions, at one exit.
 
-    ``hidden`` (R, hidden) are the exit's hidden states; ``logits`` and ``probs`` (R, K) are about
-    the draft's vocabulary, ``probs`` before temperature and top-p; ``first`` (R,) is where these
-    are the largest. ``confidences``: the exits that
-    were tried, each with its confidence, the largest probability of all; the last one was used.
-    ``vocabulary`` (K,) are the tokens that the draft drafts, None for all ``vocab_size``.
+    ``hidden`` (R, hidden) are the exit's hidden states; ``probs`` (R, V) are the probabilities of
+    ``logits`` (R, V) before temperature and top-p, and ``first`` (R,) is where they are largest.
+    ``confidences``: the exits that were tried, each with its confidence, the largest probability of
+    all; the last one was used.
     """
 
     hidden: torch.Tensor
@@ -71,28 +70,16 @@ class Prediction:
     probs: torch.Tensor
     first: torch.Tensor
     confidences: list[tuple[int, float]]
-    vocabulary: torch.Tensor | None
-    vocab_size: int
 
     def likeliest(self, count):
         """The ``count`` likeliest tokens (R, count), and their probabilities (R, count)."""
-        ids = self.first[:, None] if count == 1 else self.logits.topk(count).indices
-        return self._tokens(ids), self.probs.gather(1, ids)
+        tokens = self.first[:, None] if count == 1 else self.logits.topk(count).indices
+        return tokens, self.probs.gather(1, tokens)
 
     def sample(self, count, sampling):
         """Tokens (R, count) in the order of their draws, and the q (R, V) they were drawn from."""
-        q = sampling.warp(self.logits)  # (R, K)
-        ids = sampling.sampler.candidates(q, count, sampling.replacement)
-        return self._tokens(ids), self.over_all_tokens(q)
-
-    def _tokens(self, ids):
-        return ids if self.vocabulary is None else self.vocabulary[ids]
-
-    def over_all_tokens(self, q):
-        """Distributions (R, K) -> (R, V): probability 0 for what the draft never drafts."""
-        if self.vocabulary is None:
-            return q
-        return q.new_zeros(len(q), self.vocab_size).index_copy(1, self.vocabulary, q)
+        q = sampling.warp(self.logits)
+        return sampling.sampler.candidates(q, count, sampling.replacement), q
 
 
 class Table:
@@ -279,7 +266,7 @@ class SortedDraft:
                 return prediction
         for segment in self.segments:
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
-            logits = self.model.draft_logits(hidden)  # (R, K)
+            logits = self.over_all_tokens(self.model.draft_logits(hidden))  # (R, V)
             probs = warp(logits, temperature=1.0)
             best, likeliest = probs.max(dim=-1)  # (R,) each
             confidence = best.max().item()
@@ -289,9 +276,15 @@ class SortedDraft:
             if confidence > segment.threshold:
                 break
             below = segment
-        model = self.model
-        vocabulary, vocab_size = model.draft_vocabulary, model.config.vocab_size
-        return Prediction(hidden, logits, probs, likeliest, confidences, vocabulary, vocab_size)
+        return Prediction(hidden, logits, probs, likeliest, confidences)
+
+    def over_all_tokens(self, logits):
+        """Logits (R, K) of the draft's vocabulary -> (R, V): what it never drafts has -inf."""
+        tokens = self.model.draft_vocabulary
+        if tokens is None:
+            return logits
+        everything = logits.new_full((len(logits), self.model.config.vocab_size), -torch.inf)
+        return everything.index_copy_(1, tokens, logits)
 
     def catch_up(self, segment, below, n, end):
         """Run ``segment`` on all positions up to ``end`` that it has not seen.

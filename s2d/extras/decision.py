@@ -76,7 +76,7 @@ class PathStop:
         if prediction is None:
             nodes = above.expand(children.shape)
         else:
-            probs = prediction.over_all_tokens(prediction.probs).gather(1, children)
+            probs = prediction.probs.gather(1, children)
             nodes = above * child_probabilities(self.decision(prediction), probs)  # (R, K)
         self.paths = torch.cat((self.paths[:-1], nodes.flatten(), self.paths[-1:]))
         return bool((self.paths[list(frontier)] < self.decision.threshold).all())
