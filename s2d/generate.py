@@ -21,6 +21,7 @@ K_CONFIG = (4, 2, 2, 1)
 LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number squared
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
 TABLE_THRESHOLD = 0.5  # of exit 0, in front of layers
+TABLE_DRAWN = (2, 2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accepted more often
 # What stands in a draft's config, for exit 0 alone. A less probable path than ``draft_stop`` is not
 # worth its row in the target's pass.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
@@ -109,7 +110,7 @@ def start(
         drafter = NoDraft(target.device)
     else:
         layers = draft if exits[-1] > 0 else None
-        shape = choose_shape(target.config, layers, method, draft_length, tree)
+        shape = choose_shape(target.config, layers, method, temperature, draft_length, tree)
         floor, policy, table = stop, None, None
         if callable(stop):
             from .extras.decision import PathStop
@@ -198,7 +199,7 @@ def choose_exits(draft, method, exits=None, thresholds=None, stop=None):
     return chosen, tuple(thresholds), stop
 
 
-def choose_shape(target_config, draft, method, draft_length=None, tree=None):
+def choose_shape(target_config, draft, method, temperature, draft_length=None, tree=None):
     """The shape of tree a method drafts; ValueError where it fits neither method nor models."""
     config = draft.config if draft else TABLE_ALONE
     context_size = target_config.max_position_embeddings
@@ -206,7 +207,8 @@ def choose_shape(target_config, draft, method, draft_length=None, tree=None):
         wrong = f"method {method!r} drafts a tree; give its shape, not a draft length"
         refuse(draft_length is not None, wrong)
         if tree is None:
-            tree = K_CONFIG if method == "mcsd" else Dynamic(*config.draft_tree)
+            growing = Dynamic(*config.draft_tree) if draft or not temperature else TABLE_DRAWN
+            tree = K_CONFIG if method == "mcsd" else growing
         shape = tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
     else:
         names = " or ".join(map(repr, TREE_METHODS))

@@ -52,7 +52,7 @@ SETTINGS = [
 
 
 def max_depth(target, draft, method, draft_length=None, tree=None, **_):
-    return choose_shape(target.config, draft, method, draft_length, tree).depth
+    return choose_shape(target.config, draft, method, 0.0, draft_length, tree).depth
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -3,17 +3,23 @@
 A draft's own vocabulary counts: what is outside is wrong. Knows nothing about decoding with drafts.
 """
 
+from collections import defaultdict
+
 import torch
 
 from ..chat import chat_template
 from ..generate import generate
+from ..ngram import ORDER, NGrams
 from ..soft import exit_hidden
 from ..tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
+from ..weights.datastore import find_datastore, open_datastore
 from ..weights.get import draft_beside
-from .specbench import choose_questions
+from .specbench import choose_questions, group_of
 from .tables import render
+
+BINS = 5  # of exit 0's confidence
 
 
 @torch.inference_mode()
@@ -28,31 +34,61 @@ def exits_right(draft, exits, tokens, expected):
     return torch.stack(right)
 
 
-def accuracy(draft, exits, texts):
-    """Per cent of the answer tokens of ``texts``, pairs (ids, which are an answer's): E texts."""
-    right = []
-    for ids, is_answer in texts:
-        tokens = torch.tensor(ids, device=draft.device)
-        right.append(exits_right(draft, exits, tokens[:-1], tokens[1:])[:, is_answer[1:]])
-    return [f"{each:.1%}" for each in torch.cat(right, dim=1).float().mean(dim=1).tolist()]
+def table_right(datastore, prompt, answer):
+    """For each token of ``answer``: (exit 0's confidence, whether its likeliest token is right)."""
+    ngrams, text, found = NGrams(datastore), list(prompt), []
+    ngrams.grow(prompt)
+    for token in answer:
+        [(likeliest, confidence)] = ngrams.likeliest(text[-ORDER:], 1) or [(None, 0.0)]
+        found.append((confidence, likeliest == token))
+        ngrams.grow([token])
+        text.append(token)
+    return found
 
 
 def report(args):
-    """A table: the target's own first layers, as no training has seen them, then the draft."""
+    """A table by group: exit 0, the draft's exits, and the target's own first layers, untrained.
+
+    And how often exit 0 is right by its confidence.
+    """
     path = args.draft or draft_beside(args.target)
     exits = read_config(path).exit_layers
     if not exits:
         raise ValueError(f"{path} has no exits, so it is no sorted draft; name another by --draft")
     target, template = load_model(args.target, args.device, args.dtype), chat_template(args.target)
-    tokenizer, texts = Tokenizer(args.target), []
+    draft = load_model(path, args.device, args.dtype)
+    untrained = load_model(args.target, args.device, args.dtype, num_layers=exits[-1])
+    store = find_datastore(path, args.target)
+    datastore = open_datastore(store, args.target, target.config) if store else None
+    tokenizer, right, sure = Tokenizer(args.target), defaultdict(list), []
     for question in choose_questions(args.questions, "held-out", args.limit):
         prompt = tokenizer.encode_chat(question["turns"][:1], template)
-        tokens = generate(target, prompt, method="ar", max_new_tokens=args.max_new_tokens).tokens
-        texts.append((prompt + tokens, [False] * len(prompt) + [True] * len(tokens)))
-    untrained = load_model(args.target, args.device, args.dtype, num_layers=exits[-1])
-    draft = load_model(path, args.device, args.dtype)
-    lines = [["", *(f"exit {each}" for each in exits)]]
-    lines.append(["untrained", *accuracy(untrained, exits, texts)])
-    lines.append([path.name, *accuracy(draft, exits, texts)])
-    count = sum(sum(is_answer) for _, is_answer in texts)
-    print(f"{count} tokens of {len(texts)} greedy answers\n\n{render(lines)}")
+        answer = generate(target, prompt, method="ar", max_new_tokens=args.max_new_tokens).tokens
+        tokens = torch.tensor(prompt + answer, device=target.device)
+        table = table_right(datastore, prompt, answer)
+        rows = [torch.tensor([correct for _, correct in table], device=target.device)[None]]
+        for model in (draft, untrained):
+            rows.append(exits_right(model, exits, tokens[:-1], tokens[1:])[:, len(prompt) - 1 :])
+        for group in (group_of(question), "all"):
+            right[group].append(torch.cat(rows))  # (1 + 2 E, tokens of the answer)
+        sure += table
+    heads = ["exit 0", *(f"exit {each}" for each in exits)]
+    lines = [["", "tokens", *heads, *(f"untrained {each}" for each in exits)]]
+    for group, parts in right.items():
+        found = torch.cat(parts, dim=1).float()
+        rates = [f"{each:.1%}" for each in found.mean(dim=1).tolist()]
+        lines.append([group, str(found.shape[1]), *rates])
+    print(f"{len(right['all'])} greedy answers: the likeliest token is right\n\n{render(lines)}\n")
+    print(f"{render(calibration(sure))}")
+
+
+def calibration(found):
+    """How often exit 0 is right by its confidence, of pairs as in ``table_right``: rows of text."""
+    lines = [["exit 0 says", "positions", "mean", "right"]]
+    for low in range(BINS):
+        inside = [each for each in found if min(int(each[0] * BINS), BINS - 1) == low]
+        if inside:
+            means = [f"{sum(column) / len(inside):.0%}" for column in zip(*inside)]
+            share = f"{len(inside) / len(found):.0%}"
+            lines.append([f"{low / BINS:.1f}-{(low + 1) / BINS:.1f}", share, *means])
+    return lines

@@ -5,7 +5,7 @@ from collections import Counter
 
 from ..train.corpus import GROUPS
 
-COLUMNS = ["spread", "MAT", "draft passes", "accepted", "exits", "draft/target/rest", "exact"]
+COLUMNS = ["spread", "draft passes", "accepted", "exits", "draft/target/rest", "exact"]
 
 
 def summarise(records):
@@ -32,11 +32,25 @@ def summarise(records):
     for method in dict.fromkeys(record["method"] for record in records):
         spread = ratios(method, "overall")
         row = {"speedup": statistics.median(spread), "low": min(spread), "high": max(spread)}
-        row["groups"] = {group: statistics.median(ratios(method, group)) for group in groups}
-        own = [record["generations"] for record in records if record["method"] == method]
-        generations = [generation for turns in own for generation in turns if generation]
+        row["groups"] = {}
+        for group in groups:
+            generations = generations_of(records, method, group)
+            mat = {"mat": mean_accepted_tokens(generations)} if generations else {}
+            row["groups"][group] = {"speedup": statistics.median(ratios(method, group)), **mat}
         summary[method] = row | (by_step(generations) if generations else {})
     return summary
+
+
+def generations_of(records, method, group):
+    """All Generations of a method; none of the peer's."""
+    own = [record for record in records if record["method"] == method]
+    own = [record for record in own if group in (record["group"], "overall")]
+    return [each for record in own for each in record["generations"] if each]
+
+
+def mean_accepted_tokens(generations):
+    steps = sum(generation.stats.steps for generation in generations)
+    return sum(len(generation.tokens) for generation in generations) / steps
 
 
 def by_step(generations):
@@ -47,7 +61,7 @@ def by_step(generations):
 
     exits = sum((Counter(generation.stats.exit_counts) for generation in generations), Counter())
     return {
-        "mat": sum(len(generation.tokens) for generation in generations) / total("steps"),
+        "mat": mean_accepted_tokens(generations),
         "rate": total("accepted") / max(1, total("draft_levels")),
         "forwards": total("draft_forwards") / total("steps"),
         "exits": {layer: exits[layer] / exits.total() for layer in sorted(exits)},
@@ -62,12 +76,12 @@ def target_table(summary):
     groups = list(next(iter(summary.values()))["groups"])
     lines = [["method", *groups, *COLUMNS]]
     for method, row in summary.items():
-        line = [method, *(f"{row['groups'][group]:.2f}" for group in groups)]
+        line = [method, *(cell(row["groups"][group]) for group in groups)]
         line.append(f"{row['low']:.2f}-{row['high']:.2f}")
         if "mat" in row:
             exits = " ".join(f"{layer}:{part:.0%}" for layer, part in row["exits"].items())
             parts = (row["draft"], row["target"], 1 - row["draft"] - row["target"])
-            line += [f"{row['mat']:.2f}", f"{row['forwards']:.1f}"]
+            line += [f"{row['forwards']:.1f}"]
             line += [f"{row['rate']:.0%}" if exits else "", exits]
             line += ["/".join(f"{part:.0%}" for part in parts), "yes" if row["exact"] else "NO"]
         lines.append(line + [""] * (len(lines[0]) - len(line)))
