@@ -25,7 +25,7 @@ TABLE_DRAWN = (2, 2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are ac
 # What stands in a draft's config, for exit 0 alone. A less probable path than ``draft_stop`` is not
 # worth its row in the target's pass.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
-TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree, TABLE_ALONE.draft_stop = 4, (6, 7, 7), 0.1
+TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree, TABLE_ALONE.draft_stop = 4, (6, 7, 7), 0.05
 
 
 class Generation:

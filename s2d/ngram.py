@@ -18,7 +18,8 @@ import numpy as np
 
 ORDER = 4  # tokens in the longest suffix
 FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bounds the time
-DOUBT_TEXT, DOUBT_DATASTORE = 1.0, 3.0  # counts of this text are worth more than others
+# By the suffix's length. Counts of this text say more than others; a lone token's say the least.
+DOUBTS_TEXT, DOUBTS_DATASTORE = (4.0, 2.0, 1.0, 0.7), (3.0, 3.0, 3.0, 3.0)
 
 
 class Text:
@@ -27,7 +28,7 @@ class Text:
     A suffix keeps the ``FOLLOWERS`` different tokens that followed it last.
     """
 
-    doubt = DOUBT_TEXT
+    doubts = DOUBTS_TEXT
 
     def __init__(self):
         self.table = {}  # a suffix as a tuple -> {follower: count}, the latest follower last
@@ -60,7 +61,7 @@ class Datastore:
     end: the id that ends a document; no n-gram goes on behind it
     """
 
-    doubt = DOUBT_DATASTORE
+    doubts = DOUBTS_DATASTORE
 
     def __init__(self, tokens, end):
         tokens = np.asarray(tokens, dtype=np.int32)
@@ -121,7 +122,7 @@ class NGrams:
     >>> ngrams = NGrams(Datastore([5, 6, 7, 5, 6, 8, 0], end=0))
     >>> ngrams.grow([1, 5, 6, 7])
     >>> ngrams.likeliest([5, 6], 2)
-    [(7, 0.7734375), (8, 0.0859375)]
+    [(7, 0.5666666666666667), (8, 0.13333333333333336)]
     """
 
     def __init__(self, datastore=None):
@@ -157,7 +158,7 @@ class NGrams:
             for table in self.tables:
                 tokens, counts = table.followers(context[-length:])
                 if tokens:
-                    yield length, table.doubt, tokens, counts
+                    yield length, table.doubts[length - 1], tokens, counts
 
 
 def top(blend, k):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from s2d import ngram
-from s2d.ngram import DOUBT_DATASTORE, DOUBT_TEXT, FOLLOWERS, ORDER, Datastore, NGrams
+from s2d.ngram import DOUBTS_DATASTORE, DOUBTS_TEXT, FOLLOWERS, ORDER, Datastore, NGrams
 
 
 def slow_datastore(tokens, end):
@@ -50,8 +50,8 @@ def slow_distribution(text, datastore, context):
     for n in range(min(ORDER, len(context)), 0, -1):
         suffix = tuple(context[-n:])
         for doubt, counts in (
-            (DOUBT_TEXT, slow_text(text, suffix)),
-            (DOUBT_DATASTORE, datastore.get(suffix, {})),
+            (DOUBTS_TEXT[len(suffix) - 1], slow_text(text, suffix)),
+            (DOUBTS_DATASTORE[len(suffix) - 1], datastore.get(suffix, {})),
         ):
             if counts:
                 matched = max(matched, n)

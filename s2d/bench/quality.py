@@ -14,7 +14,7 @@ from ..tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
 from ..train.dialogues import encode_dialogue
 from ..weights import load_model
-from .agreement import accuracy
+from .agreement import exits_right
 from .methods import WEIGHTS, find_target
 
 DRAFT = WEIGHTS / "mini-draft"
@@ -49,6 +49,15 @@ def results_of(folder, count, device, **options):
     model, tokenizer = load_model(folder, device), Tokenizer(folder)
     results = [answers(model, tokenizer, group, count, **options) for group in EXACT_GROUPS]
     return [*results, [mean(values) for values in zip(*results)]]
+
+
+def accuracy(draft, exits, texts):
+    """Per cent of the answer tokens of ``texts``, pairs (ids, which are an answer's): E texts."""
+    right = []
+    for ids, is_answer in texts:
+        tokens = torch.tensor(ids, device=draft.device)
+        right.append(exits_right(draft, exits, tokens[:-1], tokens[1:])[:, is_answer[1:]])
+    return [f"{each:.1%}" for each in torch.cat(right, dim=1).float().mean(dim=1).tolist()]
 
 
 def report(args):
