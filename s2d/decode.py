@@ -14,7 +14,7 @@ from torch.nn.attention import sdpa_kernel
 
 from .model import DECODING_KERNELS
 from .proposal import TARGET, Proposal
-from .tree import KConfig, TreeAttention
+from .tree import TreeAttention
 from .verify import Verdict
 
 
@@ -50,7 +50,7 @@ class Stats:
 
     accept_lengths: list[int] = field(default_factory=list)  # emitted tokens of each step
     exit_counts: Counter = field(default_factory=Counter)  # exit -> draft tokens that left there
-    draft_forwards: int = 0  # how often the draft ran: once a level, and once where it gave up
+    draft_forwards: int = 0  # rounds of the draft: one a level in fixed shapes, one to give up
     draft_levels: int = 0  # depths of all proposals
     accepted: int = 0  # draft tokens that were accepted and emitted; none after EOS
     draft_seconds: float = 0.0
@@ -88,13 +88,15 @@ def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
 
     Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
     """
-    context = list(tokens)
-    scorer = Scorer(target, limit, drafter.shape)
+    return _steps(list(tokens), Scorer(target, limit, drafter.shape), drafter, sampling, limit)
+
+
+def _steps(context, scorer, drafter, sampling, limit):
     finished = False
     while not finished:
         step = decode_step(context, scorer, drafter, sampling, limit)
         context += step.tokens
-        ended = step.tokens[-1:] and step.tokens[-1] in target.config.eos_token_ids
+        ended = step.tokens[-1:] and step.tokens[-1] in scorer.target.config.eos_token_ids
         finished = ended or len(context) == limit
         yield step
 
@@ -125,7 +127,7 @@ class Scorer:
     """The target with its KV cache, for contexts of at most ``limit`` tokens and one tree shape."""
 
     def __init__(self, target, limit, shape):
-        self.target, self.fixed = target, isinstance(shape, KConfig)
+        self.target, self.fixed = target, shape.fixed
         self.cache = target.new_cache(limit + shape.size)
         self.attention = TreeAttention(1, shape.size, target.device, target.dtype)
         self.latest = None  # logits (N+1, V) of the last pass,
@@ -142,7 +144,7 @@ class Scorer:
         new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
         hidden = self.target.embed(torch.cat((new, tree.tokens))[None])
         hidden = self.target.run_layers(hidden, positions=positions, mask=mask, cache=self.cache)
-        if seen == n:
+        if seen == n:  # nothing is new in front of the tree: the last step emitted nothing
             logits = torch.cat((self.after_context[None], self.target.logits(hidden[0])))
         else:
             logits = self.target.logits(hidden[0, n - 1 - seen :])

@@ -4,8 +4,9 @@ Knows nothing about the target. S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, s
 draft's layers fall into **segments**, each ending at an exit. A token that left at an early exit
 has no keys and values in the deeper segments; when a later token needs those, the earlier ones must
 go through first (catch-up). Here that takes no special case: every segment runs on all positions it
-has not seen, context or tree, from the hidden states that the segment before it kept. Exit 0 has no
-layers at all: it is a table of what followed the last tokens before (ngram.py).
+has not seen, context or tree, from the hidden states that the segment before it kept. The nodes of
+a round leave together, where the most confident one does. Exit 0 is not in the paper and optional.
+It has no layers: it is a table of what followed the last tokens before (ngram.py).
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ import torch
 
 from .cache import KVCache, move_up
 from .ngram import ORDER, NGrams, top
-from .proposal import FixedTree, GrowingTree, Proposal, empty_proposal
+from .proposal import TARGET, FixedTree, GrowingTree, Proposal, empty_proposal
 from .sampling import warp
 from .tree import KConfig, TreeAttention
 from .verify import verify
 
-WINDOW = 256  # how much context a catch-up runs at a time: a mask has no more rows than that
+WINDOW = 256  # how much context a catch-up runs at a time, so that masks stay small
 
 
 class NoDraft:
@@ -137,19 +138,19 @@ class SortedDraft:
 
     ``exits`` increase, each with its threshold: 0 asks the ``table``, the others are layer numbers
     of ``model``, which is None where there is only exit 0. Where even the last exit's confidence is
-    below ``floor``, drafting ends; a growing tree has no less probable path. ``policy`` is a
-    stopping policy, or None: asked after each round as ``policy(parents, prediction, children,
-    frontier)``, with the numbers of the nodes that were expanded and of those that come next, it
-    says whether to end.
+    below ``least``, drafting ends; of a growing tree, no path is less probable than that.
+    ``policy`` is a stopping policy, or None: asked after each round as ``policy(expanded,
+    prediction, children, frontier)``, with the numbers of the nodes that were expanded and of those
+    that come next, it says whether to end.
     """
 
     exact = True
 
     def __init__(
-        self, model, exits, thresholds, shape, capacity, floor=0.0, policy=None, table=None
+        self, model, exits, thresholds, shape, capacity, least=0.0, policy=None, table=None
     ):
         self.model, self.table, self.shape = model, table, shape
-        self.exits, self.thresholds, self.floor, self.policy = exits, thresholds, floor, policy
+        self.exits, self.thresholds, self.least, self.policy = exits, thresholds, least, policy
         owner = model or table
         self.device, dtype = owner.device, owner.dtype
         slots = capacity + shape.max_slots
@@ -165,7 +166,7 @@ class SortedDraft:
         self.tokens = torch.zeros(1, slots, dtype=torch.long, device=self.device)
         self.known = 0  # how many tokens of the context were read
         self.attention = TreeAttention(WINDOW, shape.max_slots, self.device, dtype)
-        if isinstance(shape, KConfig):
+        if shape.fixed:
             self.parents = shape.parents().to(self.device)
             self.attention.set_tree(self.parents)
 
@@ -193,35 +194,29 @@ class SortedDraft:
     def grow(self, context, max_levels, sampling, roots=None) -> Proposal:
         """As ``propose``, with at most ``max_levels`` levels.
 
-        ``roots``: tokens (K,) and their probabilities (K,) that are to be the first level.
+        ``roots``: a prediction by the target itself, for the first level (extras/roots.py).
         """
         self.read(context)
         n, levels = len(context), min(max_levels, self.shape.depth)
-        fixed = isinstance(self.shape, KConfig)
-        tree = self.new_tree(levels, sampling)
+        tree, used = self.new_tree(levels, sampling), 0  # slots behind the context
         confidences, stopped = [], ""
-        used = 0  # slots behind the context
         while tree.frontier:
-            parents, prediction = tree.frontier, None
-            if roots is not None:
-                children = tree.add_roots(*roots, (self.table or self.model.config).vocab_size)
-                roots = None
-            else:
+            expanded, prediction, origin = tree.frontier, roots, TARGET
+            if prediction is None:
                 tails = self.tails(context, tree) if self.table else ()
-                prediction = self.predict(n, n + used, len(parents), tails)
+                prediction = self.predict(n, n + used, len(expanded), tails)
+                origin = len(confidences)
                 confidences.append(prediction.confidences)
-                exit_layer, confidence = prediction.confidences[-1]
-                last = exit_layer == self.exits[-1]
-                if fixed and last and (confidence == 0.0 or confidence < self.floor):
+                if self.shape.fixed and self.unsure(*prediction.confidences[-1]):
                     stopped = "confidence"
                     break
-                children = tree.add_level(prediction, len(confidences) - 1)  # (R, K)
-            ends = self.policy and self.policy(parents, prediction, children, tree.frontier)
-            if tree.frontier:
-                if ends:
-                    stopped = "policy"
-                    break
-                self.place(n + used, tree)
+            children, roots = tree.add_level(prediction, origin), None  # (R, K)
+            ends = self.policy and self.policy(expanded, prediction, children, tree.frontier)
+            if ends and tree.frontier:
+                stopped = "policy"
+                break
+            if tree.frontier and self.segments:
+                self.fill_slots(n + used, tree)
                 used += len(tree.frontier)
         proposal = tree.proposal()
         reached = "length" if levels == self.shape.depth else "context"
@@ -230,25 +225,29 @@ class SortedDraft:
         proposal.filled = [segment.cache.length for segment in self.segments]
         return proposal
 
+    def unsure(self, exit_layer, confidence):
+        """Whether drafting ends here: even the last exit is not sure enough, or knows nothing."""
+        return exit_layer == self.exits[-1] and (confidence == 0.0 or confidence < self.least)
+
     def new_tree(self, levels, sampling):
         """The tree of this step, before it has grown its first of so many ``levels``."""
-        if isinstance(self.shape, KConfig):
+        if self.shape.fixed:
             return FixedTree(self.shape, self.parents, sampling, levels)
         if self.segments:  # each round is a pass, over as many nodes as there may be children
             return GrowingTree(
-                self.shape, levels, levels, self.shape.top_k, self.floor, self.device
+                self.shape, levels, levels, self.shape.top_k, self.least, self.device
             )
         # A table's answers are cheap: one at a time, until the best paths are known.
-        return GrowingTree(self.shape, levels, self.shape.size, 1, self.floor, self.device)
+        return GrowingTree(self.shape, levels, self.shape.size, 1, self.least, self.device)
 
     def tails(self, context, tree):
         """What exit 0 is asked about each node of a tree's frontier: the last tokens there."""
         return [[*context[-ORDER:], *path][-ORDER:] for path in tree.paths()]
 
-    def place(self, slot, tree):
+    def fill_slots(self, slot, tree):
         """Put the frontier of a tree into the slots from ``slot`` on, for the segments to run."""
         self.tokens[0, slot : slot + len(tree.frontier)] = tree.frontier_tokens()
-        if self.segments and not isinstance(self.shape, KConfig):
+        if not self.shape.fixed:
             self.attention.set_tree(tree.slot_parents())
 
     def predict(self, n, end, count, tails=()):
@@ -268,15 +267,15 @@ class SortedDraft:
             hidden = self.catch_up(segment, below, n, end)[0, -count:]  # (R, hidden)
             logits = self.over_all_tokens(self.model.draft_logits(hidden))  # (R, V)
             probs = warp(logits, temperature=1.0)
-            best, likeliest = probs.max(dim=-1)  # (R,) each
-            confidence = best.max().item()
+            best, first = probs.max(dim=-1)  # (R,) each
+            confidence = best.max().item()  # one node that is sure is enough for all
             if confidence != confidence:
                 raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
             confidences.append((segment.stop, confidence))
             if confidence > segment.threshold:
                 break
             below = segment
-        return Prediction(hidden, logits, probs, likeliest, confidences)
+        return Prediction(hidden, logits, probs, first, confidences)
 
     def over_all_tokens(self, logits):
         """Logits (R, K) of the draft's vocabulary -> (R, V): what it never drafts has -inf."""

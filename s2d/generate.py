@@ -111,14 +111,14 @@ def start(
     else:
         layers = draft if exits[-1] > 0 else None
         shape = choose_shape(target.config, layers, method, temperature, draft_length, tree)
-        floor, policy, table = stop, None, None
+        least, policy, table = stop, None, None
         if callable(stop):
             from .extras.decision import PathStop
 
-            floor, policy = 0.0, PathStop(stop)
+            least, policy = 0.0, PathStop(stop)
         if exits[0] == 0:
             table = Table(NGrams(datastore), target.config.vocab_size, target.device, target.dtype)
-        drafter = SortedDraft(layers, exits, thresholds, shape, limit, floor, policy, table)
+        drafter = SortedDraft(layers, exits, thresholds, shape, limit, least, policy, table)
         if init == "target":
             from .extras.roots import TargetRoots
 
@@ -129,7 +129,7 @@ def start(
         drafter = FirstDecides(drafter, target.device)
     sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
     generation = Generation(decode(target, tokens, drafter, sampling, limit), drafter.exact)
-    generation.stats.seconds = clock(target.device) - began  # of caches and masks; each step adds
+    generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 
 
@@ -190,8 +190,8 @@ def choose_exits(draft, method, exits=None, thresholds=None, stop=None):
     inside = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
     refuse(not inside, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     if stop is None:
-        own = TABLE_ALONE if chosen == (0,) else config
-        stop = 0.0 if own is config and method in TREE_METHODS else own.draft_stop
+        layered = 0.0 if method in TREE_METHODS else config.draft_stop
+        stop = TABLE_ALONE.draft_stop if chosen == (0,) else layered
     judged = "a decision model judges layers; it does not go with exit 0"
     refuse(callable(stop) and chosen[0] == 0, judged)
     inside = callable(stop) or 0.0 <= stop <= 1.0

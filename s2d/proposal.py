@@ -42,8 +42,8 @@ class Proposal:
     @property
     def exits(self) -> list[int]:
         """For each node the exit that proposed it, TARGET where the target gave it."""
-        used = [tried[-1][0] for tried in self.confidences] + [TARGET]  # a round of -1 is the last
-        return [used[round] for round in self.rounds]
+        used = [tried[-1][0] for tried in self.confidences]
+        return [TARGET if number == TARGET else used[number] for number in self.rounds]
 
 
 def empty_proposal(device) -> Proposal:
@@ -66,15 +66,10 @@ class FixedTree:
         self.origins = []
         self.frontier = range(CONTEXT, 0) if levels > 0 else ()
 
-    def add_roots(self, tokens, probs, vocab_size):
-        """Take tokens (K,) that the target gives as the first level."""
-        self.q.append(torch.zeros(1, vocab_size, device=tokens.device))  # nobody reads this row
-        return self._add(tokens[None], TARGET)
-
     def add_level(self, prediction, origin):
         """Choose, take and return children (R, K) of the frontier, which a Prediction is about.
 
-        ``origin`` is the number of this round.
+        ``origin`` is the number of this round, or TARGET.
         """
         width = self.shape.widths[len(self.tokens) - 1]
         if self.sampling.greedy:
@@ -124,16 +119,12 @@ class GrowingTree:
     """
 
     def __init__(self, shape: Dynamic, levels, rounds, width, least, device):
-        self.shape, self.levels, self.rounds, self.width = shape, levels, rounds, width
+        self.shape, self.levels, self.rounds_left, self.width = shape, levels, rounds, width
         self.least, self.device = least, device
         # Of each candidate:
         self.tokens, self.parents, self.depths, self.probs, self.origins = [], [], [], [], []
         self.slots = {CONTEXT: CONTEXT}  # of those that are expanded
         self.frontier = [CONTEXT] if levels > 0 else []
-
-    def add_roots(self, tokens, probs, vocab_size):
-        """Take tokens (K,) that the target gives, and its ``probs`` (K,), as first level."""
-        return self._add(tokens[None], probs[None], TARGET)
 
     def add_level(self, prediction, origin):
         """As FixedTree's: the likeliest children (F, K)."""
@@ -152,8 +143,8 @@ class GrowingTree:
         waiting = (
             i for i in self.best() if i not in self.slots and self.depths[i] + 1 < self.levels
         )
-        self.rounds -= 1
-        self.frontier = list(islice(waiting, self.width)) if self.rounds else []
+        self.rounds_left -= 1
+        self.frontier = list(islice(waiting, self.width)) if self.rounds_left else []
         for node in self.frontier:
             self.slots[node] = len(self.slots) - 1
         return children
@@ -191,7 +182,7 @@ class GrowingTree:
         rounds = [self.origins[i] for i in kept]
         proposal = Proposal(tree, None, slots, rounds)
         proposal.depth = self.depths[kept[-1]] + 1 if kept else 0
-        if self.rounds and proposal.depth < self.levels and len(kept) < self.shape.size:
+        if self.rounds_left and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"
         return proposal
 

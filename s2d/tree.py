@@ -145,6 +145,7 @@ class KConfig:
 
     widths: tuple[int, ...]
 
+    fixed = True
     width = property(lambda self: self.widths[0])  # nodes of the first level
     depth = property(lambda self: len(self.widths))
     size = property(lambda self: sum(accumulate(self.widths, mul)))
@@ -175,6 +176,7 @@ class Dynamic:
     depth: int
     size: int
 
+    fixed = False
     width = max_children = property(lambda self: self.top_k)
     max_slots = property(lambda self: self.top_k * self.depth)
     numbers = property(lambda self: (self.top_k, self.depth, self.size))

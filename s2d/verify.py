@@ -10,8 +10,9 @@ Lemma (exactness of drafts that adapt). Suppose that every decision about a posi
 whether to stop, whether to go on) depends only on the draft's distributions, on tokens drawn before
 it and on earlier steps, and that a drawn token is always sent. All of that is given when the token
 is drawn. Conditioned on it, the token is drawn from q, or it is not drawn at all; the verifier's
-theorem holds in both cases, and averaging over what was given keeps p. The likeliest candidates are
-no random choice: any set of them may be sent, as long as nothing is known of the target's own draw.
+theorem holds in both cases, and averaging over what was given keeps p. So a chain may end because
+its last token was surprising; it may not lose that token. The likeliest candidates are no random
+choice: any set of them may be sent, as long as nothing is known of the target's own draw.
 """
 
 from typing import NamedTuple
@@ -71,7 +72,7 @@ def follow(tree, choices, start=-1):
     """
     choices, tokens, parents = choices.tolist(), tree.tokens.tolist(), tree.parents.tolist()
     child_of = {key: node for node, key in reversed([*enumerate(zip(parents, tokens))])}
-    path, node = [start][start < 0 :], start
+    path, node = [] if start < 0 else [start], start
     while (node, choices[node + 1]) in child_of:
         node = child_of[node, choices[node + 1]]
         path.append(node)
@@ -91,7 +92,7 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
     2023, arXiv 2305.09781). That breaks if candidates are sorted or dropped after they were drawn,
     or if q is not what they were drawn from, such as a softmax beside its argmax.
     """
-    path, node, draws = [start][start < 0 :], start, []
+    path, node, draws = [] if start < 0 else [start], start, []
     while True:
         children = (tree.parents == node).nonzero().flatten().tolist()
         rest_p, rest_q = p[node + 1], q[node + 1] if children else None
@@ -116,7 +117,7 @@ def verify_chain(tree, p, q, sampler):
 
     Each test is as good as if it were the only one; those after the first rejection do not count.
     """
-    nodes = torch.arange(len(tree), device=p.device)
+    nodes = torch.arange(len(tree), device=p.device)  # in a chain, row i is about node i
     accepted, draws = sampler.flip(p[nodes, tree.tokens] / q[nodes, tree.tokens])
     count = [*accepted.tolist(), False].index(False)
     rest = residual(p[count], q[count]) if count < len(tree) else p[count]

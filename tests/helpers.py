@@ -1,5 +1,6 @@
 """What several tests share: small random Llamas, and transformers made comparable in float64."""
 
+import json
 import multiprocessing
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -27,6 +29,16 @@ TINY = LlamaConfig(
     max_position_embeddings=128,
     eos_token_ids=(2,),
 )
+# config.json of Llama 2 7B, as it is on the hub.
+LLAMA_2 = {
+    **{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"]},
+    **{"bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 4096},
+    **{"initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096},
+    **{"model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32},
+    **{"num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05},
+    **{"rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "float16"},
+    **{"transformers_version": "4.31.0.dev0", "use_cache": True, "vocab_size": 32000},
+}
 
 
 def random_llama(seed, scale=0.3, **changes):
@@ -70,6 +82,20 @@ def assert_refused(capsys, message, function, *arguments):
     assert function(*arguments) == 2, message
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1, error
+
+
+def raises_line(function, error, message, *arguments, **options):
+    """Assert that a call raises ``error``, with the pattern ``message`` in the one line it says."""
+    with pytest.raises(error, match=message) as caught:
+        function(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+def change_json(file, **fields):
+    """Give fields of the object in a file other values; ``...`` takes one out."""
+    changed = json.loads(file.read_text()) | fields
+    changed = {name: value for name, value in changed.items() if value is not ...}
+    file.write_text(json.dumps(changed))
 
 
 def run_and_kill(seconds, function, *arguments):

@@ -6,7 +6,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from helpers import WEIGHTS
+from helpers import WEIGHTS, change_json
 from transformers import AutoTokenizer
 from vocabularies import PROMPT, SAID, messages, save_trained, sentencepiece_folder, with_config
 
@@ -44,9 +44,6 @@ def trained(tmp_path_factory):
 
 def test_vicuna_template(tokenizer):
     ids = tokenizer.encode_chat(["Hi", "Hello", "And you?"])
-    text = f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello USER: And you? ASSISTANT:"
-    assert tokenizer.decode(ids) == text
-    assert ids.count(tokenizer.bos_id) == 1 and ids.count(tokenizer.eos_id) == 1
     first = tokenizer.encode(f"{VICUNA_SYSTEM} USER: Hi ASSISTANT: Hello")
     second = tokenizer.encode("USER: And you? ASSISTANT:")[1:]
     assert ids == [*first, tokenizer.eos_id, *second]
@@ -174,8 +171,7 @@ LONG = "takes longer than 0.1 seconds"
 def test_a_template_that_fails_or_leaves_the_sandbox(trained, monkeypatch, template, message):
     monkeypatch.setattr(chat, "SECONDS", 0.1)
     with_config(trained, chat_template=None)
-    config = json.loads((trained / "tokenizer_config.json").read_text())
-    (trained / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    change_json(trained / "tokenizer_config.json", chat_template=template)
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
         Tokenizer(trained).encode_chat(["Hi"], chat_template(trained))
     assert str(refused.value).isprintable()

@@ -7,8 +7,10 @@ import time
 import pytest
 import torch
 from helpers import (
+    LLAMA_2,
     ROOT,
     WEIGHTS,
+    change_json,
     load_transformers,
     peak_growth,
     program,
@@ -25,14 +27,6 @@ from s2d.weights import get as getting
 from s2d.weights import save_model, split
 from s2d.weights.__main__ import convert, main
 
-# What transformers 4 wrote beside Vicuna v1.5. Old checkpoints also carry tables.
-VICUNA_CONFIG = {
-    **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
-    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "initializer_range": 0.02},
-    **{"max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "rope_scaling": None},
-    **{"pretraining_tp": 1, "tie_word_embeddings": False, "torch_dtype": "float16"},
-    **{"transformers_version": "4.31.0", "use_cache": True},
-}
 SHAPE = {
     **{"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3},
     **{"num_attention_heads": 4, "num_key_value_heads": 4},
@@ -53,7 +47,7 @@ def write_vicuna(folder, tokenizer, max_shard_bytes=100_000, **changes):
         weight_map |= dict.fromkeys(shard, file)
     index = json.dumps({"metadata": {}, "weight_map": weight_map})
     (folder / "pytorch_model.bin.index.json").write_text(index)
-    (folder / "config.json").write_text(json.dumps(VICUNA_CONFIG | shape))
+    (folder / "config.json").write_text(json.dumps(LLAMA_2 | shape))
     (folder / "tokenizer.model").write_bytes(tokenizer.model.pieces.serialized_model_proto())
     return sorted(set(weight_map.values()))
 
@@ -154,45 +148,34 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
     (hub / shards[1]).unlink()
     refused("tensors are missing")
     (hub / shards[1]).write_bytes(whole)
-    (hub / "config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE | {"intermediate_size": 160}))
+    change_json(hub / "config.json", intermediate_size=160)
     refused("config.json asks for")
     refused("is there already", destination="hub")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty/config.json").write_text(json.dumps(VICUNA_CONFIG | SHAPE))
-    hub = tmp_path / "empty"
+    for file in hub.glob("pytorch_model*"):
+        file.unlink()
     refused("has no pytorch_model*.bin")
 
 
 def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     write_vicuna(tmp_path / "hub", tokenizer)
-    folder = tmp_path / "v"
+    folder, few = tmp_path / "v", tmp_path / "few"
     save_model(random_llama(1, vocab_size=1024), folder, tmp_path / "hub", max_shard_bytes=50_000)
-    config, shards = (folder / "config.json").read_text(), sorted(folder.glob("model-*"))
-
-    def refused(path, message):
-        refuses(main, capsys, message, "check", path)
-
-    refused(tmp_path / "hub", "with python -m s2d.weights convert")
-    refused(tmp_path / "nowhere", "no model folder")
-    for changes, message in (
-        ({"vocab_size": 500}, "has shape (1024, 32), config.json asks for (500, 32)"),
-        ({"num_hidden_layers": 7}, "has no tensor model.layers.4.input_layernorm.weight"),
-        ({"exit_layers": [2, 9]}, "exits must increase and lie within the draft's 4 layers"),
-    ):
-        (folder / "config.json").write_text(json.dumps(json.loads(config) | changes))
-        refused(folder, message)
-    (folder / "config.json").write_text(config)
-    whole = shards[1].read_bytes()
-    shards[1].write_bytes(whole[:-10])
-    refused(folder, "is damaged")
-    shards[1].unlink()
-    refused(folder, f"{shards[1].name} is missing")
-    shards[1].write_bytes(whole)
+    refuses(main, capsys, "with python -m s2d.weights convert", "check", tmp_path / "hub")
+    change_json(folder / "config.json", vocab_size=500)
+    message = "has shape (1024, 32), config.json asks for (500, 32)"
+    refuses(main, capsys, message, "check", folder)
+    change_json(folder / "config.json", vocab_size=1024)
+    shard = sorted(folder.glob("model-*"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-10])
+    refuses(main, capsys, "is damaged", "check", folder)
+    shard.write_bytes(whole)
     assert program(main, "check", folder) == 0
-    save_model(random_llama(1), tmp_path / "few", tokenizer_from=tmp_path / "hub")
-    refused(tmp_path / "few", "the tokenizer knows 1024 tokens, config.json has vocab_size 61")
+    save_model(random_llama(1), few, tmp_path / "hub")
+    message = "the tokenizer knows 1024 tokens, config.json has vocab_size 61"
+    refuses(main, capsys, message, "check", few)
     (folder / "tokenizer.model").unlink()
-    refused(folder, "no tokenizer at")
+    refuses(main, capsys, "no tokenizer at", "check", folder)
 
 
 def test_conversion_holds_few_shards_at_a_time(tmp_path, tokenizer):

@@ -8,7 +8,7 @@ from enumeration import generated_distribution
 from helpers import random_llama
 
 from s2d import generate
-from s2d.generate import start
+from s2d.generate import TABLE_ALONE, choose_exits, start
 from s2d.ngram import Datastore, NGrams
 from s2d.tree import Dynamic
 
@@ -36,7 +36,7 @@ WRITTEN = [0, 1, 2, 0, 1, 1, 2, 2, 0, 1, 0]
 def test_every_outcome_together_is_the_targets_distribution(setting, stored):
     """All steps of three tokens, while the table learns what was accepted."""
     target, draft = random_llama(7, **SIZES), random_llama(11, **SIZES)
-    options = dict(exits=[0, 1, 2], thresholds=[0.35, 0.5, 0.0], draft=draft)
+    options = dict(exits=[0, 1, 2], thresholds=[0.42, 0.5, 0.0], draft=draft)
     options = setting | (options if setting in IN_FRONT else {})
     options["datastore"] = Datastore(WRITTEN, end=2) if stored else None
     found, expected, seen = generated_distribution(
@@ -56,6 +56,7 @@ def test_greedy_text_is_the_targets_whatever_is_combined(stored):
     store = Datastore([*alone.tokens[:40], 5, 9, 9, 9], end=5) if stored else None
     shapes = [dict(method="sd"), dict(method="s2d"), dict(method="mcsd", tree=(2, 2, 1))]
     shapes += [dict(method="s2d-tree"), dict(method="s2d-tree", tree=Dynamic(3, 5, 11))]
+    shapes += [dict(method="s2d-tree", tree=Dynamic(2, 4, 40))]  # more nodes than layers would run
     stops, lengths = (None, 0.0, 0.3), (1, 30, 200)
     for shape, stop, length in itertools.product(shapes, stops, lengths):
         ways = [{}, {"init": "target"}, {"exits": [0], "draft": draft}]
@@ -93,6 +94,13 @@ def test_a_tree_holds_the_most_probable_paths():
     assert sorted(found) == sorted(path for path in best if paths[path] >= stop)
     assert [len(path) for path in found] == sorted(len(path) for path in found)
     assert step.proposal.depth == max(map(len, found))
+
+
+def test_exit_0_alone_stops_by_its_own_default_with_a_draft_or_without():
+    draft = random_llama(3, draft_stop=0.9)
+    for method in ("s2d", "s2d-tree"):
+        for given in ((None, method), (draft, method, [0])):
+            assert choose_exits(*given)[2] == TABLE_ALONE.draft_stop > 0
 
 
 def test_what_the_table_does_not_know_costs_nothing():

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from helpers import WEIGHTS, load_transformers, random_llama, refuses
+from helpers import WEIGHTS, load_transformers, program, random_llama, refuses
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -120,10 +120,11 @@ def llama(seed=0, **changes):
     return random_llama(seed, **sizes | changes).float()
 
 
-def convert(file, *options):
-    """The folder that is made of a GGUF file, beside it."""
-    folder = file.with_suffix("")
-    assert main(["convert", str(file), str(folder), *options]) == 0
+def converted(path, model, *options, **how):
+    """The folder that is made of a GGUF file of ``model``, beside it."""
+    write_gguf(path, model, **how)
+    folder = path.with_suffix("")
+    assert program(main, "convert", path, folder, *options) == 0
     return folder
 
 
@@ -137,8 +138,7 @@ def differ(logits, expected):
 def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
     large = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64} if "_K" in kind else {}
     model = llama(tie_word_embeddings=tied, **large)
-    write_gguf(tmp_path / "m.gguf", model, kind)
-    ours = load_file(convert(tmp_path / "m.gguf") / "model.safetensors")
+    ours = load_file(converted(tmp_path / "m.gguf", model, kind=kind) / "model.safetensors")
     how = {"gguf_file": "m.gguf", "dtype": torch.float32}
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, **how).state_dict()
     assert ours.keys() == theirs.keys() - ({"lm_head.weight"} if tied else set())
@@ -158,8 +158,7 @@ def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
 
 
 def test_dtype_and_shards(tmp_path):
-    write_gguf(tmp_path / "m.GGUF", llama(), "Q8_0")
-    folder = convert(tmp_path / "m.GGUF", "--dtype", "bfloat16")
+    folder = converted(tmp_path / "m.GGUF", llama(), "--dtype", "bfloat16", kind="Q8_0")
     written = load_file(folder / "model.safetensors").values()
     assert {tensor.dtype for tensor in written} == {torch.bfloat16}
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
@@ -172,9 +171,8 @@ def test_dtype_and_shards(tmp_path):
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe"])
 def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
-    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=partial(byte_level, pre=pre))
-    convert(tmp_path / "m.gguf")
-    ours, same = Tokenizer(tmp_path / "m"), AutoTokenizer.from_pretrained(tmp_path / "m")
+    folder = converted(tmp_path / "m.gguf", llama(), tokenizer=partial(byte_level, pre=pre))
+    ours, same = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
     texts = ["the thin end", " in  the\n\nhinter 12 of 1212", "日本, naïve\t!"]
     for text in [*texts, "<|user|>the<|end|>", "it's 1234567 x"]:
@@ -183,34 +181,32 @@ def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
         if pre != "smollm" or "1" not in text:  # transformers forgets that its digits stand alone
             assert ids == theirs(text).input_ids, text
         assert ours.decode(ids) == same.decode(ids, skip_special_tokens=True)
-    template = chat_template(tmp_path / "m")
+    template = chat_template(folder)
     assert isinstance(template, ChatTemplate)
     said = ["the end", "in", "he"]
     expected = theirs.apply_chat_template(messages(said), **PROMPT)
     assert ours.encode_chat(said, template) == expected
-    assert load_model(tmp_path / "m").config.eos_token_ids == (0,)
+    assert load_model(folder).config.eos_token_ids == (0,)
 
 
 def test_sentencepiece_tokenizer_comes_along(tmp_path):
-    write_gguf(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=sentencepiece)
-    convert(tmp_path / "m.gguf")
-    ours, original = Tokenizer(tmp_path / "m"), Tokenizer(WEIGHTS / "mini-7b")
-    theirs = AutoTokenizer.from_pretrained(tmp_path / "m")
+    folder = converted(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=sentencepiece)
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    original = Tokenizer(WEIGHTS / "mini-7b")
     assert (ours.bos_id, ours.eos_id, ours.vocab_size) == (1, 2, 1024)
     for text in ("The capital of Tadastan", "  two  spaces ", "日本\n\n2024", "</s>", ""):
         assert ours.encode(text) == original.encode(text)
         assert ours.decode(ours.encode(text)) == original.decode(original.encode(text))
     assert theirs("The capital of Tadastan").input_ids == original.encode("The capital of Tadastan")
     expected = theirs.apply_chat_template(messages(["Where is Nora?"]), **PROMPT)
-    assert ours.encode_chat(["Where is Nora?"], chat_template(tmp_path / "m")) == expected
+    assert ours.encode_chat(["Where is Nora?"], chat_template(folder)) == expected
 
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_special_pieces_of_other_names_or_none(tmp_path, bos):
     names = ["<pad>", "<start>", "<stop>"]
     named = partial(sentencepiece, names=names, bos=bos)
-    write_gguf(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=named)
-    ours = Tokenizer(convert(tmp_path / "m.gguf"))
+    ours = Tokenizer(converted(tmp_path / "m.gguf", llama(vocab_size=1024), tokenizer=named))
     assert (ours.bos_id, ours.eos_id) == (1 if bos else None, 2)
     plain = Tokenizer(WEIGHTS / "mini-7b").encode("Where is Nora?")
     assert ours.encode("Where is Nora?") == plain[not bos :]
@@ -225,25 +221,22 @@ def test_what_a_file_does_not_say(tmp_path):
         writer.add_rope_scaling_factor(4.0)
 
     unsaid = partial(byte_level, pre="llama-bpe", flag=False)
-    write_gguf(tmp_path / "m.gguf", llama(), tokenizer=unsaid, changes=[turn])
-    convert(tmp_path / "m.gguf")
-    assert Tokenizer(tmp_path / "m").encode("the")[0] == 0
-    config = load_model(tmp_path / "m").config
+    folder = converted(tmp_path / "m.gguf", llama(), tokenizer=unsaid, changes=[turn])
+    assert Tokenizer(folder).encode("the")[0] == 0
+    config = load_model(folder).config
     assert config.eos_token_ids == (0, 2) and config.rope_factor == 4.0
 
 
 def test_rotary_embedding_comes_along(tmp_path):
-    linear = llama(rope_factor=4.0)
-    write_gguf(tmp_path / "linear.gguf", linear)
     changes = {"rope_theta": 500000.0, "max_position_embeddings": 16384}
     scaled = llama(**changes, rope_factor=LLAMA3["factor"], rope_llama3=LLAMA3["llama3"])
     plain = rope_frequencies(16, 500000.0, 1.0, None)
     divisors = (plain / rope_frequencies(16, 500000.0, **LLAMA3)).numpy()
     assert divisors.min() == 1.0 and divisors.max() == 8.0  # frequencies of all kinds
-    write_gguf(tmp_path / "llama3.gguf", scaled, rope=divisors)
+    linear = llama(rope_factor=4.0)
     tokens = torch.randint(0, 288, (1, 60))
-    for name, model in (("linear", linear), ("llama3", scaled)):
-        read = load_model(convert(tmp_path / f"{name}.gguf"))
+    for name, model, rope in (("linear", linear, None), ("llama3", scaled, divisors)):
+        read = load_model(converted(tmp_path / f"{name}.gguf", model, rope=rope))
         assert read.config.rope_factor == model.config.rope_factor
         assert read.config.rope_llama3 == model.config.rope_llama3
         with torch.inference_mode():
@@ -305,7 +298,7 @@ def test_a_damaged_file_is_one_line_or_a_folder(tmp_path, capsys):
         damaged = bytearray(whole)
         damaged[rng.randrange(8, 9000)] ^= 1 << rng.randrange(8)
         (tmp_path / "d.gguf").write_bytes(damaged)
-        code = main(["convert", str(tmp_path / "d.gguf"), str(tmp_path / f"{number}")])
+        code = program(main, "convert", tmp_path / "d.gguf", tmp_path / f"{number}")
         out, error = capsys.readouterr()
         assert code in (0, 2) and error.count("\n") == (code == 2), error
         assert (tmp_path / f"{number}").exists() or code == 2

@@ -71,7 +71,7 @@ def answers(target, draft, seed=3):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_divided_target_writes_the_same_tokens(family, ranks):
     """In float64. Every rank holds its part of divided weights, whole norms and its own heads."""
-    result = answer_of(ranks, "decode", family)
+    result = answer_of(ranks, "decode_on_every_rank", family)
     target, draft = load_pair(family)
     assert result["answers"] == answers(target, draft)
     assert result["logits_error"] < 1e-12
@@ -102,7 +102,7 @@ def decode_on_every_rank(family):
 def test_rank_0_decides_alone(family):
     """The others' drafts and random choices differ: nothing hangs, and the text is rank 0's."""
     expected = answers(*load_pair(family))
-    assert answer_of(2, "disturbed", family, timeout=300) == [expected] * 2
+    assert answer_of(2, "decode_disturbed", family, timeout=300) == [expected] * 2
 
 
 def decode_disturbed(family):
@@ -135,17 +135,20 @@ def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
     assert data["steps"][-1]["levels"][0]["confidences"]
 
 
-@pytest.mark.parametrize("option", [["--interactive"], ["--trace", "/nowhere/page.html"]])
-def test_what_several_processes_do_not_do(option):
-    done = torchrun(2, ROOT / "run.py", "--target", "70b", *option)
-    assert done.returncode != 0 and "Traceback" not in done.stderr.split("torch/distributed")[0]
-    assert f"run.py: {' '.join(option).removeprefix('--trace ')}" in done.stderr
+RUN = str(ROOT / "run.py"), "--target", "70b"
+REFUSED = [
+    (2, [*RUN, "--interactive"], "run.py: --interactive is for a target in one process"),
+    (2, [*RUN, "--compile"], "run.py: --compile is for a target in one process"),
+    (2, [*RUN, "--trace", "/nowhere/page.html"], "run.py: /nowhere/page.html"),
+    (3, RUN, "8 heads with 2 key/value heads cannot be divided among 3 processes"),
+    (2, "-m s2d.train mini --out /nonexistent".split(), "trains in a single process; start it"),
+]
 
 
-def test_heads_that_cannot_be_divided():
-    done = torchrun(3, ROOT / "run.py", "--target", "70b")
-    assert done.returncode != 0
-    assert "8 heads with 2 key/value heads cannot be divided among 3 processes" in done.stderr
+@pytest.mark.parametrize(("ranks", "arguments", "message"), REFUSED)
+def test_what_several_processes_do_not_do(ranks, arguments, message):
+    done = torchrun(ranks, *arguments)
+    assert done.returncode != 0 and message in done.stderr
     assert "Traceback" not in done.stderr.split("torch/distributed")[0]
 
 
@@ -177,17 +180,17 @@ def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
     model = student()
     alone = torch.tensor(losses_of(model, tmp_path / "alone.checkpoint"))
     assert len(alone) == 21 and alone[-1].mean() < alone[0].mean() - 0.1
-    result = answer_of(2, "train", tmp_path / "two.checkpoint")
+    result = answer_of(2, "train_on_every_rank", tmp_path / "two.checkpoint")
     assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
     weights = {name: torch.tensor(values) for name, values in result["weights"].items()}
     for name, parameter in model.named_parameters():
         assert (weights[name] - parameter).abs().max() < 1e-4
     assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
 
-    killed = torchrun(2, __file__, "train", tmp_path / "killed.checkpoint", 9)
+    killed = torchrun(2, __file__, "train_on_every_rank", tmp_path / "killed.checkpoint", 9)
     assert killed.returncode != 0 and not killed.stdout
     shutil.copytree(tmp_path / "killed.checkpoint", tmp_path / "copy.checkpoint")
-    resumed = answer_of(2, "train", tmp_path / "killed.checkpoint")
+    resumed = answer_of(2, "train_on_every_rank", tmp_path / "killed.checkpoint")
     assert resumed["losses"] == result["losses"][9:]
     # One process takes up what two began.
     again = torch.tensor(losses_of(student(), tmp_path / "copy.checkpoint", resume=True))
@@ -228,17 +231,6 @@ def test_soft_under_torchrun_saves_one_whole_draft(tmp_path):
         assert (a - b).norm() < 0.3 * (a - c).norm()
 
 
-def test_the_miniature_family_trains_alone():
-    done = torchrun(2, "-m", "s2d.train", "mini", "--out", "/nonexistent")
-    assert done.returncode != 0
-    assert "trains in a single process; start it without torchrun" in done.stderr
-
-
 if __name__ == "__main__":
     job, path, *more = sys.argv[1:]
-    jobs = {
-        "decode": decode_on_every_rank,
-        "disturbed": decode_disturbed,
-        "train": train_on_every_rank,
-    }
-    jobs[job](Path(path), *more)
+    globals()[job](Path(path), *more)

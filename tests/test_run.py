@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, program, random_llama
+from helpers import ROOT, WEIGHTS, assert_refused, change_json, program, refuses
 
 import run
 from s2d import Tokenizer
@@ -20,7 +20,6 @@ from s2d.bench import __main__ as bench
 from s2d.program import run_program
 from s2d.train import __main__ as train
 from s2d.weights import __main__ as weights_program
-from s2d.weights import save_model
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 RUN = [sys.executable, str(ROOT / "run.py")]
@@ -30,10 +29,6 @@ QUESTION = "What is 3 + 4?"
 def run_json(capsys, *arguments):
     assert program(run.main, *arguments, "--json") == 0
     return json.loads(capsys.readouterr().out)
-
-
-def change(file, **fields):
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
 
 
 def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
@@ -72,7 +67,6 @@ def test_stdin_and_json(capsys, monkeypatch):
     assert answer["text"] == tokenizer.decode(answer["tokens"])
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
     assert answer["exact"] is True and stats["seconds"] > 0
-    assert stats["steps"] == len(stats["accept_lengths"])
     assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
 
 
@@ -121,66 +115,44 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         shutil.copyfile(WEIGHTS / "mini-7b/config.json", tmp_path / name / "config.json")
     args = run.parse(["--target", "7b"])
     assert run.choose_draft(args, tmp_path / "vicuna-7b") == (tmp_path / "vicuna-draft", None)
-    change(tmp_path / "vicuna-draft/config.json", vocab_size=999)  # of another family
+    change_json(tmp_path / "vicuna-draft/config.json", vocab_size=999)  # of another family
     assert run.choose_draft(args, tmp_path / "vicuna-7b") == (None, None)
 
 
 @pytest.fixture(scope="module")
 def other_models(tmp_path_factory):
-    """A folder with models that do not fit: another vocabulary, no exits within the layers."""
+    """Targets without a draft beside them, one without a tokenizer too."""
     folder = tmp_path_factory.mktemp("models")
-    save_model(random_llama(0), folder / "small-vocabulary", dtype=torch.float32)
-    size = Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model").vocab_size
-    bad_exits = random_llama(0, vocab_size=size, exit_layers=(2, 9), thresholds=(0.5, 0.0))
-    save_model(bad_exits, folder / "bad-exits", dtype=torch.float32)
-    for name in ("truncated", "no-tokenizer", "yarn", "lonely"):
+    for name in ("no-tokenizer", "lonely"):
         shutil.copytree(WEIGHTS / "mini-7b", folder / name)
-    whole = (folder / "truncated/model.safetensors").read_bytes()
-    (folder / "truncated/model.safetensors").write_bytes(whole[: len(whole) // 3])
     (folder / "no-tokenizer/tokenizer.model").unlink()
-    change(folder / "yarn/config.json", rope_scaling={"rope_type": "yarn", "factor": 8.0})
     return folder
 
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/truncated --draft {w}/mini-draft": "is damaged",
     "--target {m}/no-tokenizer --draft {w}/mini-draft": "no tokenizer at",
-    "--target {m}/yarn --draft {w}/mini-draft": "rope type 'yarn' is not supported",
     "--target {m}/lonely --method s2d --exits 2": "no draft model at",
     "--draft nowhere": "no model folder at nowhere",
-    "--draft {m}/small-vocabulary": "the draft has 61 tokens, the target 1024",
-    "--draft {m}/bad-exits": "lie within the draft's 4 layers",
     "--exits 2,9": "lie within the draft's 4 layers",
-    "--exits 3,2": "exits must increase",
     "--exits two": "invalid comma-separated int value: 'two'",
-    "--thresholds 0.5,0": "need as many thresholds, got 2",
-    "--thresholds 0.5,1.5,0": "within 0..1",
     "--thresholds 0.5,x,0": "invalid comma-separated float value",
-    "--stop 7": "stop is a confidence",
     "--stop nowhere": "no decision model at nowhere",
     "--stop {w}/mini-draft/model.safetensors": "is not a decision model",
-    "--init both": "invalid choice: 'both'",
-    "--draft-length -1": "whole numbers of at least 1, got draft_length=-1",
     "--tree 2,2": "--method s2d does not use --tree; leave it out, or use mcsd or",
-    "--method mcsd --tree 4,x": "invalid comma-separated int value",
-    "--method mcsd --tree 4,0": "whole numbers of at least 1",
-    "--method s2d-tree --tree-size 0": "whole numbers of at least 1",
     "--method s2d-tree --tree 2,2 --tree-size 9": "--tree gives a fixed shape",
-    "--method mcsd --tree 30,30": "930 nodes, 2 deep, is more than the target's context of 512",
-    "--max-new-tokens -5": "lengths must be at least 1",
-    "--max-new-tokens many": "invalid int value",
     "--temperature -1": "temperature must be 0 or at least 1e-06, got -1.0",
-    "--top-p 0": "top_p must be above 0",
     "--prompt=": "the prompt is empty",
-    "--dtype float8": "invalid choice: 'float8'",
     "--device tpu9": "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N",
-    "--device mps": "unknown device 'mps'",
     "--device cpu:1": "unknown device 'cpu:1'",
-    "--device cuda:99": "device 'cuda:99' was asked for, but torch sees ",
-    "--method magic": "invalid choice: 'magic'",
-    "--seed -99999999999999999999": "seed must be a whole number",
-    "--fast": "unrecognized arguments: --fast",
+    "--chat --raw": "not allowed with",
+    "--exits 0 --stop {w}/mini-draft/decision-7b.safetensors": "not go with exit 0 alone",
+    "--exits 0 --draft /nowhere": "--exits 0 uses no layers of --draft",
+    "--interactive --target {m}/lonely --method ar": "lonely knows no chat template",
+    "--interactive --json": "--interactive does not go with --json",
+    "--interactive --trace x.html": "--interactive does not go with --trace",
+    "--interactive --raw": "--interactive does not go with --raw",
+    "--interactive --prompt -": "--interactive does not go with --prompt -",
 }
 DRAFTING = (
     *["--draft /nonexistent", "--stop /nonexistent", "--exits 9,9", "--thresholds 7"],
@@ -200,10 +172,6 @@ MISTAKES |= {
 }
 
 
-if not torch.cuda.is_available():
-    MISTAKES["--device cuda"] = "torch sees no GPU here"
-
-
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_gives_one_line_and_exit_code_2(line, other_models, capsys):
     """With the target 7b, unless the line names another."""
@@ -218,12 +186,6 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, other_models, capsys):
     assert errors[0].startswith("run.py: ") and MISTAKES[line] in errors[0], errors
 
 
-def test_a_target_has_to_be_named(capsys):
-    assert program(run.main, "--method", "ar") == 2
-    error = capsys.readouterr().err
-    assert error == "run.py: the following arguments are required: --target\n"
-
-
 def test_too_little_gpu_memory_is_said_in_one_line(capsys):
     """The text is PyTorch's own, shortened where it goes on about the allocator."""
     said = "CUDA out of memory. Tried to allocate 86.00 MiB"
@@ -231,10 +193,8 @@ def test_too_little_gpu_memory_is_said_in_one_line(capsys):
     def fails():
         raise torch.OutOfMemoryError(f"{said}. GPU 0 has a total capacity of ...")
 
-    assert run_program("run.py", fails) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"run.py: {said}; weights/README.md tells")
-    assert error.count("\n") == 1
+    message = f"run.py: {said}; weights/README.md tells"
+    assert_refused(capsys, message, run_program, "run.py", fails)
 
 
 def test_over_long_prompt_and_bytes_that_are_not_text(capsys, monkeypatch):
@@ -299,19 +259,9 @@ def test_a_key_pressed_during_imports_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     "line", ["", "sweep", "shapes", "quality", "soft", "mini", "decision", "check"]
 )
-@pytest.mark.parametrize("room", [bench, train, weights_program])
+@pytest.mark.parametrize("room", [run, bench, train, weights_program])
 def test_every_program_says_what_is_missing_in_one_line(room, line, capsys):
-    assert program(room.main, *line.split(), "--no-such-option") == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not there
-    for line in ("--hf --targets 7b --limit 1", "shapes --shapes tiny --device cpu --hf"):
-        assert bench.main(line.split()) == 2
-        error = capsys.readouterr().err
-        assert "needs the package transformers" in error and "tests/requirements.txt" in error
-        assert error.count("\n") == 1
+    refuses(room.main, capsys, ": ", *line.split(), "--no-such-option")
 
 
 def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, capsys):
@@ -329,11 +279,9 @@ def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, caps
     check("7b", chat, chat)
     check(base, plain, chat)
     template = "Q {{ messages[0]['content'] }} A"
-    change(base / "tokenizer_config.json", chat_template=template)
+    change_json(base / "tokenizer_config.json", chat_template=template)
     own = len(tokenizer.encode(f"Q {QUESTION} A")) - 1
     check(base, own, own)
-    assert program(run.main, "--target", "7b", "--chat", "--raw") == 2
-    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_without_a_draft_exit_0_drafts_and_says_so(tmp_path, capsys):
@@ -344,8 +292,6 @@ def test_without_a_draft_exit_0_drafts_and_says_so(tmp_path, capsys):
     assert f"no draft for it at {tmp_path / 'mini-draft'}: drafting from what was seen" in error
     stats = json.loads(out)["stats"]
     assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
-    assert run.main([*arguments, "--method", "sd", "--exits", "2"]) == 2
-    assert "no draft model at" in capsys.readouterr().err
 
 
 def test_what_exit_0_alone_takes(tmp_path, capsys):
@@ -353,14 +299,6 @@ def test_what_exit_0_alone_takes(tmp_path, capsys):
     few = ["--target", "7b", "--prompt", "Hi", "--max-new-tokens", "4", "--exits", "0"]
     assert run.main([*few, "--tree-size", "3", "--tree-depth", "2"]) == 0
     assert "100% from the table" in capsys.readouterr().out
-    decision = str(WEIGHTS / "mini-draft/decision-7b.safetensors")
-    for more, message in (
-        (["--stop", decision], "does not go with exit 0 alone"),
-        (["--draft", "/nowhere"], "--exits 0 uses no layers of --draft"),
-    ):
-        assert run.main([*few, *more]) == 2
-        error = capsys.readouterr().err.splitlines()
-        assert message in error[-1]
     args = run.parse(["--target", "7b"])
     for folder in ("mini-7b", "mini-draft"):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, program, random_llama
+from helpers import WEIGHTS, assert_refused, change_json, program, raises_line, random_llama
 from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
@@ -57,8 +57,8 @@ def test_answers_are_what_the_model_says_to_its_questions(short):
 
 
 def test_a_conversation_that_the_context_cannot_hold_is_refused():
-    with pytest.raises(ValueError, match="more than the model's context of 128"):
-        conversations(random_llama(0), 1, 0)
+    message = "more than the model's context of 128"
+    raises_line(conversations, ValueError, message, random_llama(0), 1, 0)
 
 
 def test_labels_are_what_the_model_finds_likeliest_at_each_position():
@@ -100,8 +100,7 @@ def test_the_draft_vocabulary_is_what_occurs_most(capsys):
     assert kept.tolist() == [1, 4]
     assert among(kept, labels, 9).tolist() == [[1, 1, 1, -100], [0, 0, -100, -100]]
     assert "16.7% of 6 tokens are outside" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="from 1 to 9 tokens, got 10"):
-        most_frequent(labels, 10, 9)
+    raises_line(most_frequent, ValueError, "from 1 to 9 tokens, got 10", labels, 10, 9)
 
 
 def test_the_loss_of_a_draft_vocabulary_is_that_of_its_rows():
@@ -122,8 +121,7 @@ def asking(tmp_path, monkeypatch):
     monkeypatch.setattr(self_text, "QUESTION_TOKENS", 120)
     monkeypatch.setattr(self_text, "ANSWER_TOKENS", 40)
     shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "base")
-    file = tmp_path / "base/tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    change_json(tmp_path / "base/tokenizer_config.json", chat_template=TEMPLATE)
     return tmp_path
 
 
@@ -185,37 +183,29 @@ def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, ca
 
 
 def test_what_cannot_be_sampled(asking, capsys):
+    """A file that does not begin as those of samples do is left as it is."""
+
     def refused(message, *more):
         assert_refused(capsys, message, soft, asking, *more)
 
-    (asking / "other.jsonl").write_text('{"model": "00000000"}\n')
-    refused("was sampled from another model", "--text", asking / "other.jsonl")
-    many = ["--text", write_text(asking), "--draft-vocabulary", "2000"]
-    refused("has from 1 to 1024 tokens, got 2000", *many)
+    mine, text = asking / "mine.json", asking / "some.jsonl"
+    for content in (b'{"model": "00000000"}\n', b'[{"id": 1}]', b'{"model": "', b"\xff\xfe\n"):
+        mine.write_bytes(content)
+        refused("was sampled from another model, or is none of these files", "--text", mine)
+        assert mine.read_bytes() == content
+    header = {"model": checksum(load_model(asking / "base", dtype="bfloat16"))}
+    lines = [header, *[{"p": [1, 5], "a": [6, 7, 2], "T": 0.0}] * 1000]
+    text.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for count in (0, 2000):
+        limits = f"has from 1 to 1024 tokens, got {count}"
+        refused(limits, "--text", text, "--draft-vocabulary", count)
     refused("expected at least", "--millions", "0")
     refused("is from 1 to 4096, got 0", "--lora", "0")
-    refused("from 1 to 1024 tokens, got 0", *many[:2], "--draft-vocabulary", "0")
     config = asking / "base/tokenizer_config.json"
     config.write_text('{"chat_template": "{{ bos_token }}"}')
     refused("leaves out what the user says")
     config.write_text("{}")
     refused("needs a chat template of its own")
-
-
-def write_text(folder):
-    header = {"model": checksum(load_model(folder / "base", dtype="bfloat16"))}
-    lines = [header, *[{"p": [1, 5], "a": [6, 7, 2], "T": 0.0}] * 1000]
-    (folder / "some.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder / "some.jsonl"
-
-
-def test_a_file_of_the_users_is_left_as_it_is(asking, capsys):
-    """Whatever ``--text`` names, if it does not begin as these files do."""
-    for content in (b'[{"id": 1}]', b'{"model": "', b"\xff\xfe\n", b"x\n"):
-        (asking / "mine.json").write_bytes(content)
-        assert soft(asking, "--text", asking / "mine.json") == 2
-        assert "name another" in capsys.readouterr().err
-        assert (asking / "mine.json").read_bytes() == content
 
 
 def datastore(folder, *more):
@@ -266,46 +256,40 @@ def test_a_datastore_of_any_text(tmp_path):
 
 
 def test_what_is_no_datastore_of_this_model(tmp_path):
-    path = tmp_path / "d.safetensors"
-    write_datastore(path, [[1, 2]], 9, 61, "aaaaaaaa", "text")
-    with pytest.raises(ValueError, match="another vocabulary .tokenizer aaaaaaaa, not bbbbbbbb"):
-        load_datastore(path, 61, "bbbbbbbb")
-    with pytest.raises(ValueError, match="another vocabulary .vocab_size 61, not 60"):
-        load_datastore(path, 60, "aaaaaaaa")
+    path, some = tmp_path / "d.safetensors", torch.tensor([1]).int()
     right = {"kind": "s2d datastore", "vocab_size": "61", "tokenizer": "t"}
     for tensors, metadata, message in (
-        ({"tokens": torch.tensor([1])}, {"kind": "x"}, "is no datastore"),
-        ({"tokens": torch.tensor([61]).int()}, right, "ids outside of 0..60"),
-        ({"tokens": torch.tensor([-1]).int()}, right, "ids outside of 0..60"),
-        ({"tokens": torch.tensor([[1]]).int()}, right, "not a list of ids"),
-        ({"tokens": torch.tensor([1.0])}, right, "not a list of ids"),
-        ({"tokens": torch.tensor([]).int()}, right, "not a list of ids"),
-        ({"others": torch.tensor([1])}, right, "is damaged"),
+        ({"tokens": some}, {"tokenizer": "a"}, "another vocabulary .tokenizer a, not t"),
+        ({"tokens": some}, {"vocab_size": "60"}, "another vocabulary .vocab_size 60, not 61"),
+        ({"tokens": some}, {"kind": "x"}, "is no datastore"),
+        ({"tokens": some + 60}, {}, "ids outside of 0..60"),
+        ({"tokens": some - 2}, {}, "ids outside of 0..60"),
+        ({"tokens": some[None]}, {}, "not a list of ids"),
+        ({"tokens": some.float()}, {}, "not a list of ids"),
+        ({"tokens": torch.tensor([]).int()}, {}, "not a list of ids"),
+        ({"others": some}, {}, "is damaged"),
     ):
-        save_file(tensors, path, metadata=metadata)
-        with pytest.raises(ValueError, match=message):
-            load_datastore(path, 61, "t")
+        save_file(tensors, path, metadata=right | metadata)
+        raises_line(load_datastore, ValueError, message, path, 61, "t")
     path.write_bytes(b"text")
-    with pytest.raises(ValueError, match="is no datastore, or is damaged"):
-        load_datastore(path, 61, "t")
-    with pytest.raises(FileNotFoundError, match="no datastore at"):
-        load_datastore(tmp_path / "none.safetensors", 61, "t")
+    raises_line(load_datastore, ValueError, "is no datastore, or is damaged", path, 61, "t")
+    raises_line(load_datastore, FileNotFoundError, "no datastore at", tmp_path / "none", 61, "t")
 
 
 def test_what_a_datastore_is_not_made_of(asking, capsys):
-    def refused(message, *more):
-        assert_refused(capsys, message, datastore, asking, *more)
-
-    weights = asking / "base/model.safetensors"
+    weights, config = asking / "base/model.safetensors", asking / "base/tokenizer_config.json"
     before = weights.read_bytes()
     (asking / "latin.txt").write_bytes(b"\xe4")
     (asking / "empty.txt").write_text(" \n")
-    refused("so it is not replaced", "--millions", "1", "--out", weights)
-    refused("No such file", "--from", asking / "none.txt")
-    refused("is no text in UTF-8", "--from", asking / "latin.txt")
-    refused("holds no text", "--from", asking / "empty.txt")
-    refused("expected more than 0", "--millions", "0")
-    refused("one of the arguments --millions --from is required")
-    (asking / "base/tokenizer_config.json").write_text("{}")
-    refused("needs a chat template of its own", "--millions", "1")
+    config.write_text("{}")
+    for message, *more in (
+        ("so it is not replaced", "--millions", "1", "--out", weights),
+        ("No such file", "--from", asking / "none.txt"),
+        ("is no text in UTF-8", "--from", asking / "latin.txt"),
+        ("holds no text", "--from", asking / "empty.txt"),
+        ("expected more than 0", "--millions", "0"),
+        ("one of the arguments --millions --from is required",),
+        ("needs a chat template of its own", "--millions", "1"),
+    ):
+        assert_refused(capsys, message, datastore, asking, *more)
     assert weights.read_bytes() == before and not (asking / "base/datastore.self.jsonl").exists()

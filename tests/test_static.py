@@ -10,16 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from helpers import ROOT, WEIGHTS, random_llama, random_parents
+from helpers import ROOT, WEIGHTS, raises_line, random_llama, random_parents
 
-import run
-from s2d import generate, load_model, user_cache
+from s2d import generate, load_model
 from s2d.extras import compiled as compiling
 from s2d.extras import graphs, static
 from s2d.extras.compiled import compiled_block, shape_of
 from s2d.extras.static import ROWS, static_twin
 from s2d.tree import Dynamic, TreeAttention
+from s2d.user_cache import private_folder
 
 FIELDS = ("accept_lengths", "exit_counts", "draft_forwards", "draft_levels", "accepted")
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
@@ -106,10 +105,8 @@ def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context():
 def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
     short = random_llama(0, max_position_embeddings=64)  # less than the shortest bucket
     options = dict(method="ar", max_new_tokens=63)
-    assert (
-        generate(static_twin(short), [5], **options).tokens
-        == generate(short, [5], **options).tokens
-    )
+    texts = [generate(each, [5], **options).tokens for each in (short, static_twin(short))]
+    assert texts[0] == texts[1]
     model = random_llama(0)
     compiled = static_twin(model)
     check_passes(model, compiled, trials=60, behind=1e9)  # masked, but read: as buckets are
@@ -257,7 +254,8 @@ def test_a_compiler_that_is_missing_or_fails_is_one_line(environment, message, t
 
 def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = user_cache.private_folder("compiled", "here")
+    names = "compiled", "here"
+    folder = private_folder(*names)
     file = folder / "file"
     file.touch(mode=0o600)
     parts = {tmp_path / "s2d": 0o700, folder.parent: 0o700, folder: 0o700, file: 0o600}
@@ -265,10 +263,9 @@ def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
         assert path.stat().st_mode & 0o777 == mode
         for others in (0o020, 0o002):
             path.chmod(0o700 | others)
-            with pytest.raises(ValueError, match=f"{path} can be written by other users"):
-                user_cache.private_folder("compiled", "here")
+            raises_line(private_folder, ValueError, f"{path} can be written by", *names)
         path.chmod(0o700)
-        assert user_cache.private_folder("compiled", "here") == folder
+        assert private_folder(*names) == folder
     real = Path.lstat
     for path in parts:
 
@@ -277,15 +274,14 @@ def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
             return SimpleNamespace(st_uid=found.st_uid + (self == foreign), st_mode=found.st_mode)
 
         monkeypatch.setattr(Path, "lstat", lstat)
-        with pytest.raises(ValueError, match=f"{path} belongs to another user"):
-            user_cache.private_folder("compiled", "here")
+        raises_line(private_folder, ValueError, f"{path} belongs to another user", *names)
 
 
 def test_nothing_is_read_from_a_folder_that_others_may_write(nothing_compiled, tmp_path):
     (tmp_path / "s2d/compiled").mkdir(parents=True, mode=0o700)
     (tmp_path / "s2d/compiled").chmod(0o777)
-    with pytest.raises(ValueError, match="can be written by other users"):
-        compiled_block(shape_of(random_llama(0).config), 1, torch.float64)
+    asked = shape_of(random_llama(0).config), 1, torch.float64
+    raises_line(compiled_block, ValueError, "can be written by other users", *asked)
 
 
 def test_what_another_processor_compiled_is_not_found(nothing_compiled, monkeypatch):
@@ -305,14 +301,7 @@ def test_what_another_processor_compiled_is_not_found(nothing_compiled, monkeypa
     assert asked[0] == asked[1] and len({*asked}) == 3
 
 
-def test_several_processes_do_not_compile(monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert run.main(["--target", "7b", "--compile"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_weights_lie_by_rows_where_they_are_streamed(monkeypatch):
     monkeypatch.setattr(static, "ROWS", (1,))
     model = load_model(WEIGHTS / "mini-7b", dtype="float64", compile=True)
     assert all(p.is_contiguous() for p in model.parameters())
-    assert F.linear is torch.nn.functional.linear  # nothing of PyTorch's is replaced

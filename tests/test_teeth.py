@@ -142,7 +142,7 @@ class Whim:
 def whimsical(draft, shape, salt):
     whim = Whim(salt)
     floor = 0.0 if isinstance(shape, Dynamic) else whim  # there it is about paths, not levels
-    return SortedDraft(draft, (1, 2), (whim, 0.0), shape, 20, floor=floor, policy=whim)
+    return SortedDraft(draft, (1, 2), (whim, 0.0), shape, 20, least=floor, policy=whim)
 
 
 class Drops:

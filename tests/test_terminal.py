@@ -215,19 +215,3 @@ def test_a_real_ctrl_c():
     out, error = process.communicate(NEXT.encode() + b"\n", timeout=120)
     assert process.returncode == 0, error
     assert error.count(b"passes of the target") + error.count(b"interrupted") == 2, error
-
-
-@pytest.mark.parametrize("option", ["--json", "--trace x.html", "--raw", "--prompt -"])
-def test_what_does_not_go_with_a_conversation(option, capsys):
-    assert program("--interactive", *option.split()) == 2
-    out, error = capsys.readouterr()
-    assert error.count("\n") == 1 and option.split()[0] in error and out == ""
-
-
-def test_a_model_without_a_template_has_no_conversation(tmp_path, capsys, talk):
-    for file in (WEIGHTS / "mini-7b").iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    arguments = "--target", tmp_path, "--method", "ar"
-    assert program(*arguments, "--interactive") == 2
-    assert "no chat template" in capsys.readouterr().err.splitlines()[-1]
-    talk([QUESTION], *arguments, "--chat")

@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from helpers import ROOT, WEIGHTS
+from helpers import ROOT, WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
 from vocabularies import (
@@ -32,13 +32,6 @@ def trained(tmp_path_factory):
     return save_trained(tmp_path_factory.mktemp("trained"))
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_round_trip(tokenizer, text):
-    ids = tokenizer.encode(text)
-    assert ids[0] == tokenizer.bos_id
-    assert tokenizer.decode(ids) == text
-
-
 @pytest.mark.parametrize("group", [1, 2, 3])
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("json", [False, True])
@@ -62,7 +55,6 @@ def test_streaming_shows_a_broken_end_at_last(tokenizer):
 def test_digits_are_single_pieces_and_unknown_characters_are_bytes(tokenizer):
     assert tokenizer.model.pieces.encode("2024", out_type=str) == ["▁", "2", "0", "2", "4"]
     assert tokenizer.model.pieces.encode("日", out_type=str) == ["▁", "<0xE6>", "<0x97>", "<0xA5>"]
-    assert 900 <= tokenizer.vocab_size <= 1100
 
 
 def test_missing_and_broken_files(tmp_path):
@@ -155,8 +147,7 @@ def test_chatml_on_a_sentencepiece_folder_ends_its_answers(tmp_path):
     """added_tokens.json alone gives the control tokens, and with them where an answer ends."""
     ends = LISTED | {"eos_token": "<|im_end|>"}
     folder = sentencepiece_folder(tmp_path / "m", ends, added_tokens=IDS)
-    raw = json.loads((folder / "config.json").read_text()) | {"vocab_size": 1029}
-    (folder / "config.json").write_text(json.dumps(raw))
+    change_json(folder / "config.json", vocab_size=1029)
     assert read_config(folder).eos_token_ids == (2, 1025)
     ids = Tokenizer(folder).encode("<|im_start|>Hi<|im_end|>")
     assert ids[1] == 1024 and ids[-1] == Tokenizer(folder).eos_id == 1025
@@ -230,15 +221,10 @@ def test_tokenizer_json_gives_the_ids_of_transformers(trained):
 def test_tokenizer_json_that_cannot_be_read(trained, tmp_path, monkeypatch):
     for content in ("", "{}", "[" * 100_000, '{"version": "1.0", "model": {"type": "New"}}'):
         (tmp_path / "tokenizer.json").write_text(content)
-        with pytest.raises(ValueError, match=r"json is not a tokenizer .*; download it") as refused:
-            Tokenizer(tmp_path)
-        assert "\n" not in str(refused.value)
+        raises_line(Tokenizer, ValueError, "json is not a tokenizer .*; download it", tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ValueError, match=r"needs the package tokenizers.*: pip install token.*\d"):
         Tokenizer(trained)
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(FileNotFoundError, match="no tokenizer at"):
-        Tokenizer(tmp_path)
 
 
 FEW = {name: i for i, name in enumerate("<|begin|> <|end|> <|start|> <|/start|> <|eot|>".split())}

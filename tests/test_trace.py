@@ -11,7 +11,7 @@ import pytest
 import torch
 from browser import Browser
 from helpers import program as program_of
-from helpers import random_llama
+from helpers import path_of, random_llama
 
 import run
 from s2d.draft import SortedDraft
@@ -119,6 +119,14 @@ def test_a_record_is_what_happened(name, temperature, known, tokenizer):
             assert last[0] == exit_layer
             for lower, confidence in below:
                 assert confidence <= about["thresholds"][about["exits"].index(lower)]
+        context = (tokenizer.encode_chat([QUESTION]) + generation.tokens)[: step.n]
+        for node, suffix in enumerate(nodes["suffixes"]):
+            assert bool(suffix) == (nodes["exits"][node] == 0)
+            before = context + [tokens[each] for each in path_of(parents, parents[node])]
+            for length in range(len(suffix), min(len(suffix) + 2, 5)):  # no longer one is known
+                asked = before[len(before) - length :]
+                known_before = [context[i : i + length] for i in range(step.n - length)]
+                assert length == 0 or (asked in known_before) == (asked == suffix)
         drafted_by = [nodes["exits"][node] for node in path]
         assert (drafted_by + [TARGET])[: len(step.tokens)] == step.sources
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1).tolist()

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from ..draft import Prediction
 from ..files import staged_file
 from ..weights.config import number, shown, whole
 
@@ -64,16 +65,16 @@ class PathStop:
         self.decision = decision
         self.paths = None  # the probability that the target accepts the path to each node; last, 1
 
-    def __call__(self, parents, prediction, children, frontier) -> bool:
-        """Whether drafting ends, after ``children`` (R, K) of the nodes ``parents`` were added.
+    def __call__(self, expanded, prediction, children, frontier) -> bool:
+        """Whether drafting ends, after ``children`` (R, K) of the nodes ``expanded`` were added.
 
         ``frontier`` would be expanded next. Nodes have numbers in the order they were added in; -1
-        is the context. Where the target gave the children itself, there is no prediction.
+        is the context. Where the target gave the children itself, they count as accepted.
         """
-        if parents[0] == -1:
+        if expanded[0] == -1:
             self.paths = torch.ones(1, device=children.device)
-        above = self.paths[list(parents)][:, None]  # (R, 1)
-        if prediction is None:
+        above = self.paths[list(expanded)][:, None]  # (R, 1)
+        if not isinstance(prediction, Prediction):
             nodes = above.expand(children.shape)
         else:
             probs = prediction.probs.gather(1, children)

@@ -6,6 +6,8 @@ arXiv 2409.10644, "target initialized"). As published, every root counts as acce
 path below one wins. That is not lossless, unless there is one root.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from ..draft import SortedDraft
@@ -23,7 +25,7 @@ class TargetRoots:
     def __init__(self, drafter: SortedDraft):
         self.drafter, self.shape = drafter, drafter.shape
         self.exact = drafter.shape.width == 1
-        self.roots = None  # tokens (K,) and their probabilities (K,), after the first pass
+        self.roots = None  # a Roots, after the first pass
 
     def propose(self, context, budget, sampling):
         if self.roots is None:
@@ -46,10 +48,24 @@ class TargetRoots:
         self.drafter.keep(n, proposal, verdict, logits)
 
 
-def next_roots(first, logits, count, sampling):
-    """The token ``first`` and ``count`` - 1 more: the target's next best, or drawn from the rest.
+class Roots(NamedTuple):
+    """The first level as a prediction: tokens (1, K) and the target's probs (1, K), q (1, V)."""
 
-    Returns tokens (count,) and their probabilities (count,) by the target's ``logits`` (V,).
+    tokens: torch.Tensor
+    probs: torch.Tensor
+    q: torch.Tensor  # nobody reads it: a root faces no test
+
+    def likeliest(self, count):
+        return self.tokens, self.probs
+
+    def sample(self, count, sampling):
+        return self.tokens, self.q
+
+
+def next_roots(first, logits, count, sampling):
+    """Roots: the token ``first`` and ``count`` - 1 more, by the target's ``logits`` (V,).
+
+    These are its next best, or drawn from the rest.
     """
     tokens = torch.tensor([first], device=logits.device)
     probs = warp(logits, sampling.temperature or 1.0, sampling.top_p)
@@ -61,4 +77,4 @@ def next_roots(first, logits, count, sampling):
             others = sampling.sampler.candidates(rest[None], count - 1, replacement=False)[0]
         # A token of probability 0 is no root: the first one takes its slot.
         tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))
-    return tokens, probs[tokens]
+    return Roots(tokens[None], probs[tokens][None], torch.zeros_like(probs)[None])

@@ -112,6 +112,7 @@ function showToken(i) {
     const { rounds, parents } = step.nodes, round = rounds[step.path[index]];
     const asked = new Set(parents.filter((_, node) => rounds[node] === round)).size; // nodes in its round
     lines.push(paragraph((asked > 1 ? "most confident node of its round: " : "") + exitsText(step.rounds[round], exit)));
+    if (exit === 0) lines.push(paragraph(suffixText(step, step.path[index])));
   }
   if (exit === TARGET && index === 0 && step.nodes.exits[0] === TARGET)
     lines.push(paragraph("A root that the target gave. The longest path below a root wins."));
@@ -134,6 +135,9 @@ function exitsText(confidences, exit) {
   });
   return said.join("; ");
 }
+
+/** What exit 0 went by: the last tokens before a node that were seen before. */
+const suffixText = (step, node) => `It followed “${step.nodes.suffixes[node].map(label).join("")}” before.`;
 
 /** Why there are no more levels. */
 function stopText(step) {
@@ -190,7 +194,8 @@ function ancestors(parents, node) {
 function light(step, node) {
   const { tokens, parents, p, q } = step.nodes;
   const attended = ancestors(parents, node), exit = step.nodes.exits[node];
-  const tried = exit === TARGET ? "" : exitsText(step.rounds[step.nodes.rounds[node]], exit);
+  const seen = exit === 0 ? `. ${suffixText(step, node).slice(0, -1)}` : "";
+  const tried = exit === TARGET ? "" : exitsText(step.rounds[step.nodes.rounds[node]], exit) + seen;
   const toggle = (element, on) => element.classList.toggle("lit", on);
   all("#tree g[data-node]").forEach((each) => toggle(each, attended.includes(+each.dataset.node)));
   all("#mask g[data-row]").forEach((each) => toggle(each, +each.dataset.row === node));
@@ -410,7 +415,7 @@ function drawWords() {
     at("why-draft").textContent = "A confidence is known before a token is drawn, so no token has a say in its own "
       + "exit (S2D, arXiv 2407.01955, section 3).";
   const drawn = steps.some((step) => step.nodes.q);
-  at("verify-code").dataset.code = drawn ? "verify_sampled residual warp" : temperature ? "follow warp" : "follow";
+  at("verify-code").dataset.code = drawn ? "verify_chain verify_sampled residual warp" : temperature ? "follow warp" : "follow";
 }
 
 function drawCode() {

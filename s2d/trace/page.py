@@ -14,12 +14,12 @@ from ..draft import SortedDraft
 from ..files import stage_of, staged_file
 from ..sampling import warp
 from ..tree import ancestor_mask
-from ..verify import follow, residual, verify_sampled
+from ..verify import follow, residual, verify_chain, verify_sampled
 
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
 DRAFTING = (SortedDraft.grow, SortedDraft.predict, SortedDraft.catch_up, SortedDraft.keep)
-VERIFYING = (follow, verify_sampled, residual, warp)
+VERIFYING = (follow, verify_chain, verify_sampled, residual, warp)
 CODE = (decode_step, Scorer.__call__, *DRAFTING, KVCache.keep, ancestor_mask, *VERIFYING)
 
 

@@ -10,7 +10,8 @@ from inspect import signature
 import torch
 
 from ..generate import choose_exits, start
-from ..proposal import TARGET
+from ..ngram import ORDER, NGrams
+from ..proposal import TARGET, path_to
 from ..sampling import warp
 from ..tokenizer import TextStream
 from ..verify import residual, without
@@ -33,9 +34,27 @@ class Recorder:
         options["stop"] = None if callable(stop) else stop
         shown = "method temperature top_p seed init replacement exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
+        self.ngrams, self.text = NGrams(options["datastore"]), []  # what exit 0 knows
+        self.read(prompt)
+
+    def read(self, tokens):
+        self.ngrams.grow(tokens)
+        self.text += tokens
 
     def add(self, step):
-        self.steps.append(recorded(step, self.about["exits"], self.about["replacement"]))
+        kept = recorded(step, self.about["exits"], self.about["replacement"])
+        nodes = range(len(step.proposal.tree))
+        kept["nodes"]["suffixes"] = [self.suffix(step.proposal, node) for node in nodes]
+        self.steps.append(kept)
+        self.read(step.tokens)
+
+    def suffix(self, proposal, node):
+        """The last tokens before a node of exit 0, as many as were seen before; else none."""
+        if proposal.exits[node] != 0:
+            return []
+        tokens, parents = proposal.tree.tokens.tolist(), proposal.tree.parents.tolist()
+        before = self.text[-ORDER:] + path_to(parents[node], tokens, parents)
+        return before[len(before) - self.ngrams.matched(before) :]
 
     def time_alone(self, target, prompt, **options):
         """See how long the target alone takes for a token, on the first few of its own answer."""
@@ -52,6 +71,7 @@ class Recorder:
         answer[-1:] = [answer[-1] + stream.finish()] if answer else []
         known = {token for step in self.steps for token in step["nodes"]["tokens"] + step["tokens"]}
         known.update(*(each["ids"] for step in self.steps for each in step["positions"]))
+        known.update(*(each for step in self.steps for each in step["nodes"]["suffixes"]))
         before = self.tokenizer.encode("a")  # a token at the beginning may lose its space
         start_of_piece = len(self.tokenizer.decode(before))
         pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
