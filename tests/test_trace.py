@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 from browser import Browser
-from helpers import program as program_of
 from helpers import path_of, random_llama
+from helpers import program as program_of
 
 import run
 from s2d.draft import SortedDraft
