@@ -127,12 +127,13 @@ def test_speedups_are_medians_of_ratios_within_a_round():
             records.append(record("ar", group, number, 10, slow))
             records.append(record("s2d", group, number, 10, slow / gain))
     summary = tables.summarise(records)
-    assert summary["s2d"]["groups"] == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
+    groups = {group: cell["speedup"] for group, cell in summary["s2d"]["groups"].items()}
+    assert groups == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
     assert (summary["s2d"]["low"], summary["s2d"]["high"]) == pytest.approx((4 / 3, 4 / 3))
     records.append(record("s2d", "qa", 3, 0, 1.0))  # one slow answer in the third round
     changed = tables.summarise(records)["s2d"]
     assert changed["speedup"] == pytest.approx(4 / 3) and changed["low"] < 1
-    assert all(value == 1.0 for value in summary["ar"]["groups"].values())
+    assert all(cell["speedup"] == 1.0 for cell in summary["ar"]["groups"].values())
 
 
 def test_tables():
@@ -144,7 +145,7 @@ def test_tables():
     records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
     summary = tables.summarise(records)
     lines = tables.render(tables.target_table(summary), markdown=False).splitlines()
-    expected = "s2d 1.50 1.50 1.00-2.00 4.00 6.0 50% 6:75% 12:25% 30%/60%/10% yes"  # exits by depth
+    expected = "s2d 1.50 / 4.00 1.50 / 4.00 1.00-2.00 6.0 50% 6:75% 12:25% 30%/60%/10% yes"
     assert lines[2].split() == expected.split()
     final = tables.final_table({("a", 0.0): summary, ("a", 1.0): {"ar": summary["ar"]}})
     rows = ["| method | a T=0 | a T=1 | mean |", "| --- | --- | --- | --- |"]
@@ -191,7 +192,7 @@ def test_the_command_beside_transformers(capsys, tmp_path):
     arguments = "--targets 7b --limit 1 --rounds 1 --max-new-tokens 3 --hf --markdown --plot"
     assert bench.main([*arguments.split(), str(tmp_path / "speed.svg")]) == 0
     output, pictured = capsys.readouterr(), svg_texts(tmp_path / "speed.svg")
-    numbers = r"( [\d.]+ \|){7} [\d.]+-[\d.]+ \| [\d.]+ \| [\d.]+ \|.* yes \|"
+    numbers = r"( [\d.]+ / [\d.]+ \|){7} [\d.]+-[\d.]+ \| [\d.]+ \|.* yes \|"
     for temperature in "01":
         assert f"mini-7b, T = {temperature}: speedup over ar" in output.out
     for row in ("ar", "sd:exits=2", "sd:exits=3", "sd:exits=4", "mcsd", "s2d", "s2d-tree"):
@@ -240,7 +241,7 @@ def test_compiled_methods_stand_beside_the_others(small, monkeypatch, capsys):
     assert bench.main([*small, "--compile", "--check"]) == 0
     output = capsys.readouterr().out
     names = ["ar", "ar:compile", "s2d", "s2d:compile"]
-    assert re.findall(r"^(\S+) +[\d.]+ / ", output, re.M) == names
+    assert re.findall(r"^(\S+) +[\d.]+ / ", output, re.M) == 2 * names  # in full, and in the last
     for method in names[1:]:
         assert re.search(rf"^mini-7b {method}: identical; logits", output, re.M)
 
@@ -262,9 +263,21 @@ def test_agreement_is_what_a_plain_count_says(mini, tokenizer, capsys):
                 assert row[number] == (likeliest == token)
     arguments = ["--target", str(WEIGHTS / "mini-7b"), "--limit", "1", "--max-new-tokens", "8"]
     assert bench.main(["agreement", *arguments]) == 0
-    rows = re.findall(r"^(\S+) +([\d.]+)% +[\d.]+% +[\d.]+%$", capsys.readouterr().out, re.M)
-    assert [name for name, _ in rows] == ["untrained", "mini-draft"]
-    assert float(rows[0][1]) < float(rows[1][1])
+    output = capsys.readouterr().out
+    [*_, two, three, four, first, second, third] = re.search(r"^all (.*)$", output, re.M)[1].split()
+    for trained, untrained in ((two, first), (three, second), (four, third)):
+        assert float(trained.rstrip("%")) > float(untrained.rstrip("%"))
+    assert "exit 0 says" in output
+
+
+def test_exit_0_agrees_as_a_plain_count_says():
+    """The likeliest token by counts of all that came before, and confidence in its bin."""
+    prompt, answer = [1, 2, 3, 1], [2, 3, 9, 1, 2]
+    found = agreement.table_right(None, prompt, answer)
+    assert [right for _, right in found] == [True, True, False, False, True]
+    assert found[3][0] == 0.0  # nothing has followed 9
+    lines = agreement.calibration([(0.1, False), (0.15, True), (1.0, True)])
+    assert lines[1:] == [["0.0-0.2", "67%", "12%", "50%"], ["0.8-1.0", "33%", "100%", "100%"]]
 
 
 def test_targets_of_the_same_name_are_kept_apart(small, tmp_path, capsys):

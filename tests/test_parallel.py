@@ -132,7 +132,7 @@ def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
     assert done.stderr.count("target /") == done.stderr.count("every step: ") == 1
     data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text())[1])
     assert sum((step["tokens"] for step in data["steps"]), []) == expected
-    assert data["steps"][-1]["levels"][0]["confidences"]
+    assert data["steps"][-1]["rounds"][0]
 
 
 RUN = str(ROOT / "run.py"), "--target", "70b"

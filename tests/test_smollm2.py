@@ -132,7 +132,7 @@ def test_every_method_is_lossless_with_its_first_layers_and_the_shipped_draft(
             for method in ("sd", "mcsd", "s2d", "s2d-tree"):
                 output = generate(precise, prompt, draft, method, max_new_tokens=24)
                 assert output.tokens == alone and output.exact, method
-                assert output.stats.accepted > 0
+                assert draft is own or output.stats.accepted > 0
                 assert draft is shipped or method != "s2d" or len(output.stats.exit_counts) > 1
 
 
@@ -140,7 +140,7 @@ def test_the_shipped_draft_agrees_as_its_readme_says(folder, capsys):
     """The built-in corpus' questions, as everybody has those; other machines round otherwise."""
     arguments = ["--limit", "1", "--max-new-tokens", "32", "--dtype", "bfloat16"]
     assert bench.main(["agreement", "--target", str(folder), *arguments]) == 0
-    row = r"smollm2-draft +([\d.]+)% +([\d.]+)% +([\d.]+)%"
+    row = r"all +\d+ +[\d.]+% +([\d.]+)% +([\d.]+)% +([\d.]+)%"
     found = re.search(row, capsys.readouterr().out).groups()
     claim = r"built-in questions[^|]*?([\d.]+), ([\d.]+) and ([\d.]+) %"
     said = re.search(claim, (ROOT / "s2d/bench/README.md").read_text()).groups()
