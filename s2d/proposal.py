@@ -77,9 +77,6 @@ class FixedTree:
         else:
             children, q = prediction.sample(width, self.sampling)
             self.q.append(q)  # (R, V)
-        return self._add(children, origin)
-
-    def _add(self, children, origin):
         start = len(self.origins)
         self.tokens.append(children.flatten())
         self.origins += [origin] * children.numel()
@@ -129,9 +126,6 @@ class GrowingTree:
     def add_level(self, prediction, origin):
         """As FixedTree's: the likeliest children (F, K)."""
         children, probs = prediction.likeliest(self.shape.top_k)  # (F, K) each
-        return self._add(children, probs, origin)
-
-    def _add(self, children, probs, origin):
         for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
             above = self.probs[parent] if parent >= 0 else 1.0
             depth = self.depths[parent] + 1 if parent >= 0 else 0
