@@ -220,7 +220,7 @@ def choose_draft(args, target_path):
     if folder is None and is_whole(beside):
         same = read_config(beside).vocab_size == read_config(target_path).vocab_size
         folder = beside if same else None
-    store = find_datastore(folder, target_path)
+    store = find_datastore(target_path, folder)
     if args.exits is None and not args.draft and (store or not folder):
         args.exits = (0,)
         if not folder:
@@ -229,7 +229,7 @@ def choose_draft(args, target_path):
         if args.draft and len(args.exits) == 1:
             raise ValueError("--exits 0 uses no layers of --draft; leave one of them out")
         folder = folder if len(args.exits) > 1 else None
-        chain = len(args.exits) > 1 or args.draft_length
+        chain = len(args.exits) > 1 or args.draft_length is not None
         args.method = args.method or ("s2d" if chain else "s2d-tree")
     else:
         store, args.method = None, args.method or "s2d"

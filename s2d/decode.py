@@ -75,7 +75,7 @@ class Stats:
     @property
     def mean_accepted_tokens(self) -> float:
         """Tokens emitted a step (MAT), the bonus token included; 1.0 without a draft."""
-        return sum(self.accept_lengths) / self.steps
+        return sum(self.accept_lengths) / max(1, self.steps)
 
     @property
     def acceptance_rate(self) -> float:

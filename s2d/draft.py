@@ -114,14 +114,17 @@ class TablePrediction:
 
     def likeliest(self, count):
         """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
-        rows = [top(blend, count) + [(0, 0.0)] * (count - len(blend)) for blend in self.blends]
+        rows = []
+        for blend in self.blends:
+            tokens = filled([token for token, _ in top(blend, count)], count)
+            rows.append([(token, blend.get(token, 0.0)) for token in tokens])
         pairs = torch.tensor(rows, dtype=torch.float64, device=self.table.device)  # (R, count, 2)
         return pairs[..., 0].long(), pairs[..., 1]
 
     def sample(self, count, sampling):
         """As Prediction's. Where nothing is known, q is uniform over the other rows' tokens."""
         known = list(dict.fromkeys(token for blend in self.blends for token in blend))
-        known += [token for token in range(count) if token not in known][: count - len(known)]
+        known = filled(known, count)
         rows = [[blend.get(token, 0.0) for token in known] for blend in self.blends]
         like = dict(device=self.table.device, dtype=self.table.dtype)
         weights = torch.tensor(rows, **like)  # (R, K): all else has no probability
@@ -131,6 +134,12 @@ class TablePrediction:
         known = torch.tensor(known, device=self.table.device)
         q = torch.zeros(len(rows), self.table.vocab_size, **like).index_copy(1, known, small)
         return known[chosen], q
+
+
+def filled(tokens, count):
+    """``tokens``, a list, and others behind them if they are fewer than ``count``."""
+    others = [token for token in range(count) if token not in tokens]
+    return tokens + others[: max(0, count - len(tokens))]
 
 
 class SortedDraft:

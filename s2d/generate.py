@@ -89,10 +89,11 @@ def start(
 
     "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``:
     the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
-    from the draft's config, for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are
-    sampled, with or without ``replacement``; those of a Dynamic are always the likeliest. ``stop``
-    ends drafting early: a number, where the last exit's confidence is below it, or a decision model
-    (extras/decision.py); for chains it defaults to the draft's config, and 0 never ends one.
+    from the draft's config (for exit 0 alone: TABLE_ALONE), for "mcsd" it is K_CONFIG. Above T = 0
+    the children of a node are sampled, with or without ``replacement``; those of a Dynamic are
+    always the likeliest. ``stop`` ends drafting early: a number, where the last exit's confidence
+    is below it (a Dynamic has no path less probable than that), or a decision model
+    (extras/decision.py). For chains it defaults to the draft's config; 0 ends none.
 
     ``init`` "target" takes the first level of each tree from the target's last distribution
     (extras/roots.py). With several roots that is not lossless.
@@ -117,6 +118,9 @@ def start(
 
             least, policy = 0.0, PathStop(stop)
         if exits[0] == 0:
+            known = datastore.largest if datastore else 0
+            outside = f"the datastore has token {known}, the target has {target.config.vocab_size}"
+            refuse(known >= target.config.vocab_size, outside)
             table = Table(NGrams(datastore), target.config.vocab_size, target.device, target.dtype)
         drafter = SortedDraft(layers, exits, thresholds, shape, limit, least, policy, table)
         if init == "target":

@@ -7,7 +7,7 @@ suffix of the context, each gives the tokens that followed it and how often each
 ``NGrams`` blends these counts into one distribution, from the longest suffix to the shortest. Of
 the probability that is left, a table takes c / (c + doubt · u), where the suffix was seen c times
 and u different tokens followed (Witten–Bell smoothing; Chen & Goodman 1999). So a suffix that one
-token always followed takes nearly everything, and a suffix that anything may follow takes little.
+token often followed, and no other, takes nearly all, and one that anything may follow takes little.
 What is left at the end belongs to no known token. Therefore the largest probability says how sure
 the exit is.
 """
@@ -54,7 +54,7 @@ class Datastore:
     """The n-grams of a fixed list of tokens: a trie whose nodes are numbered level by level.
 
     Every node is a different n-gram. Its children, the tokens that followed it, are neighbours in
-    ascending order, so that a step down the trie is one binary search. The three arrays take 15 to
+    ascending order, so that a step down the trie is one binary search. The three arrays take about
     20 bytes a token of English text. A suffix keeps its ``FOLLOWERS`` most frequent followers.
 
     tokens: ids (N,), of any vocabulary, each at least 0
@@ -65,6 +65,7 @@ class Datastore:
 
     def __init__(self, tokens, end):
         tokens = np.asarray(tokens, dtype=np.int32)
+        self.largest = int(tokens.max(initial=0))
         windows = [tokens]  # row n: the token n after each one; -1 behind the end of its document
         for _ in range(ORDER):
             following = np.append(windows[-1][1:], np.int32(-1))
@@ -148,9 +149,10 @@ class NGrams:
         """At most k pairs (token, probability), the likeliest first."""
         return top(self.distribution(context), k)
 
-    def matched(self, context):
-        """The length of the longest suffix that was seen before; 0 for none."""
-        return next((length for length, *_ in self._known(context)), 0)
+    def matched(self, context, token):
+        """The length of the longest suffix that ``token`` followed before; 0 for none."""
+        found = (length for length, _, tokens, _ in self._known(context) if token in tokens)
+        return next(found, 0)
 
     def _known(self, context):
         """For each suffix that a table knows: its length, doubt, followers and their counts."""

@@ -169,7 +169,8 @@ class Dynamic:
     """A tree that grows where the draft is confident (S2D's "adaptive attention tree").
 
     In each of ``depth`` rounds at most ``top_k`` nodes get their ``top_k`` likeliest children; the
-    most probable ``size`` nodes of all are kept (arXiv 2407.01955; see proposal.py).
+    most probable ``size`` nodes of all are kept (arXiv 2407.01955; see proposal.py). Exit 0 alone
+    asks its table about one node a round, until it has these.
     """
 
     top_k: int

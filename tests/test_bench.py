@@ -373,7 +373,7 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, tokenizer, monkeypatc
         def wrong_score(self, context, tree):
             def wrong_span(n, start, end):
                 positions, mask = TreeAttention.span(self.attention, n, start, end)
-                if start and len(tree):
+                if bug and start and len(tree):
                     mask, positions = widened(mask, end).clone(), positions.clone()
                     plant(bug, positions, mask, tree, n)
                 return positions, mask

@@ -104,6 +104,20 @@ def test_exit_0_alone_stops_by_its_own_default_with_a_draft_or_without():
             assert choose_exits(*given)[2] == TABLE_ALONE.draft_stop > 0
 
 
+def test_fixed_trees_are_filled_with_other_tokens():
+    """Of 0 9 3 9 the table knows one token; siblings still differ, known ones first."""
+    options = dict(method="mcsd", tree=(4,), exits=[0], stop=0.0)
+    for temperature in (0.0, 1.0):
+        step = next(iter(start(random_llama(3), [0, 9, 3, 9], temperature=temperature, **options)))
+        first, *others = step.proposal.tree.tokens.tolist()
+        assert first == 3 and len({first, *others}) == 4
+
+
+def test_a_datastore_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="the datastore has token 100, the target has 61"):
+        generate(random_llama(3), [5, 6], datastore=Datastore([6, 100, 0], end=0))
+
+
 def test_what_the_table_does_not_know_costs_nothing():
     """A text without a repetition: no node is sent, and no uncertain one."""
     target = random_llama(3, eos_token_ids=())

@@ -123,10 +123,10 @@ def test_a_record_is_what_happened(name, temperature, known, tokenizer):
         for node, suffix in enumerate(nodes["suffixes"]):
             assert bool(suffix) == (nodes["exits"][node] == 0)
             before = context + [tokens[each] for each in path_of(parents, parents[node])]
-            for length in range(len(suffix), min(len(suffix) + 2, 5)):  # no longer one is known
-                asked = before[len(before) - length :]
-                known_before = [context[i : i + length] for i in range(step.n - length)]
-                assert length == 0 or (asked in known_before) == (asked == suffix)
+            for length in range(1, 5):  # the token followed this suffix, and none that is longer
+                asked = [*before[len(before) - length :], tokens[node]]
+                followed = asked in [context[i : i + length + 1] for i in range(step.n - length)]
+                assert followed == (length <= len(suffix)) or nodes["exits"][node] != 0
         drafted_by = [nodes["exits"][node] for node in path]
         assert (drafted_by + [TARGET])[: len(step.tokens)] == step.sources
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1).tolist()

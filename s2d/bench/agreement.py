@@ -58,7 +58,7 @@ def report(args):
     target, template = load_model(args.target, args.device, args.dtype), chat_template(args.target)
     draft = load_model(path, args.device, args.dtype)
     untrained = load_model(args.target, args.device, args.dtype, num_layers=exits[-1])
-    store = find_datastore(path, args.target)
+    store = find_datastore(args.target, path)
     datastore = open_datastore(store, args.target, target.config) if store else None
     tokenizer, right, sure = Tokenizer(args.target), defaultdict(list), []
     for question in choose_questions(args.questions, "held-out", args.limit):
@@ -74,6 +74,7 @@ def report(args):
         sure += table
     heads = ["exit 0", *(f"exit {each}" for each in exits)]
     lines = [["", "tokens", *heads, *(f"untrained {each}" for each in exits)]]
+    right["all"] = right.pop("all")  # the last row
     for group, parts in right.items():
         found = torch.cat(parts, dim=1).float()
         rates = [f"{each:.1%}" for each in found.mean(dim=1).tolist()]

@@ -84,7 +84,7 @@ def measure_target(args, name, path, drafts, methods, questions, records):
     load = partial(load_model, path, args.device, args.dtype)
     models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
     target, where = models[False][0], placement(*filter(None, models[False]))
-    store = find_datastore(args.draft, path)
+    store = find_datastore(path, args.draft)
     datastore = open_datastore(store, path, target.config) if store else None
     peers = transformers_methods(*models[False]) if args.hf else {}
     chat = Tokenizer(path), chat_template(path), target.config.max_position_embeddings

@@ -137,7 +137,10 @@ function exitsText(confidences, exit) {
 }
 
 /** What exit 0 went by: the last tokens before a node that were seen before. */
-const suffixText = (step, node) => `It followed “${step.nodes.suffixes[node].map(label).join("")}” before.`;
+const suffixText = (step, node) => {
+  const suffix = step.nodes.suffixes[node].map(label).join("");
+  return suffix ? `It followed “${suffix}” before.` : "It was not seen here before, it fills the tree.";
+};
 
 /** Why there are no more levels. */
 function stopText(step) {
@@ -146,7 +149,7 @@ function stopText(step) {
     "": about.method === "ar" ? "There is no draft." : "The first step only finds roots.",
     length: "Drafting ended at the full depth of the tree.",
     context: "Drafting ended where the answer or the context must end.",
-    confidence: `Drafting ended: a confidence, or each path's probability, was below ${about.stop}${last}.`,
+    confidence: `Drafting ended: nothing was known, or it was less probable than ${about.stop}${last}.`,
     policy: "Drafting ended: the stopping policy found no path likely enough.",
   }[step.stopped];
 }

@@ -49,12 +49,12 @@ class Recorder:
         self.read(step.tokens)
 
     def suffix(self, proposal, node):
-        """The last tokens before a node of exit 0, as many as were seen before; else none."""
+        """The last tokens before a node of exit 0, as many as it followed before; else none."""
         if proposal.exits[node] != 0:
             return []
         tokens, parents = proposal.tree.tokens.tolist(), proposal.tree.parents.tolist()
         before = self.text[-ORDER:] + path_to(parents[node], tokens, parents)
-        return before[len(before) - self.ngrams.matched(before) :]
+        return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
 
     def time_alone(self, target, prompt, **options):
         """See how long the target alone takes for a token, on the first few of its own answer."""
