@@ -428,7 +428,9 @@ def test_sweep_tries_settings_on_training_prompts_best_first(monkeypatch, capsys
     monkeypatch.setattr(speed, "choose_questions", first_two)
     arguments = "sweep --targets 7b --limit 1 --rounds 1 --temperature 0 --max-new-tokens 16"
     assert bench.main(arguments.split()) == 0
-    rows = re.findall(r"^(ar|s2d:\S+) .* ([\d.]+) +[\d.]+-[\d.]+ ", capsys.readouterr().out, re.M)
+    rows = re.findall(
+        r"^(ar|s2d:\S+) .* ([\d.]+) / [\d.]+ +[\d.]+-[\d.]+ ", capsys.readouterr().out, re.M
+    )
     speeds = [float(found) for _, found in rows]
     assert len(rows) == 3 and speeds == sorted(speeds, reverse=True) and asked == ["train"]
 
