@@ -20,7 +20,7 @@ TREE_METHODS = ("mcsd", "s2d-tree")
 K_CONFIG = (4, 2, 2, 1)
 LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number squared
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
-TABLE_THRESHOLD = 0.5  # of exit 0, in front of layers
+TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does
 TABLE_DRAWN = (2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accepted more often
 # What stands in a draft's config, for exit 0 alone. A less probable path than ``draft_stop`` is not
 # worth its row in the target's pass.
