@@ -40,8 +40,8 @@ class Step:
     @property
     def sources(self) -> list[int]:
         """For each of ``tokens`` the exit that drafted it, TARGET for the target's own."""
-        exits = [self.proposal.exits[node] for node in self.verdict.path]
-        return [*exits, TARGET][: len(self.tokens)]
+        exits = self.proposal.exits
+        return [*(exits[node] for node in self.verdict.path), TARGET][: len(self.tokens)]
 
 
 @dataclass

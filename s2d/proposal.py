@@ -120,6 +120,7 @@ class GrowingTree:
         self.least, self.device = least, device
         # Of each candidate:
         self.tokens, self.parents, self.depths, self.probs, self.origins = [], [], [], [], []
+        self.kept = []  # the numbers of the best, as below
         self.slots = {CONTEXT: CONTEXT}  # of those that are expanded
         self.frontier = [CONTEXT] if levels > 0 else []
 
@@ -134,9 +135,8 @@ class GrowingTree:
             self.depths += [depth] * len(tokens)
             self.probs += [above * prob for prob in each]
             self.origins += [origin] * len(tokens)
-        waiting = (
-            i for i in self.best() if i not in self.slots and self.depths[i] + 1 < self.levels
-        )
+        self.kept = self.best()
+        waiting = (i for i in self.kept if i not in self.slots and self.depths[i] + 1 < self.levels)
         self.rounds_left -= 1
         self.frontier = list(islice(waiting, self.width)) if self.rounds_left else []
         for node in self.frontier:
@@ -168,7 +168,7 @@ class GrowingTree:
 
     def proposal(self):
         """The Proposal of the best candidates, numbered anew, level by level."""
-        kept = sorted(self.best(), key=lambda i: (self.depths[i], i))
+        kept = sorted(self.kept, key=lambda i: (self.depths[i], i))
         number = {CONTEXT: CONTEXT} | {old: new for new, old in enumerate(kept)}
         columns = [self.tokens[i] for i in kept], [number[self.parents[i]] for i in kept]
         tree = TokenTree(*torch.tensor(columns, dtype=torch.long, device=self.device))

@@ -40,6 +40,11 @@ def ancestor_mask(parents):
     return inverse.bool()
 
 
+def is_chain(parents):
+    """Whether each node follows the one before it, by its parents (N,)."""
+    return parents.tolist() == list(range(-1, len(parents) - 1))
+
+
 @dataclass(frozen=True)
 class TokenTree:
     """N drafted tokens (N,) and their parents (N,), each int64; parent -1 is the context.
@@ -59,7 +64,7 @@ class TokenTree:
     @property
     def chain(self):
         """Whether each node follows the one before it."""
-        return self.parents.tolist() == list(range(-1, len(self) - 1))
+        return is_chain(self.parents)
 
     @property
     def ancestors(self):
@@ -103,7 +108,7 @@ class TreeAttention:
     def set_tree(self, parents):
         """Let the nodes attend to each other as a tree with these ``parents`` (N,) does."""
         first, end = self.window, self.window + len(parents)
-        self.chain = parents.tolist() == list(range(-1, len(parents) - 1))
+        self.chain = is_chain(parents)
         if self.chain:
             return
         if self.table is None:

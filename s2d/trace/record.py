@@ -43,16 +43,16 @@ class Recorder:
 
     def add(self, step):
         kept = recorded(step, self.about["exits"], self.about["replacement"])
-        nodes = range(len(step.proposal.tree))
-        kept["nodes"]["suffixes"] = [self.suffix(step.proposal, node) for node in nodes]
+        nodes = kept["nodes"]
+        numbers = range(len(nodes["tokens"]))
+        nodes["suffixes"] = [self.suffix(node, **nodes) for node in numbers]
         self.steps.append(kept)
         self.read(step.tokens)
 
-    def suffix(self, proposal, node):
+    def suffix(self, node, tokens, parents, exits, **_):
         """The last tokens before a node of exit 0, as many as it followed before; else none."""
-        if proposal.exits[node] != 0:
+        if exits[node] != 0:
             return []
-        tokens, parents = proposal.tree.tokens.tolist(), proposal.tree.parents.tolist()
         before = self.text[-ORDER:] + path_to(parents[node], tokens, parents)
         return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
 
