@@ -20,22 +20,16 @@ from .verify import Verdict
 
 @dataclass
 class Step:
-    """One pass of the target, and the drafting before it.
+    """One pass of the target, and the drafting before it."""
 
-    After ``n`` tokens of context the target gave ``logits`` (N+1, V) for the ``proposal``, and the
-    ``verdict`` accepted a path; ``tokens`` were emitted: those of the verdict up to EOS. The whole
-    step took ``seconds``, ``draft_seconds`` and ``target_seconds`` of them for drafting and for the
-    target's pass.
-    """
-
-    n: int
+    n: int  # tokens of context before it
     proposal: Proposal
-    logits: torch.Tensor
+    logits: torch.Tensor  # (N+1, V), the target's
     verdict: Verdict
-    tokens: list[int]
+    tokens: list[int]  # that were emitted: those of the verdict up to EOS
     draft_seconds: float
-    target_seconds: float
-    seconds: float
+    target_seconds: float  # of the pass
+    seconds: float  # of the whole step
 
     @property
     def sources(self) -> list[int]:
@@ -92,13 +86,13 @@ def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
 
 
 def _steps(context, scorer, drafter, sampling, limit):
-    finished = False
-    while not finished:
+    ends = scorer.target.config.eos_token_ids
+    while len(context) < limit:
         step = decode_step(context, scorer, drafter, sampling, limit)
         context += step.tokens
-        ended = step.tokens[-1:] and step.tokens[-1] in scorer.target.config.eos_token_ids
-        finished = ended or len(context) == limit
         yield step
+        if any(token in ends for token in step.tokens):
+            return
 
 
 @torch.inference_mode()
@@ -129,17 +123,15 @@ class Scorer:
     def __init__(self, target, limit, shape):
         self.target, self.fixed = target, shape.fixed
         self.cache = target.new_cache(limit + shape.size)
-        self.attention = TreeAttention(1, shape.size, target.device, target.dtype)
+        self.attention = TreeAttention(shape.parents().to(target.device), target.dtype)
         self.latest = None  # logits (N+1, V) of the last pass,
         self.after_context = None  # and their row (V,) after the path that was accepted
-        if self.fixed:
-            self.attention.set_tree(shape.parents().to(target.device))
 
     def __call__(self, context, tree):
         """One pass over ``tree`` and what the KV cache lacks of ``context``: logits (N+1, V)."""
         n, seen = len(context), self.cache.length
         if not self.fixed:
-            self.attention.set_tree(tree.parents)
+            self.attention = TreeAttention(tree.parents, self.target.dtype)
         positions, mask = self.attention.span(n, seen, n + len(tree))
         new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
         hidden = self.target.embed(torch.cat((new, tree.tokens))[None])

@@ -2,11 +2,11 @@
 
 Knows nothing about the target. S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the
 draft's layers fall into **segments**, each ending at an exit. A token that left at an early exit
-has no keys and values in the deeper segments; when a later token needs those, the earlier ones must
-go through first (catch-up). Here that takes no special case: every segment runs on all positions it
-has not seen, context or tree, from the hidden states that the segment before it kept. The nodes of
-a round leave together, where the most confident one does. Exit 0 is not in the paper and optional.
-It has no layers: it is a table of what followed the last tokens before (ngram.py).
+has no keys and values in the deeper segments; when a later token needs those, it must go through
+them first (catch-up). That takes no special case: every segment runs on all positions it has not
+seen, context or tree, from the hidden states that the segment before it kept. The nodes of a round
+leave together, where the most confident one does. Exit 0, our addition, is optional and has no
+layers: it is a table of what followed the last tokens before (ngram.py).
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,7 @@ WINDOW = 256  # how much context a catch-up runs at a time, so that masks stay s
 class NoDraft:
     """The smallest drafter: it proposes nothing, so the target decodes alone."""
 
-    shape = KConfig(())
-    exact = True
+    shape, exact = KConfig(()), True
 
     def __init__(self, device):
         self.nothing = empty_proposal(device)
@@ -44,16 +43,13 @@ class NoDraft:
 
 @dataclass
 class Segment:
-    """Layers start..stop-1 with their KV cache, and the hidden states (1, slots, hidden) they gave.
-
-    Nobody reads those of the last segment, so it keeps none.
-    """
+    """Layers start..stop-1, the threshold of the exit behind them, and their KV cache."""
 
     start: int
     stop: int
     threshold: float
     cache: KVCache
-    hidden: torch.Tensor | None
+    hidden: torch.Tensor  # (1, slots, hidden): what the layers gave; the next segment reads it
 
 
 @dataclass
@@ -96,9 +92,8 @@ class Table:
         Its confidence is the largest probability that the table gives to one token.
         """
         blends = [self.ngrams.distribution(tail) for tail in tails]
-        return TablePrediction(
-            self, blends, [(0, max(max(b.values(), default=0.0) for b in blends))]
-        )
+        confidence = max(max(blend.values(), default=0.0) for blend in blends)
+        return TablePrediction(self, blends, [(0, confidence)])
 
 
 @dataclass
@@ -161,23 +156,19 @@ class SortedDraft:
         self.model, self.table, self.shape = model, table, shape
         self.exits, self.thresholds, self.least, self.policy = exits, thresholds, least, policy
         owner = model or table
-        self.device, dtype = owner.device, owner.dtype
+        self.device, self.dtype = owner.device, owner.dtype
         slots = capacity + shape.max_slots
         self.segments = []
         layers = [exit_layer for exit_layer in exits if exit_layer > 0]
         for start, stop in zip((0, *layers), layers):
-            cache, hidden = model.new_cache(slots, start, stop), None
-            if stop != exits[-1]:
-                size = 1, slots, model.config.hidden_size
-                hidden = torch.zeros(size, device=self.device, dtype=dtype)
-            threshold = thresholds[exits.index(stop)]
+            cache, threshold = model.new_cache(slots, start, stop), thresholds[exits.index(stop)]
+            size = 1, slots, model.config.hidden_size
+            hidden = torch.zeros(size, device=self.device, dtype=self.dtype)
             self.segments.append(Segment(start, stop, threshold, cache, hidden))
         self.tokens = torch.zeros(1, slots, dtype=torch.long, device=self.device)
         self.known = 0  # how many tokens of the context were read
-        self.attention = TreeAttention(WINDOW, shape.max_slots, self.device, dtype)
-        if shape.fixed:
-            self.parents = shape.parents().to(self.device)
-            self.attention.set_tree(self.parents)
+        self.parents = shape.parents().to(self.device)
+        self.attention = TreeAttention(self.parents, self.dtype)
 
     def propose(self, context, budget, sampling) -> Proposal:
         """A Proposal behind ``context``, a list of tokens, if ``budget`` more may be emitted.
@@ -209,7 +200,7 @@ class SortedDraft:
         n, levels = len(context), min(max_levels, self.shape.depth)
         tree, used = self.new_tree(levels, sampling), 0  # slots behind the context
         confidences, stopped = [], ""
-        while tree.frontier:
+        while tree.frontier and not stopped:
             expanded, prediction, origin = tree.frontier, roots, TARGET
             if prediction is None:
                 tails = self.tails(context, tree) if self.table else ()
@@ -220,11 +211,10 @@ class SortedDraft:
                     stopped = "confidence"
                     break
             children, roots = tree.add_level(prediction, origin), None  # (R, K)
-            ends = self.policy and self.policy(expanded, prediction, children, tree.frontier)
-            if ends and tree.frontier:
-                stopped = "policy"
-                break
-            if tree.frontier and self.segments:
+            if tree.frontier and self.policy:
+                ends = self.policy(expanded, prediction, children, tree.frontier)
+                stopped = "policy" if ends else ""
+            if tree.frontier and self.segments and not stopped:
                 self.fill_slots(n + used, tree)
                 used += len(tree.frontier)
         proposal = tree.proposal()
@@ -242,22 +232,20 @@ class SortedDraft:
         """The tree of this step, before it has grown its first of so many ``levels``."""
         if self.shape.fixed:
             return FixedTree(self.shape, self.parents, sampling, levels)
-        if self.segments:  # each round is a pass, over as many nodes as there may be children
-            return GrowingTree(
-                self.shape, levels, levels, self.shape.top_k, self.least, self.device
-            )
-        # A table's answers are cheap: one at a time, until the best paths are known.
-        return GrowingTree(self.shape, levels, self.shape.size, 1, self.least, self.device)
+        # A round of layers is a pass, over as many nodes as there may be children. A table's
+        # answers are cheap: one at a time, until the best paths are known.
+        rounds, width = (levels, self.shape.top_k) if self.segments else (self.shape.size, 1)
+        return GrowingTree(self.shape, levels, rounds, width, self.least, self.device)
 
     def tails(self, context, tree):
-        """What exit 0 is asked about each node of a tree's frontier: the last tokens there."""
+        """The last tokens at each node of a tree's frontier, which exit 0 is asked about."""
         return [[*context[-ORDER:], *path][-ORDER:] for path in tree.paths()]
 
     def fill_slots(self, slot, tree):
         """Put the frontier of a tree into the slots from ``slot`` on, for the segments to run."""
         self.tokens[0, slot : slot + len(tree.frontier)] = tree.frontier_tokens()
         if not self.shape.fixed:
-            self.attention.set_tree(tree.slot_parents())
+            self.attention = TreeAttention(tree.slot_parents(), self.dtype)
 
     def predict(self, n, end, count, tails=()):
         """A Prediction for each of the last ``count`` of ``end`` positions, n of which are context.
@@ -310,12 +298,9 @@ class SortedDraft:
                 hidden = below.hidden[:, seen:upto]
             else:
                 hidden = self.model.embed(self.tokens[:, seen:upto])
-            cache = segment.cache
-            hidden = self.model.run_layers(
-                hidden, segment.start, segment.stop, positions, mask, cache
-            )
-            if segment.hidden is not None:  # the next segment reads them when it catches up
-                segment.hidden[:, seen:upto] = hidden
+            where = segment.start, segment.stop, positions, mask
+            hidden = self.model.run_layers(hidden, *where, segment.cache)
+            segment.hidden[:, seen:upto] = hidden
             if upto == end:
                 return hidden
 
@@ -328,5 +313,4 @@ class SortedDraft:
         for segment in self.segments:
             held = [slot for slot in slots if n + slot < segment.cache.length]
             segment.cache.keep(n, held)
-            if segment.hidden is not None:
-                move_up(segment.hidden, n, held)
+            move_up(segment.hidden, n, held)

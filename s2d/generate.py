@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from .decode import Stats, Step, clock, decode
 from .draft import NoDraft, SortedDraft, Table
 from .model import Llama
-from .ngram import Datastore, NGrams
+from .ngram import NGrams
 from .sampling import Sampler, Sampling
 from .tree import Dynamic, KConfig
 
@@ -78,14 +78,14 @@ def start(
     init: str = "draft",
     stop=None,
     replacement: bool = False,
-    datastore: Datastore | None = None,
+    datastore=None,
 ) -> Generation:
     """A Generation that continues ``tokens``, a list of ids, and has not begun.
 
     ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts)
     default to the draft's config; "sd" and "mcsd" use the last exit only. Exit 0 drafts what
-    followed the last tokens before, in the text and in a ``datastore`` (ngram.py); without a draft
-    it is the only one.
+    followed the last tokens before, in the text and in a ``datastore`` (extras/datastore.py);
+    without a draft it is the only one.
 
     "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``:
     the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
@@ -101,27 +101,23 @@ def start(
     Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError
     for anything that cannot be run.
     """
-    began = clock(target.device)
-    check(target, tokens, max_new_tokens, temperature, top_p, seed)
-    limit = min(len(tokens) + max_new_tokens, target.config.max_position_embeddings)
-    check_draft(target, draft, method, init)
+    began, config = clock(target.device), target.config
+    check(config, tokens, max_new_tokens, temperature, top_p, seed)
+    check_method(config, draft, method, init)
+    limit = min(len(tokens) + max_new_tokens, config.max_position_embeddings)
     exits, thresholds, stop = choose_exits(draft, method, exits, thresholds, stop)
     if method == "ar":
         refuse(tree or draft_length, "method 'ar' drafts no tree and no chain")
         drafter = NoDraft(target.device)
     else:
         layers = draft if exits[-1] > 0 else None
-        shape = choose_shape(target.config, layers, method, temperature, draft_length, tree)
-        least, policy, table = stop, None, None
+        shape = choose_shape(config, layers, method, temperature, draft_length, tree)
+        table = make_table(target, datastore) if exits[0] == 0 else None
+        least, policy = stop, None
         if callable(stop):
             from .extras.decision import PathStop
 
             least, policy = 0.0, PathStop(stop)
-        if exits[0] == 0:
-            known = datastore.largest if datastore else 0
-            outside = f"the datastore has token {known}, the target has {target.config.vocab_size}"
-            refuse(known >= target.config.vocab_size, outside)
-            table = Table(NGrams(datastore), target.config.vocab_size, target.device, target.dtype)
         drafter = SortedDraft(layers, exits, thresholds, shape, limit, least, policy, table)
         if init == "target":
             from .extras.roots import TargetRoots
@@ -137,36 +133,40 @@ def start(
     return generation
 
 
+def make_table(target, datastore):
+    """Exit 0 for ``target``; ValueError where the ``datastore`` has tokens it does not know."""
+    size, known = target.config.vocab_size, datastore.largest if datastore else 0
+    refuse(known >= size, f"the datastore has token {known}, the target has {size}")
+    return Table(NGrams(datastore), size, target.device, target.dtype)
+
+
 def refuse(wrong, message):
+    """Raise ValueError with ``message`` where something is ``wrong``."""
     if wrong:
         raise ValueError(message)
 
 
-def check(target, tokens, max_new_tokens, temperature, top_p, seed):
-    """Raise ValueError where ``target`` cannot continue ``tokens`` in this way."""
-    size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
+def check(config, tokens, max_new_tokens, temperature, top_p, seed):
+    """Raise ValueError where a target with this ``config`` cannot continue ``tokens`` so."""
+    T, size, vocab_size = len(tokens), config.max_position_embeddings, config.vocab_size
     inside = 0 <= min(tokens, default=0) <= max(tokens, default=0) < vocab_size
-    full = f"the prompt has {len(tokens)} tokens; the target's context of {size} is full"
-    least = f"lengths must be at least 1, got max_new_tokens={max_new_tokens}"
     warm = temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < float("inf")
-    warmth = f"temperature must be 0 or at least {SMALLEST_TEMPERATURE}, got {temperature}"
-    whole = f"seed must be a whole number from 0 to 2^63 - 1, got {seed}"
     refuse(not tokens, "the prompt is empty; give at least one token")
     refuse(not inside, f"the prompt has ids outside the target's vocabulary of {vocab_size}")
-    refuse(len(tokens) >= size, full)
-    refuse(max_new_tokens < 1, least)
-    refuse(not warm, warmth)
+    refuse(T >= size, f"the prompt has {T} tokens; the target's context of {size} is full")
+    refuse(max_new_tokens < 1, f"lengths must be at least 1, got {max_new_tokens=}")
+    refuse(not warm, f"temperature must be 0 or at least {SMALLEST_TEMPERATURE}, got {temperature}")
     refuse(not 0.0 < top_p <= 1.0, f"top_p must be above 0 and at most 1, got {top_p}")
-    refuse(not 0 <= seed < 2**63, whole)
+    refuse(not 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2^63 - 1, got {seed}")
 
 
-def check_draft(target, draft, method, init):
-    """Raise ValueError where ``method`` cannot draft for ``target`` with ``draft``."""
+def check_method(config, draft, method, init):
+    """Raise ValueError where ``method`` cannot draft with ``draft`` for a target's ``config``."""
     known = ", ".join(METHODS)
     refuse(method not in METHODS, f"unknown method {method!r}; expected one of {known}")
     refuse(init not in ("draft", "target"), f"init is 'draft' or 'target', got {init!r}")
     if method != "ar" and draft is not None:
-        ours, theirs = draft.config.vocab_size, target.config.vocab_size
+        ours, theirs = draft.config.vocab_size, config.vocab_size
         sizes = f"the draft has {ours} tokens, the target {theirs}"
         refuse(ours != theirs, f"draft and target must share one vocabulary: {sizes}")
 
@@ -177,36 +177,35 @@ def choose_exits(draft, method, exits=None, thresholds=None, stop=None):
         return (), (), None
     config, single = draft.config if draft else TABLE_ALONE, method in ("sd", "mcsd")
     depth = config.num_hidden_layers
-    chosen = tuple(exits) if exits is not None else config.exit_layers or (depth,)
-    if single and exits is None:
-        chosen = chosen[-1:]
-    many = f"method {method!r} drafts from one exit, got {list(chosen)}; 's2d' takes several"
-    refuse(single and len(chosen) != 1, many)
-    rising = chosen and list(chosen) == sorted(set(chosen))
+    if exits is None:
+        exits = (config.exit_layers or (depth,))[-1 if single else 0 :]
+    exits = tuple(exits)
+    rising = exits and list(exits) == sorted(set(exits)) and 0 <= exits[0] <= exits[-1] <= depth
     layers = f"lie within the draft's {depth} layers" if depth else "without a draft be 0 alone"
-    wrong = f"exits must increase and {layers}, got {list(chosen)}"
-    refuse(not (rising and 0 <= chosen[0] <= chosen[-1] <= depth), wrong)
+    many = f"method {method!r} drafts from one exit, got {list(exits)}; 's2d' takes several"
+    refuse(single and len(exits) != 1, many)
+    refuse(not rising, f"exits must increase and {layers}, got {list(exits)}")
     if thresholds is None:
         known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
-        thresholds = [known.get(exit_layer, 0.5) for exit_layer in chosen[:-1]] + [0.0]
-    wrong = f"{len(chosen)} exits {list(chosen)} need as many thresholds, got {len(thresholds)}"
-    refuse(len(thresholds) != len(chosen), wrong)
+        thresholds = [known.get(exit_layer, 0.5) for exit_layer in exits[:-1]] + [0.0]
+    numbers = f"{len(exits)} exits {list(exits)} need as many thresholds, got {len(thresholds)}"
     inside = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
+    refuse(len(thresholds) != len(exits), numbers)
     refuse(not inside, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
-    if stop is None:
-        layered = 0.0 if method in TREE_METHODS else config.draft_stop
-        stop = TABLE_ALONE.draft_stop if chosen == (0,) else layered
-    judged = "a decision model judges layers; it does not go with exit 0"
-    refuse(callable(stop) and chosen[0] == 0, judged)
+    if stop is None and exits == (0,):
+        stop = TABLE_ALONE.draft_stop
+    elif stop is None:
+        stop = 0.0 if method in TREE_METHODS else config.draft_stop
+    judged = callable(stop) and exits[0] == 0
+    refuse(judged, "a decision model judges layers; it does not go with exit 0")
     inside = callable(stop) or 0.0 <= stop <= 1.0
     refuse(not inside, f"stop is a confidence within 0..1, got {stop}")
-    return chosen, tuple(thresholds), stop
+    return exits, tuple(thresholds), stop
 
 
 def choose_shape(target_config, draft, method, temperature, draft_length=None, tree=None):
     """The shape of tree a method drafts; ValueError where it fits neither method nor models."""
     config = draft.config if draft else TABLE_ALONE
-    context_size = target_config.max_position_embeddings
     if method in TREE_METHODS:
         wrong = f"method {method!r} drafts a tree; give its shape, not a draft length"
         refuse(draft_length is not None, wrong)
@@ -218,21 +217,16 @@ def choose_shape(target_config, draft, method, temperature, draft_length=None, t
         names = " or ".join(map(repr, TREE_METHODS))
         refuse(tree is not None, f"method {method!r} drafts no tree; use {names} for one")
         length = config.draft_length if draft_length is None else draft_length
-        _check_size(length, length, context_size)  # before a shape of any length is built
-        shape = KConfig((1,) * length)
-    wrong = f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}"
-    refuse(min(shape.numbers, default=0) < 1, wrong)
+        shape = KConfig((1,) * min(length, LARGEST_TREE + 1))
     limited = draft and draft.draft_vocabulary is not None
     known = len(draft.draft_vocabulary) if limited else target_config.vocab_size
-    wrong = f"a node cannot have {shape.max_children} different children: there are {known} tokens"
-    refuse(shape.max_children > known, f"{wrong} to draft")
-    _check_size(shape.size, shape.depth, context_size)
-    wrong = f"a tree that grows to {shape.max_slots} nodes is over {LARGEST_TREE}"
-    refuse(shape.max_slots > LARGEST_TREE, wrong)
+    least, most = min(shape.numbers, default=0), shape.max_children
+    size, depth, longest = shape.size, shape.depth, target_config.max_position_embeddings
+    drafted = max(size, shape.max_slots)  # a growing tree drafts nodes that it does not send
+    refuse(least < 1, f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
+    differ = f"a node cannot have {most} different children: there are {known} tokens to draft"
+    refuse(most > known, differ)
+    long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
+    refuse(max(size, depth) > longest, long)
+    refuse(drafted > LARGEST_TREE, f"a tree that drafts {drafted} nodes is over {LARGEST_TREE}")
     return shape
-
-
-def _check_size(size, depth, context_size):
-    for largest, what in (context_size, "target's context of"), (LARGEST_TREE, "largest tree,"):
-        wrong = f"a tree of {size} nodes, {depth} deep, is more than the {what} {largest}"
-        refuse(max(size, depth) > largest, wrong)

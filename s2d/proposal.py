@@ -3,7 +3,7 @@
 Knows nothing about layers, exits or the target: levels come as Predictions (see draft.py).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -20,24 +20,18 @@ class Proposal:
     """The token tree of a step, and how it came about.
 
     ``q`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that
-    of node i's; None where nothing was drawn. ``slots``: where each node is in the draft's KV
-    caches, counted from the end of the context, if it got there.
-
-    ``depth``: the tree's number of levels. ``confidences``: for each round, a run of the draft, the
-    exits it tried, each with its confidence; the last one was used. ``rounds``: for each node the
-    round that proposed it, TARGET where the target gave it. ``stopped``: why there is no more:
-    "length" of the shape, end of the "context", low "confidence", or a "policy". ``filled``: how
-    many positions each segment's KV cache then held.
+    of node i's; None where nothing was drawn. A round is a run of the draft.
     """
 
     tree: TokenTree
     q: torch.Tensor | None = None
-    slots: list[int] = ()
-    rounds: list[int] = field(default_factory=list)
-    depth: int = 0
-    confidences: list[list[tuple[int, float]]] = field(default_factory=list)
-    stopped: str = ""
-    filled: list[int] = field(default_factory=list)
+    slots: list[int] = ()  # of each node in the draft's KV caches, from the context's end on
+    rounds: list[int] = ()  # of each node, which one proposed it, or TARGET
+    depth: int = 0  # the tree's number of levels
+    # For each round the exits it tried, each with its confidence; the last one was used.
+    confidences: list[list[tuple[int, float]]] = ()
+    stopped: str = ""  # by the shape's "length", "context" end, low "confidence", or a "policy"
+    filled: list[int] = ()  # how many positions each segment's KV cache then held
 
     @property
     def exits(self) -> list[int]:
@@ -67,7 +61,7 @@ class FixedTree:
         self.frontier = range(CONTEXT, 0) if levels > 0 else ()
 
     def add_level(self, prediction, origin):
-        """Choose, take and return children (R, K) of the frontier, which a Prediction is about.
+        """Choose children (R, K) of the frontier, which a Prediction is about; add and return them.
 
         ``origin`` is the number of this round, or TARGET.
         """

@@ -61,80 +61,51 @@ class TokenTree:
     def __getitem__(self, leading):
         return TokenTree(self.tokens[leading], self.parents[leading])
 
-    @property
-    def chain(self):
-        """Whether each node follows the one before it."""
-        return is_chain(self.parents)
-
-    @property
-    def ancestors(self):
-        """(N, N) bool, see ``ancestor_mask``."""
-        return ancestor_mask(self.parents)
-
-    @property
-    def depths(self):
-        """(N,): 0 for the children of the context. Position id = context length + depth."""
-        return self.ancestors.sum(dim=-1) - 1
-
 
 class TreeAttention:
     """Position ids and attention masks of a tree behind a context.
 
-    What is new in a step attends to all of the context, except that the newest positions of the
-    context, the ``window``, are new as well and attend to what is before them. So a mask is about
-    the window and the tree. A context is a chain, so both together are one tree of ``window`` + N
-    nodes. Its table is made once for the largest N, and every step takes a slice ("dynamic sliced
-    topology-aware mask", arXiv 2409.10644). With a window of 2 and the first three nodes of
-    ``ancestor_mask``'s tree, behind the context a b c d e, for a model that has seen a b c d:
+    The mask of a whole tree is made once, and every pass takes a slice of it ("dynamic sliced
+    topology-aware mask", arXiv 2409.10644). Positions of the context that are new in a pass go in
+    front, as the chain they are. With the first three nodes of ``ancestor_mask``'s tree behind the
+    context a b c d e, for a model that has seen a b c d:
 
-        table     d e 0 1 2       slice     e 0 1 2       the mask of e 0 1 2, with all that
-          d       x . . . .         e       x . . .       came before:    a b c d  e 0 1 2
-          e       x x . . .         0       x x . .                   e   x x x x  x . . .
-          0       x x x . .         1       x . x .                   0   x x x x  x x . .
-          1       x x . x .         2       x x . x                   1   x x x x  x . x .
-          2       x x x . x                                           2   x x x x  x x . x
+                a b c d   e 0 1 2
+          e     x x x x   x . . .      The mask is about e 0 1 2; all before them is seen.
+          0     x x x x   x x . .
+          1     x x x x   x . x .
+          2     x x x x   x x . x
 
-    Only a tree that chooses its parents while it grows writes its own corner anew. A chain, which
-    just follows the context, needs no table.
+    A chain just follows the context and needs no mask. ``parents`` (N,) are the tree's.
     """
 
-    def __init__(self, window, max_nodes, device, dtype):
-        self.window, self.size = window, window + max_nodes
-        self.chain = True
-        self.depths = torch.arange(max_nodes, device=device)
-        self.table = None
-        self.dtype = dtype
-
-    def set_tree(self, parents):
-        """Let the nodes attend to each other as a tree with these ``parents`` (N,) does."""
-        first, end = self.window, self.window + len(parents)
+    def __init__(self, parents, dtype):
         self.chain = is_chain(parents)
-        if self.chain:
-            return
-        if self.table is None:
-            like = dict(device=self.depths.device, dtype=self.dtype)
-            self.table = torch.full((self.size, self.size), -torch.inf, **like).triu(1)
-        ancestors = ancestor_mask(parents)
-        self.depths[: len(parents)] = ancestors.sum(dim=-1) - 1
-        self.table[first:end, first:end] = torch.where(ancestors, 0.0, -torch.inf)
+        if not self.chain:
+            ancestors = ancestor_mask(parents)
+            self.depths = ancestors.sum(dim=-1) - 1  # (N,): 0 for the children of the context
+            self.nodes = torch.where(ancestors, 0.0, -torch.inf).to(dtype)  # (N, N)
 
     def span(self, n, start, end):
         """What ``run_layers`` needs for start..end-1 of a context of n positions and its tree.
 
         Returns position ids (T,), and the mask (R, C) for the last R rows and the last C columns.
-        The rows are those of the nodes and, unless ``start`` is 0, of the context, at most
-        ``window``: a prompt needs none. Both are None where all of it is a chain.
+        The rows are those of the nodes and, unless ``start`` is 0, of the context: a prompt needs
+        none. Both are None where all of it is a chain.
         """
         if end <= n or self.chain:
             return None, None
         context = torch.arange(min(start, n), n, device=self.depths.device)
         positions = torch.cat((context, n + self.depths[max(0, start - n) : end - n]))
         first = start or n  # the first position with a row
-        shift = self.window - n  # from positions to rows of the table
         if first == n == end - 1:
             return positions, None
-        corner = self.table[first + shift : end + shift, min(first, n) + shift : end + shift]
-        return positions, corner
+        nodes = self.nodes[max(0, first - n) : end - n, : end - n]
+        if first >= n:
+            return positions, nodes
+        mask = nodes.new_full((end - first, end - first), -torch.inf).triu(1)
+        mask[n - first :, n - first :] = nodes
+        return positions, mask
 
 
 @dataclass(frozen=True)
@@ -186,3 +157,7 @@ class Dynamic:
     width = max_children = property(lambda self: self.top_k)
     max_slots = property(lambda self: self.top_k * self.depth)
     numbers = property(lambda self: (self.top_k, self.depth, self.size))
+
+    def parents(self):
+        """(0,): none is known beforehand."""
+        return torch.zeros(0, dtype=torch.long)

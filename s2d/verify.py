@@ -19,18 +19,16 @@ from typing import NamedTuple
 
 import torch
 
+from .tree import is_chain
+
 
 class Verdict(NamedTuple):
-    """What a step accepts: the ``path``, the ``tokens`` it emits, and how that was decided.
+    """What a step accepts and emits, and how that was decided."""
 
-    ``draws`` are the numbers drawn for the tests; ``p`` (N+1, V) are the target's warped
-    distributions, None at T = 0.
-    """
-
-    path: list[int]
-    tokens: list[int]
-    draws: list[torch.Tensor]
-    p: torch.Tensor | None
+    path: list[int]  # accepted nodes
+    tokens: list[int]  # theirs and the bonus token
+    draws: list[torch.Tensor]  # the numbers drawn for the tests
+    p: torch.Tensor | None  # (N+1, V): the target's warped distributions; None at T = 0
 
 
 def verify(tree, q, logits, sampling) -> Verdict:
@@ -47,7 +45,7 @@ def verify(tree, q, logits, sampling) -> Verdict:
 def walks(tree, q, logits, p, sampling, starts):
     """One ``(path, bonus, draws)`` for each of ``starts``, by the verifier that fits."""
     if p is not None and q is not None:
-        if starts == [-1] and tree.chain:
+        if starts == [-1] and is_chain(tree.parents):
             return [verify_chain(tree, p, q, sampling.sampler)]
         how = p, q, sampling.replacement, sampling.sampler
         return [verify_sampled(tree, *how, start) for start in starts]

@@ -8,7 +8,7 @@ from helpers import path_of, random_llama, random_parents, random_tokens
 
 from s2d.draft import SortedDraft
 from s2d.sampling import Sampler, Sampling
-from s2d.tree import Dynamic, KConfig, TokenTree
+from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention
 from s2d.verify import Verdict
 
 CAPACITY = 100
@@ -58,9 +58,9 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed):
         size = rng.randrange(1, 20)
         parents = list(range(-1, size - 1)) if rng.random() < 0.3 else random_parents(rng, size)
         tree = TokenTree(torch.tensor([rng.randrange(4) for _ in parents]), torch.tensor(parents))
-        depths = tree.depths.tolist()
+        depths = [len(path_of(parents, node)) - 1 for node in range(size)]
         drafter.tokens[0, : n + size] = torch.tensor(context + tree.tokens.tolist())
-        drafter.attention.set_tree(tree.parents)
+        drafter.attention = TreeAttention(tree.parents, torch.float64)
         for level in range(-1, rng.randrange(-1, max(depths) + 1)):  # -1: what follows the context
             nodes = [node for node, depth in enumerate(depths) if depth == level] or [-1]
             wanted, end = rng.randrange(len(exits)), n + nodes[-1] + 1
@@ -134,7 +134,7 @@ def test_a_draft_keeps_the_distributions_its_tokens_were_drawn_from(widths, repl
     drafter = drafter_of(model, (2, 4), [0.4, 0.0], KConfig(widths))
     draft = grow(drafter, context, 6, 0.7, 0.9, replacement)
     tokens, parents = draft.tree.tokens, draft.tree.parents.tolist()
-    depths = [-1, *draft.tree.depths.tolist()]
+    depths = [len(path_of(parents, node)) - 1 for node in range(-1, len(parents))]
     assert draft.depth == len(widths)
     exits = {depth: exit_layer for depth, exit_layer in zip(depths[1:], draft.exits)}
     for node in [node for node in range(-1, len(parents)) if depths[node + 1] < len(widths) - 1]:
@@ -201,7 +201,7 @@ def test_a_dynamic_tree_is_the_best_of_its_candidates(shape, seed):
         assert len(set(paths)) == len(paths)
         assert set(paths) == slow_dynamic_tree(model, context, shape)
         assert [len(path) for path in paths] == sorted(len(path) for path in paths)
-        assert draft.depth == tree.depths.max() + 1 and draft.exits == [4] * len(tree)
+        assert draft.depth == max(map(len, paths)) and draft.exits == [4] * len(tree)
         path = path_of(parents, len(tree) - 1)
         context = accept(drafter, context, draft, path)
         # All but a last leaf had been through the draft.

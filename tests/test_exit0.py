@@ -8,8 +8,9 @@ from enumeration import generated_distribution
 from helpers import random_llama
 
 from s2d import generate
+from s2d.extras.datastore import Datastore
 from s2d.generate import TABLE_ALONE, choose_exits, start
-from s2d.ngram import Datastore, NGrams
+from s2d.ngram import NGrams
 from s2d.tree import Dynamic
 
 SIZES = dict(vocab_size=3, num_hidden_layers=2, scale=0.15, eos_token_ids=())

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from s2d import ngram
-from s2d.ngram import DOUBTS_DATASTORE, DOUBTS_TEXT, FOLLOWERS, ORDER, Datastore, NGrams
+from s2d.extras.datastore import Datastore
+from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text
 
 
 def slow_datastore(tokens, end):
@@ -50,8 +51,8 @@ def slow_distribution(text, datastore, context):
     for n in range(min(ORDER, len(context)), 0, -1):
         suffix = tuple(context[-n:])
         for doubt, counts in (
-            (DOUBTS_TEXT[len(suffix) - 1], slow_text(text, suffix)),
-            (DOUBTS_DATASTORE[len(suffix) - 1], datastore.get(suffix, {})),
+            (Text.doubts[n - 1], slow_text(text, suffix)),
+            (Datastore.doubts[n - 1], datastore.get(suffix, {})),
         ):
             if counts:
                 matched |= {token: max(n, matched.get(token, 0)) for token in counts}

@@ -67,7 +67,6 @@ def check_passes(model, compiled, trials, behind):
     for _ in range(trials):
         start, stop = sorted(rng.sample(range(5), 2))
         caches = [each.new_cache(127, start, stop) for each in (model, compiled)]
-        attention = TreeAttention(1, 20, "cpu", torch.float64)
         both = [
             partial(each.run_layers, start=start, stop=stop, cache=cache)
             for each, cache in zip((model, compiled), caches)
@@ -79,7 +78,7 @@ def check_passes(model, compiled, trials, behind):
             if n + size > 127:
                 break
             parents = random_parents(rng, size) if rng.random() < 0.7 else list(range(-1, size - 1))
-            attention.set_tree(torch.tensor(parents))
+            attention = TreeAttention(torch.tensor(parents), torch.float64)
             pair = attention.span(n, n, n + size) if rng.random() < 0.8 else (None, None)
             hidden, (positions, mask) = new(1, size, 32), pair
             for rows in (caches[1].keys, caches[1].values):  # nothing may come from there

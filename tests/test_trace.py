@@ -19,6 +19,7 @@ from s2d.generate import start
 from s2d.proposal import TARGET
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
+from s2d.tree import ancestor_mask
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
 NAMES = {"target": "T", "draft": "D"}
@@ -279,7 +280,7 @@ def test_the_page_shows_the_record(name, temperature, known, browser, tokenizer)
         tree, path = step.proposal.tree, step.verdict.path
         assert seen["words"][0] == f"{number + 1} of {len(steps)}" and seen["words"][1]
         assert seen["nodes"] == [[node, node in path] for node in range(len(tree))]
-        assert seen["mask"] == tree.ancestors.tolist()
+        assert seen["mask"] == ancestor_mask(tree.parents).tolist()
         for (words, widths), position in zip(seen["positions"], shown["positions"], strict=True):
             accepted = sum(test["accepted"] for test in position["tests"])
             assert words.count(": accepted") == accepted

@@ -12,7 +12,7 @@ from itertools import zip_longest
 import torch
 
 from ..generate import start
-from ..tree import TokenTree
+from ..tree import TokenTree, ancestor_mask
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
@@ -76,7 +76,7 @@ def observe_methods(load, dtype, drafts, records, methods):
 
 def plain_logits(model, context, tree):
     """Logits (N+1, V) by a plain pass over each root-to-leaf path: no tree mask, no KV cache."""
-    ancestors, rows = tree.ancestors.cpu(), {}  # (N, N) of each node, with it
+    ancestors, rows = ancestor_mask(tree.parents).cpu(), {}  # (N, N) of each node, with it
     leaves = (ancestors.sum(dim=0) == 1).nonzero()[:, 0].tolist()
     for path in [ancestors[leaf].nonzero()[:, 0].tolist() for leaf in leaves] or [[]]:
         tokens = torch.tensor([context + tree.tokens[path].tolist()], device=model.device)

@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from ..extras.datastore import Datastore
 from ..files import staged_file
-from ..ngram import Datastore
 from .fields import read_json
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
