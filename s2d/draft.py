@@ -57,25 +57,28 @@ class Prediction:
     """What the draft says about the token after each of R positions, at one exit.
 
     ``hidden`` (R, hidden) are the exit's hidden states; ``probs`` (R, V) are the probabilities of
-    ``logits`` (R, V) before temperature and top-p, and ``first`` (R,) is where they are largest.
-    ``confidences``: the exits that were tried, each with its confidence, the largest probability of
-    all; the last one was used.
+    ``logits`` (R, V) before temperature and top-p; ``best`` and ``first`` (R,) are the largest and
+    where it is. ``confidences``: the exits that were tried, each with its confidence, the largest
+    probability of all; the last one was used.
     """
 
     hidden: torch.Tensor
     logits: torch.Tensor
     probs: torch.Tensor
+    best: torch.Tensor
     first: torch.Tensor
     confidences: list[tuple[int, float]]
 
     def likeliest(self, count):
         """The ``count`` likeliest tokens (R, count), and their probabilities (R, count)."""
-        tokens = self.first[:, None] if count == 1 else self.logits.topk(count).indices
+        if count == 1:
+            return self.first[:, None], self.best[:, None]
+        tokens = self.logits.topk(count).indices
         return tokens, self.probs.gather(1, tokens)
 
     def sample(self, count, sampling):
         """Tokens (R, count) in the order of their draws, and the q (R, V) they were drawn from."""
-        q = sampling.warp(self.logits)
+        q = self.probs if sampling.plain else sampling.warp(self.logits)
         return sampling.sampler.candidates(q, count, sampling.replacement), q
 
 
@@ -243,7 +246,7 @@ class SortedDraft:
 
     def fill_slots(self, slot, tree):
         """Put the frontier of a tree into the slots from ``slot`` on, for the segments to run."""
-        self.tokens[0, slot : slot + len(tree.frontier)] = tree.frontier_tokens()
+        self.tokens.narrow(1, slot, len(tree.frontier)).copy_(tree.frontier_tokens())
         if not self.shape.fixed:
             self.attention = TreeAttention(tree.slot_parents(), self.dtype)
 
@@ -272,7 +275,7 @@ class SortedDraft:
             if confidence > segment.threshold:
                 break
             below = segment
-        return Prediction(hidden, logits, probs, first, confidences)
+        return Prediction(hidden, logits, probs, best, first, confidences)
 
     def over_all_tokens(self, logits):
         """Logits (R, K) of the draft's vocabulary -> (R, V): what it never drafts has -inf."""
@@ -286,7 +289,7 @@ class SortedDraft:
         """Run ``segment`` on all positions up to ``end`` that it has not seen.
 
         Their hidden states are in ``below``, the segment before, if there is one. Usually that is
-        one pass. If the segment lags behind by more context than the mask's window, that goes
+        one pass. If the segment lags behind by more context than WINDOW, that goes
         first, a window at a time; but a prompt, which it sees first of all, is causal and goes
         through whole. Returns the last pass's hidden states (1, T, hidden).
         """
@@ -294,13 +297,14 @@ class SortedDraft:
             seen = segment.cache.length
             upto = end if seen == 0 or n - seen <= WINDOW else seen + WINDOW
             positions, mask = self.attention.span(n, seen, upto)
-            if below:
-                hidden = below.hidden[:, seen:upto]
-            else:
-                hidden = self.model.embed(self.tokens[:, seen:upto])
+            given = below.hidden if below else self.tokens
+            hidden = given.narrow(1, seen, upto - seen)
+            if not below:
+                hidden = self.model.embed(hidden)
             where = segment.start, segment.stop, positions, mask
             hidden = self.model.run_layers(hidden, *where, segment.cache)
-            segment.hidden[:, seen:upto] = hidden
+            if segment is not self.segments[-1]:  # nobody reads those of the last
+                segment.hidden.narrow(1, seen, upto - seen).copy_(hidden)
             if upto == end:
                 return hidden
 

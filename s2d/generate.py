@@ -106,6 +106,7 @@ def start(
     check_method(config, draft, method, init)
     limit = min(len(tokens) + max_new_tokens, config.max_position_embeddings)
     exits, thresholds, stop = choose_exits(draft, method, exits, thresholds, stop)
+    refuse(datastore and 0 not in exits, f"a datastore is for exit 0, got exits {list(exits)}")
     if method == "ar":
         refuse(tree or draft_length, "method 'ar' drafts no tree and no chain")
         drafter = NoDraft(target.device)

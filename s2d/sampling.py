@@ -78,6 +78,11 @@ class Sampling:
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def plain(self) -> bool:
+        """Whether tokens are drawn from the model's own distribution."""
+        return self.temperature == self.top_p == 1.0
+
     def warp(self, logits):
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
         return warp(logits, self.temperature, self.top_p)

@@ -209,7 +209,7 @@ def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
     target, draft = mini("mini-7b"), mini("mini-draft")
     methods = {name: (False, {"method": name}) for name in ("ar", "s2d", "mcsd", "s2d-tree")}
     peers = bench_methods.transformers_methods(target, draft)
-    runs = measure.runners({False: (target, draft)}, None, methods, peers, 0.0, 12)
+    runs = measure.runners({False: (target, draft)}, methods, peers, 0.0, 12)
     questions = specbench.corpus_questions("held-out", 1)[::2]
     [records] = measure.measure(runs, questions, 1, "test", tokenizer, "vicuna", 512)
     assert len(records) == 7 * len(questions)

@@ -24,8 +24,7 @@ def prediction(logits, hidden=None):
     logits = torch.as_tensor(logits, dtype=torch.float64)
     hidden = torch.ones(len(logits), 8) if hidden is None else hidden
     probs = logits.softmax(-1)
-    first = probs.argmax(-1)
-    return Prediction(hidden, logits, probs, first, [(2, 0.5)])
+    return Prediction(hidden, logits, probs, *probs.max(dim=-1), [(2, 0.5)])
 
 
 def test_the_two_feature_sets():

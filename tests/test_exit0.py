@@ -119,6 +119,13 @@ def test_a_datastore_of_another_vocabulary_is_refused():
         generate(random_llama(3), [5, 6], datastore=Datastore([6, 100, 0], end=0))
 
 
+def test_a_datastore_that_nothing_reads_is_refused():
+    target, store = random_llama(3), Datastore([6, 10, 0], end=0)
+    for draft, how in ((target, dict(exits=[2, 4])), (target, {}), (None, dict(method="ar"))):
+        with pytest.raises(ValueError, match="a datastore is for exit 0, got exits"):
+            generate(target, [5, 6], draft, datastore=store, **how)
+
+
 def test_what_the_table_does_not_know_costs_nothing():
     """A text without a repetition: no node is sent, and no uncertain one."""
     target = random_llama(3, eos_token_ids=())

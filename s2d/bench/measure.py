@@ -10,17 +10,16 @@ from ..generate import generate
 from .specbench import group_of
 
 
-def runners(models, datastore, methods, peers, temperature, max_new_tokens):
+def runners(models, methods, peers, temperature, max_new_tokens):
     """{name: run(prompt, seed) -> (tokens, seconds, Generation or None)}: our methods, the peer's.
 
-    ``models`` {whether compiled: (target, draft)}; ``datastore``: for exit 0, or None; ``methods``
-    {name: (whether compiled, options of ``generate``)}; ``peers`` as methods.transformers_methods
-    returns them.
+    ``models`` {whether compiled: (target, draft)}; ``methods`` {name: (whether compiled, options of
+    ``generate``)}; ``peers`` as methods.transformers_methods returns them.
     """
     context_size = models[False][0].config.max_position_embeddings
 
     def ours(compiled, options, prompt, seed):
-        how = dict(temperature=temperature, seed=seed, datastore=datastore, **options)
+        how = dict(temperature=temperature, seed=seed, **options)
         how["max_new_tokens"] = min(max_new_tokens, context_size)
         target, draft = models[compiled]
         generation = generate(target, prompt, draft, **how)

@@ -11,6 +11,7 @@ import torch
 from ..chat import chat_template
 from ..tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
+from ..weights.config import read_config
 from ..weights.datastore import find_datastore, open_datastore
 from ..weights.get import draft_beside
 from .check import check_methods
@@ -49,6 +50,7 @@ def report(args):
     records, code = {}, 0  # {(target, temperature): records}
     try:
         for name, path in targets.items():
+            give_datastore(methods[name], path, args.draft)
             measure_target(args, name, path, drafts, methods[name], questions, records)
             if args.check and 0.0 in args.temperature:  # the measured target is out of memory
                 load = partial(load_model, path, args.device)
@@ -79,17 +81,24 @@ def choose_methods(args):
     return list(dict.fromkeys(names)), drafts
 
 
+def give_datastore(methods, target_path, draft_path):
+    """Add the target's or the draft's datastore, if there is one, to methods that use exit 0."""
+    store = find_datastore(target_path, draft_path)
+    found = store and open_datastore(store, target_path, read_config(target_path))
+    for _, options in methods.values():
+        if found and 0 in options.get("exits", ()):
+            options["datastore"] = found
+
+
 def measure_target(args, name, path, drafts, methods, questions, records):
     """All rounds of a target, added to ``records``."""
     load = partial(load_model, path, args.device, args.dtype)
     models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
-    target, where = models[False][0], placement(*filter(None, models[False]))
-    store = find_datastore(path, args.draft)
-    datastore = open_datastore(store, path, target.config) if store else None
+    where = placement(*filter(None, models[False]))
     peers = transformers_methods(*models[False]) if args.hf else {}
-    chat = Tokenizer(path), chat_template(path), target.config.max_position_embeddings
+    chat = Tokenizer(path), chat_template(path), models[False][0].config.max_position_embeddings
     for temperature in args.temperature:
-        runs = runners(models, datastore, methods, peers, temperature, args.max_new_tokens)
+        runs = runners(models, methods, peers, temperature, args.max_new_tokens)
         label = f"{name} T={temperature:g} on {where}"
         records[name, temperature] = own = []
         for finished in measure(runs, questions, args.rounds, label, *chat):
