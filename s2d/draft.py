@@ -214,10 +214,10 @@ class SortedDraft:
                     stopped = "confidence"
                     break
             children, roots = tree.add_level(prediction, origin), None  # (R, K)
-            if tree.frontier and self.policy:
-                ends = self.policy(expanded, prediction, children, tree.frontier)
-                stopped = "policy" if ends else ""
-            if tree.frontier and self.segments and not stopped:
+            ends = self.policy and self.policy(expanded, prediction, children, tree.frontier)
+            if ends and tree.frontier:
+                stopped = "policy"
+            elif tree.frontier and self.segments:
                 self.fill_slots(n + used, tree)
                 used += len(tree.frontier)
         proposal = tree.proposal()
