@@ -38,7 +38,7 @@ SETTINGS = [
 @pytest.fixture(autouse=True)
 def compile_when_needed(monkeypatch):
     """Not all sizes at once, as most tests need few."""
-    monkeypatch.setattr(static.StaticLlama, "prepare", lambda self: None)
+    monkeypatch.setattr(static.StaticLlama, "prepare", static.StaticLlama.lay_out)
 
 
 def models(**changes):

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
-from .compiled import compiled_block, compiled_head, run_block, shape_of
+from .compiled import add_blocks, compiled_block, compiled_head, in_blocks, run_block, shape_of
 from .graphs import SHORTEST, Recordings, bucket
 
 # Passes are padded up to these; longer ones, prompts and large trees, run as they are. Matrix
 # instructions of half precision pay off earlier.
-ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4)
+ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)
 
 
 class StaticLlama(Llama):
@@ -40,10 +40,20 @@ class StaticLlama(Llama):
         chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu")
         new("chains", chains.triu(diagonal=self.longest + 1))  # has every chain's mask as a part
 
+    @torch.no_grad()
+    def lay_out(self):
+        """Copy the weights into the blocks that compiled passes read."""
+        for block in self.model["layers"]:
+            add_blocks(block)
+        for name, head in (("blocks", self.lm_head.weight), ("draft_blocks", self.draft_head)):
+            if head is not None:
+                self.register_buffer(name, in_blocks(head), persistent=False)
+
     def prepare(self):
         """Compile for every size in ROWS. Raises ValueError where no C++ compiler works."""
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
+        self.lay_out()
         head = self.lm_head.weight if self.draft_head is None else self.draft_head
         for rows in sizes(self.lm_head.weight):
             compiled_block(self.shape, rows, self.dtype)
@@ -75,7 +85,7 @@ class StaticLlama(Llama):
         rope = self.rope_cos[positions], self.rope_sin[positions]
         inputs = padded(hidden, rows), *rope, mask, slots
         run = run_block if gpu else compiled_block(self.shape, rows, hidden.dtype)
-        blocks = partial(self.blocks, run, start, stop, cache, length)
+        blocks = partial(self.run_blocks, run, start, stop, cache, length)
         if gpu:
             hidden = self.recordings.run((cache, start, stop, rows, length), blocks, inputs)
         else:
@@ -83,7 +93,7 @@ class StaticLlama(Llama):
         cache.advance(T)
         return hidden[:, :T]
 
-    def blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, slots):
+    def run_blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, slots):
         """Hidden (1, rows, hidden) through layers start..stop-1 by ``run``, as run_block."""
         for index in range(start, stop):
             keys, values = (part.narrow(2, 0, length) for part in cache.layers[index - start])
@@ -91,20 +101,20 @@ class StaticLlama(Llama):
         return hidden
 
     def logits(self, hidden):
-        return self.compiled_logits(super().logits, self.lm_head.weight, hidden)
+        return self.compiled_logits(super().logits, self.lm_head.weight, self.blocks, hidden)
 
     def draft_logits(self, hidden):
         if self.draft_vocabulary is None:
             return self.logits(hidden)
-        return self.compiled_logits(super().draft_logits, self.draft_head, hidden)
+        return self.compiled_logits(super().draft_logits, self.draft_head, self.draft_blocks, hidden)
 
-    def compiled_logits(self, eager, head, hidden):
+    def compiled_logits(self, eager, head, blocks, hidden):
         """Hidden (R, hidden) -> logits (R, V) by ``head`` (V, hidden), or by ``eager``."""
         if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > sizes(hidden)[-1]:
             return eager(hidden)
         rows = padded_to(len(hidden))
         run = compiled_head(self.shape, len(head), rows, hidden.dtype)
-        return run(self.model["norm"], head, padded(hidden, rows))[: len(hidden)]
+        return run(self.model["norm"], blocks, padded(hidden, rows), len(head))[: len(hidden)]
 
 
 def static_twin(model):
@@ -115,7 +125,8 @@ def static_twin(model):
     twin.load_state_dict(weights, assign=True)
     if model.draft_vocabulary is not None:
         twin.keep_tokens(model.draft_vocabulary)
-    twin.to(device=model.device, dtype=model.dtype).eval().prepare()
+    twin.to(device=model.device, dtype=model.dtype).eval()
+    twin.prepare()
     return twin
 
 
