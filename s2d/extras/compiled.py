@@ -2,7 +2,8 @@
 
 Knows nothing about KV caches, padding or recording. A product of a few rows costs what reading the
 weights costs, if each weight is read once for all rows. Libraries are made for many rows. So the
-compiler is shown a sum a row, and fuses the sums into one loop over the weights.
+compiler is shown a sum a row, and fuses the sums into one loop over the weights. They lie in blocks
+as wide as a register (``in_blocks``), and as few matrices: that doubles the memory they take.
 """
 
 import os
@@ -23,7 +24,7 @@ from ..user_cache import private_folder
 
 OPTIONS = {  # of the compiler
     "max_fusion_size": 8,  # more sums in one loop would not fit the registers
-    "cpp.enable_floating_point_contract_flag": "fast",
+    "cpp.enable_floating_point_contract_flag": "fast",  # one instruction multiplies and adds
     "size_asserts": False,
 }
 

@@ -16,9 +16,9 @@ from ..model import Llama
 from .compiled import add_blocks, compiled_block, compiled_head, in_blocks, run_block, shape_of
 from .graphs import SHORTEST, Recordings, bucket
 
-# Passes are padded up to these; longer ones, prompts and large trees, run as they are. Matrix
-# instructions of half precision pay off earlier.
-ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)
+# Passes are padded up to these; longer ones, prompts and large trees, run as they are. Where there
+# are matrix instructions of half precision, they pay off earlier.
+ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
 
 
 class StaticLlama(Llama):
@@ -36,28 +36,29 @@ class StaticLlama(Llama):
         new = partial(self.register_buffer, persistent=False)
         for table in ("rope_cos", "rope_sin"):
             new(table, F.pad(getattr(self, table), (0, 0, 0, ROWS[-1])))
+        new("head_blocks", None)  # see lay_out
         new("slots", torch.arange(self.longest, device="cpu"))
         chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu")
         new("chains", chains.triu(diagonal=self.longest + 1))  # has every chain's mask as a part
 
     @torch.no_grad()
     def lay_out(self):
-        """Copy the weights into the blocks that compiled passes read."""
+        """Copy the weights that compiled passes read into blocks; prompts read the originals."""
         for block in self.model["layers"]:
             add_blocks(block)
-        for name, head in (("blocks", self.lm_head.weight), ("draft_blocks", self.draft_head)):
-            if head is not None:
-                self.register_buffer(name, in_blocks(head), persistent=False)
+        self.head_blocks = in_blocks(self.passes_head())
+
+    def passes_head(self):
+        return self.lm_head.weight if self.draft_head is None else self.draft_head
 
     def prepare(self):
         """Compile for every size in ROWS. Raises ValueError where no C++ compiler works."""
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
         self.lay_out()
-        head = self.lm_head.weight if self.draft_head is None else self.draft_head
         for rows in sizes(self.lm_head.weight):
             compiled_block(self.shape, rows, self.dtype)
-            compiled_head(self.shape, len(head), rows, self.dtype)
+            compiled_head(self.shape, len(self.passes_head()), rows, self.dtype)
 
     def new_cache(self, capacity, start=0, stop=None, batch=1):
         padded_capacity = capacity + ROWS[-1]
@@ -101,24 +102,27 @@ class StaticLlama(Llama):
         return hidden
 
     def logits(self, hidden):
-        return self.compiled_logits(super().logits, self.lm_head.weight, self.blocks, hidden)
+        if self.draft_vocabulary is not None:
+            return super().logits(hidden)
+        return self.compiled_logits(super().logits, hidden)
 
     def draft_logits(self, hidden):
         if self.draft_vocabulary is None:
             return self.logits(hidden)
-        return self.compiled_logits(super().draft_logits, self.draft_head, self.draft_blocks, hidden)
+        return self.compiled_logits(super().draft_logits, hidden)
 
-    def compiled_logits(self, eager, head, blocks, hidden):
-        """Hidden (R, hidden) -> logits (R, V) by ``head`` (V, hidden), or by ``eager``."""
+    def compiled_logits(self, eager, hidden):
+        """Hidden (R, hidden) -> logits (R, V) by the head of passes, or by ``eager``."""
         if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > sizes(hidden)[-1]:
             return eager(hidden)
-        rows = padded_to(len(hidden))
-        run = compiled_head(self.shape, len(head), rows, hidden.dtype)
-        return run(self.model["norm"], blocks, padded(hidden, rows), len(head))[: len(hidden)]
+        tokens, rows = len(self.passes_head()), padded_to(len(hidden))
+        run = compiled_head(self.shape, tokens, rows, hidden.dtype)
+        passed = self.model["norm"], self.head_blocks, padded(hidden, rows), tokens
+        return run(*passed)[: len(hidden)]
 
 
 def static_twin(model):
-    """The StaticLlama with the weights of ``model``, in one memory where they lie by rows."""
+    """The StaticLlama with the weights of ``model``: shared where by rows, and those in blocks."""
     with torch.device("meta"):
         twin = StaticLlama(model.config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -136,7 +140,8 @@ def on_gpu(device):
 
 def sizes(tensor):
     """The numbers of rows to compile for, on the device and in the dtype of ``tensor``."""
-    return ROWS if tensor.dtype.itemsize >= 4 or on_gpu(tensor.device) else HALF_ROWS
+    quick = torch.cpu._is_avx512_bf16_supported() and not on_gpu(tensor.device)
+    return HALF_ROWS if quick and tensor.dtype.itemsize < 4 else ROWS
 
 
 def padded_to(rows):
