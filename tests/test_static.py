@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import ROOT, WEIGHTS, raises_line, random_llama, random_parents
 
 from s2d import generate, load_model
 from s2d.extras import compiled as compiling
 from s2d.extras import graphs, static
-from s2d.extras.compiled import compiled_block, shape_of
+from s2d.extras.compiled import compiled_block, in_blocks, product, shape_of
 from s2d.extras.static import ROWS, static_twin
 from s2d.tree import Dynamic, TreeAttention
 from s2d.user_cache import private_folder
@@ -38,7 +39,7 @@ SETTINGS = [
 @pytest.fixture(autouse=True)
 def compile_when_needed(monkeypatch):
     """Not all sizes at once, as most tests need few."""
-    monkeypatch.setattr(static.StaticLlama, "prepare", lambda self: None)
+    monkeypatch.setattr(static.StaticLlama, "prepare", static.StaticLlama.lay_out)
 
 
 def models(**changes):
@@ -128,6 +129,15 @@ def test_norms_without_a_floor_and_rows_that_lie_apart(monkeypatch):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("outputs", [1, 7, 8, 9, 61])
+def test_a_product_by_blocks_is_the_linear_one(outputs):
+    """Zeros fill the last block where its size does not divide the outputs."""
+    weight, x = (torch.randn(n, 24, dtype=torch.float64) for n in (outputs, 6))
+    for rows in (x[:1], x[None], x.t().contiguous().t()):
+        close(product(rows, in_blocks(weight), outputs), F.linear(rows, weight))
+
+
+@torch.inference_mode()
 def test_heads_are_the_eager_ones():
     for model in (random_llama(0), models()[0][1]):
         compiled = static_twin(model)
@@ -175,7 +185,7 @@ def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows):
     for inference in (True, False):
         compiled_block.cache_clear()  # what is read from disk takes on the mode it is read in
         with torch.inference_mode(inference):
-            models, each = [random_llama(seed) for seed in (2, 3)], []
+            models, each = [static_twin(random_llama(seed)) for seed in (2, 3)], []
             run_block = compiled_block(shape_of(models[0].config), rows, torch.float64)
             for number, length in enumerate(sorted(n for n in lengths if n > rows)):
                 keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
