@@ -16,7 +16,7 @@ from helpers import ROOT, WEIGHTS, raises_line, random_llama, random_parents
 from s2d import generate, load_model
 from s2d.extras import compiled as compiling
 from s2d.extras import graphs, static
-from s2d.extras.compiled import compiled_block, in_blocks, product, shape_of
+from s2d.extras.compiled import add_blocks, compiled_block, in_blocks, product, shape_of
 from s2d.extras.static import ROWS, static_twin
 from s2d.tree import Dynamic, TreeAttention
 from s2d.user_cache import private_folder
@@ -185,7 +185,9 @@ def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows):
     for inference in (True, False):
         compiled_block.cache_clear()  # what is read from disk takes on the mode it is read in
         with torch.inference_mode(inference):
-            models, each = [static_twin(random_llama(seed)) for seed in (2, 3)], []
+            models, each = [random_llama(seed) for seed in (2, 3)], []
+            for block in (*models[0].model["layers"], *models[1].model["layers"]):
+                add_blocks(block)
             run_block = compiled_block(shape_of(models[0].config), rows, torch.float64)
             for number, length in enumerate(sorted(n for n in lengths if n > rows)):
                 keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))

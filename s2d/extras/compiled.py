@@ -24,6 +24,7 @@ from ..user_cache import private_folder
 
 OPTIONS = {  # of the compiler
     "max_fusion_size": 8,  # more sums in one loop would not fit the registers
+    "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
     "cpp.enable_floating_point_contract_flag": "fast",  # one instruction multiplies and adds
     "size_asserts": False,
 }
