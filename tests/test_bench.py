@@ -205,7 +205,6 @@ def test_the_command_beside_transformers(capsys, tmp_path):
 
 
 def test_greedy_answers_are_the_same_whatever_the_method(mini, tokenizer):
-    """Also the peer's, made of the same weights."""
     target, draft = mini("mini-7b"), mini("mini-draft")
     methods = {name: (False, {"method": name}) for name in ("ar", "s2d", "mcsd", "s2d-tree")}
     peers = bench_methods.transformers_methods(target, draft)

@@ -164,7 +164,6 @@ def test_a_template_that_fails_or_leaves_the_sandbox(trained, monkeypatch, templ
 
 
 def test_the_alarm_of_a_template_is_over_with_it():
-    """Nothing rings later, and who had set the alarm before has it again."""
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     assert ChatTemplate("here", "{{ messages[0]['content'] }}!", {}).render(["Hi"]) == "Hi!"
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

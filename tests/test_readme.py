@@ -6,7 +6,7 @@ import shlex
 import subprocess
 
 import pytest
-from helpers import ROOT, refuses
+from helpers import ROOT, WEIGHTS, refuses
 
 import run
 from s2d import generate
@@ -116,12 +116,11 @@ def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
 
 @pytest.mark.parametrize("name", ["mini-7b", "mini-13b", "mini-70b", "mini-draft"])
 def test_shipped_folders_are_small_and_complete(name):
-    folder = ROOT / "weights"
     files = {"config.json", "model.safetensors", "tokenizer.model", "tokenizer_config.json"}
     if name == "mini-draft":
         files |= {f"decision-{size}.safetensors" for size in ("7b", "13b", "70b")}
-    assert {path.name for path in (folder / name).iterdir()} == files
-    shipped = [*folder.glob("mini-*/*"), *folder.glob("smollm2-draft/*")]
+    assert {path.name for path in (WEIGHTS / name).iterdir()} == files
+    shipped = [*WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("smollm2-draft/*")]
     assert sum(path.stat().st_size for path in shipped) < 58 * 2**20
 
 

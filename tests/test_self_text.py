@@ -170,7 +170,7 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
 
 
 def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, capsys):
-    arguments = ["--lora", "4", "--draft-vocabulary", "100", *LEARNING, "2"]
+    arguments = ["--lora", "4", "--draft-vocabulary", "100", *LEARNING, "2", "--millions", "0.0005"]
     assert soft(asking, *arguments) == 0
     whole = (asking / "draft/adapter_model.safetensors").read_bytes()
     shutil.rmtree(asking / "draft")

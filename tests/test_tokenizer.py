@@ -245,7 +245,6 @@ def test_what_beside_a_tokenizer_json_disagrees_with_it(trained):
 
 
 def test_texts_that_are_far_too_long_are_refused_before_they_are_encoded(tokenizer):
-    """Spaces aside: a token may stand for many."""
     tokenizer.refuse_longer("x" * 2559 + " " * 5000, 10)
     message = "has 10 tokens or more; the context has 10 positions"
     raises_line(tokenizer.refuse_longer, ValueError, message, "x" * 2560, 10)
