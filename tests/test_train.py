@@ -241,9 +241,9 @@ def test_a_copying_start(kv_heads):
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, smaller: every member loads; --resume keeps all."""
     small = family.shape(5, 64, 2, 1)
-    targets = {name: (small, 0.01, 1e-3, True) for name in family.TARGETS}
+    targets = {name: (small, 0.003, 1e-3, True) for name in family.TARGETS}
     monkeypatch.setattr(family, "TARGETS", targets)
-    monkeypatch.setattr(family, "DRAFT_TOKENS", 0.01)
+    monkeypatch.setattr(family, "DRAFT_TOKENS", 0.003)
     assert train.main(["mini", "--out", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {*family.TARGETS, "mini-draft"}
     for name in family.TARGETS:
