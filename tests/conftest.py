@@ -3,11 +3,19 @@
 import functools
 
 import pytest
+import torch
 from helpers import WEIGHTS
+from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
 from s2d.extras import compiled
 from s2d.user_cache import private_folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Small models are faster on one."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +46,9 @@ def nothing_compiled(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def tokenizer():
     return Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a tokenizer.json alone, of which tests change the configuration."""
+    return save_trained(tmp_path_factory.mktemp("trained"))

@@ -1,5 +1,6 @@
 """Exact output distributions: every tree a draft can draw, every outcome of a verifier's tests."""
 
+import functools
 import sys
 from unittest import mock
 
@@ -65,9 +66,10 @@ def joint_of(emit, p, length):
     ``emit(sampler)`` returns emitted tokens. Where they are fewer, p follows, as in later steps.
     """
     joint = torch.zeros((len(p(())),) * length, dtype=torch.float64)
+    rest = functools.cache(lambda tokens: joint_distribution(p, length - len(tokens), tokens))
     for tokens, probability in enumerate_outcomes(emit):
         tokens = tuple(tokens[:length])
-        joint[tokens] += probability * joint_distribution(p, length - len(tokens), tokens)
+        joint[tokens] += probability * rest(tokens)
     return joint
 
 
@@ -140,22 +142,3 @@ def next_token_model(model, prompt, temperature=1.0, top_p=1.0):
         return known[prefix]
 
     return distribution
-
-
-def random_distribution(generator, size, zeros=0.0):
-    weights = torch.rand(size, dtype=torch.float64, generator=generator) ** 3
-    weights[torch.rand(size, generator=generator) < zeros] = 0
-    weights[0] += 1e-3 * (weights.sum() == 0)
-    return weights / weights.sum()
-
-
-def random_model(seed, vocab, zeros=0.0):
-    """A language model at its smallest: a random distribution after every prefix."""
-    generator, known = torch.Generator().manual_seed(seed), {}
-
-    def model(prefix):
-        if prefix not in known:
-            known[prefix] = random_distribution(generator, vocab, zeros)
-        return known[prefix]
-
-    return model

@@ -1,4 +1,4 @@
-"""What several tests share: small random Llamas, and transformers made comparable in float64."""
+"""What several tests share: small random Llamas and distributions, programs and their errors."""
 
 import json
 import multiprocessing
@@ -10,25 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from s2d.model import Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
+SHARED = ROOT.parent / "shared/data"  # more to compare with, where it is there
 
-TINY = LlamaConfig(
-    vocab_size=61,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=128,
-    eos_token_ids=(2,),
-)
+SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8)
+HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
+TINY = LlamaConfig(**SIZES, **HEADS, max_position_embeddings=128, eos_token_ids=(2,))
 # config.json of Llama 2 7B, as it is on the hub.
 LLAMA_2 = {
     **{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"]},
@@ -62,6 +53,25 @@ def nearly_equal(seed, **changes):
 def random_tokens(seed, count, vocab=61):
     """A list of ids."""
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def random_distribution(generator, size, zeros=0.0):
+    weights = torch.rand(size, dtype=torch.float64, generator=generator) ** 3
+    weights[torch.rand(size, generator=generator) < zeros] = 0
+    weights[0] += 1e-3 * (weights.sum() == 0)
+    return weights / weights.sum()
+
+
+def random_model(seed, vocab, zeros=0.0):
+    """A language model at its smallest: a random distribution after every prefix."""
+    generator, known = torch.Generator().manual_seed(seed), {}
+
+    def model(prefix):
+        if prefix not in known:
+            known[prefix] = random_distribution(generator, vocab, zeros)
+        return known[prefix]
+
+    return model
 
 
 def program(main, *arguments):
@@ -98,21 +108,25 @@ def change_json(file, **fields):
     file.write_text(json.dumps(changed))
 
 
+def contents(folder):
+    """{path in it: bytes} of all files below a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
 def run_and_kill(seconds, function, *arguments):
-    """Run ``function`` in a process of its own for at most ``seconds``; returns how long it ran."""
+    """Run ``function`` in a process of its own for at most ``seconds``; returns how long it ran.
+
+    A forked process has none of its parent's threads: conftest.py sees to it that there are none.
+    """
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=_alone, args=(function, *arguments))
+    process = context.Process(target=function, args=arguments)
     process.start()
     began = time.monotonic()
     process.join(seconds)
     process.kill()
     process.join()
     return time.monotonic() - began
-
-
-def _alone(function, *arguments):
-    torch.set_num_threads(1)  # a forked process has none of its parent's threads
-    function(*arguments)
 
 
 def peak_growth(before, measured, *arguments):
@@ -150,38 +164,3 @@ def path_of(parents, node):
         path.append(node)
         node = parents[node]
     return path[::-1]
-
-
-def load_transformers(folder, dtype):
-    """LlamaForCausalLM in ``dtype``, with torch's RMSNorm: its own rounds float64 to float32."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    if dtype == torch.float64:
-        for module in list(model.modules()):
-            for name, child in list(module.named_children()):
-                if isinstance(child, LlamaRMSNorm):
-                    norm = torch.nn.RMSNorm(
-                        child.weight.shape, eps=child.variance_epsilon, dtype=dtype
-                    )
-                    norm.weight = child.weight
-                    setattr(module, name, norm)
-    return model
-
-
-def transformers_greedy(model, tokens, count):
-    """New tokens of transformers' greedy generate."""
-    tokens = torch.tensor([tokens])
-    how = dict(attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0)
-    return model.generate(tokens, max_new_tokens=count, **how)[0, tokens.shape[1] :].tolist()
-
-
-def assert_greedy(model, prompt, tokens, count):
-    """``tokens`` are what transformers writes greedily: its argmax each time, in one pass.
-
-    They end with EOS or are ``count``, and no EOS is inside.
-    """
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-    assert tokens == logits.argmax(dim=-1).tolist()
-    eos = model.generation_config.eos_token_id
-    ends = {eos} if isinstance(eos, int) else set(eos)
-    assert not ends.intersection(tokens[:-1]) and (len(tokens) == count or tokens[-1] in ends)

@@ -133,7 +133,6 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
 
     for changes, message in (
         ({"peft_type": "IA3"}, "peft_type is 'IA3'; only 'LORA'"),
-        ({"peft_type": None}, "peft_type is 'None'; only 'LORA'"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"use_dora": True}, "use_dora is True"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is"),

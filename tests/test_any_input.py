@@ -1,7 +1,6 @@
 """Whatever a user hands in, run.py answers, or says in one line what is wrong and exits with 2.
 
-Hypothesis invents models' files and options; where a case fails it prints a line that brings the
-same case back.
+Where an invented case fails, Hypothesis prints a line that brings the same case back.
 """
 
 import contextlib
@@ -51,10 +50,7 @@ def cases(count):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders with a target, the same in shards, or with a tokenizer.json, and with a draft.
-
-    Beside them one with the file of a decision model made for the draft.
-    """
+    """Folders: a target; the same in shards, and with a tokenizer.json; a draft; its decisions."""
     folder = tmp_path_factory.mktemp("models")
     names = ("target", "sharded", "json", "draft", "decision")
     made = SimpleNamespace(**{name: folder / name for name in names})
@@ -68,15 +64,6 @@ def models(tmp_path_factory):
     made.decision.mkdir()
     save_decision(Decision("stats", 16, 0.4, fingerprint(draft)), made.decision / DECISION)
     return made
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tiny models are faster on one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -152,8 +139,8 @@ VALUES = st.recursive(
 )
 
 
-# JSON text of arrays or objects in each other.
-DEPTHS = st.integers(900, 1000) | st.just(50_000)  # Python's own limit is near 1000
+# JSON text of arrays or objects in each other; Python's own limit is near 1000.
+DEPTHS = st.integers(900, 1000) | st.just(50_000)
 PAIRS = st.sampled_from([("[", "]"), ('{"a":', "}")])
 DEEP = st.builds(lambda depth, pair: pair[0] * depth + "0" + pair[1] * depth, DEPTHS, PAIRS)
 JSON = st.one_of(*[VALUES.map(json.dumps)] * 3, DEEP)
@@ -196,12 +183,11 @@ OTHERS = (
     "exit_layers thresholds draft_stop draft_tree eos_token_id torch_dtype rope_parameters"
 ).split()
 LISTS = ("exit_layers", "thresholds", "draft_tree", "eos_token_id")
+SHORT_LISTS = st.lists(NUMBERS, max_size=4).map(json.dumps)
 CHANGES = st.one_of(
     st.dictionaries(st.sampled_from(COUNTS + OTHERS), st.none() | JSON, min_size=1, max_size=3),
     st.dictionaries(st.sampled_from(COUNTS), NUMBERS.map(json.dumps), min_size=1, max_size=2),
-    st.dictionaries(
-        st.sampled_from(LISTS), st.lists(NUMBERS, max_size=4).map(json.dumps), min_size=1
-    ),
+    st.dictionaries(st.sampled_from(LISTS), SHORT_LISTS, min_size=1),
     st.dictionaries(st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE, min_size=1),
 )
 SOME_OPTIONS = st.tuples(
@@ -233,9 +219,8 @@ DAMAGED += [("decision", DECISION)]
 def test_a_damaged_file(models, whose, name, damage, options):
     """Truncated anywhere, or with flipped bits: of the safetensors in header or numbers."""
     content = damaged((getattr(models, whose) / name).read_bytes(), damage)
-    if whose == "decision":  # of the options some are refused before it is read
-        options = ()
-    run_changed(models, whose, name, content, *options)
+    # Of the options some would be refused before a decision model is read.
+    run_changed(models, whose, name, content, *(() if whose == "decision" else options))
 
 
 NO_SHARDS = ["", "a\nb", "a\0b", "x" * 300, "config.json", INDEX]
@@ -257,12 +242,10 @@ def test_any_index_of_shards(models, data, whole, options):
 
 TOKEN_TEXTS = st.sampled_from(["<s>", "</s>", "<|eot|>", "<x>", "A", ""]) | ANY_TEXT
 TOKEN_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), st.booleans())
-TOKEN = st.fixed_dictionaries(
-    {"content": TOKEN_TEXTS}, optional=TOKEN_FLAGS | {"special": SCALARS, "other": SCALARS}
-)
-FULL_TOKEN = st.fixed_dictionaries(
-    {"id": st.integers(0, 600), "content": TOKEN_TEXTS, "special": st.booleans(), **TOKEN_FLAGS}
-)
+MORE = TOKEN_FLAGS | {"special": SCALARS, "other": SCALARS}
+TOKEN = st.fixed_dictionaries({"content": TOKEN_TEXTS}, optional=MORE)
+FULL = TOKEN_FLAGS | {"id": st.integers(0, 600), "content": TOKEN_TEXTS, "special": st.booleans()}
+FULL_TOKEN = st.fixed_dictionaries(FULL)
 TOKENS = st.dictionaries(st.integers(0, 1030).map(str) | ANY_TEXT, TOKEN, max_size=3)
 IDS = st.dictionaries(ANY_TEXT | st.just("</s>"), st.integers(1020, 1030) | NUMBERS, max_size=3)
 BESIDE = st.one_of(
@@ -280,7 +263,6 @@ FILES = st.sampled_from(["tokenizer_config.json", "special_tokens_map.json", "ad
 @given(name=FILES, changes=st.lists(BESIDE, max_size=3).map(dict) | IDS, whole=st.none() | JSON)
 @pytest.mark.parametrize("whose", ["target", "json"])
 def test_any_file_beside_a_tokenizer(models, whose, name, changes, whole):
-    """Any fields, any JSON instead of an object."""
     file = getattr(models, whose) / name
     fields = {key: json.dumps(value) for key, value in changes.items()}
     content = whole or with_fields(read_object(file) if file.is_file() else {}, fields)
@@ -349,11 +331,9 @@ def test_any_header_of_a_decision_model(models, data, options):
     whole = (models.decision / DECISION).read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
     header, tensors = json.loads(whole[8:end]), whole[end:]
-    config = header.pop("__metadata__")["decision"]
-    fields = st.sampled_from(["features", "hidden_size", "threshold", "draft"])
-    changed = st.dictionaries(fields, st.none() | JSON, max_size=2).map(
-        lambda each: with_fields(json.loads(config), each)
-    )
+    config = json.loads(header.pop("__metadata__")["decision"])
+    changes = st.dictionaries(st.sampled_from(sorted(config)), st.none() | JSON, max_size=2)
+    changed = changes.map(lambda each: with_fields(config, each))
     metadata = st.builds(lambda text: json.dumps({"decision": text}), changed | JSON | ANY_TEXT)
     described = {
         "dtype": st.sampled_from(KINDS).map(json.dumps) | JSON,
@@ -372,18 +352,17 @@ def test_any_header_of_a_decision_model(models, data, options):
 
 # ------------------------------------------------------------------------------------------ options
 
-NUMERALS = (NUMBERS | st.floats(0, 1)).map(str)
-LISTED = st.lists(
-    st.integers(-1, 6).map(str) | st.floats(-0.5, 1.5).map(str) | NUMERALS, max_size=4
-).map(",".join)
+NUMERALS = (NUMBERS | st.floats(-0.5, 1.5)).map(str)
+LISTED = st.lists(st.integers(-1, 6).map(str) | NUMERALS, max_size=4).map(",".join)
 FEW = st.integers(1, 12).map(str)
 NONSENSE = ANY_TEXT | st.sampled_from(
     ["", " ", "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "x" * 5000]
     + "- -- nan inf -inf 1e-40 1e-7 1e400 -0 1_0 , 1,,2 %s {0} . / /etc/passwd /dev/null".split()
     + ["9" * 30, "9" * 5000, "TARGET", "SHARDED", "DRAFT", "DECISION"]
 )
-DEVICES = "cpu:0 cuda:00 cuda:128 cuda:255 cuda:999 meta CPU cuda:\u0661".split()
-DEVICES = st.sampled_from([*DEVICES, "cuda:1 "])
+DEVICES = st.sampled_from(
+    "cpu:0 cuda:00 cuda:128 cuda:999 meta CPU cuda:\u0661".split() + ["cuda:1 "]
+)
 SOME = """target TARGET SHARDED; draft DRAFT TARGET; prompt A_word -; device cpu
 temperature 0 1e-6 0.7 1 1e300; top-p 1e-40 0.5 1; seed 0 1 9223372036854775807; exits 1 2 1,2
 thresholds 0 0.5,0 1e-40,1; tree 4,2,2,1 1,1 70; init draft target; stop DECISION 0.5 0
@@ -407,7 +386,7 @@ ANY_OPTION = st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value)
 STRANGE = st.lists(ANY_OPTION | st.tuples(NONSENSE), max_size=2)
 
 
-@cases(500)
+@cases(300)
 @given(sensible=SENSIBLE, strange=STRANGE, joined=st.booleans(), stdin=st.binary(max_size=30))
 def test_any_options(models, sensible, strange, joined, stdin):
     """Any combination, most with values that fit, some with any text; on stdin any bytes."""
@@ -425,22 +404,19 @@ def test_any_options(models, sensible, strange, joined, stdin):
 # -------------------------------------------------------------------------------- once found faults
 
 OPTIONS = [
-    (["--temperature", "1e-40"], "temperature must be 0 or at least 1e-06"),
     (["--temperature", "1", "--top-p", "1e-9"], None),  # keeps the likeliest token
-    (["--temperature", "1", "--top-p", "1e-50"], None),
     (["--prompt", "half a pair: \ud800"], "character 13 of the text is no Unicode character"),
     (["--draft", "two\nlines"], "no model folder at two lines"),
     (["--device", "cuda:00"], "unknown device 'cuda:00'"),
-    (["--device", "cuda:\u0661"], "unknown device"),
     (["--device", "cuda:128"], "device 'cuda:128' was asked for, but torch sees"),
     (f"--method s2d-tree --tree-top-k 1024 --tree-depth {CONTEXT} --tree-size 8".split(), ""),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), OPTIONS)
-def test_what_was_once_not_refused_in_an_option_or_not_taken(models, options, message):
-    code, error = run_models(models.target, models.draft, *options)
-    assert code == (0 if message is None else 2) and (message or "") in error
+def test_what_was_once_not_refused_in_an_option_or_not_taken(models):
+    for options, message in OPTIONS:
+        code, error = run_models(models.target, models.draft, *options)
+        assert code == (0 if message is None else 2) and (message or "") in error
 
 
 @pytest.mark.parametrize("damage", ["no numbers", "no numbers in later steps", "huge numbers"])
@@ -489,6 +465,5 @@ TOO_LARGE = [
 
 @pytest.mark.parametrize(("change", "options"), TOO_LARGE)
 def test_more_than_there_is_memory_for(models, change, options):
-    """Sizes that are each within their limits and together are not."""
     content = json.dumps(read_object(models.target / "config.json") | change).encode()
     assert run_changed(models, "target", "config.json", content, *options)[0] == 2

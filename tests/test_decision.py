@@ -1,20 +1,16 @@
 """The decision model: what it sees, how it learns, what it refuses; it decides where drafts end."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, random_llama
+from helpers import WEIGHTS, assert_refused, raises_line, random_llama
 
 from s2d import generate
 from s2d.draft import Prediction
-from s2d.extras.decision import (
-    Decision,
-    child_probabilities,
-    fingerprint,
-    load_decision,
-    save_decision,
-)
+from s2d.extras import decision
+from s2d.extras.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.generate import start
 from s2d.train import __main__ as train
 from s2d.train.decision import auc, fit_decision
@@ -46,9 +42,9 @@ def test_the_two_feature_sets():
 
 def test_siblings_divide_what_the_first_leaves():
     probs = torch.tensor([[0.5, 0.3, 0.1], [0.25, 0.25, 0.25]])
-    found = child_probabilities(torch.tensor([0.8, 0.2]), probs)
+    found = decision.child_probabilities(torch.tensor([0.8, 0.2]), probs)
     assert torch.allclose(found, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
-    alone = child_probabilities(torch.tensor([0.7]), probs[:1, :1])
+    alone = decision.child_probabilities(torch.tensor([0.7]), probs[:1, :1])
     assert alone.item() == pytest.approx(0.7)
 
 
@@ -129,17 +125,14 @@ def test_files_keep_their_configuration_and_their_draft(tmp_path):
 
 def test_what_does_not_fit_is_refused(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
+    refused = partial(raises_line, load_decision)
     save_decision(Decision("stats", 32, 0.4, fingerprint(draft)), file)
     other = f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32"
-    with pytest.raises(ValueError, match=other):
-        load_decision(file, random_llama(2))
-    with pytest.raises(ValueError, match="of width 64"):
-        load_decision(file, random_llama(1, hidden_size=64))
-    with pytest.raises(FileNotFoundError, match="no decision model at"):
-        load_decision(tmp_path / "nowhere", draft)
+    refused(ValueError, other, file, random_llama(2))
+    refused(ValueError, "of width 64", file, random_llama(1, hidden_size=64))
+    refused(FileNotFoundError, "no decision model at", tmp_path / "nowhere", draft)
     for name in ("model.safetensors", "config.json"):
-        with pytest.raises(ValueError, match=r"is not a decision model[^\n]*$"):
-            load_decision(WEIGHTS / "mini-draft" / name, draft)
+        refused(ValueError, "is not a decision model", WEIGHTS / "mini-draft" / name, draft)
 
 
 def train_decision(out, *more):
@@ -153,17 +146,14 @@ def test_the_training_command(tmp_path, capsys):
     assert re.search(r"kept out: \d+ drafted tokens, AUC 0\.\d+", capsys.readouterr().out)
     assert out.is_file()
     (tmp_path / "mine").write_text("mine")
-    for file, change, message in (
-        (out, ["--prompts", "2"], "too few to train on"),
-        (out, ["--target", "nowhere"], "no model folder"),
-        (out, ["--threshold", "2"], "the threshold is within 0..1"),
-        (tmp_path / "mine", [], "is there already and is no decision model"),
-    ):
-        assert_refused(capsys, message, train_decision, file, *change)
+    refused = partial(assert_refused, capsys)
+    refused("too few to train on", train_decision, out, "--prompts", "2")
+    refused("no model folder", train_decision, out, "--target", "nowhere")
+    refused("the threshold is within 0..1", train_decision, out, "--threshold", "2")
+    refused("is there already and is no decision", train_decision, tmp_path / "mine")
 
 
 @pytest.mark.parametrize("target", ["7b", "13b", "70b"])
 def test_shipped_models_belong_to_the_shipped_draft(mini, target):
     file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
-    shipped = load_decision(file, mini("mini-draft"))
-    assert 0.0 < shipped.threshold < 1.0
+    assert 0.0 < load_decision(file, mini("mini-draft")).threshold < 1.0

@@ -5,23 +5,17 @@ import sys
 import pytest
 import torch
 from enumeration import generated_distribution
-from helpers import (
-    WEIGHTS,
-    assert_greedy,
-    load_transformers,
-    nearly_equal,
-    random_llama,
-    random_tokens,
-)
+from helpers import WEIGHTS, nearly_equal, raises_line, random_llama, random_tokens
+from theirs import assert_greedy, load_transformers
 
 from s2d import generate
 from s2d.bench.specbench import held_out_prompts
-from s2d.generate import METHODS, choose_shape, start
+from s2d.generate import METHODS, start
 from s2d.proposal import TARGET
 from s2d.tree import Dynamic, ancestor_mask
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
-PER_GROUP, NEW = 9, 40  # 54 prompts in all
+PER_GROUP, NEW = 6, 40  # 36 prompts in all
 
 
 class ByLastToken:
@@ -51,27 +45,22 @@ SETTINGS = [
 ]
 
 
-def max_depth(target, draft, method, draft_length=None, tree=None, **_):
-    return choose_shape(target.config, draft, method, 0.0, draft_length, tree).depth
-
-
 @pytest.mark.parametrize("number", range(3))
 def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, number):
-    """18 prompts a target, each through half of the settings; EOS ends many of them."""
+    """12 prompts a target, each through a third of the settings; EOS ends many of them."""
     name, ended_inside = TARGETS[number], 0
     target, draft = mini(name), mini("mini-draft")
     theirs = load_transformers(WEIGHTS / name, torch.float64)
     for index, prompt in enumerate(held_out_prompts(tokenizer, PER_GROUP)[number::3]):
         alone = generate(target, prompt, method="ar", max_new_tokens=NEW).tokens
         assert_greedy(theirs, prompt, alone, NEW)
-        for setting in SETTINGS[index % 2 :: 2]:
+        for setting in SETTINGS[index % 3 :: 3]:
             output = generate(target, prompt, draft, max_new_tokens=NEW, **setting)
             assert output.tokens == alone and output.exact, setting
             lengths = output.stats.accept_lengths
             assert sum(lengths) == len(alone)
-            assert max(lengths) <= max_depth(target, draft, **setting) + 1
             ended_inside += alone[-1] == tokenizer.eos_id and lengths[-1] > 1
-    assert ended_inside > 5  # EOS did arrive among accepted draft tokens
+    assert ended_inside > 3  # EOS did arrive among accepted draft tokens
 
 
 SMALL = {
@@ -116,8 +105,8 @@ def test_context_limit_stops_cleanly(draft_positions):
         ):
             output = generate(target, prompt, draft, max_new_tokens=1000, **setting)
             assert output.tokens == alone
-    with pytest.raises(ValueError, match="has 64 tokens; the target's context of 64 is full"):
-        generate(target, [1] * 64, method="ar")
+    full = "has 64 tokens; the target's context of 64 is full"
+    raises_line(generate, ValueError, full, target, [1] * 64, method="ar")
 
 
 def test_max_new_tokens_is_never_exceeded():
@@ -128,40 +117,31 @@ def test_max_new_tokens_is_never_exceeded():
             assert len(generate(target, [1, 2], target, "sd", **options).tokens) == count
 
 
-FIXED = [
-    dict(method="s2d"),
-    dict(method="mcsd", tree=(6, 1, 1, 1)),
-    dict(method="s2d-tree", tree=(3, 2, 1)),
-]
-
-
-@pytest.mark.parametrize("setting", FIXED)
-def test_no_mask_is_built_in_the_loop_for_fixed_shapes(setting, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "tree", "masks"),
+    [("s2d", None, 0), ("mcsd", (6, 1, 1, 1), 2), ("s2d-tree", (3, 2, 1), 2)],
+)
+def test_no_mask_is_built_in_the_loop_for_fixed_shapes(method, tree, masks, monkeypatch):
     """One for the target and one for the draft, none for chains; drafts may end anywhere."""
     built = []
     build = lambda parents: built.append(parents) or ancestor_mask(parents)  # noqa: E731
     monkeypatch.setattr(sys.modules["s2d.tree"], "ancestor_mask", build)
     draft = random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
-    options = dict(max_new_tokens=40, stop=ByLastToken(), **setting)
-    output = generate(random_llama(3, eos_token_ids=()), [5], draft, **options)
-    masks = 0 if setting["method"] == "s2d" else 2
+    options = dict(max_new_tokens=40, stop=ByLastToken(), tree=tree)
+    output = generate(random_llama(3, eos_token_ids=()), [5], draft, method, **options)
     assert output.stats.steps > 5 and len(built) == masks
 
 
 def test_statistics_add_up():
-    target = random_llama(3)
     draft = random_llama(4, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
-    alone = generate(target, [5], method="ar", max_new_tokens=20)
+    alone = generate(random_llama(3), [5], method="ar", max_new_tokens=20)
     assert alone.stats.mean_accepted_tokens == 1.0
     assert alone.stats.acceptance_rate == alone.stats.draft_forwards == 0
-    assert alone.stats.steps == len(alone.tokens)
-    output = generate(target, [5], draft, max_new_tokens=20, draft_length=3)
+    output = generate(random_llama(3), [5], draft, max_new_tokens=20, draft_length=3)
     stats = output.stats
     assert stats.mean_accepted_tokens == pytest.approx(len(output.tokens) / stats.steps)
-    assert 0 < stats.exit_counts.total() <= 3 * stats.steps
-    assert set(stats.exit_counts) <= {1, 2, 4}
+    assert 0 < stats.draft_levels <= 3 * stats.steps and set(stats.exit_counts) <= {1, 2, 4}
     assert stats.exit_counts.total() == stats.draft_levels == stats.draft_forwards  # a chain
-    assert stats.accepted == len(output.tokens) - stats.steps
     assert stats.acceptance_rate == stats.accepted / stats.draft_levels
     assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
 
@@ -229,15 +209,6 @@ def test_whoever_stops_iterating_keeps_what_there_is():
     assert generation.tokens == generate(random_llama(3), [5], method="ar").tokens[:4]
 
 
-def test_the_same_seed_gives_the_same_text():
-    target, draft = random_llama(5), random_llama(6)
-    options = dict(max_new_tokens=40, temperature=1.0)
-    first, again, other = (
-        generate(target, [7], draft, "sd", seed=seed, **options).tokens for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
 SAMPLED = {
     "ar": dict(method="ar"),
     "sd": dict(method="sd", draft_length=3),
@@ -247,10 +218,8 @@ SAMPLED = {
     "s2d-tree, sampled": dict(method="s2d-tree", tree=(3, 1)),
     "s2d-tree": dict(method="s2d-tree", tree=Dynamic(2, 2, 3)),
     "mcsd, dynamic": dict(method="mcsd", tree=Dynamic(2, 2, 4)),
-    "mcsd, stopped by the path": dict(method="mcsd", tree=(1, 1, 2), stop=ByLastToken(0.25)),
-    "s2d-tree, stopped by the path": dict(
-        method="s2d-tree", tree=Dynamic(2, 3, 4), stop=ByLastToken()
-    ),
+    "mcsd, stopped": dict(method="mcsd", tree=(1, 1, 2), stop=ByLastToken(0.25)),
+    "s2d-tree, stopped": dict(method="s2d-tree", tree=Dynamic(2, 3, 4), stop=ByLastToken()),
     "s2d, root from the target": dict(method="s2d", draft_length=2, init="target"),
     "mcsd, root from the target": dict(method="mcsd", tree=(1, 2), init="target"),
     "s2d-tree, root from the target": dict(method="s2d-tree", tree=Dynamic(1, 2, 2), init="target"),
@@ -258,19 +227,16 @@ SAMPLED = {
 THREE_TOKENS = dict(vocab_size=3, num_hidden_layers=2, scale=0.15, eos_token_ids=())
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
 @pytest.mark.parametrize("row", SAMPLED)
-def test_sampled_tokens_have_the_targets_joint_distribution(row, top_p):
-    """Every outcome of a step's draws and tests, with the target's distribution behind them.
-
-    A root from the target is emitted by the step after; there all steps are enumerated.
-    """
+def test_sampled_tokens_have_the_targets_joint_distribution(row):
+    """Every outcome of a step, or of all where a root from the target is emitted by a later one."""
     options = SAMPLED[row]
     exits = dict(exit_layers=(1, 2), thresholds=(0.5, 0.0))
-    target, draft = random_llama(7, **THREE_TOKENS), random_llama(11, **THREE_TOKENS, **exits)
+    target = random_llama(7, **THREE_TOKENS | {"num_hidden_layers": 1})
+    draft = random_llama(11, **THREE_TOKENS, **exits)
     length, steps = (2, None) if "init" in options else (4, 1)
     used, stopped = set(), set()
-    for prompt in ([1, 2, 2], [0, 1]):
+    for top_p, prompt in ((1.0, [1, 2, 2]), (0.8, [0, 1])):
         found, expected, seen = generated_distribution(
             target, prompt, length, steps, draft=draft, temperature=1.5, top_p=top_p, **options
         )
@@ -284,8 +250,8 @@ def test_sampled_tokens_have_the_targets_joint_distribution(row, top_p):
 
 
 def test_a_history_of_steps_leaves_the_joint_distribution():
-    """All steps of four tokens, from caches that earlier steps have rolled back."""
-    target, draft = nearly_equal(9, **THREE_TOKENS)
+    """All steps of three tokens, from caches that earlier steps have rolled back."""
+    target, draft = nearly_equal(9, **THREE_TOKENS | {"num_hidden_layers": 1})
     for setting in (dict(method="s2d", draft_length=2), dict(method="mcsd", tree=(2, 1))):
         found, expected, seen = generated_distribution(
             target, [1, 2], 3, draft=draft, temperature=1.0, **setting

@@ -9,14 +9,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from helpers import WEIGHTS, load_transformers, program, random_llama, refuses
+from helpers import WEIGHTS, program, random_llama, refuses
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
+from theirs import load_transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import PROMPT, messages
 
 from s2d import Tokenizer, load_model
-from s2d.chat import ChatTemplate, chat_template
+from s2d.chat import chat_template
 from s2d.model import rope_frequencies
 from s2d.weights.__main__ import main
 from s2d.weights.gguf import GGUFFile
@@ -26,7 +27,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|a|>{% endif %}"
 )
-LLAMA3 = {"factor": 8.0, "llama3": (1.0, 4.0, 8192)}
+LLAMA3 = {"rope_factor": 8.0, "rope_llama3": (1.0, 4.0, 8192)}
 
 
 def rows_as_llama_cpp_has_them(array, heads):
@@ -34,11 +35,9 @@ def rows_as_llama_cpp_has_them(array, heads):
     return array.reshape(heads, 2, len(array) // heads // 2, -1).swapaxes(1, 2).reshape(array.shape)
 
 
-def write_gguf(
-    path, model, kind="F32", architecture="llama", tokenizer=None, rope=None, changes=()
-):
+def write_gguf(path, model, kind="F32", arch="llama", tokenizer=None, rope=None, changes=()):
     """A file of ``model`` with matrices of type ``kind``, as llama.cpp's converter writes it."""
-    writer, config = gguf.GGUFWriter(path, architecture), model.config
+    writer, config = gguf.GGUFWriter(path, arch), model.config
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -76,8 +75,7 @@ def quantised(array, type_):
     if not type_.name.endswith("_K"):
         return gguf.quants.quantize(array, type_)
     shape = gguf.quants.quant_shape_to_byte_shape(array.shape, type_)
-    rng = np.random.default_rng(array.size)
-    return rng.integers(0, 60, shape, dtype=np.uint8)  # no scale is infinite
+    return np.random.default_rng(0).integers(0, 60, shape, dtype=np.uint8)  # no infinite scale
 
 
 def byte_level(writer, size, pre="smollm", flag=True):
@@ -142,8 +140,7 @@ def test_tensors_equal_what_transformers_reads(tmp_path, kind, tied):
     how = {"gguf_file": "m.gguf", "dtype": torch.float32}
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, **how).state_dict()
     assert ours.keys() == theirs.keys() - ({"lm_head.weight"} if tied else set())
-    for name, tensor in ours.items():
-        assert torch.equal(tensor.float(), theirs[name]), name
+    assert all(torch.equal(tensor.float(), theirs[name]) for name, tensor in ours.items())
     matrices = {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
     assert ours["model.embed_tokens.weight"].dtype == matrices
     assert ours["model.norm.weight"].dtype == torch.float32
@@ -174,18 +171,16 @@ def test_byte_level_tokenizer_and_chat_template_come_along(tmp_path, pre):
     folder = converted(tmp_path / "m.gguf", llama(), tokenizer=partial(byte_level, pre=pre))
     ours, same = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
-    texts = ["the thin end", " in  the\n\nhinter 12 of 1212", "日本, naïve\t!"]
-    for text in [*texts, "<|user|>the<|end|>", "it's 1234567 x"]:
+    texts = "the thin end", " in  the\n\nhinter 12 of 1212", "日本, naïve\t!", "it's 1234567 x"
+    for text in [*texts, "<|user|>the<|end|>"]:
         ids = ours.encode(text)
         assert ids == same(text).input_ids, text
         if pre != "smollm" or "1" not in text:  # transformers forgets that its digits stand alone
             assert ids == theirs(text).input_ids, text
         assert ours.decode(ids) == same.decode(ids, skip_special_tokens=True)
-    template = chat_template(folder)
-    assert isinstance(template, ChatTemplate)
     said = ["the end", "in", "he"]
     expected = theirs.apply_chat_template(messages(said), **PROMPT)
-    assert ours.encode_chat(said, template) == expected
+    assert ours.encode_chat(said, chat_template(folder)) == expected
     assert load_model(folder).config.eos_token_ids == (0,)
 
 
@@ -228,14 +223,12 @@ def test_what_a_file_does_not_say(tmp_path):
 
 
 def test_rotary_embedding_comes_along(tmp_path):
-    changes = {"rope_theta": 500000.0, "max_position_embeddings": 16384}
-    scaled = llama(**changes, rope_factor=LLAMA3["factor"], rope_llama3=LLAMA3["llama3"])
-    plain = rope_frequencies(16, 500000.0, 1.0, None)
-    divisors = (plain / rope_frequencies(16, 500000.0, **LLAMA3)).numpy()
+    scaled = llama(rope_theta=500000.0, max_position_embeddings=16384, **LLAMA3)
+    plain, factors = rope_frequencies(16, 500000.0, 1.0, None), LLAMA3.values()
+    divisors = (plain / rope_frequencies(16, 500000.0, *factors)).numpy()
     assert divisors.min() == 1.0 and divisors.max() == 8.0  # frequencies of all kinds
-    linear = llama(rope_factor=4.0)
     tokens = torch.randint(0, 288, (1, 60))
-    for name, model, rope in (("linear", linear, None), ("llama3", scaled, divisors)):
+    for name, model, rope in (("a", llama(rope_factor=4.0), None), ("b", scaled, divisors)):
         read = load_model(converted(tmp_path / f"{name}.gguf", model, rope=rope))
         assert read.config.rope_factor == model.config.rope_factor
         assert read.config.rope_llama3 == model.config.rope_llama3
@@ -265,11 +258,9 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
 
     ones, linear = np.ones(8, dtype=np.float32), says("add_rope_scaling_factor", 4.0)
     for how, message in (
-        ({"architecture": "qwen2"}, "architecture is 'qwen2'; only 'llama' is supported"),
+        ({"arch": "qwen2"}, "architecture is 'qwen2'; only 'llama' is supported"),
         (tensor("blk.0.ffn_gate_exps.weight"), "'blk.0.ffn_gate_exps.weight' is none of the"),
-        (tensor("blk.7.attn_v.weight"), "'blk.7.attn_v.weight' is none of the Llama's"),
         ({"rope": ones * 3}, "its rope_freqs are not those of Llama 3"),
-        ({"rope": ones[:3]}, "its rope_freqs are not those of Llama 3"),
         (linear | {"rope": ones}, "it has both rope_freqs.weight and rope scaling {'rope_type': '"),
         (says("add_float32", "llama.rope.scale_linear", 2.0), "'rope.scale_linear' is not known"),
         (says("add_logit_scale", 2.0), "'logit_scale' is not known"),
@@ -291,14 +282,11 @@ def test_what_cannot_be_converted(tmp_path, capsys, monkeypatch):
 
 
 def test_a_damaged_file_is_one_line_or_a_folder(tmp_path, capsys):
-    """Any byte of the header changed: it is refused in one line, or makes a folder."""
     write_gguf(tmp_path / "m.gguf", llama(), "Q8_0")
     whole, rng = (tmp_path / "m.gguf").read_bytes(), random.Random(0)
     for number in range(60):
-        damaged = bytearray(whole)
+        damaged, folder = bytearray(whole), tmp_path / f"{number}"
         damaged[rng.randrange(8, 9000)] ^= 1 << rng.randrange(8)
         (tmp_path / "d.gguf").write_bytes(damaged)
-        code = program(main, "convert", tmp_path / "d.gguf", tmp_path / f"{number}")
-        out, error = capsys.readouterr()
-        assert code in (0, 2) and error.count("\n") == (code == 2), error
-        assert (tmp_path / f"{number}").exists() or code == 2
+        code, error = program(main, "convert", tmp_path / "d.gguf", folder), capsys.readouterr().err
+        assert code == (0 if folder.exists() else 2) and error.count("\n") == (code == 2), error

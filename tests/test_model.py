@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 import transformers
-from helpers import load_transformers, random_llama, random_tokens, transformers_greedy
+from helpers import random_llama, random_tokens
+from theirs import load_transformers, transformers_greedy
 
 from s2d import generate, load_model
 from s2d.weights import save_model
@@ -44,12 +45,10 @@ def folder(request, tmp_path):
 def as_transformers_4_writes(folder):
     """Rewrite config.json as transformers 4 did: rope_scaling, torch_dtype, no head_dim."""
     config = json.loads((folder / "config.json").read_text())
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope["rope_theta"]
-    kind = rope["rope_type"]
-    old = {"linear": {"type": "linear", "factor": rope.get("factor")}, "llama3": rope}
-    config["rope_scaling"] = old.get(kind)
-    config["torch_dtype"] = config.pop("dtype")
+    rope, dtype = config.pop("rope_parameters"), config.pop("dtype")
+    linear = {"type": "linear", "factor": rope.get("factor")}
+    config["rope_scaling"] = {"linear": linear, "llama3": rope}.get(rope["rope_type"])
+    config |= {"rope_theta": rope["rope_theta"], "torch_dtype": dtype}
     if config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]:
         del config["head_dim"]
     (folder / "config.json").write_text(json.dumps(config))
@@ -81,6 +80,7 @@ OURS = [
     dict(tie_word_embeddings=True),
     dict(rope_factor=4.0, rope_theta=5e3),
     dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), rope_theta=5e3),
+    dict(exit_layers=(1, 4), thresholds=(0.7, 0.0), draft_stop=0.3, draft_tree=(3, 5, 8)),
 ]
 
 
@@ -107,16 +107,11 @@ def test_cached_chunks_equal_one_pass():
 
 def test_layer_ranges_compose_to_the_whole():
     model, tokens = random_llama(6), torch.randint(0, 61, (2, 20))
-    hidden = model.run_layers(model.embed(tokens), 0, 1)
-    hidden = model.run_layers(hidden, 1, 3)
+    hidden = model.run_layers(model.run_layers(model.embed(tokens), 0, 1), 1, 3)
     assert torch.equal(model.logits(model.run_layers(hidden, 3, 4)), model(tokens))
 
 
-def test_half_precision_is_close_to_float32(tmp_path):
-    save_model(random_llama(7, scale=0.1), tmp_path / "m", dtype=torch.bfloat16)
-    tokens = torch.randint(0, 61, (1, 40))
-    with torch.inference_mode():
-        models = [load_model(tmp_path / "m", dtype=dtype) for dtype in ("float32", "bfloat16")]
-        full, half = (model(tokens) for model in models)
-    assert half.dtype == torch.bfloat16
-    assert (half - full).abs().max() < 0.05 * full.abs().max()
+def test_half_precision_is_close_to_float32():
+    tokens, model = torch.randint(0, 61, (1, 40)), random_llama(7, scale=0.1).bfloat16().float()
+    full, half = model(tokens), model.bfloat16()(tokens)
+    assert half.dtype == torch.bfloat16 and (half - full).abs().max() < 0.05 * full.abs().max()

@@ -44,7 +44,7 @@ def family(tmp_path_factory):
     """A grouped-query target whose vocabulary no number of ranks divides, and a similar draft."""
     folder = tmp_path_factory.mktemp("family")
     heads = dict(scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4)
-    target, draft = random_llama(0, **heads), random_llama(0, **heads, num_hidden_layers=3)
+    target, draft = (random_llama(0, **heads, num_hidden_layers=layers) for layers in (3, 2))
     weights = target.state_dict()
     draft.load_state_dict({name: weights[name] for name in draft.state_dict()})
     save_model(target, folder / "target", dtype=torch.float64)
@@ -61,8 +61,8 @@ def answers(target, draft, seed=3):
     found = []
     for method in METHODS:
         for temperature in (0.0, 1.0):
-            options = dict(temperature=temperature, max_new_tokens=40, seed=seed)
-            options |= dict(exits=(1, 3)) if method != "ar" else {}
+            options = dict(temperature=temperature, max_new_tokens=20, seed=seed)
+            options |= dict(exits=(1, 2)) if method != "ar" else {}
             output = generate(target, [1, 5, 9, 33], draft, method, **options)
             found.append([method, temperature, output.tokens])
     return found
@@ -70,10 +70,13 @@ def answers(target, draft, seed=3):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_divided_target_writes_the_same_tokens(family, ranks):
-    """In float64. Every rank holds its part of divided weights, whole norms and its own heads."""
-    result = answer_of(ranks, "decode_on_every_rank", family)
+    """In float64. Every rank holds its part of divided weights, whole norms and its own heads.
+
+    Rank 0 decides alone: the others' drafts and random choices differ, and nothing hangs.
+    """
+    result = answer_of(ranks, "decode_on_every_rank", family, timeout=300)
     target, draft = load_pair(family)
-    assert result["answers"] == answers(target, draft)
+    assert result["answers"] == [answers(target, draft)] * ranks
     assert result["logits_error"] < 1e-12
     norms = sum(p.numel() for p in target.parameters() if p.dim() == 1)
     divided = sum(p.numel() for p in target.parameters() if p.dim() == 2)
@@ -86,36 +89,16 @@ def decode_on_every_rank(family):
     with parallel.joined("cpu") as (mesh, device):
         target = parallel.load_target(family / "target", device, "float64", mesh)
         whole, draft = load_pair(family)
-        tokens = torch.arange(1, 30)[None]
-        held = [None] * mesh.size()
+        tokens, rank = torch.arange(1, 30)[None], mesh.get_local_rank()
         local = [getattr(p, "to_local", lambda p=p: p)() for p in target.parameters()]
+        error = (target(tokens) - whole(tokens)).abs().max().item()
+        for parameter in draft.parameters():
+            parameter += rank * torch.randn_like(parameter)
+        every, held = [None] * mesh.size(), [None] * mesh.size()
+        dist.all_gather_object(every, answers(target, draft, seed=3 + rank))
         dist.all_gather_object(held, sum(tensor.numel() for tensor in local))
-        result = {
-            "answers": answers(target, draft),
-            "logits_error": (target(tokens) - whole(tokens)).abs().max().item(),
-            "held": held,
-            "cache_heads": target.new_cache(8).keys.shape[-3],
-        }
-        print(json.dumps(result))
-
-
-def test_rank_0_decides_alone(family):
-    """The others' drafts and random choices differ: nothing hangs, and the text is rank 0's."""
-    expected = answers(*load_pair(family))
-    assert answer_of(2, "decode_disturbed", family, timeout=300) == [expected] * 2
-
-
-def decode_disturbed(family):
-    with parallel.joined("cpu") as (mesh, device):
-        target = parallel.load_target(family / "target", device, "float64", mesh)
-        _, draft = load_pair(family)
-        first = mesh.get_local_rank() == 0
-        if not first:
-            for parameter in draft.parameters():
-                parameter.add_(torch.randn_like(parameter))
-        every = [None] * 2
-        dist.all_gather_object(every, answers(target, draft, seed=3 if first else 4))
-        print(json.dumps(every))
+        result = {"answers": every, "logits_error": error, "held": held}
+        print(json.dumps(result | {"cache_heads": target.new_cache(8).keys.shape[-3]}))
 
 
 def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
@@ -152,19 +135,18 @@ def test_what_several_processes_do_not_do(ranks, arguments, message):
     assert "Traceback" not in done.stderr.split("torch/distributed")[0]
 
 
-ROWS = torch.randint(0, 61, (84, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-UNLABELLED = torch.rand(84, 16, generator=torch.Generator().manual_seed(2)) < 0.4
+ROWS = torch.randint(0, 61, (44, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+UNLABELLED = torch.rand(44, 16, generator=torch.Generator().manual_seed(2)) < 0.4
 LABELS = torch.where(UNLABELLED, -100, ROWS.roll(-1, dims=1))
-RECIPE = fit.Recipe(
-    batch=8, micro_batch=2, length=16, lr=3e-3, epochs=2, recompute=True, bf16=False
-)
+PRECISE = dict(recompute=True, bf16=False)
+RECIPE = fit.Recipe(batch=8, micro_batch=2, length=16, lr=5e-3, epochs=2, **PRECISE)
 
 
 def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
-    """Losses (2,) of each of the 21 steps of a small training of exits 2 and 4."""
+    """Losses (2,) of each of the 11 steps of a small training of exits 1 and 2."""
     losses = []
     run = fit.Run(checkpoint.with_suffix(""), resume=resume, mesh=mesh)
-    for step, loss in fit.fit(model, (2, 4), (ROWS, LABELS), RECIPE, run):
+    for step, loss in fit.fit(model, (1, 2), (ROWS, LABELS), RECIPE, run):
         losses.append(loss.tolist())
         if step == kill_after:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -172,14 +154,14 @@ def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
 
 
 def student():
-    return random_llama(2, scale=0.1).float().requires_grad_(True)
+    return random_llama(2, scale=0.1, num_hidden_layers=2).float().requires_grad_(True)
 
 
 def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
-    """To 1e-5 over 21 steps of two epochs, also when both ranks are killed and training resumes."""
+    """To 1e-5 over 11 steps of two epochs, also when both ranks are killed and training resumes."""
     model = student()
     alone = torch.tensor(losses_of(model, tmp_path / "alone.checkpoint"))
-    assert len(alone) == 21 and alone[-1].mean() < alone[0].mean() - 0.1
+    assert len(alone) == 11 and alone[-1].mean() < alone[0].mean() - 0.1
     result = answer_of(2, "train_on_every_rank", tmp_path / "two.checkpoint")
     assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
     weights = {name: torch.tensor(values) for name, values in result["weights"].items()}
@@ -187,14 +169,14 @@ def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
         assert (weights[name] - parameter).abs().max() < 1e-4
     assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
 
-    killed = torchrun(2, __file__, "train_on_every_rank", tmp_path / "killed.checkpoint", 9)
+    killed = torchrun(2, __file__, "train_on_every_rank", tmp_path / "killed.checkpoint", 5)
     assert killed.returncode != 0 and not killed.stdout
     shutil.copytree(tmp_path / "killed.checkpoint", tmp_path / "copy.checkpoint")
     resumed = answer_of(2, "train_on_every_rank", tmp_path / "killed.checkpoint")
-    assert resumed["losses"] == result["losses"][9:]
+    assert resumed["losses"] == result["losses"][5:]
     # One process takes up what two began.
     again = torch.tensor(losses_of(student(), tmp_path / "copy.checkpoint", resume=True))
-    assert (again - alone[9:]).abs().max() < 1e-5
+    assert (again - alone[5:]).abs().max() < 1e-5
 
 
 def train_on_every_rank(checkpoint, kill_after=None):
@@ -215,18 +197,21 @@ def train_on_every_rank(checkpoint, kill_after=None):
 
 def test_soft_under_torchrun_saves_one_whole_draft(tmp_path):
     """The command line, in bf16, with a teacher: two processes save what one does, only once."""
+    for seed, name in enumerate(("base", "teacher")):
+        model = random_llama(seed, scale=0.1, vocab_size=1024)
+        save_model(model, tmp_path / name, WEIGHTS / "mini-7b", torch.float32)
     turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning " * 60}]
     (tmp_path / "d.json").write_text(json.dumps([{"conversations": turns}] * 20))
-    arguments = ["soft", "--init", WEIGHTS / "mini-7b", "--layers", 4, "--exits", "2,4"]
+    arguments = ["soft", "--init", tmp_path / "base", "--layers", 3, "--exits", "1,3"]
     arguments += ["--data", tmp_path / "d.json", "--length", 64, "--batch", 8, "--micro-batch", 2]
-    arguments += ["--epochs", 2, "--teacher", WEIGHTS / "mini-13b", "--lr", 1e-3]
+    arguments += ["--epochs", 2, "--teacher", tmp_path / "teacher", "--lr", 1e-3]
     done = torchrun(2, "-m", "s2d.train", *arguments, "--out", tmp_path / "two")
     assert done.returncode == 0, done.stderr
     assert train.main([*map(str, arguments), "--out", str(tmp_path / "one")]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.json", "one", "two"]
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "teacher", "d.json", "one", "two"}
     one, two = load_model(tmp_path / "one"), load_model(tmp_path / "two")
-    before = load_model(WEIGHTS / "mini-7b", num_layers=4)
-    assert one.config == two.config and one.config.exit_layers == (2, 4)
+    before = load_model(tmp_path / "base", num_layers=3)
+    assert one.config == two.config and one.config.exit_layers == (1, 3)
     for a, b, c in zip(one.parameters(), two.parameters(), before.parameters()):
         assert (a - b).norm() < 0.3 * (a - c).norm()
 

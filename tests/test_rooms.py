@@ -107,7 +107,6 @@ def test_a_door_imports_the_front_and_the_doors_it_is_built_on(door):
 
 
 def test_data_flows_one_way():
-    """No module imports itself by way of others."""
     graph = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError
 
@@ -161,9 +160,9 @@ def counted():
 
 def test_minimal_is_a_promise():
     rooms, programs = counted(), [*PACKAGE.rglob("*.py"), ROOT / "run.py"]
-    assert rooms["front"] < 1930  # these go down only; the aims are 1,700, 8,500 and 8,000
+    assert rooms["front"] < 1930  # these go down only; the aim is 1,700
     assert rooms["program"] == lines_of(*programs) < 8500
-    assert rooms["tests"] < 8350
+    assert rooms["tests"] <= 7900
     assert not [path.name for path in programs if lines_of(path) > 350]
 
 

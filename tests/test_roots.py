@@ -8,7 +8,7 @@ from s2d import generate
 from s2d.generate import start
 from s2d.tree import Dynamic
 
-OPTIONS = dict(eos_token_ids=(), scale=0.12)
+OPTIONS = dict(eos_token_ids=(), scale=0.12, num_hidden_layers=2)
 
 
 def log_probs(model, tokens):
@@ -38,8 +38,7 @@ def slow_chains(target, draft, prompt, widths, count):
 def slow_growing(target, draft, prompt, shape, count):
     """The same with a tree that grows below the roots: {path: score}, the best ``size`` kept.
 
-    A root's score is its log-probability by the target. The walk below each kept root follows the
-    target's own choices.
+    A root's score is the target's; below each kept root the walk follows the target's own choices.
     """
     tokens = list(prompt)
     while len(tokens) - len(prompt) < count:
@@ -70,10 +69,10 @@ SHAPES = [Dynamic(3, 4, 9), Dynamic(4, 3, 3), Dynamic(4, 5, 2), Dynamic(3, 6, 1)
 def test_growing_trees_as_published(shape):
     """Also where roots are dropped for deeper nodes, so that the first nodes are not the roots."""
     dropped = 0
-    for seed in range(4):
+    for seed in range(3):
         target, draft = nearly_equal(seed, **OPTIONS)
         expected = slow_growing(target, draft, [3, 1, 4], shape, 24)
-        options = dict(exits=[4], tree=shape, init="target", max_new_tokens=30)
+        options = dict(exits=[2], tree=shape, init="target", max_new_tokens=30)
         generation = start(target, [3, 1, 4], draft, "s2d-tree", **options)
         for step in generation:
             dropped += 0 < (step.proposal.tree.parents == -1).sum() < shape.top_k
@@ -86,7 +85,7 @@ def test_growing_trees_as_published(shape):
 def test_chains_below_roots_as_published(widths):
     """Each root counts as accepted and the longest chain wins: not what the target alone writes."""
     different = 0
-    for seed in range(4):
+    for seed in range(3):
         target, draft = nearly_equal(seed, **OPTIONS | {"scale": 0.1})
         expected = slow_chains(target, draft, [3, 1, 4], widths, 25)
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from helpers import refuses
 
 from s2d import generate
 from s2d.bench import __main__ as bench
@@ -48,7 +49,7 @@ def test_the_benchmark_runs_on_a_cpu(capsys):
     assert re.search(r"^ar +[\d.]+ +1\.00 +1\.00$", text, re.M)
 
 
-def test_no_gpu_is_said_in_one_line(capsys):
-    if not torch.cuda.is_available():
-        assert bench.main(["shapes", "--device", "cuda"]) == 2
-        assert "torch sees no GPU here; use --device cpu" in capsys.readouterr().err
+def test_no_gpu_is_said_in_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    message = "torch sees no GPU here; use --device cpu"
+    refuses(bench.main, capsys, message, "shapes", "--device", "cuda")

@@ -1,9 +1,5 @@
-"""A real language model, as README tells a user to get it: s2d.weights get smollm2-135m.
+"""A real language model, as README tells a user to get it, and as transformers reads the same."""
 
-Where it cannot be had these tests fail. transformers reads the same GGUF file and our folder of it.
-"""
-
-import json
 import re
 import sys
 import zipfile
@@ -12,20 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, assert_greedy, load_transformers, refuses
+from helpers import ROOT, SHARED, WEIGHTS, refuses
+from theirs import assert_greedy, load_transformers
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vocabularies import PROMPT, messages
+from vocabularies import PROMPT, messages, odd_texts
 
 import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench import __main__ as bench
+from s2d.bench.specbench import read_questions
 from s2d.chat import chat_template
 from s2d.weights import get as getting
 from s2d.weights.__main__ import main
 from s2d.weights.datastore import DATASTORE
 
-NAME, QUESTIONS = "smollm2-135m", ROOT.parent / "shared/data/spec_bench/question.jsonl"
+NAME, QUESTIONS = "smollm2-135m", SHARED / "spec_bench/question.jsonl"
 EXITS = {"exit_layers": (6, 9, 12), "thresholds": (0.3, 0.3, 0.0)}
 EXITS |= {"draft_length": 4, "draft_tree": (3, 3, 10)}
 OWN_TURNS = [
@@ -40,8 +38,7 @@ def turns():
     """All turns of Spec-Bench's questions, which are not in the repository, or own texts."""
     if not QUESTIONS.is_file():
         return OWN_TURNS
-    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
-    return [turn for line in lines for turn in json.loads(line)["turns"]]
+    return [turn for each in read_questions(QUESTIONS, 9999) for turn in each["turns"]]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +73,10 @@ def precise(folder):
 
 def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokenizer):
     same = AutoTokenizer.from_pretrained(folder)
+    for text in odd_texts(same.get_added_vocab()):
+        ids = tokenizer.encode(text)
+        assert ids == same(text).input_ids, text
+        assert tokenizer.decode(ids) == same.decode(ids, skip_special_tokens=True), text
     theirs = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
     # Reading GGUF, transformers forgets that this vocabulary takes digits one by one before words.
     digits = [pre_tokenizers.Digits(individual_digits=True)]
@@ -97,8 +98,8 @@ def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokeni
 
 def test_tensors_equal_what_transformers_reads(folder, gguf_file):
     options = dict(gguf_file=gguf_file.name, dtype=torch.float32)
-    model = AutoModelForCausalLM.from_pretrained(gguf_file.parent, **options)
-    theirs, ours = model.state_dict(), load_model(folder, dtype="float32").state_dict()
+    theirs = AutoModelForCausalLM.from_pretrained(gguf_file.parent, **options).state_dict()
+    ours = load_model(folder, dtype="float32").state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
@@ -117,9 +118,8 @@ def test_logits_and_greedy_tokens_equal_transformers(folder, prompts, precise):
         assert_greedy(theirs, prompt, alone, 64)
 
 
-def test_every_method_is_lossless_with_its_first_layers_and_the_shipped_draft(
-    folder, prompts, precise
-):
+def test_every_method_is_lossless(folder, prompts, precise):
+    """With its own first layers as a draft, and with the shipped draft."""
     own = load_model(folder, dtype="float64", num_layers=12)
     own.config = replace(own.config, **EXITS)
     shipped = load_model(WEIGHTS / "smollm2-draft", dtype="float64")
@@ -149,10 +149,9 @@ def test_the_shipped_draft_agrees_as_its_readme_says(folder, capsys):
 
 
 def test_a_second_get_does_nothing(folder, capsys):
-    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    before = folder.stat().st_mtime_ns
     assert main(["get", NAME]) == 0
-    assert "is there already" in capsys.readouterr().out
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert "is there already" in capsys.readouterr().out and folder.stat().st_mtime_ns == before
 
 
 def test_a_damaged_or_half_download_is_refused_by_its_hash(tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -139,8 +140,7 @@ def test_a_product_by_blocks_is_the_linear_one(outputs):
 
 @torch.inference_mode()
 def test_heads_are_the_eager_ones():
-    for model in (random_llama(0), models()[0][1]):
-        compiled = static_twin(model)
+    for model, compiled in zip(*models()):
         for rows in range(1, ROWS[-1] + 2):
             hidden = torch.randn(rows, 32, dtype=torch.float64)
             close(compiled.logits(hidden), model.logits(hidden))
@@ -148,15 +148,14 @@ def test_heads_are_the_eager_ones():
 
 
 def check_generations(eager, compiled, setting, lengths):
-    for length in lengths:
-        for temperature, seed in ((0.0, 0), (0.9, length)):
-            options = dict(max_new_tokens=200, temperature=temperature, seed=seed, **setting)
-            prompt = [(3 * i) % 61 for i in range(length)]
-            found = []
-            for target, draft in (eager, compiled):
-                output = generate(target, prompt, draft, **options)
-                found.append([output.tokens, *(getattr(output.stats, name) for name in FIELDS)])
-            assert found[0] == found[1]
+    for length, temperature in zip(lengths, (0.0, 0.9)):
+        options = dict(max_new_tokens=200, temperature=temperature, seed=length, **setting)
+        prompt = [(3 * i) % 61 for i in range(length)]
+        found = []
+        for target, draft in (eager, compiled):
+            output = generate(target, prompt, draft, **options)
+            found.append([output.tokens, *(getattr(output.stats, name) for name in FIELDS)])
+        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -173,10 +172,9 @@ def test_recorded_generations_are_the_eager_ones(setting, replayed_on_the_cpu):
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows):
-    """The compiler's own conditions, which calls do not check, hold for whatever a pass brings.
+    """The compiler's own conditions, which calls do not check, in inference mode or out of it.
 
-    In inference mode, or out of it: one of both is how it was compiled. Lengths: the shortest,
-    those around powers of two and around the example's own, and long ones.
+    Lengths: the shortest, those around powers of two and around the example's own, and long ones.
     """
     new = partial(torch.randn, dtype=torch.float64)
     around = (17, 32, 64, 128, 256, 1024, 8 * rows + 5)
@@ -276,7 +274,7 @@ def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
             path.chmod(0o700 | others)
             raises_line(private_folder, ValueError, f"{path} can be written by", *names)
         path.chmod(0o700)
-        assert private_folder(*names) == folder
+    assert private_folder(*names) == folder
     real = Path.lstat
     for path in parts:
 
@@ -296,23 +294,18 @@ def test_nothing_is_read_from_a_folder_that_others_may_write(nothing_compiled, t
 
 
 def test_what_another_processor_compiled_is_not_found(nothing_compiled, monkeypatch):
-    asked = []
-
-    def folder(*names):
-        asked.append(names)
-        raise ValueError
-
+    folder = Mock(side_effect=ValueError("no folder"))
     monkeypatch.setattr(compiling, "private_folder", folder)
+    wanted = shape_of(random_llama(0).config), 1, torch.float64
     cpuinfo = "processor : 0\nmodel name : A\ncpu MHz : 1\nflags : sse avx\n\nprocessor : 1\n"
     others = cpuinfo.replace("avx", "avx2"), cpuinfo.replace(": A", ": B")
     for text in (cpuinfo, cpuinfo.replace("MHz : 1", "MHz : 2"), *others):
-        monkeypatch.setattr(Path, "read_text", lambda self, text=text: text)
-        with pytest.raises(ValueError):
-            compiled_block(shape_of(random_llama(0).config), 1, torch.float64)
+        monkeypatch.setattr(Path, "read_text", Mock(return_value=text))
+        raises_line(compiled_block, ValueError, "no folder", *wanted)
+    asked = [call.args for call in folder.call_args_list]
     assert asked[0] == asked[1] and len({*asked}) == 3
 
 
-def test_weights_lie_by_rows_where_they_are_streamed(monkeypatch):
-    monkeypatch.setattr(static, "ROWS", (1,))
+def test_weights_lie_by_rows_where_they_are_streamed():
     model = load_model(WEIGHTS / "mini-7b", dtype="float64", compile=True)
     assert all(p.is_contiguous() for p in model.parameters())

@@ -1,22 +1,12 @@
-"""The exactness tests have teeth: the same enumeration catches mistakes of published decoders.
-
-The wrong verifiers and drafters live here only. Each goes through the enumeration that the right
-ones go through.
-"""
+"""The exactness tests have teeth: the same enumeration catches mistakes of published decoders."""
 
 import random
 from functools import partial
 
 import pytest
 import torch
-from enumeration import (
-    emitted_distribution,
-    joint_distribution,
-    joint_of,
-    next_token_model,
-    random_distribution,
-)
-from helpers import random_llama
+from enumeration import emitted_distribution, joint_distribution, joint_of, next_token_model
+from helpers import random_distribution, random_llama
 
 from s2d import decode
 from s2d.draft import SortedDraft
@@ -57,8 +47,7 @@ def test_candidates_reordered_by_probability_are_caught():
         path, bonus, _ = right(TokenTree(tree.tokens[order], tree.parents), p, q, sampler)
         return order[path].tolist(), bonus
 
-    assert error(wrong, 2) > 0.01
-    assert error(wrong, 3) > 0.01
+    assert error(wrong, 2) > 0.01 and error(wrong, 3) > 0.01
 
 
 def test_a_table_that_has_seen_what_it_drafts_is_caught():
@@ -116,8 +105,7 @@ def test_a_rejection_without_a_residual_is_caught():
 class Whim:
     """The worst that verify.py's lemma allows: threshold, floor and stopping policy at once.
 
-    Every answer depends on all that it was ever asked about: on distributions, on tokens drawn so
-    far, on earlier steps; and on no reason at all.
+    Every answer depends on all that it was ever asked about, and on no reason at all.
     """
 
     def __init__(self, salt):
@@ -134,9 +122,8 @@ class Whim:
         return self.decide("floor", round(confidence, 9), random.Random(repr(self.seen)).random())
 
     def __call__(self, parents, prediction, children, frontier):
-        return self.decide(
-            list(parents), prediction.probs.round(decimals=9).tolist(), children.tolist()
-        )
+        probs = prediction.probs.round(decimals=9).tolist()
+        return self.decide(list(parents), probs, children.tolist())
 
 
 def whimsical(draft, shape, salt):
@@ -163,12 +150,9 @@ class Drops:
 
 
 def error_of(make_drafter, kept=None, length=3):
-    """How far all steps of a generation are from the target's distribution.
-
-    And the exits of all drafts, with what stopped each.
-    """
-    sizes = dict(vocab_size=3, num_hidden_layers=2, scale=0.15, eos_token_ids=())
-    target, draft = random_llama(0, **sizes), random_llama(1, **sizes)
+    """How far a generation is from the target's distribution; how its drafts ended, and where."""
+    sizes = dict(vocab_size=3, scale=0.15, eos_token_ids=())
+    target, draft = (random_llama(i, num_hidden_layers=i + 1, **sizes) for i in (0, 1))
     if kept is not None:
         draft.keep_tokens(kept)
     behaviours = set()
@@ -182,9 +166,8 @@ def error_of(make_drafter, kept=None, length=3):
         return tokens
 
     p = next_token_model(target, [2, 1])
-    return (
-        joint_of(emit, p, length) - joint_distribution(p, length)
-    ).abs().max().item(), behaviours
+    found = joint_of(emit, p, length)
+    return (found - joint_distribution(p, length)).abs().max().item(), behaviours
 
 
 SHAPES = {"chain": KConfig((1, 1)), "fixed": KConfig((2, 1)), "growing": Dynamic(2, 2, 2)}
@@ -193,7 +176,7 @@ SHAPES = {"chain": KConfig((1, 1)), "fixed": KConfig((2, 1)), "growing": Dynamic
 @pytest.mark.parametrize("kept", [None, torch.tensor([0, 2])])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_worst_policy_still_gives_the_targets_distribution(kept, shape):
-    behaviours, salt, wanted = set(), 0, {"policy", 0, 1, 2}
+    behaviours, salt, wanted = set(), 4, {"policy", 0, 1, 2}  # from salt 4 on all are soon seen
     while not wanted <= {each for how in behaviours for each in how[-2:]}:
         wrong, seen = error_of(partial(whimsical, shape=SHAPES[shape], salt=salt), kept)
         assert wrong < 1e-9 and salt < 20
@@ -202,10 +185,7 @@ def test_the_worst_policy_still_gives_the_targets_distribution(kept, shape):
 
 
 def test_dropping_what_was_drawn_is_caught():
-    """A token of q = (0.5, 0.5) that is not sent where it is the second turns p = (0.7, 0.3) wrong.
-
-    Sent or not by what is known before the draw, all is well.
-    """
+    """Not sending a token for what it is changes p; for what is known before the draw, it may."""
     p, q = (torch.tensor(each, dtype=torch.float64) for each in ((0.7, 0.3), (0.5, 0.5)))
 
     def drop(tree, p, q, sampler):
@@ -214,13 +194,9 @@ def test_dropping_what_was_drawn_is_caught():
     def decide_before(tree, p, q, sampler):
         return right(tree[: int(q[0].max() > 0.5)], p, q, sampler)
 
-    for decide, expected in (
-        (drop, (0.85, 0.15)),
-        (decide_before, (0.7, 0.3)),
-        (right, (0.7, 0.3)),
-    ):
+    for decide, first in ((drop, 0.85), (decide_before, 0.7), (right, 0.7)):
         found = emitted_distribution(lambda _: p, lambda _: q, (1,), 1, decide)
-        assert found.tolist() == pytest.approx(expected)
+        assert found.tolist() == pytest.approx([first, 1 - first])
     chain = lambda draft: SortedDraft(draft, (2,), (0.0,), KConfig((1, 1)), 20)  # noqa: E731
     assert error_of(lambda draft: Drops(chain(draft)))[0] > 1e-3
     assert error_of(chain)[0] < 1e-9

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
+from unittest.mock import Mock
 
 import pytest
 from helpers import ROOT, WEIGHTS
@@ -19,7 +20,6 @@ from helpers import program as program_of
 
 import run
 from s2d import Tokenizer, generate, load_model
-from s2d.chat import chat_template
 from s2d.trace import conversation
 from s2d.trace.terminal import COLORS, Streamed, colors_of
 
@@ -72,12 +72,9 @@ def test_every_token_has_the_colour_of_its_exit(line, temperature, capsys, monke
     found = in_runs((int(color) if color else None, text or plain) for color, text, plain in pairs)
     assert found == in_runs(plain_colours(steps, Tokenizer(WEIGHTS / "mini-7b"), exits))
     legend = [line for line in block.splitlines() if line.startswith("colours")]
-    if exits:
-        colors = [int(color) for color, _, _ in ESCAPES.findall(legend[0]) if color]
-        assert colors == [COLORS[i] for i in range(len(exits))]
-        assert len({color for color, _ in found}) > 1
-    else:
-        assert legend == [] and "\033" not in shown
+    colors = [int(color) for line in legend for color, *_ in ESCAPES.findall(line) if color]
+    assert colors == list(COLORS[: len(exits)]) and len(legend) == (exits != ())
+    assert (len({color for color, _ in found}) > 1) == (exits != ())
     assert program(*common, *line.split(), "--color", "never") == 0
     assert "".join(text for _, text in found) == capsys.readouterr().out.partition("\n\n")[0]
 
@@ -90,8 +87,8 @@ def test_when_there_are_colours(tty, no_color, term, monkeypatch):
     monkeypatch.setenv("TERM", term)
     out, both = io.StringIO(), {2: COLORS[0], 3: COLORS[1]}
     monkeypatch.setattr(out, "isatty", lambda: tty, raising=False)
-    welcome = tty and not no_color and term == "xterm"
-    for choice, expected in (("auto", both if welcome else {}), ("always", both), ("never", {})):
+    welcome = both if tty and not no_color and term == "xterm" else {}
+    for choice, expected in (("auto", welcome), ("always", both), ("never", {})):
         assert colors_of((2, 3), choice, out) == expected
 
 
@@ -116,15 +113,7 @@ def talk(monkeypatch, capsys):
     """What a conversation prints; of lines typed, an exception is a key that is pressed instead."""
 
     def talk(lines, *arguments):
-        waiting = iter([*lines, EOFError()])
-
-        def typed(prompt=""):
-            line = next(waiting)
-            if isinstance(line, BaseException):
-                raise line
-            return line
-
-        monkeypatch.setattr(builtins, "input", typed)
+        monkeypatch.setattr(builtins, "input", Mock(side_effect=[*lines, EOFError()]))
         assert program("--interactive", "--dtype", "float64", *arguments) == 0
         return capsys.readouterr()
 
@@ -167,8 +156,7 @@ def test_what_does_not_fit_is_forgotten_and_said(talk, prompts):
     assert error.count("say it in fewer words") == 1
     longest = max(map(len, prompts))
     assert len(prompts) == 13 and SIZE / 2 < longest <= SIZE - 60
-    tokenizer, template = Tokenizer(WEIGHTS / "mini-7b"), chat_template(WEIGHTS / "mini-7b")
-    last = tokenizer.encode_chat([NEXT], template)
+    last = Tokenizer(WEIGHTS / "mini-7b").encode_chat([NEXT])
     assert prompts[-1][-5:] == last[-5:]
     assert len(prompts[-1]) > len(last) + 100  # what was refused takes nothing with it
 
@@ -202,7 +190,6 @@ def test_keys_end_an_answer_or_the_conversation(talk, prompts, monkeypatch):
 
 
 def test_a_real_ctrl_c():
-    """SIGINT while a process is answering: it asks for the next line."""
     line = "70b --interactive --method ar --max-new-tokens 100 --temperature 3 --color never"
     pipes = {stream: subprocess.PIPE for stream in ("stdin", "stdout", "stderr")}
     process = subprocess.Popen([*RUN[:-1], *line.split()], **pipes, bufsize=0)

@@ -6,11 +6,12 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
 from browser import Browser
-from helpers import path_of, random_llama
+from helpers import ROOT, path_of, raises_line, random_llama, refuses
 from helpers import program as program_of
 
 import run
@@ -178,10 +179,7 @@ def test_caches_hold_what_the_record_says(mini, tokenizer, monkeypatch):
 
 
 def test_why_drafting_stopped(mini, tokenizer):
-    def never(prediction):
-        return torch.zeros(len(prediction.probs))
-
-    never.threshold = 0.5
+    never = Mock(side_effect=lambda prediction: torch.zeros(len(prediction.probs)), threshold=0.5)
     prompt, draft = tokenizer.encode_chat([QUESTION]), mini("mini-draft")
     for options, reasons in (
         ({"method": "sd", "draft_length": 3, "stop": 0.0}, {"length", "context"}),
@@ -256,14 +254,14 @@ return Array.from({ length: arguments[0] }, (_, step) => {
 """
 
 
-SHOWN = ("s2d", 0.0), ("mcsd", 1.0), ("s2d-tree", 1.0), ("ar", 0.0), ("roots", 1.0)
-SHOWN = *SHOWN, ("table", 1.0), ("table alone", 0.0)
+SHOWN = {"s2d": 0.0, "mcsd": 1.0, "s2d-tree": 1.0, "ar": 0.0, "roots": 1.0, "table": 1.0}
+SHOWN |= {"table alone": 0.0}
 
 
-@pytest.mark.parametrize(("name", "temperature"), SHOWN)
-def test_the_page_shows_the_record(name, temperature, known, browser, tokenizer):
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_page_shows_the_record(name, known, browser, tokenizer):
     """Tokens, tree, mask rows, tests and caches of every step, as the browser has them."""
-    file, data, steps, generation = known(name, temperature)
+    file, data, steps, generation = known(name, SHOWN[name])
     browser.open(file)
     assert browser.text("#answer") == tokenizer.decode(generation.tokens)
     first_class = "return all('#answer span').map((each) => each.className.split(' ')[0])"
@@ -273,8 +271,8 @@ def test_the_page_shows_the_record(name, temperature, known, browser, tokenizer)
     names = {TARGET: "the target", 0: "the table"}
     legend = browser.texts("#legend span")
     for source in sources:
-        name = names.get(source, f"the draft, after layer {source}")
-        assert f"{name}: {sources.count(source)}" in legend
+        said = names.get(source, f"the draft, after layer {source}")
+        assert f"{said}: {sources.count(source)}" in legend
     on_page = browser.script(ALL_STEPS, len(steps))
     for number, (seen, shown, step) in enumerate(zip(on_page, data["steps"], steps, strict=True)):
         tree, path = step.proposal.tree, step.verdict.path
@@ -332,9 +330,7 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
     browser.keys("#slider", "Home", *["Right"] * number)
     parents = data["steps"][number]["nodes"]["parents"]
     deepest = len(parents) - 1
-    above = [deepest]
-    while parents[above[0]] >= 0:
-        above.insert(0, parents[above[0]])
+    above = path_of(parents, deepest)
     lit = """const numbers = (selector, name) => all(selector).map((each) => +each.dataset[name]);
         return [numbers("#tree .lit", "node"), numbers("#mask .column.lit", "column"),
             numbers("#mask g.lit", "row")]"""
@@ -358,7 +354,6 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
         action(*how)
         tests.append(browser.text("#tests"))
     assert tests[0] == tests[2] != tests[1] == tests[3]
-    # The code.
     links = browser.texts("a[href^='#code-']")
     for link, text in enumerate(links):
         browser.click("a[href^='#code-']", link)
@@ -367,7 +362,7 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
         found += " return [code.open, code.lastChild.textContent]"
         is_open, source = browser.script(found, name)
         assert is_open and f"def {name.split('.')[-1]}(" in source
-        assert source in (run.WEIGHTS.parent / path).read_text()
+        assert source in (ROOT / path).read_text()
     names = {text.split(": ")[1] for text in links}
     assert {"verify_sampled", "residual", "ancestor_mask", "KVCache.keep", "decode_step"} <= names
     assert browser.complaints() == []
@@ -399,11 +394,10 @@ def test_it_is_readable_in_light_and_dark(known, browser):
     assert papers[0] != papers[1]
 
 
-@pytest.mark.parametrize("name", ["ar", "mcsd", "s2d", "s2d-tree"])
-def test_a_page_is_small_and_needs_no_network(name, mini, tokenizer, tmp_path):
+@pytest.mark.parametrize("method", ["ar", "mcsd", "s2d", "s2d-tree"])
+def test_a_page_is_small_and_needs_no_network(method, mini, tokenizer, tmp_path):
     """The largest pages: 128 tokens, with p and q."""
-    options = options_of(name, mini("mini-draft"), temperature=1.0)
-    options.pop("tree", None)  # the default's 44 nodes
+    options = {"method": method, "draft": mini("mini-draft"), "temperature": 1.0}
     target, file = copy.copy(mini("mini-7b")), tmp_path / "page.html"
     target.config = replace(target.config, eos_token_ids=())
     *_, generation = recorded(target, tokenizer, tokenizer.encode_chat([QUESTION]), options, file)
@@ -424,10 +418,7 @@ def test_a_file_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, c
     monkeypatch.setattr(run, "load_model", None)  # nothing is even loaded
     in_the_way = "mine.html", "folder.html", "link.html", "other.html"
     for name in (*in_the_way, "none/page.html", "mine.html/page.html"):
-        assert program("--target", "7b", "--trace", tmp_path / name) == 2
-        out, error = capsys.readouterr()
-        assert error.count("\n") == 1 and error.startswith("run.py: ") and name in error
-        assert out == ""
+        refuses(run.main, capsys, name, "--target", "7b", "--trace", tmp_path / name)
     assert (tmp_path / "mine.html").read_text().endswith("mine")
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -475,26 +466,19 @@ def test_a_page_of_steps_that_emitted_nothing(browser, mini, tokenizer, tmp_path
     assert browser.text("#answer") == ""
 
 
-def interrupt(*_, **__):
-    raise KeyboardInterrupt
+FULL = OSError(28, "No space left on device")
+FAILURES = ("write_page", FULL, 2), ("Recorder.time_alone", KeyboardInterrupt, 130)
 
 
-def fill_the_disk(*_):
-    raise OSError(28, "No space left on device")
-
-
-FAILURES = ("write_page", fill_the_disk, 2), ("Recorder.time_alone", interrupt, 130)
-
-
-@pytest.mark.parametrize(("name", "fail", "code"), FAILURES)
-def test_an_answer_is_not_lost_with_its_page(name, fail, code, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "failure", "code"), FAILURES)
+def test_an_answer_is_not_lost_with_its_page(name, failure, code, tmp_path, monkeypatch, capsys):
     """The disk is full at the end, or the timing of the target alone is interrupted."""
     file = tmp_path / "page.html"
-    monkeypatch.setattr(f"s2d.trace.{name}", fail)
+    monkeypatch.setattr(f"s2d.trace.{name}", Mock(side_effect=failure))
     arguments = "--target", "7b", "--prompt", QUESTION, "--max-new-tokens", 8, "--json"
     assert program(*arguments, "--trace", file) == code
     out, error = capsys.readouterr()
-    assert json.loads(out)["tokens"] and file.is_file() == (fail is interrupt)
+    assert json.loads(out)["tokens"] and file.is_file() == (code == 130)
     full = f"run.py: {file} could not be written (No space left on device)"
     assert error.splitlines()[-1] == {2: full, 130: "run.py: interrupted"}[code]
 
@@ -506,23 +490,19 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []  # nothing was begun
     precious.write_text("mine")
-    partial = tmp_path / ".page.html.s2d-partial"
-    partial.symlink_to(precious)
+    (tmp_path / ".page.html.s2d-partial").symlink_to(precious)
     check_page(file)
-    assert partial.is_symlink()
     write_page({}, file)
     assert precious.read_text() == "mine" and not file.is_symlink()
     before = file.read_bytes()
     monkeypatch.setattr(page, "as_script", lambda data: "\ud800")  # cannot be encoded
-    with pytest.raises(UnicodeEncodeError):
-        write_page({}, file)
+    raises_line(write_page, UnicodeEncodeError, "surrogates", {}, file)
     assert file.read_bytes() == before and len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_draft_vocabulary_and_bfloat16_are_recorded_too(name, temperature, tmp_path):
-    """Whatever a model is, every way of drafting: records are made, and say what was emitted."""
     exits = {"exit_layers": (1, 2, 4), "thresholds": (0.4, 0.6, 0.0), "eos_token_ids": (5,)}
     target, draft = random_llama(0, **exits).bfloat16(), random_llama(1, **exits).bfloat16()
     draft.keep_tokens(torch.arange(3, 40))

@@ -2,13 +2,8 @@
 
 import pytest
 import torch
-from enumeration import (
-    emitted_distribution,
-    joint_distribution,
-    joint_of,
-    random_distribution,
-    random_model,
-)
+from enumeration import emitted_distribution, joint_distribution, joint_of
+from helpers import random_distribution, random_model
 
 from s2d.sampling import Sampler, warp
 from s2d.tree import TokenTree
@@ -152,8 +147,7 @@ def test_greedy_follows_the_argmax_and_adds_the_next_one():
     ):
         kept, added, _ = follow(tree, torch.tensor(best))
         assert (kept, int(added)) == (path, bonus)
-    kept, added, _ = follow(tree[:0], torch.tensor([3]))
-    assert (kept, int(added)) == ([], 3)
+    assert follow(tree[:0], torch.tensor([3]))[:2] == ([], 3)
 
 
 def test_warp_by_hand():
@@ -185,10 +179,7 @@ def test_sampler_repeats_with_its_seed():
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_candidates_come_in_the_order_of_their_drawing(replacement):
-    """20,000 ordered pairs against q(x) q(y) or q(x) q(y) / (1 - q(x)).
-
-    Each count is within 6 standard deviations. With 16 counts, false alarms are rarer than 1e-7.
-    """
+    """20,000 ordered pairs against q(x) q(y) or q(x) q(y) / (1 - q(x)), within 6 deviations."""
     q, runs = double(0.5, 0.3, 0.15, 0.05), 20000
     pairs = Sampler(3, "cpu").candidates(q.expand(runs, 4), 2, replacement)
     expected = q[:, None] * q

@@ -5,12 +5,13 @@ import random
 import shutil
 
 import tokenizers
-from helpers import WEIGHTS
+from helpers import SHARED, WEIGHTS
 from transformers import AutoTokenizer
 
 from s2d import Tokenizer
 from s2d.chat import VICUNA_SYSTEM
 
+LLAMAS_OWN = SHARED / "llama_tokenizer/tokenizer.model"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 TEXTS = ["Hello world", "  two  spaces ", "Die Königin hört 123 Vögel."]
 TEXTS += ["line\nbreak\ttab", "日本語 🙂 ¿qué?", "a</b>c"]
