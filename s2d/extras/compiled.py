@@ -2,8 +2,7 @@
 
 Knows nothing about KV caches, padding or recording. A product of a few rows costs what reading the
 weights costs, if each weight is read once for all rows. Libraries are made for many rows. So the
-compiler is shown a sum a row, and fuses the sums into one loop over the weights. They lie in blocks
-as wide as a register (``in_blocks``), and as few matrices: that doubles the memory they take.
+compiler is shown a sum a row, and fuses the sums into one loop over the weights.
 """
 
 import os
@@ -18,8 +17,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
-from ..model import Block, LlamaConfig, RMSNorm, rotate
+from ..model import Block, LlamaConfig, RMSNorm
 from ..user_cache import private_folder
 
 OPTIONS = {  # of the compiler
@@ -42,7 +42,6 @@ def compiled_block(shape, rows, dtype):
     """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache."""
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
-    add_blocks(block)
     hidden, rope = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
     length = 8 * rows + 5  # any number but one that means something else here
     kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
@@ -60,9 +59,8 @@ def compiled_head(shape, tokens, rows, dtype):
     """``run_head`` for a vocabulary of ``tokens`` and so many rows."""
     norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype).requires_grad_(False)
     head, hidden = (torch.zeros(n, shape.hidden_size, dtype=dtype) for n in (tokens, rows))
-    head = in_blocks(head)
     what = f"a head of {tokens} tokens, rows: {rows}"
-    return compiled(run_head, (norm, head, hidden, tokens), what, (shape, dtype))
+    return compiled(run_head, (norm, head, hidden), what, (shape, dtype))
 
 
 def compiled(function, example, what, details):
@@ -150,64 +148,43 @@ class Written:
         self.slots, self.keys, self.values = slots, keys, values
 
     def write(self, layer, keys, values):
-        self.keys.index_copy_(2, self.slots, keys)
-        self.values.index_copy_(2, self.slots, values)
+        # Not index_copy_: compiled, that copies the whole cache onto itself.
+        self.keys[:, :, self.slots] = keys
+        self.values[:, :, self.slots] = values
         return self.keys, self.values
 
 
-def add_blocks(block):
-    """Give a Block its matrices once more, as ``product`` reads them: fewer, and in blocks."""
-    attn, mlp = block.self_attn, block.mlp
-    merged = {
-        "qkv": (attn.q_proj, attn.k_proj, attn.v_proj),
-        "o": (attn.o_proj,),
-        "gate_up": (mlp.gate_proj, mlp.up_proj),
-        "down": (mlp.down_proj,),
-    }
-    for name, parts in merged.items():
-        matrix = torch.cat([part.weight.detach() for part in parts])
-        block.register_buffer(name, in_blocks(matrix), persistent=False)
-
-
-def in_blocks(weight):
-    """A matrix (N, K) as (N/B, K, B), where B outputs fill a vector register; zeros fill up N."""
-    B = (64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32) // weight.itemsize
-    padded = F.pad(weight, (0, 0, 0, -len(weight) % B))
-    return padded.unflatten(0, (-1, B)).transpose(1, 2).contiguous()
-
-
 def run_block(block, hidden, rope, mask, slots, keys, values):
-    """Hidden states (1, T, hidden) through one block; on the CPU by what ``add_blocks`` gave it."""
-    written = Written(slots, keys, values)
+    """Hidden states (1, T, hidden) through one block."""
     if hidden.is_cuda:
-        return block(hidden, rope, mask, written, 0)
-    T, D, G = hidden.shape[1], block.self_attn.head_dim, keys.shape[1]
-    width, inner = block.o.shape[1], block.down.shape[1]  # of what enters these
-    qkv = product(block.input_layernorm(hidden), block.qkv, width + 2 * G * D)
-    q, k, v = qkv.view(1, T, -1, D).transpose(1, 2).split((width // D, G, G), dim=1)
-    k, v = written.write(0, rotate(k, *rope), v)
-    attended = attention(rotate(q, *rope), k, v, mask).transpose(1, 2).reshape(1, T, width)
-    hidden = hidden + product(attended, block.o, hidden.shape[2])
-    gate_up = product(block.post_attention_layernorm(hidden), block.gate_up, 2 * inner)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return hidden + product(F.silu(gate) * up, block.down, hidden.shape[2])
+        return block(hidden, rope, mask, Written(slots, keys, values), 0)
+    with Streaming():
+        return block(hidden, rope, mask, Written(slots, keys, values), 0)
 
 
-def run_head(norm, head, hidden, tokens):
-    """Hidden states (R, hidden) -> logits (R, tokens) by a ``head`` in blocks."""
-    return product(norm(hidden), head, tokens)
+def run_head(norm, head, hidden):
+    """Hidden states (R, hidden) -> logits (R, V)."""
+    with Streaming():
+        return F.linear(norm(hidden), head)
 
 
-def product(x, blocks, outputs):
-    """x (..., K) times a matrix (outputs, K), given ``in_blocks`` -> (..., outputs); as F.linear.
+class Streaming(TorchFunctionMode):
+    """Shows the compiler sums in place of matrix products and attention."""
 
-    One sum a row: each lane of a register keeps an output's, and meets a weight once for all rows.
-    """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32)).reshape(-1, 1, x.shape[-1], 1)
-    wide = wide.contiguous()
-    wide = wide.as_strided(wide.shape, wide.stride())  # has the compiler store it once
-    sums = [(blocks * row).sum(dim=2) for row in wide.split(1)]  # (1, N/B, B) each
-    return torch.cat(sums).view(*x.shape[:-1], -1)[..., :outputs].to(x.dtype)
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is F.linear:
+            return product(*args[:2])
+        if function is F.scaled_dot_product_attention:
+            return attention(*args, **kwargs)
+        return function(*args, **(kwargs or {}))
+
+
+def product(x, weight):
+    """x (..., T, in) times ``weight`` (out, in) -> (..., T, out); as F.linear."""
+    x = x.contiguous()
+    x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once a use
+    sums = [(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]
+    return torch.stack(sums).view(*x.shape[:-1], -1)
 
 
 def attention(q, k, v, attn_mask, enable_gqa=False):

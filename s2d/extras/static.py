@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
-from .compiled import add_blocks, compiled_block, compiled_head, in_blocks, run_block, shape_of
+from .compiled import compiled_block, compiled_head, run_block, shape_of
 from .graphs import SHORTEST, Recordings, bucket
 
-# Passes are padded up to these; longer ones, prompts and large trees, run as they are. Where there
-# are matrix instructions of half precision, they pay off earlier.
-ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4, 8)
+# Passes are padded up to these; longer ones, prompts and large trees, run as they are. Matrix
+# instructions of half precision pay off earlier.
+ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4)
 
 
 class StaticLlama(Llama):
@@ -36,29 +36,18 @@ class StaticLlama(Llama):
         new = partial(self.register_buffer, persistent=False)
         for table in ("rope_cos", "rope_sin"):
             new(table, F.pad(getattr(self, table), (0, 0, 0, ROWS[-1])))
-        new("head_blocks", None)  # see lay_out
         new("slots", torch.arange(self.longest, device="cpu"))
         chains = torch.full((ROWS[-1], 2 * self.longest + SHORTEST), -torch.inf, device="cpu")
         new("chains", chains.triu(diagonal=self.longest + 1))  # has every chain's mask as a part
-
-    @torch.no_grad()
-    def lay_out(self):
-        """Copy the weights that compiled passes read into blocks; prompts read the originals."""
-        for block in self.model["layers"]:
-            add_blocks(block)
-        self.head_blocks = in_blocks(self.passes_head())
-
-    def passes_head(self):
-        return self.lm_head.weight if self.draft_head is None else self.draft_head
 
     def prepare(self):
         """Compile for every size in ROWS. Raises ValueError where no C++ compiler works."""
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
-        self.lay_out()
+        head = self.lm_head.weight if self.draft_head is None else self.draft_head
         for rows in sizes(self.lm_head.weight):
             compiled_block(self.shape, rows, self.dtype)
-            compiled_head(self.shape, len(self.passes_head()), rows, self.dtype)
+            compiled_head(self.shape, len(head), rows, self.dtype)
 
     def new_cache(self, capacity, start=0, stop=None, batch=1):
         padded_capacity = capacity + ROWS[-1]
@@ -86,7 +75,7 @@ class StaticLlama(Llama):
         rope = self.rope_cos[positions], self.rope_sin[positions]
         inputs = padded(hidden, rows), *rope, mask, slots
         run = run_block if gpu else compiled_block(self.shape, rows, hidden.dtype)
-        blocks = partial(self.run_blocks, run, start, stop, cache, length)
+        blocks = partial(self.blocks, run, start, stop, cache, length)
         if gpu:
             hidden = self.recordings.run((cache, start, stop, rows, length), blocks, inputs)
         else:
@@ -94,7 +83,7 @@ class StaticLlama(Llama):
         cache.advance(T)
         return hidden[:, :T]
 
-    def run_blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, slots):
+    def blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, slots):
         """Hidden (1, rows, hidden) through layers start..stop-1 by ``run``, as run_block."""
         for index in range(start, stop):
             keys, values = (part.narrow(2, 0, length) for part in cache.layers[index - start])
@@ -102,35 +91,31 @@ class StaticLlama(Llama):
         return hidden
 
     def logits(self, hidden):
-        if self.draft_vocabulary is not None:
-            return super().logits(hidden)
-        return self.compiled_logits(super().logits, hidden)
+        return self.compiled_logits(super().logits, self.lm_head.weight, hidden)
 
     def draft_logits(self, hidden):
         if self.draft_vocabulary is None:
             return self.logits(hidden)
-        return self.compiled_logits(super().draft_logits, hidden)
+        return self.compiled_logits(super().draft_logits, self.draft_head, hidden)
 
-    def compiled_logits(self, eager, hidden):
-        """Hidden (R, hidden) -> logits (R, V) by the head of passes, or by ``eager``."""
+    def compiled_logits(self, eager, head, hidden):
+        """Hidden (R, hidden) -> logits (R, V) by ``head`` (V, hidden), or by ``eager``."""
         if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > sizes(hidden)[-1]:
             return eager(hidden)
-        tokens, rows = len(self.passes_head()), padded_to(len(hidden))
-        run = compiled_head(self.shape, tokens, rows, hidden.dtype)
-        passed = self.model["norm"], self.head_blocks, padded(hidden, rows), tokens
-        return run(*passed)[: len(hidden)]
+        rows = padded_to(len(hidden))
+        run = compiled_head(self.shape, len(head), rows, hidden.dtype)
+        return run(self.model["norm"], head, padded(hidden, rows))[: len(hidden)]
 
 
 def static_twin(model):
-    """The StaticLlama with the weights of ``model``: shared where by rows, and those in blocks."""
+    """The StaticLlama with the weights of ``model``, in one memory where they lie by rows."""
     with torch.device("meta"):
         twin = StaticLlama(model.config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     twin.load_state_dict(weights, assign=True)
     if model.draft_vocabulary is not None:
         twin.keep_tokens(model.draft_vocabulary)
-    twin.to(device=model.device, dtype=model.dtype).eval()
-    twin.prepare()
+    twin.to(device=model.device, dtype=model.dtype).eval().prepare()
     return twin
 
 
@@ -140,8 +125,7 @@ def on_gpu(device):
 
 def sizes(tensor):
     """The numbers of rows to compile for, on the device and in the dtype of ``tensor``."""
-    quick = torch.cpu._is_avx512_bf16_supported() and not on_gpu(tensor.device)
-    return HALF_ROWS if quick and tensor.dtype.itemsize < 4 else ROWS
+    return ROWS if tensor.dtype.itemsize >= 4 or on_gpu(tensor.device) else HALF_ROWS
 
 
 def padded_to(rows):
