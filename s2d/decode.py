@@ -86,12 +86,11 @@ def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
 
 
 def _steps(context, scorer, drafter, sampling, limit):
-    ends = scorer.target.config.eos_token_ids
     while len(context) < limit:
         step = decode_step(context, scorer, drafter, sampling, limit)
         context += step.tokens
         yield step
-        if any(token in ends for token in step.tokens):
+        if step.tokens and step.tokens[-1] in scorer.target.config.eos_token_ids:
             return
 
 

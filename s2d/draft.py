@@ -49,7 +49,7 @@ class Segment:
     stop: int
     threshold: float
     cache: KVCache
-    hidden: torch.Tensor  # (1, slots, hidden): what the layers gave; the next segment reads it
+    hidden: torch.Tensor  # (1, slots, hidden): what the layers gave, if another segment follows
 
 
 @dataclass
@@ -171,7 +171,7 @@ class SortedDraft:
         self.tokens = torch.zeros(1, slots, dtype=torch.long, device=self.device)
         self.known = 0  # how many tokens of the context were read
         self.parents = shape.parents().to(self.device)
-        self.attention = TreeAttention(self.parents, self.dtype)
+        self.attention = TreeAttention(self.parents, self.dtype)  # of a growing tree: fill_slots
 
     def propose(self, context, budget, sampling) -> Proposal:
         """A Proposal behind ``context``, a list of tokens, if ``budget`` more may be emitted.
@@ -203,7 +203,7 @@ class SortedDraft:
         n, levels = len(context), min(max_levels, self.shape.depth)
         tree, used = self.new_tree(levels, sampling), 0  # slots behind the context
         confidences, stopped = [], ""
-        while tree.frontier and not stopped:
+        while tree.frontier:
             expanded, prediction, origin = tree.frontier, roots, TARGET
             if prediction is None:
                 tails = self.tails(context, tree) if self.table else ()
@@ -213,11 +213,13 @@ class SortedDraft:
                 if self.shape.fixed and self.unsure(*prediction.confidences[-1]):
                     stopped = "confidence"
                     break
-            children, roots = tree.add_level(prediction, origin), None  # (R, K)
+            children = tree.add_level(prediction, origin)  # (R, K)
+            roots = None  # from the second level on the draft predicts
             ends = self.policy and self.policy(expanded, prediction, children, tree.frontier)
             if ends and tree.frontier:
                 stopped = "policy"
-            elif tree.frontier and self.segments:
+                break
+            if tree.frontier and self.segments:
                 self.fill_slots(n + used, tree)
                 used += len(tree.frontier)
         proposal = tree.proposal()
@@ -297,10 +299,10 @@ class SortedDraft:
             seen = segment.cache.length
             upto = end if seen == 0 or n - seen <= WINDOW else seen + WINDOW
             positions, mask = self.attention.span(n, seen, upto)
-            given = below.hidden if below else self.tokens
-            hidden = given.narrow(1, seen, upto - seen)
-            if not below:
-                hidden = self.model.embed(hidden)
+            if below:
+                hidden = below.hidden.narrow(1, seen, upto - seen)
+            else:
+                hidden = self.model.embed(self.tokens.narrow(1, seen, upto - seen))
             where = segment.start, segment.stop, positions, mask
             hidden = self.model.run_layers(hidden, *where, segment.cache)
             if segment is not self.segments[-1]:  # nobody reads those of the last

@@ -106,7 +106,8 @@ def start(
     check_method(config, draft, method, init)
     limit = min(len(tokens) + max_new_tokens, config.max_position_embeddings)
     exits, thresholds, stop = choose_exits(draft, method, exits, thresholds, stop)
-    refuse(datastore and 0 not in exits, f"a datastore is for exit 0, got exits {list(exits)}")
+    unread = f"a datastore is for exit 0; method {method!r} drafts from exits {list(exits)}"
+    refuse(datastore and 0 not in exits, unread)
     if method == "ar":
         refuse(tree or draft_length, "method 'ar' drafts no tree and no chain")
         drafter = NoDraft(target.device)
@@ -218,7 +219,8 @@ def choose_shape(target_config, draft, method, temperature, draft_length=None, t
         names = " or ".join(map(repr, TREE_METHODS))
         refuse(tree is not None, f"method {method!r} drafts no tree; use {names} for one")
         length = config.draft_length if draft_length is None else draft_length
-        shape = KConfig((1,) * min(length, LARGEST_TREE + 1))
+        refuse(length > LARGEST_TREE, f"a chain of {length} tokens is over {LARGEST_TREE}")
+        shape = KConfig((1,) * length)
     limited = draft and draft.draft_vocabulary is not None
     known = len(draft.draft_vocabulary) if limited else target_config.vocab_size
     least, most = min(shape.numbers, default=0), shape.max_children

@@ -30,7 +30,7 @@ class Proposal:
     depth: int = 0  # the tree's number of levels
     # For each round the exits it tried, each with its confidence; the last one was used.
     confidences: list[list[tuple[int, float]]] = ()
-    stopped: str = ""  # by the shape's "length", "context" end, low "confidence", or a "policy"
+    stopped: str = ""  # why: "length" of the shape, full "context", low "confidence", "policy"
     filled: list[int] = ()  # how many positions each segment's KV cache then held
 
     @property

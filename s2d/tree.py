@@ -10,6 +10,7 @@ from itertools import accumulate
 from operator import mul
 
 import torch
+import torch.nn.functional as F
 
 
 def ancestor_mask(parents):
@@ -65,10 +66,10 @@ class TokenTree:
 class TreeAttention:
     """Position ids and attention masks of a tree behind a context.
 
-    The mask of a whole tree is made once, and every pass takes a slice of it ("dynamic sliced
-    topology-aware mask", arXiv 2409.10644). Positions of the context that are new in a pass go in
-    front, as the chain they are. With the first three nodes of ``ancestor_mask``'s tree behind the
-    context a b c d e, for a model that has seen a b c d:
+    The mask of a tree and of the position before it is made once, and a pass takes a slice of it
+    ("dynamic sliced topology-aware mask", arXiv 2409.10644). If more of the context is new in a
+    pass, that goes in front, as the chain it is. With the first three nodes of ``ancestor_mask``'s
+    tree behind the context a b c d e, for a model that has seen a b c d:
 
                 a b c d   e 0 1 2
           e     x x x x   x . . .      The mask is about e 0 1 2; all before them is seen.
@@ -84,14 +85,16 @@ class TreeAttention:
         if not self.chain:
             ancestors = ancestor_mask(parents)
             self.depths = ancestors.sum(dim=-1) - 1  # (N,): 0 for the children of the context
-            self.nodes = torch.where(ancestors, 0.0, -torch.inf).to(dtype)  # (N, N)
+            nodes = torch.where(ancestors, 0.0, -torch.inf).to(dtype)  # (N, N)
+            self.mask = F.pad(nodes, (1, 0, 1, 0))  # (N+1, N+1)
+            self.mask[0, 1:] = -torch.inf
 
     def span(self, n, start, end):
         """What ``run_layers`` needs for start..end-1 of a context of n positions and its tree.
 
         Returns position ids (T,), and the mask (R, C) for the last R rows and the last C columns.
         The rows are those of the nodes and, unless ``start`` is 0, of the context: a prompt needs
-        none. Both are None where all of it is a chain.
+        none. Both are None where all of it is a chain; no mask is needed for one row that sees all.
         """
         if end <= n or self.chain:
             return None, None
@@ -100,11 +103,11 @@ class TreeAttention:
         first = start or n  # the first position with a row
         if first == n == end - 1:
             return positions, None
-        nodes = self.nodes[max(0, first - n) : end - n, : end - n]
-        if first >= n:
-            return positions, nodes
-        mask = nodes.new_full((end - first, end - first), -torch.inf).triu(1)
-        mask[n - first :, n - first :] = nodes
+        before, behind = (max(0, n - first), end - n + 1)  # new context; rows of mask
+        if before <= 1:
+            return positions, self.mask[max(0, first - n + 1) : behind, 1 - before : behind]
+        mask = self.mask.new_full((end - first, end - first), -torch.inf).triu(1)
+        mask[before - 1 :, before - 1 :] = self.mask[:behind, :behind]
         return positions, mask
 
 

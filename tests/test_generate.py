@@ -31,6 +31,7 @@ BAD = [
     (dict(method="mcsd", tree=(9, 9, 9)), f"a tree of 819 nodes, 3 deep, {SIZE}"),
     (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), f"400 deep, {SIZE}"),
     (dict(draft_length=400), f"400 nodes, 400 deep, {SIZE}"),
+    (dict(draft_length=10**12), "a chain of 1000000000000 tokens is over 2048"),
     (dict(method="mcsd", exits=[2, 4]), "drafts from one exit"),
     (dict(temperature=float("nan")), "temperature must be 0 or at least"),
     (dict(temperature=1e-9), "temperature must be 0 or at least"),

@@ -86,7 +86,7 @@ def give_datastore(methods, target_path, draft_path):
     store = find_datastore(target_path, draft_path)
     found = store and open_datastore(store, target_path, read_config(target_path))
     for _, options in methods.values():
-        if found and 0 in options.get("exits", ()):
+        if found and options["method"] != "ar" and 0 in options.get("exits", ()):
             options["datastore"] = found
 
 

@@ -21,7 +21,7 @@ class Datastore:
     end: the id that ends a document; no n-gram goes on behind it
     """
 
-    doubts = 3.0, 3.0, 3.0, 3.0  # as Text's; counts of other texts say less
+    doubts = 3.0, 3.0, 3.0, 3.0  # by the suffix's length, as Text's
 
     def __init__(self, tokens, end):
         tokens = np.asarray(tokens, dtype=np.int32)
