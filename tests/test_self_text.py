@@ -118,13 +118,7 @@ def test_the_loss_of_a_draft_vocabulary_is_that_of_its_rows():
 
 @pytest.fixture
 def asking(tmp_path, monkeypatch):
-    """A copy of mini-7b with a template by which it can ask itself; in float32, which is faster."""
-
-    def in_float32(path, device="cpu", dtype="auto", **how):
-        return load_model(path, device, "float32", **how)
-
-    for room in ("nested", "text"):
-        monkeypatch.setattr(f"s2d.train.{room}.load_model", in_float32)
+    """A copy of mini-7b with a chat template by which it can ask itself; it learns in float32."""
     monkeypatch.setattr(nested, "SELF", replace(nested.SELF, bf16=False))
     monkeypatch.setattr(self_text, "QUESTION_TOKENS", 120)
     monkeypatch.setattr(self_text, "ANSWER_TOKENS", 40)

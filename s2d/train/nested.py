@@ -43,7 +43,7 @@ def rows_of(init, data, device, recipe, millions, seed, text=None):
     """
     tokenizer, template = Tokenizer(init), chat_template(init)
     if data == "self":
-        target = load_model(init, device, "bfloat16")
+        target = load_model(init, device, "auto")
         records = sample_to(text, target, tokenizer, template, millions * 1e6, seed)
         answers = [(record["p"], record["a"]) for record in records]
         tokens, labels = one_a_row(answers, recipe.length)

@@ -23,7 +23,7 @@ def make_datastore(target, out, millions, files, device, seed):
             raise ValueError(f"expected more than 0 and less than 1e+06 millions, got {millions:g}")
         template = chat_template(target)
         _, after = ways_to_ask(tokenizer, template)  # refused before a model is loaded
-        model = load_model(target, device, "bfloat16")
+        model = load_model(target, device, "auto")
         raw = out.with_suffix(".self.jsonl")
         records = sample_to(raw, model, tokenizer, template, millions * 1e6, seed)
         # An answer's first words depend on the template's before it.
