@@ -49,7 +49,7 @@ class Segment:
     stop: int
     threshold: float
     cache: KVCache
-    hidden: torch.Tensor  # (1, slots, hidden): what the layers gave, if another segment follows
+    hidden: torch.Tensor | None  # (1, slots, hidden): what the layers gave; None for the last one
 
 
 @dataclass
@@ -165,8 +165,8 @@ class SortedDraft:
         layers = [exit_layer for exit_layer in exits if exit_layer > 0]
         for start, stop in zip((0, *layers), layers):
             cache, threshold = model.new_cache(slots, start, stop), thresholds[exits.index(stop)]
-            size = 1, slots, model.config.hidden_size
-            hidden = torch.zeros(size, device=self.device, dtype=self.dtype)
+            size, last = (1, slots, model.config.hidden_size), stop == exits[-1]
+            hidden = None if last else torch.zeros(size, device=self.device, dtype=self.dtype)
             self.segments.append(Segment(start, stop, threshold, cache, hidden))
         self.tokens = torch.zeros(1, slots, dtype=torch.long, device=self.device)
         self.known = 0  # how many tokens of the context were read
@@ -291,9 +291,9 @@ class SortedDraft:
         """Run ``segment`` on all positions up to ``end`` that it has not seen.
 
         Their hidden states are in ``below``, the segment before, if there is one. Usually that is
-        one pass. If the segment lags behind by more context than WINDOW, that goes
-        first, a window at a time; but a prompt, which it sees first of all, is causal and goes
-        through whole. Returns the last pass's hidden states (1, T, hidden).
+        one pass. If the segment lags behind by more context than WINDOW, that goes first, a window
+        at a time; but a prompt, which it sees first of all, is causal and goes through whole.
+        Returns the last pass's hidden states (1, T, hidden).
         """
         while True:
             seen = segment.cache.length
@@ -305,7 +305,7 @@ class SortedDraft:
                 hidden = self.model.embed(self.tokens.narrow(1, seen, upto - seen))
             where = segment.start, segment.stop, positions, mask
             hidden = self.model.run_layers(hidden, *where, segment.cache)
-            if segment is not self.segments[-1]:  # nobody reads those of the last
+            if segment.hidden is not None:
                 segment.hidden.narrow(1, seen, upto - seen).copy_(hidden)
             if upto == end:
                 return hidden
@@ -319,4 +319,5 @@ class SortedDraft:
         for segment in self.segments:
             held = [slot for slot in slots if n + slot < segment.cache.length]
             segment.cache.keep(n, held)
-            move_up(segment.hidden, n, held)
+            if segment.hidden is not None:
+                move_up(segment.hidden, n, held)

@@ -34,11 +34,8 @@ def ancestor_mask(parents):
     """
     numbers = torch.arange(len(parents), device=parents.device)
     up = (parents[:, None] == numbers).float()  # (N, N), the A above
-    identity = torch.eye(len(parents), device=parents.device)
-    inverse = torch.linalg.solve_triangular(
-        identity - up, identity, upper=False, unitriangular=True
-    )
-    return inverse.bool()
+    one = torch.eye(len(parents), device=parents.device)
+    return torch.linalg.solve_triangular(one - up, one, upper=False, unitriangular=True).bool()
 
 
 def is_chain(parents):
@@ -103,11 +100,12 @@ class TreeAttention:
         first = start or n  # the first position with a row
         if first == n == end - 1:
             return positions, None
-        before, behind = (max(0, n - first), end - n + 1)  # new context; rows of mask
-        if before <= 1:
-            return positions, self.mask[max(0, first - n + 1) : behind, 1 - before : behind]
+        new = max(0, n - first)  # positions of the context among them
+        size = end - n + 1  # of the part of the mask that is about these nodes
+        if new <= 1:
+            return positions, self.mask[max(0, first - n + 1) : size, 1 - new : size]
         mask = self.mask.new_full((end - first, end - first), -torch.inf).triu(1)
-        mask[before - 1 :, before - 1 :] = self.mask[:behind, :behind]
+        mask[new - 1 :, new - 1 :] = self.mask[:size, :size]
         return positions, mask
 
 

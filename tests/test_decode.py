@@ -137,11 +137,13 @@ def test_statistics_add_up():
     alone = generate(random_llama(3), [5], method="ar", max_new_tokens=20)
     assert alone.stats.mean_accepted_tokens == 1.0
     assert alone.stats.acceptance_rate == alone.stats.draft_forwards == 0
+    assert alone.stats.steps == len(alone.tokens)
     output = generate(random_llama(3), [5], draft, max_new_tokens=20, draft_length=3)
     stats = output.stats
     assert stats.mean_accepted_tokens == pytest.approx(len(output.tokens) / stats.steps)
     assert 0 < stats.draft_levels <= 3 * stats.steps and set(stats.exit_counts) <= {1, 2, 4}
     assert stats.exit_counts.total() == stats.draft_levels == stats.draft_forwards  # a chain
+    assert stats.accepted == len(output.tokens) - stats.steps
     assert stats.acceptance_rate == stats.accepted / stats.draft_levels
     assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
 
@@ -207,6 +209,12 @@ def test_whoever_stops_iterating_keeps_what_there_is():
         if generation.stats.steps == 4:
             break
     assert generation.tokens == generate(random_llama(3), [5], method="ar").tokens[:4]
+
+
+def test_the_same_seed_gives_the_same_text():
+    models, how = (random_llama(5), [7], random_llama(6)), dict(max_new_tokens=40, temperature=1.0)
+    first, again, other = (generate(*models, "sd", seed=seed, **how).tokens for seed in (1, 1, 2))
+    assert first == again != other
 
 
 SAMPLED = {
