@@ -211,8 +211,8 @@ def find_target(name):
 def choose_draft(args, target_path):
     """(folder of the draft, file of the datastore), or None for either; sets method and exits.
 
-    Where there is no draft, or one with a datastore lies beside the target, exit 0 drafts, unless
-    ``args`` name other exits or another draft.
+    Exit 0 drafts where there is no draft, or where the target or the draft beside it has a
+    datastore, unless ``args`` name other exits or another draft.
     """
     if args.method == "ar":
         return None, None
@@ -220,7 +220,7 @@ def choose_draft(args, target_path):
     if folder is None and is_whole(beside):
         same = read_config(beside).vocab_size == read_config(target_path).vocab_size
         folder = beside if same else None
-    store = find_datastore(target_path, folder)
+    store = find_datastore(target_path, folder or beside)
     if args.exits is None and not args.draft and (store or not folder):
         args.exits = (0,)
         if not folder:
@@ -265,7 +265,8 @@ def parse(arguments):
     add = parser.add_argument
     sizes = "7b|13b|70b|smollm2-135m|PATH"
     add("--target", required=True, metavar=sizes, help="the large model")
-    add("--draft", type=Path, metavar="PATH", help="default: the one beside the target")
+    beside = "default: the one beside the target; exit 0 alone has none"
+    add("--draft", type=Path, metavar="PATH", help=beside)
     methods = (
         "ar: target alone; sd, mcsd: chain, tree from one exit; "
         "s2d (default), s2d-tree (default for exit 0 alone): from sorted exits"

@@ -44,7 +44,7 @@ class Stats:
 
     accept_lengths: list[int] = field(default_factory=list)  # emitted tokens of each step
     exit_counts: Counter = field(default_factory=Counter)  # exit -> draft tokens that left there
-    draft_forwards: int = 0  # rounds of the draft: one a level in fixed shapes, one to give up
+    draft_forwards: int = 0  # rounds: passes of the draft's layers, or questions to its table
     draft_levels: int = 0  # depths of all proposals
     accepted: int = 0  # draft tokens that were accepted and emitted; none after EOS
     draft_seconds: float = 0.0

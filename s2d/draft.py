@@ -255,9 +255,9 @@ class SortedDraft:
     def predict(self, n, end, count, tails=()):
         """A Prediction for each of the last ``count`` of ``end`` positions, n of which are context.
 
-        The exit is the first whose confidence is above its threshold. Confidence is taken before
-        temperature and top-p, so thresholds mean the same at any temperature; and it decides alone:
-        no drawn token has a say in its own exit (verify.py's lemma).
+        The exit is the first whose confidence is above its threshold, or else the last. Confidence
+        is taken before temperature and top-p, so thresholds mean the same at any temperature; and
+        it decides alone: no drawn token has a say in its own exit (verify.py's lemma).
         """
         confidences, below = [], None
         if self.table:

@@ -1,8 +1,8 @@
 """``generate``: names and numbers become a drafter, and the loop runs.
 
-Every default and every refusal of an option is here. A method is a choice of objects: ``ar`` drafts
-nothing; ``sd`` drafts a chain from one exit and ``s2d`` from sorted exits; ``mcsd`` and
-``s2d-tree`` draft the same as trees.
+Every option is checked here and gets its default here, many of them from the draft's config. A
+method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain from one exit and
+``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` draft the same as trees.
 """
 
 from collections.abc import Iterator
@@ -89,11 +89,11 @@ def start(
 
     "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``:
     the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
-    from the draft's config (for exit 0 alone: TABLE_ALONE), for "mcsd" it is K_CONFIG. Above T = 0
-    the children of a node are sampled, with or without ``replacement``; those of a Dynamic are
-    always the likeliest. ``stop`` ends drafting early: a number, where the last exit's confidence
-    is below it (a Dynamic has no path less probable than that), or a decision model
-    (extras/decision.py). For chains it defaults to the draft's config; 0 ends none.
+    from the draft's config (for exit 0 alone: TABLE_ALONE, and TABLE_DRAWN above T = 0), for "mcsd"
+    it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without ``replacement``;
+    those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where the
+    last exit's confidence is below it (a Dynamic has no path less probable than that), or a
+    decision model (extras/decision.py). By default chains have the draft's, its trees none.
 
     ``init`` "target" takes the first level of each tree from the target's last distribution
     (extras/roots.py). With several roots that is not lossless.
@@ -105,13 +105,14 @@ def start(
     check(config, tokens, max_new_tokens, temperature, top_p, seed)
     check_method(config, draft, method, init)
     limit = min(len(tokens) + max_new_tokens, config.max_position_embeddings)
-    exits, thresholds, stop = choose_exits(draft, method, exits, thresholds, stop)
-    unread = f"a datastore is for exit 0; method {method!r} drafts from exits {list(exits)}"
-    refuse(datastore and 0 not in exits, unread)
     if method == "ar":
-        refuse(tree or draft_length, "method 'ar' drafts no tree and no chain")
+        drafting = exits, thresholds, draft_length, tree, stop, datastore
+        refuse(any(option is not None for option in drafting), "method 'ar' drafts nothing")
         drafter = NoDraft(target.device)
     else:
+        exits, thresholds, stop = choose_exits(draft, method, exits, thresholds, stop)
+        unread = f"a datastore is for exit 0; method {method!r} drafts from exits {list(exits)}"
+        refuse(datastore and 0 not in exits, unread)
         layers = draft if exits[-1] > 0 else None
         shape = choose_shape(config, layers, method, temperature, draft_length, tree)
         table = make_table(target, datastore) if exits[0] == 0 else None
@@ -191,9 +192,9 @@ def choose_exits(draft, method, exits=None, thresholds=None, stop=None):
         known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
         thresholds = [known.get(exit_layer, 0.5) for exit_layer in exits[:-1]] + [0.0]
     numbers = f"{len(exits)} exits {list(exits)} need as many thresholds, got {len(thresholds)}"
-    inside = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
     refuse(len(thresholds) != len(exits), numbers)
-    refuse(not inside, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
+    probable = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
+    refuse(not probable, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     if stop is None and exits == (0,):
         stop = TABLE_ALONE.draft_stop
     elif stop is None:
@@ -225,7 +226,7 @@ def choose_shape(target_config, draft, method, temperature, draft_length=None, t
     known = len(draft.draft_vocabulary) if limited else target_config.vocab_size
     least, most = min(shape.numbers, default=0), shape.max_children
     size, depth, longest = shape.size, shape.depth, target_config.max_position_embeddings
-    drafted = max(size, shape.max_slots)  # a growing tree drafts nodes that it does not send
+    drafted = max(size, shape.max_slots if draft else 0)  # not all is sent of a growing tree
     refuse(least < 1, f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
     differ = f"a node cannot have {most} different children: there are {known} tokens to draft"
     refuse(most > known, differ)

@@ -1,6 +1,6 @@
 """What a step proposes, and how the draft's levels become a tree: of a fixed shape, or growing.
 
-Knows nothing about layers, exits or the target: levels come as Predictions (see draft.py).
+Knows nothing about models: levels come as Predictions (see draft.py).
 """
 
 from dataclasses import dataclass

@@ -122,7 +122,7 @@ def test_a_datastore_of_another_vocabulary_is_refused():
 def test_a_datastore_that_nothing_reads_is_refused():
     target, store = random_llama(3), Datastore([6, 10, 0], end=0)
     for draft, how in ((target, dict(exits=[2, 4])), (target, {}), (None, dict(method="ar"))):
-        with pytest.raises(ValueError, match="a datastore is for exit 0; method"):
+        with pytest.raises(ValueError, match="datastore is for exit 0; method|drafts nothing"):
             generate(target, [5, 6], draft, datastore=store, **how)
 
 

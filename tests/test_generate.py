@@ -20,7 +20,7 @@ BAD = [
     (dict(draft=random_llama(0, vocab_size=60)), "the draft has 60 tokens, the target 61"),
     (dict(max_new_tokens=0), "at least 1, got max_new_tokens=0"),
     (dict(draft_length=-1), "draft_length=-1"),
-    (dict(method="ar", tree=(2, 2)), "method 'ar' drafts no tree"),
+    (dict(method="ar", tree=(2, 2)), "method 'ar' drafts nothing"),
     (dict(tree=(2, 2)), "method 's2d' drafts no tree; use 'mcsd' or 's2d-tree'"),
     (dict(method="mcsd", draft_length=3), "drafts a tree; give its shape"),
     (dict(method="mcsd", tree=()), NUMBERS),

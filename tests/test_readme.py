@@ -121,7 +121,7 @@ def test_shipped_folders_are_small_and_complete(name):
         files |= {f"decision-{size}.safetensors" for size in ("7b", "13b", "70b")}
     assert {path.name for path in (WEIGHTS / name).iterdir()} == files
     shipped = [*WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("smollm2-draft/*")]
-    assert sum(path.stat().st_size for path in shipped) < 58 * 2**20
+    assert sum(path.stat().st_size for path in shipped) < 59 * 2**20
 
 
 def test_the_picture_of_a_page_is_there_and_small():

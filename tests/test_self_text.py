@@ -17,7 +17,13 @@ from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
 from s2d.weights import checksum
-from s2d.weights.datastore import load_datastore, tokenizer_checksum, write_datastore
+from s2d.weights.datastore import (
+    DATASTORE,
+    find_datastore,
+    load_datastore,
+    tokenizer_checksum,
+    write_datastore,
+)
 
 BEFORE, AFTER = [1, 30], [2, 40, 41]  # a user's turn ends with 2, as answers do
 TEMPLATE = (
@@ -240,6 +246,11 @@ def test_a_datastore_of_a_models_answers(asking, capsys):
     longer = raw.read_bytes()
     assert datastore(asking, "--millions", "0.001") == 0  # what there is is enough
     assert raw.read_bytes() == longer and 1000 <= len(read_datastore(asking)) < 1400
+    capsys.readouterr()
+    for answer in ([1024], [-1], [1.5], [[1]], "xx", 7):
+        raw.write_text(text + json.dumps({"p": [1], "a": answer, "T": 0}) + "\n")
+        assert_refused(capsys, "is damaged", datastore, asking, "--millions", "0.0001")
+    assert len(read_datastore(asking)) >= 1000  # what was there is still there
 
 
 def test_a_datastore_of_any_text(tmp_path):
@@ -276,6 +287,17 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
     path.write_bytes(b"text")
     raises_line(load_datastore, ValueError, "is no datastore, or is damaged", path, 61, "t")
     raises_line(load_datastore, FileNotFoundError, "no datastore at", tmp_path / "none", 61, "t")
+
+
+def test_a_drafts_datastore_is_found_where_it_is_for_the_same_vocabulary(tmp_path):
+    target, draft = WEIGHTS / "mini-7b", tmp_path / "draft"
+    draft.mkdir()
+    for tokenizer, found in (("other", None), (tokenizer_checksum(target), draft / DATASTORE)):
+        write_datastore(draft / DATASTORE, [[5, 6]], 2, 1024, tokenizer, "text")
+        assert find_datastore(target, draft) == found
+    assert find_datastore(target, tmp_path / "none") is None
+    write_datastore(tmp_path / DATASTORE, [[5]], 2, 1024, "other", "text")  # a target's own
+    assert find_datastore(tmp_path, draft) == tmp_path / DATASTORE
 
 
 def test_what_a_datastore_is_not_made_of(asking, capsys):

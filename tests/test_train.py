@@ -192,6 +192,7 @@ MISTAKES = """
 --length 65 | rows of 65 tokens are longer than the context of
 --micro-batch 3 | a batch of 4 rows cannot be divided among 1 processes by 3 rows
 --epochs 0 | must be positive
+--lr inf | must be positive
 """
 
 

@@ -3,7 +3,7 @@
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a growing tree as 4x8x24
 (top_k, depth, size), ``stop`` as a number, the file of a decision model, or "decision" for the one
 beside the draft. With ``compile``, which takes no value, its passes are compiled. Knows nothing
-about questions and clocks.
+about questions.
 """
 
 import time

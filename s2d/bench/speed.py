@@ -33,6 +33,8 @@ def report(args):
     """Measure; print a table for each target and temperature, and one of all. The exit code."""
     if args.plot:
         check_plot(args.plot)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
     device, folders = check_device(args.device), [find_target(name) for name in args.targets]
     alike = len({folder.name for folder in folders}) < len(folders)
     targets = {str(folder) if alike else folder.name: folder for folder in folders}
@@ -83,10 +85,10 @@ def choose_methods(args):
 
 def give_datastore(methods, target_path, draft_path):
     """Add the target's or the draft's datastore, if there is one, to methods that use exit 0."""
-    store = find_datastore(target_path, draft_path)
-    found = store and open_datastore(store, target_path, read_config(target_path))
-    for _, options in methods.values():
-        if found and options["method"] != "ar" and 0 in options.get("exits", ()):
+    using = [options for _, options in methods.values() if 0 in options.get("exits", ())]
+    if using and (store := find_datastore(target_path, draft_path)):
+        found = open_datastore(store, target_path, read_config(target_path))
+        for options in using:
             options["datastore"] = found
 
 

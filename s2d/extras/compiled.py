@@ -2,7 +2,9 @@
 
 Knows nothing about KV caches, padding or recording. A product of a few rows costs what reading the
 weights costs, if each weight is read once for all rows. Libraries are made for many rows. So the
-compiler is shown a sum a row, and fuses the sums into one loop over the weights.
+compiler is shown a sum a row, and fuses the sums into one loop over the weights. Where a processor
+multiplies half precision by matrix instructions, the library is ahead if it is asked the other way
+round: the weights times the few rows as columns.
 """
 
 import os
@@ -22,8 +24,10 @@ from torch.overrides import TorchFunctionMode
 from ..model import Block, LlamaConfig, RMSNorm
 from ..user_cache import private_folder
 
+MOST_SUMS = 8  # rows; for more the library is ahead
+HALF_PRODUCTS = torch.cpu._is_avx512_bf16_supported()  # instructions for products of bfloat16
 OPTIONS = {  # of the compiler
-    "max_fusion_size": 8,  # more sums in one loop would not fit the registers
+    "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
     "cpp.enable_floating_point_contract_flag": "fast",  # one instruction multiplies and adds
     "size_asserts": False,
@@ -181,6 +185,12 @@ class Streaming(TorchFunctionMode):
 
 def product(x, weight):
     """x (..., T, in) times ``weight`` (out, in) -> (..., T, out); as F.linear."""
+    T = x.shape[-2]
+    if T > 1 and HALF_PRODUCTS and x.dtype == torch.bfloat16:
+        columns = x.reshape(-1, x.shape[-1]).t()  # (in, T)
+        return (weight @ columns).t().reshape(*x.shape[:-1], -1)
+    if T > MOST_SUMS:
+        return x @ weight.t()
     x = x.contiguous()
     x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once a use
     sums = [(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]
@@ -190,13 +200,13 @@ def product(x, weight):
 def attention(q, k, v, attn_mask, enable_gqa=False):
     """As F.scaled_dot_product_attention, whose arguments they are; a mask (T, S) is given."""
     B, H, T, D = q.shape
-    if (
-        len(attn_mask) > 1
-    ):  # a group's heads together: libraries are as fast here, and sums compile slowly
-        grouped = q.reshape(B, k.shape[1], -1, D) * D**-0.5
-        scores = grouped @ k.transpose(-1, -2)  # (B, G, H/G * T, S)
+    if T > 1:  # a group's heads together: libraries are as fast here, and sums compile slowly
+        # Half precision is slower: for each new length the library makes code of its own.
+        wide = torch.promote_types(q.dtype, torch.float32)
+        grouped = q.to(wide).reshape(B, k.shape[1], -1, D) * D**-0.5
+        scores = grouped @ k.to(wide).transpose(-1, -2)  # (B, G, H/G * T, S)
         scores = scores.view(B, k.shape[1], -1, T, k.shape[2]) + attn_mask
-        return (scores.softmax(dim=-1).flatten(2, 3) @ v).view(B, H, T, D)
+        return (scores.softmax(dim=-1).flatten(2, 3) @ v.to(wide)).view(B, H, T, D).to(q.dtype)
     q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)
     scores = (q * k[:, :, None]).sum(dim=-1) + attn_mask  # (B, G, H/G, S)
     return (scores.softmax(dim=-1)[..., None] * v[:, :, None]).sum(dim=-2).view(B, H, T, D)

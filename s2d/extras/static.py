@@ -16,9 +16,7 @@ from ..model import Llama
 from .compiled import compiled_block, compiled_head, run_block, shape_of
 from .graphs import SHORTEST, Recordings, bucket
 
-# Passes are padded up to these; longer ones, prompts and large trees, run as they are. Matrix
-# instructions of half precision pay off earlier.
-ROWS, HALF_ROWS = (1, 2, 4, 8, 16), (1, 2, 4)
+ROWS = 1, 2, 4, 8, 16  # passes are padded up to these; prompts and large trees run as they are
 
 
 class StaticLlama(Llama):
@@ -45,7 +43,7 @@ class StaticLlama(Llama):
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
         head = self.lm_head.weight if self.draft_head is None else self.draft_head
-        for rows in sizes(self.lm_head.weight):
+        for rows in ROWS:
             compiled_block(self.shape, rows, self.dtype)
             compiled_head(self.shape, len(head), rows, self.dtype)
 
@@ -61,7 +59,7 @@ class StaticLlama(Llama):
         B, T, _ = hidden.shape
         S = 0 if cache is None else cache.length
         gpu = on_gpu(hidden.device)
-        if S == 0 or B > 1 or T > sizes(hidden)[-1] or S + T > self.longest - ROWS[-1]:
+        if S == 0 or B > 1 or T > ROWS[-1] or S + T > self.longest - ROWS[-1]:
             return super().run_layers(hidden, start, stop, positions, mask, cache)
         rows = padded_to(T)
         stop = self.config.num_hidden_layers if stop is None else stop
@@ -100,7 +98,7 @@ class StaticLlama(Llama):
 
     def compiled_logits(self, eager, head, hidden):
         """Hidden (R, hidden) -> logits (R, V) by ``head`` (V, hidden), or by ``eager``."""
-        if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > sizes(hidden)[-1]:
+        if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > ROWS[-1]:
             return eager(hidden)
         rows = padded_to(len(hidden))
         run = compiled_head(self.shape, len(head), rows, hidden.dtype)
@@ -121,11 +119,6 @@ def static_twin(model):
 
 def on_gpu(device):
     return device.type == "cuda"
-
-
-def sizes(tensor):
-    """The numbers of rows to compile for, on the device and in the dtype of ``tensor``."""
-    return ROWS if tensor.dtype.itemsize >= 4 or on_gpu(tensor.device) else HALF_ROWS
 
 
 def padded_to(rows):

@@ -86,7 +86,8 @@ def recipe_of(args):
         recipe = replace(recipe, lr=ADAPTER_LR)
     given = {field.name: getattr(args, field.name, None) for field in fields(Recipe)}
     recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
-    if min(recipe.batch, recipe.micro_batch, recipe.length, recipe.epochs) < 1 or not recipe.lr > 0:
+    counts = recipe.batch, recipe.micro_batch, recipe.length, recipe.epochs
+    if min(counts) < 1 or not 0 < recipe.lr < float("inf"):
         raise ValueError(f"batch, micro-batch, length, epochs, lr must be positive, got {recipe}")
     return recipe
 

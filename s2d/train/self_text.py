@@ -142,7 +142,7 @@ def converse(model, prompts, after, enough, batch, seed):
                 rows, cache = [rows[i] for i in going], without(cache, going, model)
 
 
-def read_records(file, header):
+def read_records(file, header, vocab_size):
     """The conversations in ``file``: JSON lines after ``header``, which says whose they are."""
     if not file.is_file() or not file.stat().st_size:
         return []
@@ -151,9 +151,10 @@ def read_records(file, header):
         raise ValueError(f"{file} {other}")
     try:
         records = [json.loads(line) for line in whole_lines(file).split("\n")[1:-1]]
-        if not all(record["p"] and record["a"] for record in records):
-            raise ValueError
-    except (ValueError, KeyError, TypeError):
+        for ids in (record[part] for record in records for part in "pa"):
+            if {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= vocab_size:
+                raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{file} is damaged; name another") from None
     drop_half_line(file)
     return records
@@ -163,7 +164,7 @@ def sample_to(file, model, tokenizer, template, wanted, seed):
     """Conversations whose answers have ``wanted`` tokens: those in ``file``, then new ones."""
     prompts, after = ways_to_ask(tokenizer, template)
     header = json.dumps({"model": checksum(model)}) + "\n"
-    records = read_records(file, header)
+    records = read_records(file, header, model.config.vocab_size)
     old = count = sum(len(record["a"]) for record in records)
     if old >= wanted:
         return records

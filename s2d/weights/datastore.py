@@ -34,10 +34,16 @@ def tokenizer_checksum(folder):
     return f"{zlib.crc32(vocabulary.encode()):08x}"
 
 
-def find_datastore(*folders):
-    """The first datastore in one of the ``folders`` (or None instead of one), or None."""
-    files = [folder / DATASTORE for folder in folders if folder]
-    return next((file for file in files if file.is_file()), None)
+def find_datastore(target, draft):
+    """The file of the target's own datastore, or of its draft's for the same vocabulary, or None.
+
+    Both are folders.
+    """
+    own, other = target / DATASTORE, draft / DATASTORE
+    if own.is_file():
+        return own
+    fits = other.is_file() and _read(other)[0].get("tokenizer") == tokenizer_checksum(target)
+    return other if fits else None
 
 
 def open_datastore(file, target, config) -> Datastore:
