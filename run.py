@@ -97,7 +97,7 @@ def run(args, load_target=None):
     options = generation_options(args, draft)
     if store:
         options["datastore"] = open_datastore(store, target_path, target.config)
-    exits = choose_exits(draft, args.method, args.exits, args.thresholds)[0]
+    exits = choose_exits(target, draft, args.method, args.exits, args.thresholds)[0]
     colors = colors_of(exits, args.color, sys.stdout)
     if args.interactive:
         start(target, prompt, **options)  # what cannot be run is refused before anything is typed
@@ -107,7 +107,7 @@ def run(args, load_target=None):
     if args.trace:
         names = {"target": target_path.resolve().name}
         names["draft"] = draft_path and draft_path.resolve().name
-        recorder = Recorder(tokenizer, prompt, names, options)
+        recorder = Recorder(target, tokenizer, prompt, names, options)
     with traced(args.trace, recorder) if args.trace else nullcontext():
         answer(args, target, tokenizer, prompt, options, colors, recorder)
 

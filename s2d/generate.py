@@ -22,10 +22,10 @@ LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number square
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
 TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does
 TABLE_DRAWN = (2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accepted more often
-# What stands in a draft's config, for exit 0 alone. A less probable path than ``draft_stop`` is not
-# worth its row in the target's pass.
+# What stands in a draft's config, for exit 0 alone.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
-TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree, TABLE_ALONE.draft_stop = 4, (6, 7, 7), 0.05
+TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
+FREE_ROW, DEAR_ROW = 0.05, 0.3  # how probable a path has to be: where rows cost little, or much
 
 
 class Generation:
@@ -110,7 +110,7 @@ def start(
         refuse(any(option is not None for option in drafting), "method 'ar' drafts nothing")
         drafter = NoDraft(target.device)
     else:
-        exits, thresholds, stop = choose_exits(draft, method, exits, thresholds, stop)
+        exits, thresholds, stop = choose_exits(target, draft, method, exits, thresholds, stop)
         unread = f"a datastore is for exit 0; method {method!r} drafts from exits {list(exits)}"
         refuse(datastore and 0 not in exits, unread)
         layers = draft if exits[-1] > 0 else None
@@ -174,7 +174,7 @@ def check_method(config, draft, method, init):
         refuse(ours != theirs, f"draft and target must share one vocabulary: {sizes}")
 
 
-def choose_exits(draft, method, exits=None, thresholds=None, stop=None):
+def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
     """The exits of a method, their thresholds, and what ends drafting early (see ``start``)."""
     if method == "ar":
         return (), (), None
@@ -184,23 +184,23 @@ def choose_exits(draft, method, exits=None, thresholds=None, stop=None):
         exits = (config.exit_layers or (depth,))[-1 if single else 0 :]
     exits = tuple(exits)
     rising = exits and list(exits) == sorted(set(exits)) and 0 <= exits[0] <= exits[-1] <= depth
-    layers = f"lie within the draft's {depth} layers" if depth else "without a draft be 0 alone"
+    within = f"lie within the draft's {depth} layers" if depth else "without a draft be 0 alone"
     many = f"method {method!r} drafts from one exit, got {list(exits)}; 's2d' takes several"
     refuse(single and len(exits) != 1, many)
-    refuse(not rising, f"exits must increase and {layers}, got {list(exits)}")
+    refuse(not rising, f"exits must increase and {within}, got {list(exits)}")
     if thresholds is None:
         known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
         thresholds = [known.get(exit_layer, 0.5) for exit_layer in exits[:-1]] + [0.0]
-    numbers = f"{len(exits)} exits {list(exits)} need as many thresholds, got {len(thresholds)}"
-    refuse(len(thresholds) != len(exits), numbers)
+    one_each = f"{len(exits)} exits {list(exits)} need as many thresholds, got {len(thresholds)}"
+    refuse(len(thresholds) != len(exits), one_each)
     probable = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
     refuse(not probable, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     if stop is None and exits == (0,):
-        stop = TABLE_ALONE.draft_stop
+        free = target.dtype.itemsize == 2 or target.device.type == "cuda"  # half precision, GPUs
+        stop = FREE_ROW if free else DEAR_ROW
     elif stop is None:
         stop = 0.0 if method in TREE_METHODS else config.draft_stop
-    judged = callable(stop) and exits[0] == 0
-    refuse(judged, "a decision model judges layers; it does not go with exit 0")
+    refuse(callable(stop) and exits[0] == 0, "a decision model judges layers; exit 0 has none")
     inside = callable(stop) or 0.0 <= stop <= 1.0
     refuse(not inside, f"stop is a confidence within 0..1, got {stop}")
     return exits, tuple(thresholds), stop

@@ -284,7 +284,7 @@ def test_without_a_draft_exit_0_drafts_and_says_so(tmp_path, capsys):
 def test_what_exit_0_alone_takes(tmp_path, capsys):
     """Its own tree's sizes, a datastore beside the target; no layers, of whatever kind."""
     few = ["--target", "7b", "--prompt", "Hi", "--max-new-tokens", "4", "--exits", "0"]
-    assert run.main([*few, "--tree-size", "3", "--tree-depth", "2"]) == 0
+    assert run.main([*few, "--tree-size", "3", "--tree-depth", "2", "--stop", "0.05"]) == 0
     assert "100% from the table" in capsys.readouterr().out
     args = run.parse(["--target", "7b"])
     for folder in ("mini-7b", "mini-draft"):

@@ -50,7 +50,7 @@ def options_of(name, draft, **more):
 
 def recorded(target, tokenizer, prompt, options, file=None):
     """(what was recorded, the Steps themselves, the Generation)"""
-    recorder = Recorder(tokenizer, prompt, NAMES, options)
+    recorder = Recorder(target, tokenizer, prompt, NAMES, options)
     generation, steps = start(target, prompt, **options), []
     for step in generation:
         steps.append(step)
@@ -457,8 +457,9 @@ def test_a_page_of_steps_that_emitted_nothing(browser, mini, tokenizer, tmp_path
     """Roots of the target: a page of only the first step has no token to show."""
     options = options_of("roots", mini("mini-draft"), max_new_tokens=20)
     prompt, file = tokenizer.encode_chat([QUESTION]), tmp_path / "page.html"
-    with traced(file, Recorder(tokenizer, prompt, NAMES, options)) as recorder:
-        step = next(iter(start(mini("mini-7b"), prompt, **options)))
+    target = mini("mini-7b")
+    with traced(file, Recorder(target, tokenizer, prompt, NAMES, options)) as recorder:
+        step = next(iter(start(target, prompt, **options)))
         assert step.tokens == []
         recorder.add(step)
     browser.open(file)
@@ -486,7 +487,8 @@ def test_an_answer_is_not_lost_with_its_page(name, failure, code, tmp_path, monk
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     """Links under the name that a page is written by lead nowhere."""
     file, precious = tmp_path / "page.html", tmp_path / "precious"
-    with pytest.raises(KeyboardInterrupt), traced(file, Recorder(None, [1], {}, {"method": "ar"})):
+    recorder = Recorder(None, None, [1], {}, {"method": "ar"})
+    with pytest.raises(KeyboardInterrupt), traced(file, recorder):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []  # nothing was begun
     precious.write_text("mine")

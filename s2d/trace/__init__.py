@@ -1,6 +1,6 @@
 """Looking at an answer: where each token came from, and every step of it as a page.
 
-    with traced("page.html", Recorder(tokenizer, prompt, names, options)) as recorder:
+    with traced("page.html", Recorder(target, tokenizer, prompt, names, options)) as recorder:
         for step in start(target, prompt, **options):
             recorder.add(step)
 

@@ -23,13 +23,14 @@ LIKELIEST_OF_DRAFT = 3  # and those of q
 class Recorder:
     """Keeps each Step of an answer; ``names`` are the models', ``options`` those of ``start``."""
 
-    def __init__(self, tokenizer, prompt, names, options):
+    def __init__(self, target, tokenizer, prompt, names, options):
         self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
         self.alone = None  # milliseconds that the target alone takes for a token
         defaults = {name: each.default for name, each in signature(start).parameters.items()}
         options = defaults | options
         chosen = "draft method exits thresholds stop"
-        exits, thresholds, stop = choose_exits(*(options[name] for name in chosen.split()))
+        given = (options[name] for name in chosen.split())
+        exits, thresholds, stop = choose_exits(target, *given)
         options |= {"exits": exits, "thresholds": thresholds}
         options["stop"] = None if callable(stop) else stop
         shown = "method temperature top_p seed init replacement exits thresholds stop"
