@@ -220,7 +220,8 @@ def choose_draft(args, target_path):
     if folder is None and is_whole(beside):
         same = read_config(beside).vocab_size == read_config(target_path).vocab_size
         folder = beside if same else None
-    store = find_datastore(target_path, folder or beside)
+    layers = args.exits[0] > 0 if args.exits else bool(args.draft)  # and no table
+    store = None if layers else find_datastore(target_path, folder or beside)
     if args.exits is None and not args.draft and (store or not folder):
         args.exits = (0,)
         if not folder:
@@ -303,7 +304,7 @@ def parse(arguments):
     add("--init", choices=("draft", "target"), help=roots)
     ends = (
         "end a draft where the last exit's confidence is below C, or where this decision model "
-        "says so; default: chains by the draft's own C"
+        "says so; default: the draft's own C for chains; exit 0 alone has its own"
     )
     add("--stop", metavar="C|FILE", help=ends)
     add("--interactive", action="store_true", help="a conversation, a line a turn")

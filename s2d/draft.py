@@ -160,7 +160,7 @@ class SortedDraft:
         self.exits, self.thresholds, self.least, self.policy = exits, thresholds, least, policy
         owner = model or table
         self.device, self.dtype = owner.device, owner.dtype
-        slots = capacity + shape.max_slots
+        slots = capacity + (shape.max_slots if model else 0)
         self.segments = []
         layers = [exit_layer for exit_layer in exits if exit_layer > 0]
         for start, stop in zip((0, *layers), layers):

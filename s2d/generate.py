@@ -92,8 +92,9 @@ def start(
     from the draft's config (for exit 0 alone: TABLE_ALONE, and TABLE_DRAWN above T = 0), for "mcsd"
     it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without ``replacement``;
     those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where the
-    last exit's confidence is below it (a Dynamic has no path less probable than that), or a
-    decision model (extras/decision.py). By default chains have the draft's, its trees none.
+    last exit's confidence is below it (a Dynamic has no path less probable), or a decision model
+    (extras/decision.py). By default chains have the draft's, its trees none, and exit 0 alone
+    FREE_ROW in half precision and on GPUs, else DEAR_ROW.
 
     ``init`` "target" takes the first level of each tree from the target's last distribution
     (extras/roots.py). With several roots that is not lossless.
@@ -111,8 +112,7 @@ def start(
         drafter = NoDraft(target.device)
     else:
         exits, thresholds, stop = choose_exits(target, draft, method, exits, thresholds, stop)
-        unread = f"a datastore is for exit 0; method {method!r} drafts from exits {list(exits)}"
-        refuse(datastore and 0 not in exits, unread)
+        refuse(datastore and 0 not in exits, f"a datastore is for exit 0, not for {list(exits)}")
         layers = draft if exits[-1] > 0 else None
         shape = choose_shape(config, layers, method, temperature, draft_length, tree)
         table = make_table(target, datastore) if exits[0] == 0 else None
@@ -196,8 +196,8 @@ def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
     probable = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
     refuse(not probable, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     if stop is None and exits == (0,):
-        free = target.dtype.itemsize == 2 or target.device.type == "cuda"  # half precision, GPUs
-        stop = FREE_ROW if free else DEAR_ROW
+        cheap = target.dtype.itemsize == 2 or target.device.type == "cuda"
+        stop = FREE_ROW if cheap else DEAR_ROW
     elif stop is None:
         stop = 0.0 if method in TREE_METHODS else config.draft_stop
     refuse(callable(stop) and exits[0] == 0, "a decision model judges layers; exit 0 has none")

@@ -59,7 +59,7 @@ def test_greedy_text_is_the_targets_whatever_is_combined(stored):
     shapes = [dict(method="sd"), dict(method="s2d"), dict(method="mcsd", tree=(2, 2, 1))]
     shapes += [dict(method="s2d-tree"), dict(method="s2d-tree", tree=Dynamic(3, 5, 11))]
     shapes += [dict(method="s2d-tree", tree=Dynamic(2, 4, 40))]  # more nodes than layers would run
-    stops, lengths = (None, 0.0, 0.3), (1, 30, 200)
+    stops, lengths = (None, 0.0, 0.05), (1, 30, 200)
     for shape, stop, length in itertools.product(shapes, stops, lengths):
         ways = [{}, {"init": "target"}, {"exits": [0], "draft": draft}]
         if shape["method"].startswith("s2d"):
@@ -123,8 +123,13 @@ def test_a_datastore_of_another_vocabulary_is_refused():
 
 def test_a_datastore_that_nothing_reads_is_refused():
     target, store = random_llama(3), Datastore([6, 10, 0], end=0)
-    for draft, how in ((target, dict(exits=[2, 4])), (target, {}), (None, dict(method="ar"))):
-        with pytest.raises(ValueError, match="datastore is for exit 0; method|drafts nothing"):
+    only = "a datastore is for exit 0, not for"
+    for draft, message, how in (
+        (target, only, dict(exits=[2, 4])),
+        (target, only, {}),
+        (None, "drafts nothing", dict(method="ar")),
+    ):
+        with pytest.raises(ValueError, match=message):
             generate(target, [5, 6], draft, datastore=store, **how)
 
 

@@ -292,9 +292,14 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
 def test_a_drafts_datastore_is_found_where_it_is_for_the_same_vocabulary(tmp_path):
     target, draft = WEIGHTS / "mini-7b", tmp_path / "draft"
     draft.mkdir()
-    for tokenizer, found in (("other", None), (tokenizer_checksum(target), draft / DATASTORE)):
-        write_datastore(draft / DATASTORE, [[5, 6]], 2, 1024, tokenizer, "text")
-        assert find_datastore(target, draft) == found
+    right = tokenizer_checksum(target)
+    for size, tokenizer, fits in (
+        (1024, "other", False),
+        (1000, right, False),
+        (1024, right, True),
+    ):
+        write_datastore(draft / DATASTORE, [[5, 6]], 2, size, tokenizer, "text")
+        assert find_datastore(target, draft) == (draft / DATASTORE if fits else None)
     assert find_datastore(target, tmp_path / "none") is None
     write_datastore(tmp_path / DATASTORE, [[5]], 2, 1024, "other", "text")  # a target's own
     assert find_datastore(tmp_path, draft) == tmp_path / DATASTORE

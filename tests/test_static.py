@@ -185,6 +185,22 @@ def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows):
     assert any(held)
 
 
+@pytest.mark.parametrize("instructions", [False, True])
+def test_products_are_the_eager_ones_with_instructions_for_bfloat16_or_without(
+    instructions, monkeypatch
+):
+    monkeypatch.setattr(compiling, "HALF_PRODUCTS", instructions)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        weight = torch.randint(-3, 4, (24, 32)).to(dtype)  # no product of these is rounded
+        for rows in range(1, 18):
+            x = torch.randint(-3, 4, (1, rows, 32)).to(dtype)
+            expected = torch.nn.functional.linear(x.double(), weight.double())
+            for given in (x, x[0]):
+                assert torch.equal(
+                    compiling.product(given, weight).double(), expected.view(*given.shape[:-1], 24)
+                )
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype):

@@ -3,8 +3,8 @@
 Knows nothing about KV caches, padding or recording. A product of a few rows costs what reading the
 weights costs, if each weight is read once for all rows. Libraries are made for many rows. So the
 compiler is shown a sum a row, and fuses the sums into one loop over the weights. Where a processor
-multiplies half precision by matrix instructions, the library is ahead if it is asked the other way
-round: the weights times the few rows as columns.
+has instructions for products of bfloat16, the library is ahead if it is asked the other way round:
+the weights times the few rows as columns.
 """
 
 import os
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from ..model import Block, LlamaConfig, RMSNorm
 from ..user_cache import private_folder
 
-MOST_SUMS = 8  # rows; for more the library is ahead
+MOST_SUMS, MOST_HALF_SUMS = 8, 4  # rows; for more the library is ahead, earlier in half precision
 HALF_PRODUCTS = torch.cpu._is_avx512_bf16_supported()  # instructions for products of bfloat16
 OPTIONS = {  # of the compiler
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
@@ -189,7 +189,7 @@ def product(x, weight):
     if T > 1 and HALF_PRODUCTS and x.dtype == torch.bfloat16:
         columns = x.reshape(-1, x.shape[-1]).t()  # (in, T)
         return (weight @ columns).t().reshape(*x.shape[:-1], -1)
-    if T > MOST_SUMS:
+    if T > (MOST_SUMS if x.dtype.itemsize > 2 else MOST_HALF_SUMS):
         return x @ weight.t()
     x = x.contiguous()
     x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once a use

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from ..extras.datastore import Datastore
 from ..files import staged_file
+from .config import read_config
 from .fields import read_json
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
@@ -42,7 +43,10 @@ def find_datastore(target, draft):
     own, other = target / DATASTORE, draft / DATASTORE
     if own.is_file():
         return own
-    fits = other.is_file() and _read(other)[0].get("tokenizer") == tokenizer_checksum(target)
+    if not other.is_file():
+        return None
+    found = [_read(other)[0].get(key) for key in ("vocab_size", "tokenizer")]
+    fits = found == [str(read_config(target).vocab_size), tokenizer_checksum(target)]
     return other if fits else None
 
 
