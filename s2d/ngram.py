@@ -50,7 +50,7 @@ class NGrams:
 
     >>> ngrams = NGrams()
     >>> ngrams.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
-    >>> ngrams.likeliest([5, 6], 2)
+    >>> top(ngrams.distribution([5, 6]), 2)
     [(7, 0.3896103896103896), (8, 0.1948051948051948)]
     """
 
@@ -72,10 +72,6 @@ class NGrams:
                 blend[token] = blend.get(token, 0.0) + each * count
             left -= each * c
         return blend
-
-    def likeliest(self, context, k):
-        """At most k pairs (token, probability), the likeliest first."""
-        return top(self.distribution(context), k)
 
     def matched(self, context, token):
         """The length of the longest suffix that ``token`` followed before; 0 for none."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+FILL = 1e-300  # of a token that is drawn only where no other is left: far below any probability
+
 
 def warp(logits, temperature, top_p=1.0):
     """Logits (..., V) -> probabilities (..., V) after temperature (> 0) and top-p.
@@ -49,20 +51,24 @@ class Sampler:
         return numbers < probabilities, numbers
 
     def draw(self, probs):
-        """Distributions (R, V) -> one token of each (R,)."""
-        return torch.multinomial(probs, 1, generator=self.generator)[:, 0]
+        """Distributions (R, V) -> one token of each (R,), where the sums reach a random number.
+
+        In float32 they would lose rare tokens. ``torch.multinomial`` draws V numbers for one token.
+        """
+        sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
+        numbers = 1.0 - torch.empty_like(sums[:, :1]).uniform_(generator=self.generator)  # (0, 1]
+        return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
 
     def candidates(self, probs, count, replacement):
         """Distributions (R, V) -> ``count`` tokens of each (R, count), in the order of the draws.
 
-        Without replacement, the k smallest of V exponential clocks that run at the rates ``probs``
-        are k draws in turn (Kool et al. 2019, arXiv 1903.06059, section 2.3, says it with Gumbel
-        noise). If fewer than ``count`` tokens have a probability above 0, others fill the end.
+        If fewer than ``count`` tokens have a probability above 0, others fill the end.
         """
-        if replacement:
-            return torch.multinomial(probs, count, replacement=True, generator=self.generator)
-        clocks = torch.empty_like(probs).exponential_(generator=self.generator)
-        return (probs / clocks).topk(count, dim=-1).indices
+        tokens = self.draw(probs)[:, None]
+        while tokens.shape[1] < count:
+            rest = probs if replacement else (probs.double() + FILL).scatter(1, tokens, 0.0)
+            tokens = torch.cat((tokens, self.draw(rest)[:, None]), dim=1)
+        return tokens
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def is_chain(parents):
 class TokenTree:
     """N drafted tokens (N,) and their parents (N,), each int64; parent -1 is the context.
 
-    Nodes are numbered level by level, so every leading slice ``tree[:n]`` is a tree too.
+    Nodes are numbered level by level, so the first n of them are a tree too.
     """
 
     tokens: torch.Tensor
@@ -55,9 +55,6 @@ class TokenTree:
 
     def __len__(self):
         return len(self.tokens)
-
-    def __getitem__(self, leading):
-        return TokenTree(self.tokens[leading], self.parents[leading])
 
 
 class TreeAttention:

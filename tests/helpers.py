@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from s2d.model import Llama, LlamaConfig
+from s2d.tree import TokenTree
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
@@ -53,6 +54,11 @@ def nearly_equal(seed, **changes):
 def random_tokens(seed, count, vocab=61):
     """A list of ids."""
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def leading(tree, count):
+    """The first nodes of a TokenTree."""
+    return TokenTree(tree.tokens[:count], tree.parents[:count])
 
 
 def random_distribution(generator, size, zeros=0.0):

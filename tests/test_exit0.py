@@ -10,7 +10,7 @@ from helpers import random_llama
 from s2d import generate
 from s2d.extras.datastore import Datastore
 from s2d.generate import DEAR_ROW, FREE_ROW, choose_exits, start
-from s2d.ngram import NGrams
+from s2d.ngram import NGrams, top
 from s2d.tree import Dynamic
 
 SIZES = dict(vocab_size=3, num_hidden_layers=2, scale=0.15, eos_token_ids=())
@@ -86,7 +86,7 @@ def test_a_tree_holds_the_most_probable_paths():
         level = {
             (*path, token): probability * more
             for path, probability in level.items()
-            for token, more in ngrams.likeliest([*prompt, *path][-4:], shape.top_k)
+            for token, more in top(ngrams.distribution([*prompt, *path][-4:]), shape.top_k)
         }
         paths |= level
     best = sorted(paths, key=paths.get, reverse=True)[: shape.size]

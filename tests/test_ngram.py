@@ -11,7 +11,7 @@ import torch
 
 from s2d import ngram
 from s2d.extras.datastore import Datastore
-from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text
+from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text, top
 
 
 def slow_datastore(tokens, end):
@@ -94,7 +94,7 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
             assert matched == {token: ngrams.matched(context, token) for token in blend}
             assert all(abs(blend[token] - wanted[token]) < 1e-12 for token in wanted)
             assert sum(blend.values()) < 1
-            best = ngrams.likeliest(context, 3)
+            best = top(ngrams.distribution(context), 3)
             assert [p for _, p in best] == sorted(blend.values(), reverse=True)[:3]
             assert all(blend[token] == p for token, p in best)
 
@@ -111,9 +111,9 @@ def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_lat
 
 def test_documents_do_not_run_into_each_other():
     ngrams = NGrams(Datastore([5, 6, 0, 7, 8, 0], end=0))
-    assert ngrams.likeliest([5, 6], 1)[0][0] == 0  # the end itself is a token like others
+    assert top(ngrams.distribution([5, 6]), 1)[0][0] == 0  # the end itself is a token like others
     assert ngrams.distribution([5, 6, 0]) == {} and ngrams.matched([5, 6, 0], 5) == 0
-    assert ngrams.likeliest([0, 7], 1)[0][0] == 8 and ngrams.matched([0, 7], 8) == 1
+    assert top(ngrams.distribution([0, 7]), 1)[0][0] == 8 and ngrams.matched([0, 7], 8) == 1
 
 
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
@@ -138,7 +138,7 @@ def test_a_million_tokens_load_fast_in_little_memory_and_answer_fast():
     contexts = [tokens[i : i + ORDER].tolist() for i in range(0, 8000, 40)]
     start = time.perf_counter()
     for context in contexts:
-        ngrams.likeliest(context, 6)
+        top(ngrams.distribution(context), 6)
     assert (time.perf_counter() - start) / len(contexts) < 5e-4  # about 3e-5
 
 

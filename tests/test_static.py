@@ -244,15 +244,17 @@ def test_run_compiles_first_and_finds_it_again(tmp_path):
     temporary.mkdir()
     where = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(temporary)}
     one_row = "from s2d.extras import static; static.ROWS = (1,)"
-    arguments, said = "--prompt hello --max-new-tokens 12 --dtype float64".split(), []
+    arguments, said, libraries = "--prompt hello --max-new-tokens 12 --dtype float64".split(), [], []
     for options in ([], ["--compile"], ["--compile"], ["--compile"]):
         said.append(in_its_own_process([*arguments, *options], one_row, **where))
         assert said[-1].returncode == 0
+        libraries.append(sorted(cache.rglob("*.so")))
         if len(said) == 3:
             cut = next(file for file in cache.glob("s2d/compiled/*/*") if file.is_file())
             cut.write_bytes(cut.read_bytes()[:1000])
     assert len({done.stdout.splitlines()[0] for done in said}) == 1
     assert [done.stderr.count("compiling ") for done in said] == [0, 2, 0, 1]
+    assert libraries[1] and libraries[2] == libraries[1]  # none is made in silence
     assert not [path for path in temporary.rglob("*") if path.is_file()]
     assert not [path for path in cache.rglob("s2d/**/*") if path.stat().st_mode & 0o077]
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from enumeration import emitted_distribution, joint_distribution, joint_of, next_token_model
-from helpers import random_distribution, random_llama
+from helpers import leading, random_distribution, random_llama
 
 from s2d import decode
 from s2d.draft import SortedDraft
@@ -145,7 +145,7 @@ class Drops:
         proposal = self.drafter.propose(context, budget, sampling)
         tree = proposal.tree
         drawn = proposal.q[tree.parents + 1, tree.tokens] if len(tree) else tree.tokens
-        proposal.tree = tree[: int((drawn > 0.4).cumprod(0).sum())]
+        proposal.tree = leading(tree, int((drawn > 0.4).cumprod(0).sum()))
         return proposal
 
 
@@ -189,10 +189,10 @@ def test_dropping_what_was_drawn_is_caught():
     p, q = (torch.tensor(each, dtype=torch.float64) for each in ((0.7, 0.3), (0.5, 0.5)))
 
     def drop(tree, p, q, sampler):
-        return right(tree[: int(tree.tokens[0] == 0)], p, q, sampler)
+        return right(leading(tree, int(tree.tokens[0] == 0)), p, q, sampler)
 
     def decide_before(tree, p, q, sampler):
-        return right(tree[: int(q[0].max() > 0.5)], p, q, sampler)
+        return right(leading(tree, int(q[0].max() > 0.5)), p, q, sampler)
 
     for decide, first in ((drop, 0.85), (decide_before, 0.7), (right, 0.7)):
         found = emitted_distribution(lambda _: p, lambda _: q, (1,), 1, decide)

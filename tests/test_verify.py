@@ -3,7 +3,7 @@
 import pytest
 import torch
 from enumeration import emitted_distribution, joint_distribution, joint_of
-from helpers import random_distribution, random_model
+from helpers import leading, random_distribution, random_model
 
 from s2d.sampling import Sampler, warp
 from s2d.tree import TokenTree
@@ -147,7 +147,7 @@ def test_greedy_follows_the_argmax_and_adds_the_next_one():
     ):
         kept, added, _ = follow(tree, torch.tensor(best))
         assert (kept, int(added)) == (path, bonus)
-    assert follow(tree[:0], torch.tensor([3]))[:2] == ([], 3)
+    assert follow(leading(tree, 0), torch.tensor([3]))[:2] == ([], 3)
 
 
 def test_warp_by_hand():
@@ -187,6 +187,16 @@ def test_candidates_come_in_the_order_of_their_drawing(replacement):
         expected = (expected / (1 - q[:, None])).fill_diagonal_(0)
     counts = (4 * pairs[:, 0] + pairs[:, 1]).bincount(minlength=16).view(4, 4)
     assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
+
+
+def test_a_draw_reaches_rare_tokens_and_none_of_probability_0(monkeypatch):
+    """With float32 sums the 1,000 rare tokens would add nothing to 0.5."""
+    probs = torch.tensor([[0.0, 0.5, *[1e-9] * 1000, 0.0]])
+    reached = (0.5 + 500.5e-9) / (0.5 + 1000e-9)
+    for number, token in ((0.0, 1001), (1.0 - reached, 502), (1.0 - 2**-53, 1)):
+        fill = lambda tensor, generator: tensor.fill_(number)  # noqa: B023, E731
+        monkeypatch.setattr(torch.Tensor, "uniform_", fill)
+        assert Sampler(0, "cpu").draw(probs).tolist() == [token]
 
 
 def test_where_tokens_run_out_the_end_is_filled_with_others():

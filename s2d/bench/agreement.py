@@ -9,7 +9,7 @@ import torch
 
 from ..chat import chat_template
 from ..generate import generate
-from ..ngram import ORDER, NGrams
+from ..ngram import ORDER, NGrams, top
 from ..soft import exit_hidden
 from ..tokenizer import Tokenizer
 from ..weights import load_model
@@ -39,7 +39,7 @@ def table_right(datastore, prompt, answer):
     ngrams, text, found = NGrams(datastore), list(prompt), []
     ngrams.grow(prompt)
     for token in answer:
-        [(likeliest, confidence)] = ngrams.likeliest(text[-ORDER:], 1) or [(None, 0.0)]
+        [(likeliest, confidence)] = top(ngrams.distribution(text[-ORDER:]), 1) or [(None, 0.0)]
         found.append((confidence, likeliest == token))
         ngrams.grow([token])
         text.append(token)

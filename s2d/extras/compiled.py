@@ -136,7 +136,8 @@ def kept_by_pytorch_in(folder):
     mask = os.umask(0o077)
     os.environ[name] = str(folder)
     try:
-        with config.patch(cpp_cache_precompile_headers=False):
+        # What is found must be asked for as it was made: flags of the C++ compiler are in its name.
+        with config.patch(OPTIONS | {"cpp_cache_precompile_headers": False}):
             yield
     finally:
         os.umask(mask)
