@@ -244,7 +244,8 @@ def test_run_compiles_first_and_finds_it_again(tmp_path):
     temporary.mkdir()
     where = os.environ | {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(temporary)}
     one_row = "from s2d.extras import static; static.ROWS = (1,)"
-    arguments, said, libraries = "--prompt hello --max-new-tokens 12 --dtype float64".split(), [], []
+    arguments = "--prompt hello --max-new-tokens 12 --dtype float64".split()
+    said, libraries = [], []
     for options in ([], ["--compile"], ["--compile"], ["--compile"]):
         said.append(in_its_own_process([*arguments, *options], one_row, **where))
         assert said[-1].returncode == 0
