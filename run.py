@@ -303,10 +303,10 @@ def parse(arguments):
     roots = "who gives a tree its first level; default: draft"
     add("--init", choices=("draft", "target"), help=roots)
     ends = (
-        "end a draft where the last exit's confidence is below C, or where this decision model "
-        "says so; default: the draft's own C for chains; exit 0 alone has its own"
+        "end a draft where its path is less probable than P, or where this decision model says "
+        "so; default: the draft's own P for chains; exit 0 alone has its own"
     )
-    add("--stop", metavar="C|FILE", help=ends)
+    add("--stop", metavar="P|FILE", help=ends)
     add("--interactive", action="store_true", help="a conversation, a line a turn")
     colors = "text in colours of the exits it came from"
     add("--color", choices=("auto", "always", "never"), default="auto", help=colors)

@@ -144,8 +144,8 @@ class SortedDraft:
     """A draft that continues contexts of at most ``capacity`` tokens by trees of one shape.
 
     ``exits`` increase, each with its threshold: 0 asks the ``table``, the others are layer numbers
-    of ``model``, which is None where there is only exit 0. Where even the last exit's confidence is
-    below ``least``, drafting ends; of a growing tree, no path is less probable than that.
+    of ``model``, which is None where there is only exit 0. Drafting ends where a path is less
+    probable than ``least``: of a KConfig, by the product of its levels' confidences.
     ``policy`` is a stopping policy, or None: asked after each round as ``policy(expanded,
     prediction, children, frontier)``, with the numbers of the nodes that were expanded and of those
     that come next, it says whether to end.
@@ -202,7 +202,7 @@ class SortedDraft:
         self.read(context)
         n, levels = len(context), min(max_levels, self.shape.depth)
         tree, used = self.new_tree(levels, sampling), 0  # slots behind the context
-        confidences, stopped = [], ""
+        confidences, stopped, path = [], "", 1.0
         while tree.frontier:
             expanded, prediction, origin = tree.frontier, roots, TARGET
             if prediction is None:
@@ -210,14 +210,16 @@ class SortedDraft:
                 prediction = self.predict(n, n + used, len(expanded), tails)
                 origin = len(confidences)
                 confidences.append(prediction.confidences)
-                if self.shape.fixed and self.unsure(*prediction.confidences[-1]):
+                exit_layer, confidence = prediction.confidences[-1]
+                path *= confidence
+                if exit_layer == 0 and self.unlikely(path):  # a token of layers is paid for: sent
                     stopped = "confidence"
                     break
             children = tree.add_level(prediction, origin)  # (R, K)
             roots = None  # from the second level on the draft predicts
             ends = self.policy and self.policy(expanded, prediction, children, tree.frontier)
-            if ends and tree.frontier:
-                stopped = "policy"
+            if tree.frontier and (ends or self.unlikely(path)):
+                stopped = "policy" if ends else "confidence"
                 break
             if tree.frontier and self.segments:
                 self.fill_slots(n + used, tree)
@@ -229,9 +231,9 @@ class SortedDraft:
         proposal.filled = [segment.cache.length for segment in self.segments]
         return proposal
 
-    def unsure(self, exit_layer, confidence):
-        """Whether drafting ends here: even the last exit is not sure enough, or knows nothing."""
-        return exit_layer == self.exits[-1] and (confidence == 0.0 or confidence < self.least)
+    def unlikely(self, path):
+        """Whether a KConfig's path of this probability is not worth another level."""
+        return self.shape.fixed and (path < self.least or path == 0.0)
 
     def new_tree(self, levels, sampling):
         """The tree of this step, before it has grown its first of so many ``levels``."""

@@ -91,9 +91,9 @@ def start(
     the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
     from the draft's config (for exit 0 alone: TABLE_ALONE, and TABLE_DRAWN above T = 0), for "mcsd"
     it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without ``replacement``;
-    those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where the
-    last exit's confidence is below it (a Dynamic has no path less probable), or a decision model
-    (extras/decision.py). By default chains have the draft's, its trees none, and exit 0 alone
+    those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where
+    a path is less probable than that (of a chain, the product of its confidences), or a decision
+    model (extras/decision.py). By default chains have the draft's, its trees none, and exit 0 alone
     FREE_ROW in half precision and on GPUs, else DEAR_ROW.
 
     ``init`` "target" takes the first level of each tree from the target's last distribution
@@ -201,8 +201,7 @@ def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
     elif stop is None:
         stop = 0.0 if method in TREE_METHODS else config.draft_stop
     refuse(callable(stop) and exits[0] == 0, "a decision model judges layers; exit 0 has none")
-    inside = callable(stop) or 0.0 <= stop <= 1.0
-    refuse(not inside, f"stop is a confidence within 0..1, got {stop}")
+    refuse(not callable(stop) and not 0 <= stop <= 1, f"stop is a probability 0..1, got {stop}")
     return exits, tuple(thresholds), stop
 
 

@@ -44,7 +44,7 @@ class LlamaConfig:
     exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
     thresholds: tuple[float, ...] = ()  # one for each exit: the confidence that is enough there
     draft_length: int = 6  # of a chain, unless told otherwise
-    draft_stop: float = 0.0  # a chain ends where the last exit's confidence is below this
+    draft_stop: float = 0.0  # a chain ends where its path is less probable than this
     draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size, unless told otherwise
 
 

@@ -1,6 +1,8 @@
 """The sorted draft: after any history every exit predicts what a cache-free pass predicts."""
 
 import random
+from itertools import accumulate
+from operator import mul
 
 import pytest
 import torch
@@ -208,16 +210,16 @@ def test_a_dynamic_tree_is_the_best_of_its_candidates(shape, seed):
         assert drafter.segments[0].cache.length >= n + len(path) - 1
 
 
-def test_the_floor_ends_the_draft_where_the_last_exit_is_unsure():
+def test_the_floor_ends_the_draft_where_its_path_is_unlikely():
+    """The token that makes it so is sent: its pass was made. A growing tree keeps none such."""
     model, context, thresholds = random_llama(11), [3, 1, 4], [0.6, 0.0]
     free = grow(drafter_of(model, (2, 4), thresholds), context, 20)
-    last = [found[-1][1] if found[-1][0] == 4 else 1.0 for found in free.confidences]
-    floor = min(last) + 1e-6
-    expected = next(i for i, confidence in enumerate(last) if confidence < floor)
-    assert 0 < expected < 20
-    stopped = grow(drafter_of(model, (2, 4), thresholds, floor=floor), context, 20)
-    assert len(stopped.exits) == expected and stopped.stopped == "confidence"
-    assert stopped.tree.tokens.tolist() == free.tree.tokens[:expected].tolist()
-    for shape in (CHAIN, Dynamic(3, 4, 9)):
-        nothing = grow(drafter_of(model, (4,), [0.0], shape, floor=1.0), context, 4)
-        assert len(nothing.tree) == len(nothing.exits) == 0
+    paths = list(accumulate((found[-1][1] for found in free.confidences), mul))
+    for last in range(1, 19):
+        floor = (paths[last - 1] + paths[last]) / 2
+        stopped = grow(drafter_of(model, (2, 4), thresholds, floor=floor), context, 20)
+        assert stopped.tree.tokens.tolist() == free.tree.tokens[: last + 1].tolist()
+        assert len(stopped.exits) == last + 1 and stopped.stopped == "confidence"
+    for shape, sent in ((CHAIN, 1), (Dynamic(3, 4, 9), 0)):
+        found = grow(drafter_of(model, (4,), [0.0], shape, floor=1.0), context, 4)
+        assert len(found.tree) == len(found.exits) == sent

@@ -118,7 +118,7 @@ class Whim:
     def __lt__(self, confidence):  # as a threshold: a token leaves at this exit
         return self.decide("exit", round(confidence, 9))
 
-    def __gt__(self, confidence):  # as the floor: drafting ends before this level is drawn
+    def __gt__(self, confidence):  # as the floor: drafting ends here
         return self.decide("floor", round(confidence, 9), random.Random(repr(self.seen)).random())
 
     def __call__(self, parents, prediction, children, frontier):

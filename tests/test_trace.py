@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from operator import mul
 from unittest.mock import Mock
 
 import pytest
@@ -185,7 +186,11 @@ def test_why_drafting_stopped(mini, tokenizer):
         ({"method": "sd", "draft_length": 3, "stop": 0.0}, {"length", "context"}),
         ({"method": "sd", "stop": 1.0}, {"confidence", "context"}),
         ({"method": "sd", "stop": never}, {"policy", "context"}),
-        ({"method": "s2d", "stop": 0.5, "draft_length": 3}, {"confidence", "length"}),
+        ({"method": "s2d", "stop": 0.5, "draft_length": 3}, {"confidence", "length", "context"}),
+        (
+            {"method": "s2d", "exits": [0], "stop": 0.2, "draft_length": 3},
+            {"confidence", "context"},
+        ),
     ):
         options |= {"draft": draft, "max_new_tokens": 30}
         data, *_ = recorded(mini("mini-7b"), tokenizer, prompt, options)
@@ -193,8 +198,13 @@ def test_why_drafting_stopped(mini, tokenizer):
         assert "context" not in reasons or data["steps"][-1]["stopped"] == "context"
         for step in data["steps"]:
             if step["stopped"] == "confidence":
-                exit_layer, confidence = step["gave_up"][-1]
-                assert exit_layer == data["about"]["exits"][-1] and confidence < options["stop"]
+                *before, last = itertools.accumulate(
+                    (tried[-1][1] for tried in step["rounds"]), mul
+                )
+                assert last < options["stop"] + 0.01
+                not_sent = step["rounds"][-1] if options.get("exits") == [0] else None
+                assert step["gave_up"] == not_sent
+                assert all(path > options["stop"] - 0.01 for path in before)
             if step["stopped"] == "length":
                 assert len(step["rounds"]) == options["draft_length"] and step["gave_up"] is None
 

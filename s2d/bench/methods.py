@@ -43,9 +43,10 @@ def default_methods(draft):
 def sweep_methods(draft):
     """Settings of s2d and s2d-tree to choose defaults from."""
     deeper = len(draft.config.exit_layers) - 1
-    thresholds = [",".join([str(t)] * deeper + ["0"]) for t in (0.5, 0.8, 0.95)]
-    lengths = ("6:stop=0", "10:stop=0.4", "10:stop=0.6", "12:stop=0.4", "12:stop=0.5")
-    chains = [f"s2d:thresholds={t}:draft_length={n}" for t, n in product(thresholds, lengths)]
+    thresholds = [",".join([str(t)] * deeper + ["0"]) for t in (0.5, 0.8)]
+    thresholds += [",".join([str(t)] + ["0"] * deeper) for t in (0.4, 0.6, 0.8)]
+    stops = (0.2, 0.35, 0.5)
+    chains = [f"s2d:thresholds={t}:draft_length=12:stop={p}" for t, p in product(thresholds, stops)]
     shapes = ("2x6x8", "2x8x12", "3x8x16", "4x8x24", "3x12x32")
     trees = [f"s2d-tree:thresholds={thresholds[1]}:tree={shape}" for shape in shapes]
     return ["ar", *chains, *trees]

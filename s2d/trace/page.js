@@ -149,7 +149,7 @@ function stopText(step) {
     "": about.method === "ar" ? "There is no draft." : "The first step only finds roots.",
     length: "Drafting ended at the full depth of the tree.",
     context: "Drafting ended where the answer or the context must end.",
-    confidence: `Drafting ended: nothing was known, or it was less probable than ${about.stop}${last}.`,
+    confidence: `Drafting ended: nothing was known, or the path was less probable than ${about.stop}${last}.`,
     policy: "Drafting ended: the stopping policy found no path likely enough.",
   }[step.stopped];
 }
