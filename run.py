@@ -290,7 +290,7 @@ def parse(arguments):
     add("--compile", action="store_true", help="compile the passes first (a minute, then seconds)")
     layers = "draft layers to predict after, e.g. 2,3,4; 0: what was seen before, no layers"
     add("--exits", type=numbers(int), metavar="E,E,...", help=layers)
-    enough = "confidence that is enough, for each exit"
+    enough = "confidence that is enough, for each exit; 0: always; default: the draft's own"
     add("--thresholds", type=numbers(float), metavar="C,C,...", help=enough)
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     widths = "children of a node, level by level: 4,2,2,1"

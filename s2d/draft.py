@@ -145,7 +145,8 @@ class SortedDraft:
 
     ``exits`` increase, each with its threshold: 0 asks the ``table``, the others are layer numbers
     of ``model``, which is None where there is only exit 0. Drafting ends where a path is less
-    probable than ``least``: of a KConfig, by the product of its levels' confidences.
+    probable than ``least``. Of a KConfig that is the product of its levels' confidences, and the
+    level that makes it so is still sent where its pass was paid for, that is by layers.
     ``policy`` is a stopping policy, or None: asked after each round as ``policy(expanded,
     prediction, children, frontier)``, with the numbers of the nodes that were expanded and of those
     that come next, it says whether to end.
@@ -202,7 +203,8 @@ class SortedDraft:
         self.read(context)
         n, levels = len(context), min(max_levels, self.shape.depth)
         tree, used = self.new_tree(levels, sampling), 0  # slots behind the context
-        confidences, stopped, path = [], "", 1.0
+        confidences, stopped = [], ""
+        path, unlikely = 1.0, False  # how probable it is so far; whether that is too little
         while tree.frontier:
             expanded, prediction, origin = tree.frontier, roots, TARGET
             if prediction is None:
@@ -212,13 +214,14 @@ class SortedDraft:
                 confidences.append(prediction.confidences)
                 exit_layer, confidence = prediction.confidences[-1]
                 path *= confidence
-                if exit_layer == 0 and self.unlikely(path):  # a token of layers is paid for: sent
+                unlikely = self.shape.fixed and path < self.least
+                if exit_layer == 0 and self.shape.fixed and (unlikely or confidence == 0.0):
                     stopped = "confidence"
                     break
             children = tree.add_level(prediction, origin)  # (R, K)
             roots = None  # from the second level on the draft predicts
             ends = self.policy and self.policy(expanded, prediction, children, tree.frontier)
-            if tree.frontier and (ends or self.unlikely(path)):
+            if tree.frontier and (ends or unlikely):
                 stopped = "policy" if ends else "confidence"
                 break
             if tree.frontier and self.segments:
@@ -230,10 +233,6 @@ class SortedDraft:
         proposal.confidences = confidences
         proposal.filled = [segment.cache.length for segment in self.segments]
         return proposal
-
-    def unlikely(self, path):
-        """Whether a KConfig's path of this probability is not worth another level."""
-        return self.shape.fixed and (path < self.least or path == 0.0)
 
     def new_tree(self, levels, sampling):
         """The tree of this step, before it has grown its first of so many ``levels``."""

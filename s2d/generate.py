@@ -25,7 +25,7 @@ TABLE_DRAWN = (2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accep
 # What stands in a draft's config, for exit 0 alone.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
 TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
-FREE_ROW, DEAR_ROW = 0.05, 0.3  # how probable a path has to be: where rows cost little, or much
+FREE_ROW, STATIC_ROW, DEAR_ROW = 0.05, 0.2, 0.3  # how probable a path has to be to be worth one
 
 
 class Generation:
@@ -92,9 +92,9 @@ def start(
     from the draft's config (for exit 0 alone: TABLE_ALONE, and TABLE_DRAWN above T = 0), for "mcsd"
     it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without ``replacement``;
     those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where
-    a path is less probable than that (of a chain, the product of its confidences), or a decision
-    model (extras/decision.py). By default chains have the draft's, its trees none, and exit 0 alone
-    FREE_ROW in half precision and on GPUs, else DEAR_ROW.
+    a path is less probable than that (of a chain, the product of its confidences: draft.py), or a
+    decision model (extras/decision.py). By default chains have the draft's, its trees none, and
+    exit 0 alone FREE_ROW, STATIC_ROW or DEAR_ROW.
 
     ``init`` "target" takes the first level of each tree from the target's last distribution
     (extras/roots.py). With several roots that is not lossless.
@@ -196,8 +196,8 @@ def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
     probable = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
     refuse(not probable, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
     if stop is None and exits == (0,):
-        cheap = target.dtype.itemsize == 2 or target.device.type == "cuda"
-        stop = FREE_ROW if cheap else DEAR_ROW
+        row = DEAR_ROW if target.dtype.itemsize > 2 else STATIC_ROW if target.compiled else FREE_ROW
+        stop = FREE_ROW if target.device.type == "cuda" else row
     elif stop is None:
         stop = 0.0 if method in TREE_METHODS else config.draft_stop
     refuse(callable(stop) and exits[0] == 0, "a decision model judges layers; exit 0 has none")

@@ -187,6 +187,7 @@ class Llama(nn.Module):
         self.register_buffer("rope_sin", sin, persistent=False)
         self.register_buffer("draft_vocabulary", None, persistent=False)  # see keep_tokens
         self.register_buffer("draft_head", None, persistent=False)
+        self.compiled = False  # whether its passes are (extras/static.py)
         self.mesh = None  # of a model that is divided among processes (extras/parallel.py)
 
     @property

@@ -137,4 +137,4 @@ def residual(p, q):
 def without(q, token):
     """q (V,) given that ``token`` is not drawn; all zero when there is no other."""
     rest = q.index_fill(0, token, 0.0)
-    return rest / rest.sum().clamp(min=torch.finfo(q.dtype).tiny)
+    return rest / total if (total := rest.sum()) > 0 else rest

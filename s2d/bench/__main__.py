@@ -1,7 +1,7 @@
 """The benchmark's command line: speed without a name before the options, or another program.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
-python -m s2d.bench sweep                 # thresholds, lengths and tree sizes, on training prompts
+python -m s2d.bench sweep                 # thresholds, stops and tree sizes, on training prompts
 """
 
 import sys

@@ -48,8 +48,7 @@ def sweep_methods(draft):
     stops = (0.2, 0.35, 0.5)
     chains = [f"s2d:thresholds={t}:draft_length=12:stop={p}" for t, p in product(thresholds, stops)]
     shapes = ("2x6x8", "2x8x12", "3x8x16", "4x8x24", "3x12x32")
-    trees = [f"s2d-tree:thresholds={thresholds[1]}:tree={shape}" for shape in shapes]
-    return ["ar", *chains, *trees]
+    return ["ar", *chains, *(f"s2d-tree:tree={shape}" for shape in shapes)]
 
 
 def parse_method(text, draft, draft_path, target_path):

@@ -149,7 +149,7 @@ def read_decision(path):
 
 
 def read_stop(text, draft):
-    """What a user gave as --stop: a number is a confidence, all else a decision model's file."""
+    """What a user gave as --stop: a number is a probability, all else a decision model's file."""
     try:
         return float(text)
     except ValueError:

@@ -28,6 +28,7 @@ class StaticLlama(Llama):
 
     def __init__(self, config):
         super().__init__(config)
+        self.compiled = True
         self.recordings = Recordings()
         self.shape = shape_of(config)
         self.longest = config.max_position_embeddings + ROWS[-1]  # positions with the padding's

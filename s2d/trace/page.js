@@ -144,12 +144,11 @@ const suffixText = (step, node) => {
 
 /** Why there are no more levels. */
 function stopText(step) {
-  const last = step.gave_up ? ` (${exitsText(step.gave_up)})` : "";
   return {
     "": about.method === "ar" ? "There is no draft." : "The first step only finds roots.",
     length: "Drafting ended at the full depth of the tree.",
     context: "Drafting ended where the answer or the context must end.",
-    confidence: `Drafting ended: nothing was known, or the path was less probable than ${about.stop}${last}.`,
+    confidence: `Drafting ended: nothing was known, or the path was less probable than ${about.stop}.`,
     policy: "Drafting ended: the stopping policy found no path likely enough.",
   }[step.stopped];
 }

@@ -94,7 +94,6 @@ def recorded(step, exits, replacement):
     q = None if verdict.p is None else proposal.q  # (R, V)
     rounds = [[(layer, short(sure)) for layer, sure in tried] for tried in proposal.confidences]
     of_nodes = [parent + 1 for parent in parents], tokens  # each node's token in its parent's row
-    gave_up = proposal.stopped == "confidence" and len(rounds) - 1 not in proposal.rounds
     seconds = [step.draft_seconds, step.target_seconds]
     seconds.append(step.seconds - sum(seconds))
     return {
@@ -111,7 +110,6 @@ def recorded(step, exits, replacement):
             "q": cut(q, of_nodes),
         },
         "rounds": rounds,
-        "gave_up": rounds[-1] if gave_up else None,
         "stopped": proposal.stopped,
         "positions": positions(step, p, q, tokens, parents, replacement),
         "caches": caches(step, exits),
