@@ -204,7 +204,7 @@ class SortedDraft:
         n, levels = len(context), min(max_levels, self.shape.depth)
         tree, used = self.new_tree(levels, sampling), 0  # slots behind the context
         confidences, stopped = [], ""
-        path, unlikely = 1.0, False  # how probable it is so far; whether that is too little
+        path, least = 1.0, self.least if self.shape.fixed else 0.0  # a growing tree has its own
         while tree.frontier:
             expanded, prediction, origin = tree.frontier, roots, TARGET
             if prediction is None:
@@ -214,14 +214,13 @@ class SortedDraft:
                 confidences.append(prediction.confidences)
                 exit_layer, confidence = prediction.confidences[-1]
                 path *= confidence
-                unlikely = self.shape.fixed and path < self.least
-                if exit_layer == 0 and self.shape.fixed and (unlikely or confidence == 0.0):
+                if exit_layer == 0 and self.shape.fixed and (path < least or confidence == 0.0):
                     stopped = "confidence"
                     break
             children = tree.add_level(prediction, origin)  # (R, K)
             roots = None  # from the second level on the draft predicts
             ends = self.policy and self.policy(expanded, prediction, children, tree.frontier)
-            if tree.frontier and (ends or unlikely):
+            if tree.frontier and (ends or path < least):
                 stopped = "policy" if ends else "confidence"
                 break
             if tree.frontier and self.segments:

@@ -26,11 +26,12 @@ from ..user_cache import private_folder
 
 MOST_SUMS, MOST_HALF_SUMS = 8, 4  # rows; for more the library is ahead, earlier in half precision
 HALF_PRODUCTS = torch.cpu._is_avx512_bf16_supported()  # instructions for products of bfloat16
-OPTIONS = {  # of the compiler
+OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
     "cpp.enable_floating_point_contract_flag": "fast",  # one instruction multiplies and adds
     "size_asserts": False,
+    "cpp_cache_precompile_headers": False,  # they would lie in the temporary directory
 }
 
 
@@ -92,7 +93,7 @@ def made(function, example, what, file):
     began = time.monotonic()
     print(f"compiling {what} ...", end="", file=sys.stderr, flush=True)
     try:
-        compile = torch.compile(function, fullgraph=True, dynamic=False, options=OPTIONS)
+        compile = torch.compile(function, fullgraph=True, dynamic=False)
         result = compile.aot_compile((example, {}))
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a cache that cannot be written
@@ -124,10 +125,9 @@ def machine():
 
 @contextmanager
 def kept_by_pytorch_in(folder):
-    """Have PyTorch keep all that it compiles in ``folder``, where only the user can write.
+    """Have PyTorch compile by OPTIONS and keep it all in ``folder``, where only the user can write.
 
-    Its own choice is the temporary directory, where another user may have been first. Precompiled
-    headers always go there, so none are made.
+    Its own choice is the temporary directory, where another user may have been first.
     """
     from torch._inductor import config  # takes a second to import
 
@@ -136,8 +136,7 @@ def kept_by_pytorch_in(folder):
     mask = os.umask(0o077)
     os.environ[name] = str(folder)
     try:
-        # What is found must be asked for as it was made: flags of the C++ compiler are in its name.
-        with config.patch(OPTIONS | {"cpp_cache_precompile_headers": False}):
+        with config.patch(OPTIONS):
             yield
     finally:
         os.umask(mask)
