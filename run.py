@@ -3,6 +3,9 @@
 ``--help`` lists every option.
 """
 
+from s2d import Tokenizer, generate, load_model  # first: what Ctrl-C does is said there
+
+# isort: split
 import json
 import os
 import sys
@@ -11,25 +14,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-try:
-    from torch.distributed import is_torchelastic_launched
-
-    from s2d import Tokenizer, generate, load_model
-    from s2d.chat import chat_template
-    from s2d.extras.decision import read_stop
-    from s2d.generate import METHODS, TABLE_ALONE, choose_exits, start
-    from s2d.program import Parser, one_line, read_stdin, run_program
-    from s2d.trace import Recorder, check_page, traced
-    from s2d.trace.conversation import converse
-    from s2d.trace.terminal import Streamed, as_json, colors_of, report
-    from s2d.tree import Dynamic
-    from s2d.weights import DTYPES, placement
-    from s2d.weights.config import read_config
-    from s2d.weights.datastore import find_datastore, open_datastore
-    from s2d.weights.get import draft_beside, is_whole, real_folder
-except KeyboardInterrupt:  # PyTorch takes seconds to load
-    print("run.py: interrupted", file=sys.stderr)
-    sys.exit(130)
+from s2d.chat import choose_template
+from s2d.extras.decision import read_stop
+from s2d.generate import METHODS, TABLE_ALONE, choose_exits, start
+from s2d.program import Parser, numbers, path, read_stdin, run_program, tell
+from s2d.trace import Recorder, check_page, in_force, traced
+from s2d.trace.conversation import converse
+from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report
+from s2d.tree import Dynamic
+from s2d.weights import DTYPES, placement
+from s2d.weights.config import read_config, unread_settings
+from s2d.weights.datastore import find_datastore, open_datastore
+from s2d.weights.get import draft_beside, is_whole, real_folder
 
 WEIGHTS = Path(__file__).parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -51,6 +47,8 @@ EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 
 def main(arguments=None):
+    from torch.distributed import is_torchelastic_launched
+
     args = parse(arguments)
     return run_program("run.py", run_on_every_rank if is_torchelastic_launched() else run, args)
 
@@ -84,10 +82,12 @@ def run(args, load_target=None):
     draft_path, store = choose_draft(args, target_path)
     refuse_unused(args.method, asked)
     tell(f"loading target {target_path}, draft {draft_path or store or 'none'}")
-    tokenizer, template = Tokenizer(target_path), None
-    if not args.raw:
-        template = chat_template(target_path, unknown="vicuna" if args.chat else None)
-    prompt = encode_prompt(args, tokenizer, template, target_path)
+    tokenizer = Tokenizer(target_path)
+    template, which = choose_template(target_path, args.raw, args.chat)
+    for line in filter(None, (which, unread_settings(target_path))):
+        tell(line)
+    encode = partial(tokenizer.encode_chat, template=template, system=args.system)
+    prompt = encode_prompt(args, tokenizer, encode if template else None, target_path)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype)
     dtype = str(target.dtype).removeprefix("torch.")
@@ -101,20 +101,30 @@ def run(args, load_target=None):
     colors = colors_of(exits, args.color, sys.stdout)
     if args.interactive:
         start(target, prompt, **options)  # what cannot be run is refused before anything is typed
-        converse(target, tokenizer, template, options, args.prompt, colors)
+        converse(target, tokenizer, encode, options, args.prompt, colors)
         return
-    recorder = None
+    recorder, names = None, {"target": target_path, "draft": draft_path}
     if args.trace:
-        names = {"target": target_path.resolve().name}
-        names["draft"] = draft_path and draft_path.resolve().name
-        recorder = Recorder(target, tokenizer, prompt, names, options)
+        shown = {what: found and found.resolve().name for what, found in names.items()}
+        recorder = Recorder(target, tokenizer, prompt, shown, options)
+    about = about_answer(args, target, options, names | {"datastore": store})
     with traced(args.trace, recorder) if args.trace else nullcontext():
-        answer(args, target, tokenizer, prompt, options, colors, recorder)
+        answer(args, target, tokenizer, prompt, options, colors, recorder, about)
 
 
-def answer(args, target, tokenizer, prompt, options, colors, recorder):
+def about_answer(args, target, options, names):
+    """What ``--json`` says of an answer besides itself: the models and the options in force."""
+    used = in_force(target, options) | {name: found and str(found) for name, found in names.items()}
+    used |= {"dtype": str(target.dtype).removeprefix("torch."), "device": str(target.device)}
+    used |= {"stop": args.stop if callable(used["stop"]) else used["stop"], "system": args.system}
+    about = {"model": used.pop("target")}
+    about |= {name: used.pop(name) for name in ("draft", "method", "seed")}
+    return about | {"options": used}
+
+
+def answer(args, target, tokenizer, prompt, options, colors, recorder, about):
     """One answer, on the terminal or as JSON, and what it took."""
-    only_target = {name: options[name] for name in ("temperature", "top_p", "seed")}
+    only_target = {name: options[name] for name in ("temperature", "top_p", "top_k", "seed")}
     only_target |= {"method": "ar", "max_new_tokens": args.max_new_tokens}
     demonstration = args.prompt is None and args.method != "ar" and not args.json
     if demonstration:  # the first passes of a process are slow; keep them out of the comparison
@@ -123,15 +133,19 @@ def answer(args, target, tokenizer, prompt, options, colors, recorder):
     generation = start(target, prompt, **options)
     streamed = Streamed(tokenizer, None if args.json else sys.stdout, colors)
     try:
-        for step in generation:
+        for step in announced(generation, len(prompt)):
             streamed.add(step)
             if recorder:
                 recorder.add(step)
+    except KeyboardInterrupt:
+        if args.json:
+            print(json.dumps(as_json(generation, prompt, tokenizer, about)))
+        raise
     finally:
         if generation.tokens:
             streamed.finish()
     if args.json:
-        print(json.dumps(as_json(generation, prompt, tokenizer)), flush=True)
+        print(json.dumps(as_json(generation, prompt, tokenizer, about)), flush=True)
     else:
         print(f"\n{report(generation, args.method, colors)}", flush=True)
     if recorder and target.mesh is None:
@@ -150,6 +164,8 @@ def answer(args, target, tokenizer, prompt, options, colors, recorder):
 def refuse_what_does_not_go_together(args):
     others = {"--json": args.json, "--trace": args.trace, "--raw": args.raw}
     others["--prompt -"] = args.prompt == "-"
+    if args.raw and args.system is not None:
+        raise ValueError("--raw uses no chat template, so it does not go with --system")
     if args.interactive and (given := [name for name, value in others.items() if value]):
         raise ValueError(f"--interactive does not go with {' and '.join(given)}")
 
@@ -161,8 +177,8 @@ def given_for_drafting(args):
 
 def generation_options(args, draft):
     """Everything that ``generate`` is told besides the target and the prompt."""
-    names = ("method", "max_new_tokens", "temperature", "top_p", "seed", "exits", "thresholds")
-    options = {name: getattr(args, name) for name in (*names, "draft_length")}
+    names = "method max_new_tokens temperature top_p top_k seed exits thresholds draft_length"
+    options = {name: getattr(args, name) for name in names.split()}
     options |= {"draft": draft, "tree": tree_shape(args, draft), "init": args.init or "draft"}
     options["stop"] = None if args.stop is None else read_stop(args.stop, draft)
     return options | {"replacement": bool(args.with_replacement)}
@@ -239,12 +255,8 @@ def choose_draft(args, target_path):
     return folder, store
 
 
-def tell(message):
-    print(one_line(message), file=sys.stderr)
-
-
-def encode_prompt(args, tokenizer, template, target_path):
-    """The prompt in a chat template; where there is none, it is continued as it is."""
+def encode_prompt(args, tokenizer, encode, target_path):
+    """The prompt in a chat template, by ``encode``; without one, it is continued as it is."""
     if args.prompt == "-":
         args.prompt = read_stdin()
     example = MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
@@ -253,12 +265,12 @@ def encode_prompt(args, tokenizer, template, target_path):
     text = example if args.prompt is None else args.prompt
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
+    text = text.strip() if encode else text
     tokenizer.refuse_longer(text, read_config(target_path).max_position_embeddings)
-    if args.interactive and not template:
-        raise ValueError(
-            f"{target_path} knows no chat template; a conversation in Vicuna's takes --chat"
-        )
-    return tokenizer.encode_chat([text.strip()], template) if template else tokenizer.encode(text)
+    if not encode and (args.interactive or args.system is not None):
+        what = "a conversation" if args.interactive else "--system"
+        raise ValueError(f"{target_path} knows no chat template; {what} in Vicuna's takes --chat")
+    return encode([text]) if encode else tokenizer.encode(text)
 
 
 def parse(arguments):
@@ -267,22 +279,27 @@ def parse(arguments):
     sizes = "7b|13b|70b|smollm2-135m|PATH"
     add("--target", required=True, metavar=sizes, help="the large model")
     beside = "default: the one beside the target; exit 0 alone has none"
-    add("--draft", type=Path, metavar="PATH", help=beside)
+    add("--draft", type=path, metavar="PATH", help=beside)
     methods = (
         "ar: target alone; sd, mcsd: chain, tree from one exit; "
         "s2d (default), s2d-tree (default for exit 0 alone): from sorted exits"
     )
     add("--method", choices=METHODS, help=methods)
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
+    instruct = "how to answer, where the chat template knows a system message"
+    add("--system", metavar="TEXT", help=instruct)
     said = parser.add_mutually_exclusive_group()
     chat = "in Vicuna's chat template, if the model's own is not known"
     said.add_argument("--chat", action="store_true", help=chat)
     raw = "in no template: the model continues the text as it is"
     said.add_argument("--raw", action="store_true", help=raw)
-    add("--max-new-tokens", type=int, default=128, metavar="N")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="the answer ends there")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
-    add("--top-p", type=float, default=1.0, metavar="P")
-    add("--seed", type=int, default=0, metavar="S")
+    likeliest = "above T = 0: draw from the likeliest tokens that together have this probability"
+    add("--top-p", type=float, default=1.0, metavar="P", help=likeliest)
+    few = "above T = 0: draw from the K likeliest tokens; 0 (default): all"
+    add("--top-k", type=int, default=0, metavar="K", help=few)
+    add("--seed", type=int, default=0, metavar="S", help="the same seed, the same text")
     devices = "cpu, cuda, cuda:1 ...; auto (default): a GPU if there is one"
     add("--device", default="auto", metavar="D", help=devices)
     dtypes = "auto (default): the model's own, where the device computes in it, else float32"
@@ -295,9 +312,9 @@ def parse(arguments):
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     widths = "children of a node, level by level: 4,2,2,1"
     add("--tree", type=numbers(int), metavar="N,N,...", help=widths)
-    add("--tree-top-k", type=int, metavar="N", help="instead: a tree that grows, N nodes wide")
-    add("--tree-depth", type=int, metavar="N", help="with N children each, and N levels deep;")
-    add("--tree-size", type=int, metavar="N", help="the best N nodes go to the target")
+    add("--tree-top-k", type=int, metavar="N", help="a growing tree: children of a node")
+    add("--tree-depth", type=int, metavar="N", help="a growing tree: levels")
+    add("--tree-size", type=int, metavar="N", help="a growing tree: nodes sent to the target")
     alike = "sample a node's children with replacement"
     add("--with-replacement", action="store_const", const=True, help=alike)
     roots = "who gives a tree its first level; default: draft"
@@ -307,21 +324,13 @@ def parse(arguments):
         "so; default: the draft's own P for chains; exit 0 alone has its own"
     )
     add("--stop", metavar="P|FILE", help=ends)
-    add("--interactive", action="store_true", help="a conversation, a line a turn")
+    add("--interactive", action="store_true", help="a conversation")
     colors = "text in colours of the exits it came from"
     add("--color", choices=("auto", "always", "never"), default="auto", help=colors)
     page = "write the whole answer, step by step, as one page"
-    add("--trace", type=Path, metavar="FILE.html", help=page)
+    add("--trace", type=path, metavar="FILE.html", help=page)
     add("--json", action="store_true", help="print one JSON object and nothing else")
     return parser.parse_args(arguments)
-
-
-def numbers(kind):
-    def comma_separated(text):
-        return tuple(kind(part) for part in text.split(","))
-
-    comma_separated.__name__ = f"comma-separated {kind.__name__}"  # argparse names it in its error
-    return comma_separated
 
 
 if __name__ == "__main__":

@@ -6,16 +6,20 @@ It is written in the model's folder, or known for the families that this project
 import json
 import re
 import signal
+import subprocess
+import sys
 import threading
-from contextlib import contextmanager
-from datetime import datetime
+import weakref
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 from .program import one_line, optional
 from .weights.fields import shown
-from .weights.special_tokens import read_special_tokens
+from .weights.special_tokens import CONFIG, read_special_tokens
 
+JINJA_FILE = "chat_template.jinja"
 JINJA = "jinja2>=3.1.6"  # what came before lets a template out of the sandbox
 # The tag with which templates mark what the assistant says, for training.
 MARK = r"(\{%%[-+]?\s*)%s(\s*[-+]?%%\})"
@@ -29,129 +33,149 @@ VICUNA_SYSTEM = (
 
 def chat_template(folder, unknown="vicuna"):
     """A folder's own ChatTemplate, or "vicuna" or "llama-2" by its name, or ``unknown``."""
-    folder = Path(folder)
+    folder, file = Path(folder), CONFIG
     tokens = read_special_tokens(folder)
     source = tokens.config.get("chat_template")
-    if (folder / "chat_template.jinja").is_file():
-        source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     for each in source if isinstance(source, list) else []:  # several by name
         if isinstance(each, dict) and each.get("name") == "default":
             source = each.get("template")
+    if (folder / JINJA_FILE).is_file():
+        other, file = (folder / JINJA_FILE).read_text(encoding="utf-8"), JINJA_FILE
+        if source not in (None, other, other.removesuffix("\n")):  # which jinja leaves out
+            both = f"one chat template in {CONFIG}, another in {JINJA_FILE}"
+            raise ValueError(f"{folder} has {both}; take one of them away")
+        source = other
     if isinstance(source, str):
         known = LLAMA_TOKENS if (folder / "tokenizer.model").is_file() else {}
-        return ChatTemplate(folder, source, known | tokens.names)
+        return ChatTemplate(folder / file, source, tokens.without_null(known) | tokens.names)
     if source is not None:
         raise ValueError(f"{folder}: chat_template is {shown(source)}; expected text")
     name = folder.resolve().name.lower()
-    if "llama-2" in name:
+    if "llama-2" in name and "chat" in name:  # the base models have none
         return "llama-2"
     return "vicuna" if "vicuna" in name or name.startswith("mini-") else unknown
 
 
-class ChatTemplate:
-    """A folder's own template, in jinja; ``tokens``: {"bos_token": text, ...}."""
+def choose_template(folder, raw=False, chat=False):
+    """(template or None, a line on which it is and why) for a prompt; --raw and --chat say so."""
+    template = None if raw else chat_template(folder, unknown=None)
+    if isinstance(template, ChatTemplate):
+        return template, f"chat template: that in {template.file} (--raw: none)"
+    if template:
+        return template, f"chat template: {template}, by the folder's name (--raw: none)"
+    if chat:
+        return "vicuna", "chat template: vicuna, as --chat says"
+    why = "as --raw says" if raw else f"as {folder} has none (--chat: vicuna)"
+    return None, f"chat template: none, {why}; the model continues the prompt as it is"
 
-    def __init__(self, folder, source, tokens):
-        self.folder, self.tokens = folder, tokens
+
+class ChatTemplate:
+    """The template in a folder's ``file``, in jinja; ``tokens``: {"bos_token": text, ...}."""
+
+    def __init__(self, file, source, tokens):
+        require_jinja()
+        self.file, self.tokens = file, tokens
         for tag, plain in (("endgeneration", "endif"), ("generation", "if true")):
             source = re.sub(MARK % tag, rf"\1{plain}\2", source)
-        self.template = self._safely(sandbox().from_string, source)
+        self.source, self.sandbox, self.one_at_a_time = source, None, threading.Lock()
 
-    def render(self, messages, to_be_answered=False):
-        """Texts, user and assistant in turn -> one; ``to_be_answered``: the assistant is next."""
+    def render(self, messages, to_be_answered=False, system=None):
+        """Texts, user and assistant in turn -> one; ``to_be_answered``: the assistant is next.
+
+        ``system`` stands before them; ValueError where the template leaves it out.
+        """
         roles = ("user", "assistant") * len(messages)
         said = [{"role": role, "content": text} for role, text in zip(roles, messages)]
+        if system is not None:
+            said = [{"role": "system", "content": system}, *said]
         given = self.tokens | {"tools": None, "documents": None}
         given |= {"messages": said, "add_generation_prompt": to_be_answered}
-        return self._safely(self.template.render, **given)
+        text = self._rendered(given)
+        if (system or "").strip() not in text:
+            raise ValueError(f"the chat template of {self.file} knows no system message")
+        return text
 
-    def _safely(self, function, *args, **options):
-        """A template is a program of somebody else's: it can fail in every way, and never end."""
+    def _rendered(self, given):
+        with self.one_at_a_time:
+            if self.sandbox is None or not self.sandbox.end.alive:
+                self.sandbox = Sandbox()
+            text, reason = self.sandbox.ask(SECONDS, self.source, given)
+        if text is None:
+            raise ValueError(f"the chat template of {self.file} fails: {one_line(reason)}")
+        return text
+
+
+class Sandbox:
+    """A process for a template (sandbox.py): whatever thread asks, it can be ended at any time."""
+
+    def __init__(self):
+        command = [sys.executable, "-P", Path(__file__).with_name("sandbox.py")]
+        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": DEVNULL, "text": True}
+        # In a group of its own: Ctrl-C is not meant for it.
+        self.process = subprocess.Popen(command, process_group=0, **pipes)
+        self.end = weakref.finalize(self, ended, self.process)
+        self.process.stdout.readline()  # it is ready
+
+    def ask(self, *request):
+        """[text, what went wrong], one of them None. What leaves an answer unread ends it."""
         try:
-            with ended_after(SECONDS):
-                return function(*args, **options)
-        except Exception as error:
-            reason = one_line(error) or type(error).__name__
-            raise ValueError(f"the chat template of {self.folder} fails: {reason}") from None
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            return json.loads(self.process.stdout.readline())
+        except (OSError, ValueError):  # it was ended
+            late = self.end() == -signal.SIGALRM
+            return None, f"it takes longer than {SECONDS} seconds" if late else "its process ended"
+        except BaseException:  # Ctrl-C
+            self.end()
+            raise
 
 
-def sandbox():
-    """Jinja as transformers sets it up for chat templates."""
+def ended(process):
+    """The exit code of a process that is ended, if it has not ended before."""
+    process.kill()
+    process.communicate()
+    return process.returncode
+
+
+def require_jinja():
+    """ValueError where the package is not installed, or lets a template out of the sandbox."""
     optional("jinja2", f"'{JINJA}'")
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
     found = version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
         raise ValueError(f"a chat template needs {JINJA}, this is {found}: pip install '{JINJA}'")
-    how = {"trim_blocks": True, "lstrip_blocks": True, "optimized": False}
-    environment = ImmutableSandboxedEnvironment(**how, extensions=[loopcontrols])
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda how: datetime.now().strftime(how)
-    return environment
 
 
-def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    """No other arguments: json.dumps calls what it is given as ``default`` or ``cls``."""
-    how = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
-
-
-def refuse(message):
-    """What a template calls where it is given what it cannot render."""
-    raise ValueError(message)
-
-
-@contextmanager
-def ended_after(seconds):
-    """TimeoutError in what takes longer, in the main thread: only there an alarm can ring."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(*_):
-        raise TimeoutError(f"it takes longer than {seconds} seconds")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)  # again and again, should it be caught
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def rounds(tokenizer, messages, template="vicuna"):
+def rounds(tokenizer, messages, template="vicuna", system=None):
     """Yield (ids of the prompt, ids of the answer with its EOS) of each round of a dialogue.
 
     The ids of an answer still to come are empty. Arguments as for ``Tokenizer.encode_chat``.
     """
     if isinstance(template, ChatTemplate):
-        yield from _rounds_by_template(tokenizer, messages, template)
+        yield from _rounds_by_template(tokenizer, messages, template, system)
         return
     bos, eos = ([] if each is None else [each] for each in (tokenizer.bos_id, tokenizer.eos_id))
     for turn in range(0, len(messages), 2):
         user, answer = messages[turn], (messages[turn + 1 : turn + 2] or [None])[0]
         if template == "llama-2":
-            prompt = f"[INST] {user.strip()} [/INST]"
+            first = f"<<SYS>>\n{system}\n<</SYS>>\n\n" if system and turn == 0 else ""
+            prompt = f"[INST] {(first + user).strip()} [/INST]"
             whole = f"{prompt} {(answer or '').strip()} "
         else:
-            prompt = f"{VICUNA_SYSTEM} " * (turn == 0) + f"USER: {user} ASSISTANT:"
+            first = VICUNA_SYSTEM if system is None else system
+            prompt = f"{first} " * bool(first and turn == 0) + f"USER: {user} ASSISTANT:"
             whole = f"{prompt} {answer}"
         start = bos if turn == 0 or template == "llama-2" else []
         ids = tokenizer.encode_marked(prompt)
         # An answer begins with a space, so no piece reaches from the prompt into it.
-        rest = [] if answer is None else tokenizer.encode_marked(whole)[len(ids) :] + eos
-        yield start + ids, rest
+        rest = tokenizer.encode_marked(whole)[len(ids) :] if (answer or "").strip() else []
+        yield start + ids, rest + eos * (answer is not None)
 
 
-def _rounds_by_template(tokenizer, messages, template):
+def _rounds_by_template(tokenizer, messages, template, system):
     """What a template puts after an answer's EOS belongs to the next round's prompt."""
-    said, rest = "", []
+    said, rest, render = "", [], partial(template.render, system=system)
     for turn in range(0, len(messages), 2):
-        asked = template.render(messages[: turn + 1], to_be_answered=True)
-        answered = template.render(messages[: turn + 2]) if turn + 1 < len(messages) else asked
+        asked = render(messages[: turn + 1], to_be_answered=True)
+        answered = render(messages[: turn + 2]) if turn + 1 < len(messages) else asked
         if not (asked.startswith(said) and answered.startswith(asked)):
             raise ValueError("the chat template rewrites earlier turns; no round can be told apart")
         prompt = rest + tokenizer.encode_marked(asked[len(said) :])

@@ -6,8 +6,9 @@ Sampling are all it works with; statistics are a fold over the steps.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import torch
 from torch.nn.attention import sdpa_kernel
@@ -47,17 +48,20 @@ class Stats:
     draft_forwards: int = 0  # rounds: passes of the draft's layers, or questions to its table
     draft_levels: int = 0  # depths of all proposals
     accepted: int = 0  # draft tokens that were accepted and emitted; none after EOS
+    root_levels: int = 0  # of these depths; the target gave them, a root of each is emitted
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
 
     def add(self, step: Step):
-        proposal = step.proposal
+        proposal, exits = step.proposal, step.proposal.exits
+        roots = TARGET in exits
         self.accept_lengths.append(len(step.tokens))
-        self.exit_counts.update(exit_layer for exit_layer in proposal.exits if exit_layer != TARGET)
+        self.exit_counts.update(exit_layer for exit_layer in exits if exit_layer != TARGET)
         self.draft_forwards += len(proposal.confidences)
         self.draft_levels += proposal.depth
-        self.accepted += min(len(step.verdict.path), len(step.tokens))
+        self.accepted += min(len(step.verdict.path), len(step.tokens)) - roots
+        self.root_levels += roots
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
         self.seconds += step.seconds
@@ -73,16 +77,23 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted draft tokens by depth of the draft (arXiv 2409.10644); 0.0 without a draft."""
-        return self.accepted / self.draft_levels if self.draft_levels else 0.0
+        """Accepted draft tokens by levels that the draft gave; 0.0 without a draft."""
+        return self.accepted / max(1, self.draft_levels - self.root_levels)
+
+    @property
+    def published_acceptance_rate(self) -> float:
+        """The same with the target's own roots, as arXiv 2409.10644 counts."""
+        return (self.accepted + self.root_levels) / max(1, self.draft_levels)
 
 
 def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
-    """Continue ``tokens``, a list of ids, as ``target`` alone would, a Step at a time.
+    """Continue ``tokens``, a list or 1-D tensor of ids, as ``target`` alone would, step by Step.
 
     Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
     """
-    return _steps(list(tokens), Scorer(target, limit, drafter.shape), drafter, sampling, limit)
+    context = numbers(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
+    number(limit, "limit", int, 1, target.config.max_position_embeddings)
+    return _steps(context, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
 
 
 def _steps(context, scorer, drafter, sampling, limit):
@@ -148,6 +159,23 @@ class Scorer:
         """Keep the n positions of context and the accepted ``path`` behind them."""
         self.cache.keep(n, path)
         self.after_context = self.latest[path[-1] + 1 if path else 0]
+
+
+def numbers(values, what, *how):
+    """``values``, a sequence or a one-dimensional tensor or array, as a list; see ``number``."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, Sequence) or not values:
+        raise ValueError(f"{what}: expected a list with at least one, got {values!r:.60}")
+    return [number(value, what, *how) for value in values]
+
+
+def number(value, what, kind, low, high=2**63 - 1):
+    """``value`` as a ``kind``, int or float; ValueError where it is none within low..high."""
+    known = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if not (known and low <= value <= high):
+        expected = f"a {'whole ' if kind is int else ''}number from {low} to {high}"
+        raise ValueError(f"{what}: expected {expected}, got {value!r:.60}")
+    return kind(value)
 
 
 def up_to_eos(tokens, eos_token_ids):

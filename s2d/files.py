@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,28 +15,47 @@ from safetensors import SafetensorError
 MANIFEST = ".written-by-s2d"
 
 
-def check_free(folder, kind="model"):
-    """Raise ValueError unless ``folder`` may be written: there is none, or it is empty, or ours.
+def check_free(path, kind="model", ours=None, replace=False, read=()):
+    """Raise ValueError unless ``path`` may be written. Ask before hours of work, not after.
 
-    Ours is a folder of the same kind that holds exactly the files of its manifest. Ask before
-    hours of work, not after.
+    What is read is never what is written: ``path`` holds nothing of what is ``read``. Nothing may
+    be there but an empty folder or, if the user wants to ``replace`` it, what is wholly ours: of
+    folders one of this ``kind`` with exactly the files of its manifest, of files what ``ours`` says
+    yes to.
     """
-    folder, how = Path(folder), "name another folder or remove it first"
-    if folder.is_symlink() or folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is in the way, and no folder; {how}")
-    if folder.exists() and any(folder.iterdir()) and not _is_ours(folder, kind):
-        what = "is not empty and holds what was not written here, or was changed since"
-        raise ValueError(f"{folder} {what}; {how}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    path, how = Path(path), "name another or remove it first"
+    for source in filter(None, read):
+        if f"{os.path.realpath(source)}/".startswith(f"{os.path.realpath(path)}/"):
+            raise ValueError(f"{path} would replace {source}, which is read; name another")
+    kept = former_of(path).exists() and not path.exists()  # see staged_folder
+    there = former_of(path) if kept else path
+    empty = ours is None and there.is_dir() and not any(there.iterdir())
+    if not path.is_symlink() and (empty or not there.exists()):
+        return
+    if path.is_symlink() or not _is_ours(there, ours or partial(_has_manifest, kind=kind)):
+        other = f"no {kind} that was written here, or it was changed since"
+        raise ValueError(f"{path} is in the way, and {other}; {how}")
+    if not replace:
+        raise ValueError(f"{path} is there already; {how}, or have it replaced by --replace")
 
 
-def _is_ours(folder, kind):
-    """Whether there is a manifest, of this ``kind``, and it is true."""
+def _is_ours(path, ours):
     try:
-        said = (folder / MANIFEST).read_text(encoding="utf-8")
-        return said.startswith(f"{kind}\n") and said == _manifest(folder, kind)
-    except (OSError, ValueError):
+        return (path.is_file() or path.is_dir()) and ours(path)  # a device has no end
+    except (OSError, ValueError):  # damaged, or of another kind
         return False
+
+
+def _has_manifest(folder, kind):
+    """Whether there is a manifest, of this ``kind``, and it is true."""
+    said = (folder / MANIFEST).read_text(encoding="utf-8")
+    return said.startswith(f"{kind}\n") and said == _manifest(folder, kind)
+
+
+def remove_ours(folder, kind):
+    """Remove ``folder``, if it is still wholly ours."""
+    if _is_ours(folder, partial(_has_manifest, kind=kind)):
+        shutil.rmtree(folder)
 
 
 def _manifest(folder, kind):
@@ -59,12 +79,12 @@ def former_of(folder):
 
 
 @contextmanager
-def staged_folder(folder, kind="model"):
+def staged_folder(folder, kind="model", replace=False):
     """A new folder to fill, which then replaces ``folder`` in one piece, if ``check_free`` allows.
 
-    After an error ``folder`` is as it was. After a kill between the two renames it is under
-    ``former_of``, from where the next call takes it back. Raises ValueError where another process
-    is writing the same folder.
+    It keeps the mode. After an error ``folder`` is as it was. After a kill between the two renames
+    it is under ``former_of``, from where the next call takes it back. Raises ValueError where
+    another process is writing the same folder.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -72,16 +92,18 @@ def staged_folder(folder, kind="model"):
         stage, former = stage_of(folder), former_of(folder)
         if former.exists() and not folder.exists():
             os.replace(former, folder)
-        check_free(folder, kind)
+        check_free(folder, kind, replace=replace)
         for leftover in (stage, former):
             shutil.rmtree(leftover, ignore_errors=True)
         stage.mkdir()
+        if folder.exists():
+            stage.chmod(folder.stat().st_mode & 0o777 | 0o700)
         try:
             with _full_disk_is_an_oserror(folder):
                 yield stage
+            (stage / MANIFEST).write_text(_manifest(stage, kind), encoding="utf-8")
             for file in stage.iterdir():  # some libraries write files only their owner can read
                 file.chmod(stage.stat().st_mode & 0o666)
-            (stage / MANIFEST).write_text(_manifest(stage, kind), encoding="utf-8")
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
             raise
@@ -95,7 +117,10 @@ def staged_folder(folder, kind="model"):
 def _only_writer_of(folder):
     """Hold a lock, which the system takes back from a process that was killed."""
     path = folder.with_name(f".{folder.name}.s2d-lock")
-    with path.open("w") as lock:
+    if path.is_symlink():
+        raise ValueError(f"{path} is a link, and no lock that was written here; remove it")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # what is there is not emptied
+    with open(os.open(path, flags, 0o666), "r+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # A writer that has just ended removed its lock: then the one held here is no longer it.
@@ -121,12 +146,16 @@ def _full_disk_is_an_oserror(path):
 
 @contextmanager
 def staged_file(path):
-    """A name to write a file under, which then replaces ``path``. Every writer has its own."""
+    """A name to write a file under, which then replaces ``path``, with the mode that this has.
+
+    Every writer has its own. Until the end only the user reads it.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     stage = path.with_name(f".{path.name}.{secrets.token_hex(4)}.s2d-partial")
     stage.touch(exist_ok=False)
-    mode = stage.stat().st_mode & 0o666
+    mode = (path if path.exists() else stage).stat().st_mode & 0o777
+    stage.chmod(0o600)
     try:
         with _full_disk_is_an_oserror(path):
             yield stage
@@ -144,7 +173,4 @@ def whole_lines(path):
 
 def drop_half_line(path):
     """Cut ``path`` down to its ``whole_lines``, so that more can be appended."""
-    whole = whole_lines(path)
-    if path.stat().st_size != len(whole.encode("utf-8")):
-        with staged_file(path) as stage:
-            stage.write_text(whole, encoding="utf-8")
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)

@@ -8,7 +8,7 @@ method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain from
 from collections.abc import Iterator
 from types import SimpleNamespace
 
-from .decode import Stats, Step, clock, decode
+from .decode import Stats, Step, clock, decode, number, numbers
 from .draft import NoDraft, SortedDraft, Table
 from .model import Llama
 from .ngram import NGrams
@@ -35,8 +35,9 @@ class Generation:
     the steps so far; ``exact`` tells whether the method is lossless.
     """
 
-    def __init__(self, steps: Iterator[Step], exact: bool):
+    def __init__(self, steps: Iterator[Step], exact: bool, eos_token_ids, ends):
         self.steps, self.exact = steps, exact
+        self.eos_token_ids, self.ends = eos_token_ids, ends  # {number of tokens: why no more}
         self.tokens: list[int] = []
         self.stats = Stats()
 
@@ -45,6 +46,12 @@ class Generation:
             self.stats.add(step)
             self.tokens += step.tokens
             yield step
+
+    @property
+    def ended(self) -> str:
+        """Why: "eos", "length" (``max_new_tokens``) or a full "context"; "" where it has not."""
+        eos = self.tokens and self.tokens[-1] in self.eos_token_ids
+        return "eos" if eos else self.ends.get(len(self.tokens), "")
 
     @property
     def tokens_per_second(self) -> float:
@@ -70,6 +77,7 @@ def start(
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     top_p: float = 1.0,
+    top_k: int = 0,
     seed: int = 0,
     exits: list[int] | None = None,
     thresholds: list[float] | None = None,
@@ -80,7 +88,7 @@ def start(
     replacement: bool = False,
     datastore=None,
 ) -> Generation:
-    """A Generation that continues ``tokens``, a list of ids, and has not begun.
+    """A Generation that continues ``tokens``, a list or 1-D tensor of ids, and has not begun.
 
     ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts)
     default to the draft's config; "sd" and "mcsd" use the last exit only. Exit 0 drafts what
@@ -103,11 +111,15 @@ def start(
     for anything that cannot be run.
     """
     began, config = clock(target.device), target.config
-    check(config, tokens, max_new_tokens, temperature, top_p, seed)
+    tokens = numbers(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
+    longest = number(max_new_tokens, "max_new_tokens", int, 1)
+    n, size = len(tokens), config.max_position_embeddings
+    refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
+    sampling = make_sampling(target.device, temperature, top_p, top_k, seed, replacement)
     check_method(config, draft, method, init)
-    limit = min(len(tokens) + max_new_tokens, config.max_position_embeddings)
+    limit = min(n + longest, size)
     if method == "ar":
-        drafting = exits, thresholds, draft_length, tree, stop, datastore
+        drafting = exits, thresholds, draft_length, tree, stop, datastore, replacement or None
         refuse(any(option is not None for option in drafting), "method 'ar' drafts nothing")
         drafter = NoDraft(target.device)
     else:
@@ -115,6 +127,8 @@ def start(
         refuse(datastore and 0 not in exits, f"a datastore is for exit 0, not for {list(exits)}")
         layers = draft if exits[-1] > 0 else None
         shape = choose_shape(config, layers, method, temperature, draft_length, tree)
+        drawn = method in TREE_METHODS and shape.fixed
+        refuse(replacement and not drawn, "replacement is for siblings of a tree of fixed shape")
         table = make_table(target, datastore) if exits[0] == 0 else None
         least, policy = stop, None
         if callable(stop):
@@ -130,8 +144,9 @@ def start(
         from .extras.parallel import FirstDecides
 
         drafter = FirstDecides(drafter, target.device)
-    sampling = Sampling(temperature, top_p, replacement, Sampler(seed, target.device))
-    generation = Generation(decode(target, tokens, drafter, sampling, limit), drafter.exact)
+    steps = decode(target, tokens, drafter, sampling, limit)
+    ends = {size - n: "context", longest: "length"}  # "length" where both are true
+    generation = Generation(steps, drafter.exact, config.eos_token_ids, ends)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 
@@ -149,29 +164,22 @@ def refuse(wrong, message):
         raise ValueError(message)
 
 
-def check(config, tokens, max_new_tokens, temperature, top_p, seed):
-    """Raise ValueError where a target with this ``config`` cannot continue ``tokens`` so."""
-    T, size, vocab_size = len(tokens), config.max_position_embeddings, config.vocab_size
-    inside = 0 <= min(tokens, default=0) <= max(tokens, default=0) < vocab_size
-    warm = temperature == 0.0 or SMALLEST_TEMPERATURE <= temperature < float("inf")
-    refuse(not tokens, "the prompt is empty; give at least one token")
-    refuse(not inside, f"the prompt has ids outside the target's vocabulary of {vocab_size}")
-    refuse(T >= size, f"the prompt has {T} tokens; the target's context of {size} is full")
-    refuse(max_new_tokens < 1, f"lengths must be at least 1, got {max_new_tokens=}")
-    refuse(not warm, f"temperature must be 0 or at least {SMALLEST_TEMPERATURE}, got {temperature}")
-    refuse(not 0.0 < top_p <= 1.0, f"top_p must be above 0 and at most 1, got {top_p}")
-    refuse(not 0 <= seed < 2**63, f"seed must be a whole number from 0 to 2^63 - 1, got {seed}")
+def make_sampling(device, temperature, top_p, top_k, seed, replacement):
+    """The Sampling of these numbers; ValueError where they are none."""
+    least = 0 if temperature == 0 else SMALLEST_TEMPERATURE
+    temperature = number(temperature, "temperature, if not 0", float, least, 1e38)
+    top_p, top_k = number(top_p, "top_p", float, 1e-40, 1), number(top_k, "top_k", int, 0)
+    sampler = Sampler(number(seed, "seed", int, 0), device)
+    return Sampling(temperature, top_p, replacement, sampler, top_k)
 
 
 def check_method(config, draft, method, init):
     """Raise ValueError where ``method`` cannot draft with ``draft`` for a target's ``config``."""
-    known = ", ".join(METHODS)
-    refuse(method not in METHODS, f"unknown method {method!r}; expected one of {known}")
+    refuse(method not in METHODS, f"unknown method {method!r}; expected {' '.join(METHODS)}")
     refuse(init not in ("draft", "target"), f"init is 'draft' or 'target', got {init!r}")
     if method != "ar" and draft is not None:
         ours, theirs = draft.config.vocab_size, config.vocab_size
-        sizes = f"the draft has {ours} tokens, the target {theirs}"
-        refuse(ours != theirs, f"draft and target must share one vocabulary: {sizes}")
+        refuse(ours != theirs, f"the draft has {ours} tokens, the target {theirs}: not the same")
 
 
 def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
@@ -182,53 +190,47 @@ def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
     depth = config.num_hidden_layers
     if exits is None:
         exits = (config.exit_layers or (depth,))[-1 if single else 0 :]
-    exits = tuple(exits)
-    rising = exits and list(exits) == sorted(set(exits)) and 0 <= exits[0] <= exits[-1] <= depth
-    within = f"lie within the draft's {depth} layers" if depth else "without a draft be 0 alone"
+    exits = tuple(numbers(exits, f"exits of {depth} draft layers", int, 0, depth))
     many = f"method {method!r} drafts from one exit, got {list(exits)}; 's2d' takes several"
     refuse(single and len(exits) != 1, many)
-    refuse(not rising, f"exits must increase and {within}, got {list(exits)}")
+    refuse(list(exits) != sorted(set(exits)), f"exits must increase, got {list(exits)}")
     if thresholds is None:
         known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
         thresholds = [known.get(exit_layer, 0.5) for exit_layer in exits[:-1]] + [0.0]
-    one_each = f"{len(exits)} exits {list(exits)} need as many thresholds, got {len(thresholds)}"
-    refuse(len(thresholds) != len(exits), one_each)
-    probable = all(0.0 <= threshold <= 1.0 for threshold in thresholds)
-    refuse(not probable, f"thresholds are probabilities within 0..1, got {list(thresholds)}")
+    thresholds = tuple(numbers(thresholds, "thresholds", float, 0, 1))
+    refuse(len(thresholds) != len(exits), f"{exits=} need as many thresholds, got {thresholds}")
     if stop is None and exits == (0,):
         row = DEAR_ROW if target.dtype.itemsize > 2 else STATIC_ROW if target.compiled else FREE_ROW
         stop = FREE_ROW if target.device.type == "cuda" else row
     elif stop is None:
         stop = 0.0 if method in TREE_METHODS else config.draft_stop
-    refuse(callable(stop) and exits[0] == 0, "a decision model judges layers; exit 0 has none")
-    refuse(not callable(stop) and not 0 <= stop <= 1, f"stop is a probability 0..1, got {stop}")
-    return exits, tuple(thresholds), stop
+    judges = callable(stop) and hasattr(stop, "threshold")  # a decision model
+    refuse(judges and exits[0] == 0, "a decision model judges layers; exit 0 has none")
+    return exits, thresholds, stop if judges else number(stop, "stop", float, 0, 1)
 
 
 def choose_shape(target_config, draft, method, temperature, draft_length=None, tree=None):
     """The shape of tree a method drafts; ValueError where it fits neither method nor models."""
     config = draft.config if draft else TABLE_ALONE
     if method in TREE_METHODS:
-        wrong = f"method {method!r} drafts a tree; give its shape, not a draft length"
-        refuse(draft_length is not None, wrong)
+        refuse(draft_length is not None, f"method {method!r} drafts a tree; give its shape")
         if tree is None:
             growing = Dynamic(*config.draft_tree) if draft or not temperature else TABLE_DRAWN
             tree = K_CONFIG if method == "mcsd" else growing
-        shape = tree if isinstance(tree, Dynamic) else KConfig(tuple(tree))
+        grows = isinstance(tree, Dynamic)
+        counts = numbers(tree.numbers if grows else tree, "tree", int, 1, LARGEST_TREE)
+        shape = Dynamic(*counts) if grows else KConfig(tuple(counts))
     else:
         names = " or ".join(map(repr, TREE_METHODS))
         refuse(tree is not None, f"method {method!r} drafts no tree; use {names} for one")
         length = config.draft_length if draft_length is None else draft_length
-        refuse(length > LARGEST_TREE, f"a chain of {length} tokens is over {LARGEST_TREE}")
-        shape = KConfig((1,) * length)
+        shape = KConfig((1,) * number(length, "draft_length", int, 1, LARGEST_TREE))
     limited = draft and draft.draft_vocabulary is not None
     known = len(draft.draft_vocabulary) if limited else target_config.vocab_size
-    least, most = min(shape.numbers, default=0), shape.max_children
+    most = shape.max_children
     size, depth, longest = shape.size, shape.depth, target_config.max_position_embeddings
     drafted = max(size, shape.max_slots if draft else 0)  # not all is sent of a growing tree
-    refuse(least < 1, f"a draft needs whole numbers of at least 1, got {draft_length=}, {tree=}")
-    differ = f"a node cannot have {most} different children: there are {known} tokens to draft"
-    refuse(most > known, differ)
+    refuse(most > known, f"a node cannot have {most} different children: there are {known} tokens")
     long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
     refuse(max(size, depth) > longest, long)
     refuse(drafted > LARGEST_TREE, f"a tree that drafts {drafted} nodes is over {LARGEST_TREE}")

@@ -1,4 +1,4 @@
-"""From logits to a token: temperature, top-p and every random choice.
+"""From logits to a token: temperature, top-k, top-p and every random choice.
 
 Knows nothing about drafts or targets.
 """
@@ -10,14 +10,18 @@ import torch
 FILL = 1e-300  # of a token that is drawn only where no other is left: far below any probability
 
 
-def warp(logits, temperature, top_p=1.0):
-    """Logits (..., V) -> probabilities (..., V) after temperature (> 0) and top-p.
+def warp(logits, temperature, top_p=1.0, top_k=0):
+    """Logits (..., V) -> probabilities (..., V) after temperature (> 0), top-k, then top-p.
 
-    They are computed in float32 or better. Top-p keeps the smallest set of most probable tokens
-    whose mass reaches ``top_p`` (Holtzman et al. 2020, section 3.1).
+    They are computed in float32 or better. Top-k keeps the ``top_k`` largest logits and all that
+    equal the last of them; 0 keeps all. Top-p keeps the smallest set of most probable tokens whose
+    part of what is left reaches ``top_p`` (Holtzman et al. 2020, section 3.1).
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
+    if 0 < top_k < logits.shape[-1]:
+        least = logits.topk(top_k).values[..., -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
     if temperature < 1.0:  # subtract first, so that the division makes none of them infinite
         logits = logits - logits.amax(dim=-1, keepdim=True)
     probs = torch.softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
@@ -79,6 +83,7 @@ class Sampling:
     top_p: float
     replacement: bool
     sampler: Sampler
+    top_k: int = 0
 
     @property
     def greedy(self) -> bool:
@@ -87,8 +92,8 @@ class Sampling:
     @property
     def plain(self) -> bool:
         """Whether tokens are drawn from the model's own distribution."""
-        return self.temperature == self.top_p == 1.0
+        return self.temperature == self.top_p == 1.0 and not self.top_k
 
     def warp(self, logits):
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
-        return warp(logits, self.temperature, self.top_p)
+        return warp(logits, self.temperature, self.top_p, self.top_k)

@@ -8,12 +8,12 @@ that token wherever it occurs, in what a user types too.
 from pathlib import Path
 
 from .chat import ChatTemplate, rounds
-from .weights.special_tokens import read_special_tokens
+from .weights.special_tokens import check_bos, read_special_tokens
 from .weights.tokenizer_json import JsonModel
 from .weights.tokenizer_model import SentencePieceModel
 
 FILES = ("tokenizer.model", "tokenizer.json")  # of a folder; the first of them that is there
-LONGEST = 256  # characters, spaces aside: no vocabulary has a token of so many
+LONGEST = 256  # characters: no vocabulary has a token of so many
 
 
 class Tokenizer:
@@ -32,6 +32,7 @@ class Tokenizer:
         self.model = kind(path, read_special_tokens(path.parent))
         self.bos_id, self.eos_id = self.model.bos_id, self.model.eos_id
         self.vocab_size = self.model.vocab_size
+        check_bos(path.parent, self.bos_id)
 
     def encode(self, text):
         """Text -> ids, BOS first where the model wants one.
@@ -50,29 +51,31 @@ class Tokenizer:
 
     def refuse_longer(self, text, limit):
         """ValueError for a text that is far too long for ``limit`` tokens, before it is encoded."""
-        if len("".join(checked(text).split())) >= limit * LONGEST:
+        if len(checked(text)) >= limit * LONGEST:
             has = f"a text of {len(text)} characters has {limit} tokens or more"
             raise ValueError(f"{has}; the context has {limit} positions")
 
-    def encode_chat(self, messages, template="vicuna"):
+    def encode_chat(self, messages, template="vicuna", system=None):
         """A dialogue -> the ids after which the assistant speaks.
 
         ``messages`` are texts, user and assistant in turn, the user first and last. ``template`` is
         what ``chat_template`` returns: a ChatTemplate, "vicuna" (v1.1 and later) or "llama-2"
-        (Llama-2-chat, without a system message). With the latter two each round is encoded on its
-        own, as both models were trained: SentencePiece puts its space in front of every round.
+        (Llama-2-chat). With the latter two each round is encoded on its own, as both models were
+        trained: SentencePiece puts its space in front of every round. ``system`` says how the
+        assistant is to answer; Vicuna has a sentence of its own, which it replaces.
         """
         if len(messages) % 2 == 0:
             raise ValueError(f"a dialogue ends with the user's message; got {len(messages)}")
         if isinstance(template, ChatTemplate):
-            return self.encode_marked(template.render(messages, to_be_answered=True))
+            return self.encode_marked(template.render(messages, True, system))
         if template not in ("vicuna", "llama-2"):
             raise ValueError(f"unknown chat template {template!r}; expected 'vicuna' or 'llama-2'")
-        return [token for pair in self.rounds(messages, template) for ids in pair for token in ids]
+        pairs = self.rounds(messages, template, system)
+        return [token for pair in pairs for ids in pair for token in ids]
 
-    def rounds(self, messages, template="vicuna"):
+    def rounds(self, messages, template="vicuna", system=None):
         """Yield the ids of the prompt and of the answer of each round, see ``chat.rounds``."""
-        return rounds(self, messages, template)
+        return rounds(self, messages, template, system)
 
 
 def checked(text):

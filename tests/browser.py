@@ -10,16 +10,20 @@ import subprocess
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from helpers import need
+
 NAMES = ("Tab", "Enter", "End", "Home", "Left", "Up", "Right", "Down")
 KEYS = dict(zip(NAMES, "\ue004\ue007\ue010\ue011\ue012\ue013\ue014\ue015"))
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's name for a reference to one
+BROWSERS = "chromium", "chromium-browser", "chrome", "google-chrome"
 FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
 
 
 class Browser:
     def __init__(self):
         program = shutil.which("chromedriver")
-        assert program, "these tests drive a browser: apt-get install chromium chromium-driver"
+        found = program and any(map(shutil.which, BROWSERS))
+        need(found, "Chromium with chromedriver", "chromium chromium-driver")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
         self.driver = subprocess.Popen([program, "--port=0"], **pipes)
         for line in self.driver.stdout:

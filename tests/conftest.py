@@ -1,10 +1,15 @@
 """Models are loaded once for the whole run."""
 
 import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from helpers import WEIGHTS
+from helpers import ROOT, WEIGHTS, need_compiler
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
@@ -16,6 +21,12 @@ from s2d.user_cache import private_folder
 def one_thread():
     """Small models are faster on one."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_is_heard():
+    """By the programs that tests start too, even where this one runs in the background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -33,6 +44,25 @@ def no_cache_of_the_users(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_beside(request, no_cache_of_the_users):
+    """What test_static.py compiles is compiled in a second process, while other tests run."""
+    if not any("compiler" in item.fixturenames for item in request.session.items):
+        yield
+        return
+    command = [sys.executable, Path(__file__).with_name("test_static.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        yield
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def compiler():
+    """What a test asks for that compiles."""
+    need_compiler()
 
 
 @pytest.fixture

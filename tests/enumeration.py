@@ -104,10 +104,10 @@ def emitted_distribution(p, q, widths, length, decide, replacement=False):
     return joint_of(emit, p, length)
 
 
-def generated_distribution(target, prompt, length, steps=None, **options):
-    """What ``start`` emits with these options, as ``joint_of``; and the Steps of all outcomes.
+def assert_lossless(target, prompt, length, steps=None, **options):
+    """What ``start`` emits has the target's joint distribution, (V,) * length, which is returned.
 
-    Only the first ``steps`` steps are taken, all of them by default.
+    And the Steps of all outcomes; the first ``steps`` of each are taken, all of them by default.
     """
     seen = []
 
@@ -121,11 +121,14 @@ def generated_distribution(target, prompt, length, steps=None, **options):
                 break
         return generation.tokens
 
-    p = next_token_model(target, prompt, options["temperature"], options.get("top_p", 1.0))
-    return joint_of(emit, p, length), joint_distribution(p, length), seen
+    kept = options.get("top_p", 1.0), options.get("top_k", 0)
+    p = next_token_model(target, prompt, options["temperature"], *kept)
+    expected = joint_distribution(p, length)
+    assert (joint_of(emit, p, length) - expected).abs().max() < 1e-9
+    return expected, seen
 
 
-def next_token_model(model, prompt, temperature=1.0, top_p=1.0):
+def next_token_model(model, prompt, temperature=1.0, top_p=1.0, top_k=0):
     """A prefix -> the warped distribution after prompt and prefix, worked out here."""
     known = {}
 
@@ -134,8 +137,9 @@ def next_token_model(model, prompt, temperature=1.0, top_p=1.0):
             logits = model(torch.tensor([[*prompt, *prefix]]))[0, -1]
             probs, mass = torch.softmax(logits / temperature, dim=-1), 0.0
             known[prefix] = torch.zeros_like(probs)
-            for token in probs.argsort(descending=True).tolist():
-                if mass < top_p:
+            likeliest = probs.argsort(descending=True).tolist()[: top_k or None]
+            for token in likeliest:
+                if mass < top_p * probs[likeliest].sum():
                     known[prefix][token] = probs[token]
                     mass += probs[token].item()
             known[prefix] /= mass

@@ -2,8 +2,11 @@
 
 import json
 import multiprocessing
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +81,21 @@ def random_model(seed, vocab, zeros=0.0):
         return known[prefix]
 
     return model
+
+
+def need(found, tool, packages):
+    """Skip a test whose tool is not on this machine, or where TEST_TOOLS is "required" fail it."""
+    message = f"there is no {tool} here: apt-get install {packages}"
+    if not found and os.environ.get("TEST_TOOLS") == "required":
+        pytest.fail(message, pytrace=False)
+    if not found:
+        pytest.skip(message)
+
+
+def need_compiler():
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    found = shutil.which(os.environ.get("CXX", "g++")) and header.is_file()
+    need(found, "C++ compiler with Python's headers", "g++ python3-dev")
 
 
 def program(main, *arguments):

@@ -6,12 +6,13 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import WEIGHTS, change_json, program, raises_line, random_llama, refuses
+from helpers import WEIGHTS, change_json, contents, program, raises_line, random_llama, refuses
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from s2d import load_model
+from s2d.train import __main__ as train
 from s2d.train.lora import SCALE, adapter_pairs, add_adapters
 from s2d.weights import save_adapter, save_model
 from s2d.weights.__main__ import main
@@ -83,12 +84,34 @@ def test_merged_it_is_an_ordinary_folder(folder, capsys):
     assert program(main, "check", folder / "draft") == 0
     assert "draft will load as a draft (merged, as a target too): " in capsys.readouterr().out
     assert program(main, "merge", folder / "draft", folder / "merged") == 0
+    refuses(main, capsys, "merged is there already", "merge", folder / "draft", folder / "merged")
+    assert program(main, "merge", "--replace", folder / "draft", folder / "merged") == 0
     assert program(main, "check", folder / "merged") == 0
     assert "merged will load: 3 layers" in capsys.readouterr().out
     ours, merged = load(folder / "draft"), load(folder / "merged")
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), merged.parameters()))
     assert ours.config == merged.config
     assert same(ours(TOKENS), LlamaForCausalLM.from_pretrained(folder / "merged")(TOKENS).logits)
+
+
+MERGE, SOFT = ("merge", "{}/draft", "OUT"), ("soft", "--init", "{}/draft", "--out", "OUT")
+TAUGHT = ("soft", "--init", "{}/merged", "--teacher", "{}/draft", "--out", "OUT")
+TEXT = ("text", "--target", "{}/draft", "--from", "OUT", "--out", "OUT")
+
+
+@pytest.mark.parametrize("name", ["draft", "base"])
+@pytest.mark.parametrize(
+    "words", [MERGE, SOFT, TAUGHT, TEXT], ids=["merge", "soft", "taught", "text"]
+)
+def test_what_is_read_is_never_what_is_written(words, name, folder, capsys):
+    """Nor the base of an adapter, whatever it is called here."""
+    (folder / "link").symlink_to(folder)
+    before = contents(folder)
+    out = [word.format(folder).replace("OUT", f"{folder}/link/{name}") for word in words]
+    more = ["--layers", 3, "--exits", 3] * (words[0] == "soft")
+    each = main if words[0] == "merge" else train.main
+    refuses(each, capsys, "which is read", *out, *more, "--replace")
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize("beginning", [True, False, "gaussian", "orthogonal", "pissa", "olora"])
@@ -156,6 +179,9 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
         config.write_text(json.dumps(good | {"base_model_name_or_path": base}))
         refused(FileNotFoundError, message, draft)
     config.write_text(json.dumps(good))
+    shutil.copy(config, folder / "base")
+    refused(ValueError, "is an adapter of .*/base, which is one itself; merge that first", draft)
+    (folder / "base" / CONFIG).unlink()
     second, head = first.replace("lora_A", "lora_B"), "base_model.model.lm_head.weight"
     without = {name: tensor for name, tensor in weights.items() if name != second}
     bare = {name.removeprefix("base_model.model."): tensor for name, tensor in weights.items()}
@@ -174,4 +200,6 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
     refused(ValueError, "adapter_model.safetensors is damaged", draft)
     tensors.unlink()
     refused(FileNotFoundError, "adapter_model.safetensors is missing", draft)
+    (draft / "adapter_model.bin").touch()
+    refused(ValueError, "adapter_model.bin is pickled, and only safetensors are read", draft)
     refuses(main, capsys, "is no adapter", "merge", folder / "base", folder / "m")

@@ -13,7 +13,7 @@ from itertools import count, product
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, raises_line, random_llama, refuses
+from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 
 from s2d import generate, load_model
 from s2d.bench import __main__ as bench
@@ -68,18 +68,23 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
     read = specbench.read_questions(file, 9)
     assert [specbench.group_of(each) for each in read] == ["mt_bench", "qa"]
     assert read[1] == unusual and "more" not in read[0]
-    for bad in ("no json", '{"turns": ["a"]}', "[1]"):
+    form = "not in Spec-Bench's question format"
+    for bad, message in (
+        *[("no json", form), ('{"turns": ["a"]}', form), ("[1]", form)],
+        (json.dumps(two | {"category": ["qa"]}), "category is a text, turns is a list of texts"),
+        (json.dumps(two | {"turns": "abc"}), "category is a text, turns is a list of texts"),
+        (json.dumps(two | {"turns": []}), "holds no question"),
+    ):
         file.write_text(bad)
-        message = "not in Spec-Bench's question format"
         raises_line(specbench.read_questions, ValueError, message, file, 9)
 
 
 METHODS = {
     "ar": {},
-    "sd:compile:exits=2:draft_length=8": {"exits": [2], "draft_length": 8},
+    "sd:compile:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8},
     "mcsd:tree=4,2,2,1:init=target": {"tree": [4, 2, 2, 1], "init": "target"},
     "s2d-tree:tree=4x8x24:stop=0.3": {"tree": Dynamic(4, 8, 24), "stop": 0.3},
-    "s2d:thresholds=.9,.9,0": {"thresholds": [0.9, 0.9, 0.0]},
+    "s2d:thresholds=.9,.9,0": {"thresholds": (0.9, 0.9, 0.0)},
     "fast": "unknown method 'fast'",
     "s2d:speed=9": "method 's2d:speed=9': no option 'speed'",
     "s2d:draft_length=x": "invalid literal",
@@ -138,14 +143,14 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 def test_tables():
     times = {"draft_seconds": 0.3, "target_seconds": 0.6, "seconds": 1.0}
-    stats = Stats([4] * 5, Counter({12: 3, 6: 9}), 30, 12, 6, **times)
-    ours = Generation(iter(()), exact=True)
+    stats = Stats([4] * 5, Counter({12: 3, 6: 9}), 30, 12, 6, 3, **times)
+    ours = Generation(iter(()), True, (), {})
     ours.tokens, ours.stats = [7] * 20, stats
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]
     records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
     summary = tables.summarise(records)
     lines = tables.render(tables.target_table(summary), markdown=False).splitlines()
-    expected = "s2d 1.50 / 4.00 1.50 / 4.00 1.00-2.00 6.0 50% 6:75% 12:25% 30%/60%/10% yes"
+    expected = "s2d 1.50 / 4.00 1.50 / 4.00 1.00-2.00 6.0 67%/75% 6:75% 12:25% 30%/60%/10% yes"
     assert lines[2].split() == expected.split()
     final = tables.final_table({("a", 0.0): summary, ("a", 1.0): {"ar": summary["ar"]}})
     rows = ["| method | a T=0 | a T=1 | mean |", "| --- | --- | --- | --- |"]
@@ -174,7 +179,7 @@ def test_the_plot_says_what_the_table_says(tmp_path):
     colors = re.findall(r"fill: ?(#\w+)", file.read_text())
     assert set(colors) == {plot.TEXT, plot.OURS, "#d98032"} and list(tmp_path.iterdir()) == [file]
     file.write_text("<svg/>")
-    raises_line(plot.check_plot, ValueError, "was not written here", file)
+    raises_line(plot.check_plot, ValueError, "no picture that was written here", file)
 
 
 def test_a_package_that_is_not_installed_is_named_in_one_line(monkeypatch, capsys):
@@ -286,7 +291,7 @@ def test_targets_of_the_same_name_are_kept_apart(small, tmp_path, capsys):
     assert all(f"{folder} T=0" in table for folder in folders)
 
 
-def test_answer_files_say_what_spec_bench_reads(small, tmp_path):
+def test_answer_files_say_what_spec_bench_reads(small, tmp_path, capsys):
     """Lists by turn, an accept length a step, and texts that its tokenizer counts alike."""
     from transformers import AutoTokenizer
 
@@ -306,6 +311,18 @@ def test_answer_files_say_what_spec_bench_reads(small, tmp_path):
             for text, tokens in zip(choice["turns"], choice["new_tokens"]):
                 counted = len(count(text).input_ids) - 1
                 assert abs(counted - tokens) <= 2  # EOS, and where a text was cut
+    specbench.check_answers(tmp_path / "out", ["mini-7b-T0"])  # a next run replaces them
+    file, mine = tmp_path / "out/mini-7b-T0-ar.jsonl", tmp_path / "mine"
+    more, message = ["--out", tmp_path / "out"], "ar.jsonl is in the way, and no answer file"
+    capsys.readouterr()
+    mine.write_bytes(before := file.read_bytes())
+    file.write_bytes(before + b"mine\n")
+    refuses(bench.main, capsys, message, *small, *more)
+    assert file.read_bytes() == before + b"mine\n"
+    file.unlink()
+    file.symlink_to(mine)
+    refuses(bench.main, capsys, message, *small, *more)
+    assert file.is_symlink() and mine.read_bytes() == before
 
 
 def test_ties_are_told_from_bugs():
@@ -422,9 +439,8 @@ def test_sweep_tries_settings_on_training_prompts_best_first(monkeypatch, capsys
     monkeypatch.setattr(speed, "choose_questions", first_two)
     arguments = "sweep --targets 7b --limit 1 --rounds 1 --temperature 0 --max-new-tokens 16"
     assert bench.main(arguments.split()) == 0
-    rows = re.findall(
-        r"^(ar|s2d:\S+) .* ([\d.]+) / [\d.]+ +[\d.]+-[\d.]+ ", capsys.readouterr().out, re.M
-    )
+    row = r"^(ar|s2d:\S+) .* ([\d.]+) / [\d.]+ +[\d.]+-[\d.]+ "
+    rows = re.findall(row, capsys.readouterr().out, re.M)
     speeds = [float(found) for _, found in rows]
     assert len(rows) == 3 and speeds == sorted(speeds, reverse=True) and asked == ["train"]
 
@@ -435,12 +451,19 @@ MISTAKES = {
     "--methods s2d:stop=nowhere": "no decision model at nowhere",
     "--questions nowhere.jsonl": "nowhere.jsonl",
     "--draft nowhere": "no model folder at nowhere",
-    "--temperature warm": "invalid temperatures value: 'warm'",
+    "--temperature warm": "invalid comma-separated float value: 'warm'",
     "--rounds 0": "--rounds: must be at least 1, got 0",
+    "--questions {tmp}/long.jsonl": "no question fits the context of a target",
+    "agreement --target nowhere": "no model folder at nowhere",
     "--plot speed.png": "speed.png has to end in .svg",
 }
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_mistakes_are_one_line(arguments, capsys):
-    refuses(bench.main, capsys, MISTAKES[arguments], *arguments.split(), "--limit", "1")
+def test_mistakes_are_one_line(arguments, tmp_path, capsys):
+    long = {"question_id": 1, "category": "qa", "turns": ["word " * 600]}
+    write_questions(tmp_path / "long.jsonl", long)
+    line = arguments.format(tmp=tmp_path).split()
+    assert program(bench.main, *line, "--limit", "1") == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "min left here" not in line]
+    assert len(errors) == 1 and MISTAKES[arguments] in errors[0]

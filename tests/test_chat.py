@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from vocabularies import PROMPT, SAID, messages, sentencepiece_folder, with_config
 
 from s2d import Tokenizer, chat
-from s2d.chat import VICUNA_SYSTEM, ChatTemplate, chat_template
+from s2d.chat import VICUNA_SYSTEM, ChatTemplate, chat_template, choose_template
 
 HEADERS = """{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>
 
@@ -45,13 +45,26 @@ def test_built_in_templates(tokenizer):
     first = tokenizer.encode("[INST] Hi [/INST] Hello ") + [tokenizer.eos_id]
     second = tokenizer.encode("[INST] And you? [/INST]")
     assert tokenizer.encode_chat(said, "llama-2") == first + second
+    for template, text in (
+        ("vicuna", "Be brief. USER: Hi ASSISTANT:"),
+        ("llama-2", "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST]"),
+    ):
+        with_system = tokenizer.encode_chat(said[:1], template, "Be brief.")
+        assert with_system == tokenizer.encode(text)
+        whole = tokenizer.encode_chat(said, template, "Be brief.")
+        alone = tokenizer.encode_chat(["Hi"], template)
+        assert whole == with_system + tokenizer.encode_chat(said, template)[len(alone) :]
+        silent = tokenizer.encode_chat(["Hi", "", "And you?"], template)
+        assert silent[: len(alone) + 1] == [*alone, tokenizer.eos_id]
+    assert tokenizer.encode_chat(["Hi"], system="") == tokenizer.encode("USER: Hi ASSISTANT:")
     raises_line(tokenizer.encode_chat, ValueError, "ends with the user", ["Hi", "Hello"])
     message = "unknown chat template 'alpaca'"
     raises_line(tokenizer.encode_chat, ValueError, message, ["Hi"], "alpaca")
 
 
 def test_template_is_read_from_the_folder(tmp_path):
-    names = {"vicuna-7b-v1.5": "vicuna", "Llama-2-70b-chat-hf": "llama-2", "some-base": None}
+    names = {"vicuna-7b-v1.5": "vicuna", "Llama-2-70b-chat-hf": "llama-2", "Llama-2-7b-hf": None}
+    names["some-base"] = None
     for name, expected in names.items():
         (tmp_path / name).mkdir()
         assert chat_template(tmp_path / name, unknown=None) == expected
@@ -59,12 +72,35 @@ def test_template_is_read_from_the_folder(tmp_path):
     assert chat_template(WEIGHTS / "mini-7b", unknown=None) == "vicuna"
     first = "{{ messages[0]['content'] }}"
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": f"{first}!"}]
-    for template, expected in ((f"{first}?", "Hi?"), (several, "Hi!"), ("no", "Hi.")):
-        config = tmp_path / "vicuna-7b-v1.5/tokenizer_config.json"
+    config = tmp_path / "vicuna-7b-v1.5/tokenizer_config.json"
+    for template, expected in ((f"{first}?", "Hi?"), (several, "Hi!"), (f"{first}.", "Hi.")):
         config.write_text(json.dumps({"chat_template": template}))
-        if template == "no":
-            (config.parent / "chat_template.jinja").write_text(f"{first}.")
         assert chat_template(config.parent).render(["Hi"]) == expected
+    jinja = config.with_name("chat_template.jinja")
+    for template in (f"{first}.", f"{first}.\n"):
+        jinja.write_text(template)
+        assert chat_template(config.parent).render(["Hi"]) == "Hi."
+    jinja.write_text(f"{first}!")
+    message = "one chat template in tokenizer_config.json, another in chat_template.jinja; take one"
+    raises_line(chat_template, ValueError, message, config.parent)
+    config.unlink()
+    assert chat_template(config.parent).render(["Hi"]) == "Hi!"
+
+
+def test_a_line_says_which_template_is_used_and_why(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "chat_template.jinja").write_text("Hi")
+    vicuna, base, goes_on = WEIGHTS / "mini-7b", tmp_path / "llama-2-7b", "the model continues"
+    for folder, options, expected, line in (
+        (own, {}, ChatTemplate, f"that in {own / 'chat_template.jinja'} (--raw: none)"),
+        (vicuna, {}, str, "vicuna, by the folder's name (--raw: none)"),
+        (vicuna, {"raw": True}, type(None), f"none, as --raw says; {goes_on}"),
+        (base, {"chat": True}, str, "vicuna, as --chat says"),
+        (base, {}, type(None), f"none, as {base} has none (--chat: vicuna); {goes_on}"),
+    ):
+        template, said = choose_template(folder, **options)
+        assert isinstance(template, expected) and said.startswith(f"chat template: {line}"), said
 
 
 @pytest.mark.parametrize("template", [HEADERS, MARKED])
@@ -78,6 +114,19 @@ def test_templates_are_rendered_as_transformers_does(trained, template):
         assert own.render(SAID[:count]) == theirs.apply_chat_template(said, tokenize=False)
         expected = theirs.apply_chat_template(said, **PROMPT)
         assert ours.encode_chat(SAID[:count], own) == expected
+        system = {"role": "system", "content": " Be <|eot|> brief.\n"}
+        expected = theirs.apply_chat_template([system, *said], **PROMPT)
+        assert ours.encode_chat(SAID[:count], own, system["content"]) == expected
+
+
+def test_a_template_without_a_system_message_says_so(trained):
+    without = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+    for template, message in (
+        (without, "knows no system message"),
+        ("{{ raise_exception('System role not supported') }}", "fails: System role not supported"),
+    ):
+        ours, _ = with_config(trained, chat_template=template)
+        raises_line(ours.encode_chat, ValueError, message, ["Hi"], chat_template(trained), "Be.")
 
 
 def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
@@ -133,7 +182,8 @@ def test_special_tokens_named_elsewhere(tmp_path):
             assert chat_template(folder).render(["Hi"]) == expected
 
 
-LONG = "takes longer than 0.1 seconds"
+LONG = "takes longer than 0.5 seconds"
+LARGE = "takes more than 512 MB"
 
 
 @pytest.mark.parametrize(
@@ -151,11 +201,15 @@ LONG = "takes longer than 0.1 seconds"
         ("{{ messages | tojson(default=lipsum) }}", "unexpected keyword argument 'default'"),
         ("{{ lipsum(n=10**7) }}", LONG),
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", LONG),
+        ("{{ 10 ** (10 ** 8) }}", LONG),
+        ("{{ 'a' * (4 * 10**9) }}", LARGE),
+        ("{{ 'a' | center(10**10) }}", LARGE),
+        ("{{ messages[0]['role'] * 2**23 }}", "makes a text of 33,554,432 characters"),
         (7, "chat_template is 7; expected text"),
     ],
 )
 def test_a_template_that_fails_or_leaves_the_sandbox(trained, monkeypatch, template, message):
-    monkeypatch.setattr(chat, "SECONDS", 0.1)
+    monkeypatch.setattr(chat, "SECONDS", 0.5)
     with_config(trained, chat_template=None)
     change_json(trained / "tokenizer_config.json", chat_template=template)
     with pytest.raises(ValueError, match=re.escape(message)) as refused:
@@ -163,14 +217,24 @@ def test_a_template_that_fails_or_leaves_the_sandbox(trained, monkeypatch, templ
     assert str(refused.value).isprintable()
 
 
-def test_the_alarm_of_a_template_is_over_with_it():
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    assert ChatTemplate("here", "{{ messages[0]['content'] }}!", {}).render(["Hi"]) == "Hi!"
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-    assert signal.signal(signal.SIGALRM, before) not in (before, signal.SIG_DFL)
-    with ThreadPoolExecutor() as pool:  # which has no alarm
-        template = pool.submit(ChatTemplate, "here", "{{ 1 }}", {}).result()
-        assert pool.submit(template.render, ["Hi"]).result() == "1"
+def test_a_host_keeps_its_timer_and_a_thread_is_no_way_around_the_limit(monkeypatch):
+    """A template has a process of its own; one that was ended is followed by another."""
+    template = ChatTemplate("here", "{{ 10 ** ((messages | length) ** 8) }}", {})
+    host = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGALRM, host)
+    signal.setitimer(signal.ITIMER_REAL, 60, 7)
+    try:
+        with ThreadPoolExecutor() as pool:
+            monkeypatch.setattr(chat, "SECONDS", 0.5)
+            late = pool.submit(template.render, ["Hi"] * 10)
+            raises_line(late.result, ValueError, LONG)
+            monkeypatch.undo()
+            assert pool.submit(template.render, ["Hi"]).result() == template.render(["Hi"]) == "10"
+        left, again = signal.setitimer(signal.ITIMER_REAL, 0)
+        assert 30 < left < 60 and again == 7 and signal.getsignal(signal.SIGALRM) is host
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_an_older_jinja_is_refused(monkeypatch):

@@ -50,8 +50,10 @@ def test_a_converted_checkpoint_generates_what_transformers_does(tmp_path, token
     assert len(write_vicuna(tmp_path / "hub", tokenizer, vocab_size=size)) > 3
     assert program(main, "convert", tmp_path / "hub", tmp_path / "v") == 0
     assert program(main, "check", tmp_path / "v") == 0
+    assert program(main, "convert", "--replace", tmp_path / "hub", tmp_path / "v") == 0
     said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2 and said[0] == said[1]
+    assert len(said) == 3 and {*said} == {said[0]}
+    refuses(main, capsys, "v is there already", "convert", tmp_path / "hub", tmp_path / "v")
     assert "will load: 3 layers of width 64" in said[0]
     assert f"of float16, vocabulary {size}, context 4096" in said[0]
     prompt = tokenizer.encode_chat(["Where is Königsberg?", "In the east.", "Say it again!"])
@@ -130,13 +132,13 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
         (hub / shards[1]).write_bytes(damaged)
         refused("is damaged or holds more than tensors")
     torch.save({"lm_head.weight": Anything()}, hub / shards[1])
-    refused("is damaged or holds more than tensors")
+    refused("more than tensors (only tensors are read, as a pickle can run any code)\n")
     (hub / shards[1]).unlink()
     refused("tensors are missing")
     (hub / shards[1]).write_bytes(whole)
     change_json(hub / "config.json", intermediate_size=160)
     refused("config.json asks for")
-    refused("is there already", destination="hub")
+    refused("hub would replace", destination="hub")
     for file in hub.glob("pytorch_model*"):
         file.unlink()
     refused("has no pytorch_model*.bin")
@@ -156,7 +158,9 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     shard.write_bytes(whole[:-10])
     refuses(main, capsys, "is damaged", "check", folder)
     shard.write_bytes(whole)
+    (folder / "generation_config.json").write_text('{"repetition_penalty": 1.2}')
     assert program(main, "check", folder) == 0
+    assert "sets repetition_penalty 1.2, which transformers" in capsys.readouterr().err
     save_model(random_llama(1), few, tmp_path / "hub")
     message = "the tokenizer knows 1024 tokens, config.json has vocab_size 61"
     refuses(main, capsys, message, "check", few)

@@ -30,6 +30,8 @@ def test_the_two_feature_sets():
     for row, probs in zip(stats, logits.double().softmax(-1)):
         largest = sorted(probs.tolist())[:-11:-1]
         assert row.tolist() == pytest.approx([-(probs @ probs.log()).item(), *largest], abs=1e-6)
+    few = Decision("stats", 8, 0.4, "").inputs(prediction([[0.0, 0.0, 0.0]]))  # of three tokens
+    assert few[0, 1:].tolist() == pytest.approx([1 / 3] * 3 + [0] * 7)
     scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
     sizes = {"hidden": [(512, 8), (256, 512), (1, 256)], "stats": [(44, 11), (1, 44)]}
@@ -147,10 +149,12 @@ def test_the_training_command(tmp_path, capsys):
     assert out.is_file()
     (tmp_path / "mine").write_text("mine")
     refused = partial(assert_refused, capsys)
-    refused("too few to train on", train_decision, out, "--prompts", "2")
-    refused("no model folder", train_decision, out, "--target", "nowhere")
-    refused("the threshold is within 0..1", train_decision, out, "--threshold", "2")
-    refused("is there already and is no decision", train_decision, tmp_path / "mine")
+    refused("is there already", train_decision, out)
+    refused("too few to train on", train_decision, out, "--prompts", "2", "--replace")
+    refused("no model folder", train_decision, out, "--target", "nowhere", "--replace")
+    refused("the threshold is within 0..1", train_decision, out, "--threshold", "2", "--replace")
+    refused("and no decision model", train_decision, tmp_path / "mine", "--replace")
+    refused("which is read", train_decision, out, "--data", out, "--replace")
 
 
 @pytest.mark.parametrize("target", ["7b", "13b", "70b"])

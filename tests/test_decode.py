@@ -4,8 +4,8 @@ import sys
 
 import pytest
 import torch
-from enumeration import generated_distribution
-from helpers import WEIGHTS, nearly_equal, raises_line, random_llama, random_tokens
+from enumeration import assert_lossless
+from helpers import WEIGHTS, nearly_equal, path_of, raises_line, random_llama, random_tokens
 from theirs import assert_greedy, load_transformers
 
 from s2d import generate
@@ -145,6 +145,7 @@ def test_statistics_add_up():
     assert stats.exit_counts.total() == stats.draft_levels == stats.draft_forwards  # a chain
     assert stats.accepted == len(output.tokens) - stats.steps
     assert stats.acceptance_rate == stats.accepted / stats.draft_levels
+    assert stats.published_acceptance_rate == stats.acceptance_rate
     assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
 
 
@@ -157,6 +158,12 @@ def accepted_of(step):
             break
         node, count = below[0], count + 1
     return count
+
+
+def levels_of(step):
+    """The depth of a step's tree, by climbing from each node."""
+    parents = step.proposal.tree.parents.tolist()
+    return max((len(path_of(parents, node)) for node in range(len(parents))), default=0)
 
 
 TREES = [
@@ -180,8 +187,11 @@ def test_statistics_count_every_target_pass_and_nothing_after_eos(setting, init)
         steps, stats = list(generation), generation.stats
         assert stats.steps == len(passes) == len(steps)
         assert stats.accept_lengths == [len(step.tokens) for step in steps]
-        assert stats.accepted == sum(map(accepted_of, steps))
-        assert stats.draft_levels == sum(step.proposal.depth for step in steps)
+        walked, levels = sum(map(accepted_of, steps)), sum(map(levels_of, steps))
+        roots = sum(len(step.proposal.tree) > 0 for step in steps if init == "target")
+        assert (stats.accepted, stats.draft_levels) == (walked - roots, levels)
+        assert stats.acceptance_rate == (walked - roots) / (levels - roots)
+        assert stats.published_acceptance_rate == walked / levels
         assert generation.tokens == sum((step.tokens for step in steps), [])
         ended_inside += steps[-1].tokens[-1] == eos and accepted_of(steps[-1]) > 0
     assert ended_inside
@@ -244,13 +254,12 @@ def test_sampled_tokens_have_the_targets_joint_distribution(row):
     draft = random_llama(11, **THREE_TOKENS, **exits)
     length, steps = (2, None) if "init" in options else (4, 1)
     used, stopped = set(), set()
-    for top_p, prompt in ((1.0, [1, 2, 2]), (0.8, [0, 1])):
-        found, expected, seen = generated_distribution(
-            target, prompt, length, steps, draft=draft, temperature=1.5, top_p=top_p, **options
-        )
-        assert (found - expected).abs().max() < 1e-9
+    for kept, prompt in ((dict(), [1, 2, 2]), (dict(top_p=0.8), [0, 1]), (dict(top_k=2), [0, 1])):
+        how = dict(draft=draft, temperature=1.5, **kept, **options)
+        expected, seen = assert_lossless(target, prompt, length, steps, **how)
         possible = int((expected > 0).sum())
-        assert possible == 3**length if top_p == 1.0 else 2**length <= possible < 3**length
+        assert possible == 3**length if not kept else 2**length <= possible < 3**length
+        assert possible == 2**length or "top_k" not in kept
         used |= {each for step in seen for each in step.proposal.exits if each != TARGET}
         stopped |= {step.proposal.stopped for step in seen}
     assert len(used) == {"ar": 0, "sd": 1, "mcsd": 1}.get(options["method"], 2)
@@ -261,8 +270,5 @@ def test_a_history_of_steps_leaves_the_joint_distribution():
     """All steps of three tokens, from caches that earlier steps have rolled back."""
     target, draft = nearly_equal(9, **THREE_TOKENS | {"num_hidden_layers": 1})
     for setting in (dict(method="s2d", draft_length=2), dict(method="mcsd", tree=(2, 1))):
-        found, expected, seen = generated_distribution(
-            target, [1, 2], 3, draft=draft, temperature=1.0, **setting
-        )
-        assert (found - expected).abs().max() < 1e-9
+        _, seen = assert_lossless(target, [1, 2], 3, draft=draft, temperature=1.0, **setting)
         assert {step.proposal.depth for step in seen} == {0, 1, 2}

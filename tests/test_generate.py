@@ -2,50 +2,78 @@
 
 import functools
 
+import numpy as np
 import pytest
+import torch
 from helpers import raises_line, random_llama
 
-from s2d import generate
-from s2d.tree import Dynamic
+from s2d import decode, generate
+from s2d.draft import NoDraft
+from s2d.generate import start
+from s2d.sampling import Sampler, Sampling
+from s2d.tree import Dynamic, KConfig
 
-NUMBERS = "whole numbers of at least 1"
+NUMBERS = "expected a whole number from 1 to 2048, got"
+IDS = "prompt's ids: expected a whole number from 0 to 60, got"
 SIZE = "is more than the target's context of 128"
 BAD = [
     (dict(method="fast"), "unknown method 'fast'"),
-    (dict(tokens=[]), "prompt is empty"),
-    (dict(tokens=[1, 61]), "outside the target's vocabulary of 61"),
-    (dict(tokens=[-1]), "outside the target's vocabulary"),
+    (dict(tokens=[]), "prompt's ids: expected a list with at least one, got \\[\\]"),
+    (dict(tokens=[1, 61]), f"{IDS} 61"),
+    (dict(tokens=[-1]), f"{IDS} -1"),
+    (dict(tokens=[5.7, 6.2]), f"{IDS} 5.7"),
+    (dict(tokens=[True]), f"{IDS} True"),
+    (dict(tokens=torch.tensor([[1, 2]])), f"{IDS} \\[1, 2\\]"),
+    (dict(tokens=np.array([1.0])), f"{IDS} 1.0"),
+    (dict(tokens=7), "prompt's ids: expected a list"),
     (dict(tokens=[1] * 128), "context of 128 is full"),
-    (dict(draft=None, exits=[1]), "without a draft be 0 alone, got \\[1\\]"),
+    (dict(draft=None, exits=[1]), "exits of 0 draft layers: .* from 0 to 0, got 1"),
     (dict(draft=random_llama(0, vocab_size=60)), "the draft has 60 tokens, the target 61"),
-    (dict(max_new_tokens=0), "at least 1, got max_new_tokens=0"),
-    (dict(draft_length=-1), "draft_length=-1"),
+    (dict(max_new_tokens=0), "max_new_tokens: expected a whole number from 1 .*, got 0"),
+    (dict(max_new_tokens=2.5), "max_new_tokens: .*, got 2.5"),
+    (dict(draft_length=-1), f"draft_length: {NUMBERS} -1"),
+    (dict(draft_length=2.5), f"draft_length: {NUMBERS} 2.5"),
     (dict(method="ar", tree=(2, 2)), "method 'ar' drafts nothing"),
+    (dict(method="ar", replacement=True), "method 'ar' drafts nothing"),
+    (dict(replacement=True), "replacement is for siblings of a tree of fixed shape"),
+    (dict(method="s2d-tree", replacement=True), "replacement is for siblings"),
     (dict(tree=(2, 2)), "method 's2d' drafts no tree; use 'mcsd' or 's2d-tree'"),
     (dict(method="mcsd", draft_length=3), "drafts a tree; give its shape"),
-    (dict(method="mcsd", tree=()), NUMBERS),
-    (dict(method="mcsd", tree=(4, 0)), NUMBERS),
-    (dict(method="s2d-tree", tree=Dynamic(0, 4, 60)), NUMBERS),
+    (dict(method="mcsd", tree=()), "tree: expected a list with at least one"),
+    (dict(method="mcsd", tree=KConfig((2, 1))), "tree: expected a list .*KConfig"),
+    (dict(method="mcsd", tree=(4, 0)), f"tree: {NUMBERS} 0"),
+    (dict(method="s2d-tree", tree=Dynamic(0, 4, 60)), f"tree: {NUMBERS} 0"),
+    (dict(method="s2d-tree", tree=Dynamic(2, 4.0, 60)), f"tree: {NUMBERS} 4.0"),
     (dict(method="s2d-tree", tree=Dynamic(62, 4, 60)), "different children: there are 61 tokens"),
     (dict(method="mcsd", tree=(62,)), "cannot have 62 different children"),
     (dict(method="mcsd", tree=(9, 9, 9)), f"a tree of 819 nodes, 3 deep, {SIZE}"),
     (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), f"400 deep, {SIZE}"),
     (dict(draft_length=400), f"400 nodes, 400 deep, {SIZE}"),
-    (dict(draft_length=10**12), "a chain of 1000000000000 tokens is over 2048"),
+    (dict(draft_length=10**12), f"{NUMBERS} 1000000000000"),
     (dict(method="mcsd", exits=[2, 4]), "drafts from one exit"),
-    (dict(temperature=float("nan")), "temperature must be 0 or at least"),
-    (dict(temperature=1e-9), "temperature must be 0 or at least"),
-    (dict(top_p=0.0), "top_p must be above 0"),
-    (dict(top_p=1.5), "top_p must be above 0"),
-    (dict(seed=-1), "seed must be a whole number"),
-    (dict(stop=2.0), "stop is a probability"),
+    (dict(temperature=float("nan")), "temperature, if not 0: expected a number from .*, got nan"),
+    (dict(temperature=1e-9), "temperature, if not 0: .*, got 1e-09"),
+    (dict(temperature=False), "temperature, if not 0: .*, got False"),
+    (dict(temperature=10**400), "temperature, if not 0: .*, got 10000"),
+    (dict(top_p=0.0), "top_p: expected a number from 1e-40 to 1, got 0.0"),
+    (dict(top_p=1.5), "top_p: .*, got 1.5"),
+    (dict(top_k=-1), "top_k: expected a whole number from 0 .*, got -1"),
+    (dict(top_k=2.0), "top_k: .*, got 2.0"),
+    (dict(seed=-1), "seed: expected a whole number from 0 to 9223372036854775807, got -1"),
+    (dict(seed=1.5), "seed: .*, got 1.5"),
+    (dict(stop=2.0), "stop: expected a number from 0 to 1, got 2.0"),
+    (dict(stop="0.5"), "stop: .*, got '0.5'"),
+    (dict(stop=abs), "stop: .*, got <built-in function abs>"),
     (dict(init="both"), "init is 'draft' or 'target', got 'both'"),
-    (dict(exits=[1, 5]), "lie within the draft's 4 layers"),
-    (dict(exits=[-1, 4]), "lie within the draft's 4 layers"),
+    (dict(exits=[1, 5]), "exits of 4 draft layers: expected a whole number from 0 to 4, got 5"),
+    (dict(exits=[-1, 4]), "exits of 4 draft layers: .*, got -1"),
+    (dict(exits=2), "exits of 4 draft layers: expected a list with at least one, got 2"),
+    (dict(exits=[2.0]), "exits of 4 draft layers: .*, got 2.0"),
     (dict(exits=[3, 2]), "must increase"),
-    (dict(exits=[]), "must increase"),
-    (dict(exits=[2, 4], thresholds=[0.5]), "need as many thresholds, got 1"),
-    (dict(exits=[2, 4], thresholds=[1.5, 0.0]), "within 0..1"),
+    (dict(exits=[]), "exits of 4 draft layers: expected a list with at least one"),
+    (dict(exits=[2, 4], thresholds=[0.5]), "need as many thresholds, got \\(0.5,\\)"),
+    (dict(thresholds=[1.5, 0.0]), "thresholds: expected a number from 0 to 1, got 1.5"),
+    (dict(exits=[2], thresholds=0.5), "thresholds: expected a list"),
     (dict(method="sd", exits=[2, 4]), "drafts from one exit"),
 ]
 
@@ -54,6 +82,42 @@ BAD = [
 def test_what_cannot_be_run_is_refused_in_one_line(change, message):
     arguments = dict(tokens=[1, 2], draft=random_llama(9), method="s2d") | change
     raises_line(generate, ValueError, message, random_llama(9), **arguments)
+
+
+def test_decode_refuses_what_it_cannot_continue():
+    target, sampling = random_llama(9), Sampling(0.0, 1.0, False, Sampler(0, "cpu"))
+    for tokens, limit, message in (
+        ([], 9, "expected a list with at least one"),
+        ([1, -1], 9, f"{IDS} -1"),
+        ([1], 129, "limit: expected a whole number from 1 to 128, got 129"),
+    ):
+        models = target, tokens, NoDraft(target.device)
+        raises_line(decode, ValueError, message, *models, sampling, limit)
+
+
+IDS_OF_KINDS = (1, 2), range(1, 3), torch.tensor([1, 2]), np.array([1, 2]), [*np.int32([1, 2])]
+
+
+@pytest.mark.parametrize("ids", IDS_OF_KINDS, ids=lambda ids: type(ids).__name__)
+def test_numbers_of_numpy_and_torch_are_taken(ids):
+    plain = dict(max_new_tokens=9, temperature=1.5, top_p=0.5, top_k=20, seed=3, draft_length=2)
+    plain |= dict(exits=[1, 2], thresholds=[0.5, 0.0], stop=0.25)
+    given = {name: np.array(value)[()] for name, value in plain.items()}
+    models = random_llama(9), ids, random_llama(10)
+    found = generate(*models, **given).tokens
+    assert found == generate(models[0], [1, 2], models[2], **plain).tokens
+    assert {type(token) for token in found} == {int}
+
+
+@pytest.mark.parametrize("method", ["ar", "s2d", "s2d-tree"])
+def test_an_answer_says_why_it_ended(method):
+    """At EOS, which goes first; at the length that was asked for; where the context is full."""
+    last = generate(random_llama(3), [1] * 120, method="ar", max_new_tokens=8).tokens[-1]
+    for length, eos, why in ((30, (), "context"), (8, (), "length"), (8, (last,), "eos")):
+        options = dict(draft=random_llama(4), method=method, max_new_tokens=length)
+        generation = start(random_llama(3, eos_token_ids=eos), [1] * 120, **options)
+        said = [generation.ended, *(generation.ended for _ in generation)]
+        assert said[-1] == why and set(said[:-1]) == {""}
 
 
 def with_draft(**config):

@@ -31,9 +31,8 @@ SIZES |= dict(eos_token_id=96, initializer_range=0.3)
 @pytest.fixture(params=VARIANTS)
 def folder(request, tmp_path):
     torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SIZES | VARIANTS[request.param])
-    )
+    config = transformers.LlamaConfig(**SIZES | VARIANTS[request.param])
+    model = transformers.LlamaForCausalLM(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)

@@ -6,7 +6,8 @@ import shlex
 import subprocess
 
 import pytest
-from helpers import ROOT, WEIGHTS, refuses
+from browser import Browser
+from helpers import ROOT, WEIGHTS, need_compiler, refuses
 
 import run
 from s2d import generate
@@ -89,6 +90,23 @@ def test_every_pattern_of_a_download_has_its_own_option():
         assert set(options[::2]) <= {"--include", "--exclude", "--local-dir"}, command
         assert len(options) % 2 == 1 and last.startswith("weights/")
     assert len(commands) >= 7
+
+
+@pytest.mark.parametrize("tool", [Browser, need_compiler])
+def test_a_missing_tool_skips_its_tests_and_is_an_error_in_ci(tool, monkeypatch):
+    """README and CI name what is to be installed, as the line does that a skipped test says."""
+    for name in ("PATH", "CXX"):
+        monkeypatch.setenv(name, "/nowhere")
+    monkeypatch.delenv("TEST_TOOLS", raising=False)
+    script, readme = ((ROOT / name).read_text() for name in (".ci/run", "README.md"))
+    with pytest.raises(pytest.skip.Exception, match="^there is no .* here: apt-get ") as skipped:
+        tool()
+    packages = str(skipped.value).partition("install ")[2]
+    assert f"`apt-get install {packages}`" in readme and packages in script
+    switch, value = re.search(r"^export (\w+)=(\w+)$", script, re.MULTILINE).groups()
+    monkeypatch.setenv(switch, value)
+    with pytest.raises(pytest.fail.Exception, match=re.escape(packages)):
+        tool()
 
 
 def test_the_quality_report(capsys):

@@ -95,7 +95,8 @@ def test_chains_below_roots_as_published(widths):
 
         output = run(tree=widths)
         assert output.tokens[:25] == expected[:25] and output.exact is False
-        assert 0 < output.stats.acceptance_rate <= 1
+        own, published = output.stats.acceptance_rate, output.stats.published_acceptance_rate
+        assert (own > 0) == (len(widths) > 1) and own <= published <= 1
         assert run("s2d-tree", tree=Dynamic(widths[0], 4, 12)).exact is False
         alone = generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
         for exact in (run(tree=(1, *widths)), run("s2d")):
@@ -105,13 +106,16 @@ def test_chains_below_roots_as_published(widths):
 
 
 @pytest.mark.parametrize("tree", [(4, 1, 1), Dynamic(4, 3, 9)])
-def test_roots_keep_to_top_p(tree):
-    """Where top-p leaves fewer tokens than there are roots, none from outside may be emitted."""
+@pytest.mark.parametrize("kept", [dict(top_p=0.3), dict(top_k=2)])
+def test_roots_keep_to_top_p_and_top_k(tree, kept):
+    """Where they leave fewer tokens than there are roots, none from outside may be emitted."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(tree=tree, init="target", max_new_tokens=20, temperature=1.0, top_p=0.3)
+    options = dict(tree=tree, init="target", max_new_tokens=20, temperature=1.0, **kept)
     for seed in range(10):
         output = generate(target, [3, 1, 4], draft, "mcsd", seed=seed, **options)
         tokens = torch.tensor([3, 1, 4] + output.tokens)
         probs = torch.softmax(target(tokens[None])[0, 2:-1], dim=-1)  # (20, V)
         each = probs.gather(1, tokens[3:, None])
-        assert (probs.where(probs > each, 0.0).sum(dim=-1) < 0.3).all()
+        better = probs.where(probs > each, 0.0)
+        assert (better.sum(dim=-1) < kept.get("top_p", 1.0)).all()
+        assert (better.count_nonzero(dim=-1) < kept.get("top_k", 61)).all()

@@ -3,11 +3,14 @@
 import io
 import json
 import os
+import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from unittest.mock import Mock
 
@@ -36,7 +39,8 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
     """From any directory: a correct answer, the report, the comparison with the target alone."""
     done = subprocess.run([*RUN, "--target", "13b"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0
-    first, second, third = done.stderr.splitlines()
+    first, template, second, third = done.stderr.splitlines()
+    assert template == "chat template: vicuna, by the folder's name (--raw: none)"
     assert first == f"loading target {WEIGHTS / 'mini-13b'}, draft {WEIGHTS / 'mini-draft'}"
     device = r"(cpu, \d+ threads, float32|cuda.* GB, bfloat16)"
     assert re.fullmatch(rf"target and draft on {device}, 0\.\d\d GB of weights", second)
@@ -44,7 +48,7 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path):
     text, _, block = done.stdout.partition("\n\n")
     assert text == EXAMPLE_ANSWER
     patterns = (
-        r"tokens         \d+ in [\d.]+ s, [\d.]+ tokens/s",
+        r"tokens         \d+ in [\d.]+ s, [\d.]+ tokens/s, ended by EOS",
         r"steps          \d+, mean accepted tokens [\d.]+",
         r"draft tokens   \d+: \d+% after layer 2.*",
         r"exact          yes, method s2d",
@@ -63,10 +67,16 @@ def test_stdin_and_json(capsys, monkeypatch):
     answer = json.loads(out)
     stats = answer["stats"]
     tokenizer = Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
-    assert set(answer) == {"text", "tokens", "prompt_tokens", "exact", "stats"}
+    assert (answer["method"], answer["seed"]) == ("s2d", 0)
+    for name, folder in (("model", "mini-7b"), ("draft", "mini-draft")):
+        assert os.path.samefile(answer[name], WEIGHTS / folder)
+    used = {"exits": [2, 3, 4], "thresholds": [0.6, 0.0, 0.0], "draft_length": 12, "tree": None}
+    used |= {"temperature": 0.0, "stop": 0.35, "max_new_tokens": 20, "system": None}
+    assert answer["options"] | used == answer["options"]
     assert answer["text"] == tokenizer.decode(answer["tokens"])
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
-    assert answer["exact"] is True and stats["seconds"] > 0
+    assert answer["exact"] is True and answer["ended"] == "length" and stats["seconds"] > 0
+    assert stats["acceptance_rate"] == stats["published_acceptance_rate"] > 0
     assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
 
 
@@ -100,9 +110,28 @@ def test_options_reach_the_decoder(capsys):
     warm = partial(answer_to, "--temperature", "1.5")
     without, replaced = (warm("--method", "mcsd", *flag) for flag in ((), ("--with-replacement",)))
     assert without["tokens"] != replaced["tokens"]
+    assert replaced["options"]["replacement"] and replaced["options"]["stop"] == 0.0
+    assert replaced["options"]["tree"] == {"widths": [4, 2, 2, 1]}
     sampled = [warm("--seed", seed)["tokens"] for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
-    assert warm("--top-p", "0.000001")["tokens"] == alone["tokens"]
+    for option, least in (("--top-p", "0.000001"), ("--top-k", "1")):
+        assert warm(option, least)["tokens"] == alone["tokens"]
+
+
+def test_what_was_said_before_a_key_is_pressed_is_in_the_json(monkeypatch, capsys):
+    add, steps = run.Streamed.add, []
+
+    def interrupted(self, step):
+        add(self, step)
+        steps.append(step)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.Streamed, "add", interrupted)
+    assert program(run.main, "--target", "7b", "--prompt", QUESTION, "--json") == 130
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["tokens"] == steps[0].tokens + steps[1].tokens
+    assert answer["ended"] == "interrupted"
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -133,15 +162,19 @@ MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
     "--target {m}/no-tokenizer --draft {w}/mini-draft": "no tokenizer at",
     "--target {m}/lonely --method s2d --exits 2": "no draft model at",
+    "--draft=": "--draft: invalid path value: ''",
+    "--raw --system x": "--raw uses no chat template, so it does not go with --system",
+    "--system x --target {m}/lonely --method ar": "no chat template; --system in Vicuna's takes",
     "--draft nowhere": "no model folder at nowhere",
-    "--exits 2,9": "lie within the draft's 4 layers",
+    "--exits 2,9": "exits of 4 draft layers: expected a whole number from 0 to 4, got 9",
     "--exits two": "invalid comma-separated int value: 'two'",
     "--thresholds 0.5,x,0": "invalid comma-separated float value",
     "--stop nowhere": "no decision model at nowhere",
     "--stop {w}/mini-draft/model.safetensors": "is not a decision model",
     "--tree 2,2": "--method s2d does not use --tree; leave it out, or use mcsd or",
     "--method s2d-tree --tree 2,2 --tree-size 9": "--tree gives a fixed shape",
-    "--temperature -1": "temperature must be 0 or at least 1e-06, got -1.0",
+    "--temperature -1": "temperature, if not 0: expected a number from 1e-06 to 1e+38, got -1.0",
+    "--method s2d-tree --with-replacement": "siblings of a tree of fixed shape",
     "--prompt=": "the prompt is empty",
     "--device tpu9": "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N",
     "--chat --raw": "not allowed with",
@@ -175,7 +208,7 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, other_models, capsys):
         arguments += ["--target", "7b"]
     assert program(run.main, *arguments) == 2
     output = capsys.readouterr()
-    notices = "target ", "loading target "
+    notices = "target ", "loading target ", "chat template: "
     errors = [line for line in output.err.splitlines() if not line.startswith(notices)]
     assert output.out == "" and len(errors) == 1, errors
     assert errors[0].startswith("run.py: ") and MISTAKES[line] in errors[0], errors
@@ -214,14 +247,22 @@ def test_closed_streams():
     assert len(json.loads(no_stderr[0])["tokens"]) == 2
 
 
-def test_a_full_disk_is_one_line_and_no_success():
-    """Found when Python empties its buffer, which may be at the very end."""
-    code = "import sys; from s2d.program import *; sys.exit(run_program('run.py', print, 'answer'))"
+def test_streams_that_take_no_more():
+    """Stdout on a full disk, found when Python empties its buffer, is one line and no success; one
+    that nobody reads any more ends in silence. Stderr on a full disk loses notices, no answer.
+    """
+    answer = "lambda: tell('notice') or print('answer' * 99999)"
+    code = f"import sys; from s2d.program import *; sys.exit(run_program('run.py', {answer}))"
+    line = shlex.join([sys.executable, "-c", code])
     environment = os.environ | {"PYTHONUNBUFFERED": ""}
-    with open("/dev/full", "wb", buffering=0) as full:
-        streams = dict(stdout=full, stderr=subprocess.PIPE, text=True)
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, **streams)
-    assert done.returncode == 2 and re.fullmatch(r"run\.py: .*No space left.*\n", done.stderr)
+    how = dict(cwd=ROOT, env=environment, capture_output=True, text=True)
+    lines = [f"{line} {rest}" for rest in (">/dev/full", "2>/dev/full", "| head -c 6")]
+    shells = [["bash", "-o", "pipefail", "-c", each] for each in lines]
+    no_disk, no_notices, no_reader = (subprocess.run(shell, **how) for shell in shells)
+    assert no_disk.returncode == 2
+    assert re.fullmatch(r"notice\nrun\.py: .*No space left.*\n", no_disk.stderr)
+    assert (no_notices.returncode, no_notices.stdout) == (0, "answer" * 99999 + "\n")
+    assert (no_reader.returncode, no_reader.stdout, no_reader.stderr) == (141, "answer", "notice\n")
 
 
 def test_letters_that_stdout_lacks_are_escaped(monkeypatch):
@@ -238,17 +279,58 @@ def test_letters_that_stdout_lacks_are_escaped(monkeypatch):
     assert shown("ascii").startswith(text.encode("ascii", "backslashreplace") + b"\n\n")
 
 
-def test_a_key_pressed_during_imports_is_one_line(tmp_path):
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([*RUN, "--help"], env=environment, capture_output=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"run.py: interrupted\n")
+LONG_RUNS = {
+    "run.py": "--target 13b --prompt Hi --temperature 9 --max-new-tokens 470 --method ar --json",
+    "-m s2d.weights": "check weights/mini-13b",
+    "-m s2d.train": "soft --init weights/mini-7b --layers 2 --exits 1,2 --out TMP/draft",
+    "-m s2d.bench": "shapes --shapes tiny --context 4000",
+}
+
+
+@pytest.mark.parametrize("name", LONG_RUNS)
+def test_a_key_pressed_during_imports_ends_every_program(name, tmp_path):
+    """In C code an exception would be lost, or be the end of another kind: here it is swallowed."""
+    press = "os.kill(os.getpid(), signal.SIGINT)"
+    lines = ["import contextlib, os, signal, time", "with contextlib.suppress(KeyboardInterrupt):"]
+    (tmp_path / "torch.py").write_text("\n".join([*lines, f"    {press}", "    time.sleep(1)"]))
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, *name.split(), "--help"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"interrupted\n")
+
+
+def test_a_key_pressed_at_any_time_is_one_line(tmp_path):
+    """While modules load, models load, and in the work itself."""
+    pipes, processes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True), []
+    for name, options in LONG_RUNS.items():
+        command = [sys.executable, *name.split(), *options.replace("TMP", str(tmp_path)).split()]
+        processes += [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+    rng = random.Random(0)
+    for process in rng.sample(processes, len(processes)):
+        time.sleep(rng.uniform(0.1, 0.5))
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+    for process in processes:
+        error = process.communicate()[1]
+        interrupted = error.endswith("interrupted\n")
+        assert process.returncode == (130 if interrupted else 0) and "Traceback" not in error, error
+    assert any(process.returncode for process in processes)
 
 
 @pytest.mark.parametrize("room", [run, bench, train, weights_program])
 def test_every_program_says_what_is_missing_in_one_line(room, capsys):
-    for line in ("", "sweep", "shapes", "quality", "soft", "mini", "decision", "check"):
+    """And every option says what it is for."""
+    for line in ("", "sweep", "shapes", "quality", "soft", "mini", "decision", "text", "check"):
         refuses(room.main, capsys, ": ", *line.split(), "--no-such-option")
+        assert program(room.main, *line.split(), "--help") in (0, 2)
+        assert not re.findall(r"^  (--\S+(?: \S+)*)\n(?! {10})", capsys.readouterr().out, re.M)
+
+
+def test_a_name_of_a_folder_is_shown_and_not_obeyed(tmp_path, capsys):
+    shutil.copytree(WEIGHTS / "mini-7b", folder := tmp_path / "red\x1b[31m")
+    assert weights_program.main(["check", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert r"red\x1b[31m will load" in out and out.strip().isprintable()
 
 
 def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, capsys):
@@ -273,10 +355,12 @@ def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, caps
 
 def test_without_a_draft_exit_0_drafts_and_says_so(tmp_path, capsys):
     shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "mini-lonely")
+    (tmp_path / "mini-lonely/generation_config.json").write_text('{"min_length": 9}')
     arguments = ["--target", str(tmp_path / "mini-lonely"), "--max-new-tokens", "24"]
     assert run.main([*arguments, "--json"]) == 0
     out, error = capsys.readouterr()
     assert f"no draft for it at {tmp_path / 'mini-draft'}: drafting from what was seen" in error
+    assert "generation_config.json sets min_length 9, which transformers applies" in error
     stats = json.loads(out)["stats"]
     assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
 

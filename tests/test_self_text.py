@@ -165,7 +165,10 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     ways = "ar", "s2d", "s2d-tree"
     alone, *drafted = (generate(target, records[0]["p"], draft, way).tokens for way in ways)
     assert drafted == [alone, alone]
-    assert soft(asking, "--lora", "2", "--millions", "0.0015", *LEARNING, "1") == 0  # once more
+    more = "--lora", "2", "--millions", "0.0015", *LEARNING, "1"
+    capsys.readouterr()
+    assert_refused(capsys, "draft is there already", soft, asking, *more, "--resume")
+    assert soft(asking, *more, "--replace") == 0
     assert (asking / "draft.self.jsonl").read_text().startswith(text)
 
 
@@ -228,7 +231,8 @@ def read_datastore(folder, name="base/datastore.safetensors"):
 def test_a_datastore_of_a_models_answers(asking, capsys):
     """Every answer behind the template's words and before an EOS; killed, it goes on."""
     assert datastore(asking, "--millions", "0.002") == 0
-    assert "answer tokens of 2000" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "answer tokens of 2000" in said and "later runs of this target draft from it" in said
     raw = asking / "base/datastore.self.jsonl"
     first, text = read_datastore(asking), raw.read_text()
     _, after = self_text.ways_to_ask(Tokenizer(asking / "base"), chat_template(asking / "base"))
@@ -240,16 +244,18 @@ def test_a_datastore_of_a_models_answers(asking, capsys):
         count += len(record["a"])
     assert first == expected
     raw.write_text(text + '{"p": [1, 2')  # as a kill leaves it
-    assert datastore(asking, "--millions", "0.0035") == 0
+    assert_refused(capsys, "is there already", datastore, asking, "--millions", "0.0035")
+    assert datastore(asking, "--millions", "0.0035", "--replace") == 0
     assert raw.read_text().startswith(text) and len(read_datastore(asking)) > 3500
     assert read_datastore(asking)[: len(first)] == first  # more of it, in the same order
     longer = raw.read_bytes()
-    assert datastore(asking, "--millions", "0.001") == 0  # what there is is enough
+    assert datastore(asking, "--millions", "0.001", "--replace") == 0  # what there is is enough
     assert raw.read_bytes() == longer and 1000 <= len(read_datastore(asking)) < 1400
     capsys.readouterr()
     for answer in ([1024], [-1], [1.5], [[1]], "xx", 7):
         raw.write_text(text + json.dumps({"p": [1], "a": answer, "T": 0}) + "\n")
-        assert_refused(capsys, "is damaged", datastore, asking, "--millions", "0.0001")
+        more = "--millions", "0.0001", "--replace"
+        assert_refused(capsys, "is damaged", datastore, asking, *more)
     assert len(read_datastore(asking)) >= 1000  # what was there is still there
 
 
@@ -293,14 +299,14 @@ def test_a_drafts_datastore_is_found_where_it_is_for_the_same_vocabulary(tmp_pat
     target, draft = WEIGHTS / "mini-7b", tmp_path / "draft"
     draft.mkdir()
     right = tokenizer_checksum(target)
-    for size, tokenizer, fits in (
-        (1024, "other", False),
-        (1000, right, False),
-        (1024, right, True),
-    ):
-        write_datastore(draft / DATASTORE, [[5, 6]], 2, size, tokenizer, "text")
+    for size, tokenizer, fits in ((1024, "other", 0), (1000, right, 0), (1024, right, 1)):
+        write_datastore(draft / DATASTORE, [[5, 6]], 2, size, tokenizer, "text", replace=True)
         assert find_datastore(target, draft) == (draft / DATASTORE if fits else None)
     assert find_datastore(target, tmp_path / "none") is None
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    (tmp_path / "config.json").write_bytes((target / "config.json").read_bytes())
+    message = "tokenizer.json is not a tokenizer that is known here; download it again"
+    raises_line(find_datastore, ValueError, message, tmp_path, draft)
     write_datastore(tmp_path / DATASTORE, [[5]], 2, 1024, "other", "text")  # a target's own
     assert find_datastore(tmp_path, draft) == tmp_path / DATASTORE
 
@@ -312,7 +318,7 @@ def test_what_a_datastore_is_not_made_of(asking, capsys):
     (asking / "empty.txt").write_text(" \n")
     config.write_text("{}")
     for message, *more in (
-        ("so it is not replaced", "--millions", "1", "--out", weights),
+        ("and no datastore", "--millions", "1", "--out", weights, "--replace"),
         ("No such file", "--from", asking / "none.txt"),
         ("is no text in UTF-8", "--from", asking / "latin.txt"),
         ("holds no text", "--from", asking / "empty.txt"),

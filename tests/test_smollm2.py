@@ -12,7 +12,7 @@ from helpers import ROOT, SHARED, WEIGHTS, refuses
 from theirs import assert_greedy, load_transformers
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from vocabularies import PROMPT, messages, odd_texts
+from vocabularies import PROMPT, assert_agree, messages, odd_texts
 
 import run
 from s2d import Tokenizer, generate, load_model
@@ -73,10 +73,7 @@ def precise(folder):
 
 def test_token_ids_and_chat_prompts_equal_transformers(folder, gguf_file, tokenizer):
     same = AutoTokenizer.from_pretrained(folder)
-    for text in odd_texts(same.get_added_vocab()):
-        ids = tokenizer.encode(text)
-        assert ids == same(text).input_ids, text
-        assert tokenizer.decode(ids) == same.decode(ids, skip_special_tokens=True), text
+    assert_agree(tokenizer, same, odd_texts(same.get_added_vocab()))
     theirs = AutoTokenizer.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
     # Reading GGUF, transformers forgets that this vocabulary takes digits one by one before words.
     digits = [pre_tokenizers.Digits(individual_digits=True)]

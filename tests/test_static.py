@@ -4,19 +4,20 @@ import os
 import random
 import subprocess
 import sys
-from functools import partial
+from dataclasses import replace
+from functools import partial, partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, raises_line, random_llama, random_parents
+from helpers import ROOT, TINY, WEIGHTS, raises_line, random_llama, random_parents
 
 from s2d import generate, load_model
 from s2d.extras import compiled as compiling
 from s2d.extras import graphs, static
-from s2d.extras.compiled import compiled_block, shape_of
+from s2d.extras.compiled import compiled_block, compiled_head, shape_of
 from s2d.extras.static import ROWS, static_twin
 from s2d.tree import Dynamic, TreeAttention
 from s2d.user_cache import private_folder
@@ -40,6 +41,19 @@ SETTINGS = [
 def compile_when_needed(monkeypatch):
     """Not all sizes at once, as most tests need few."""
     monkeypatch.setattr(static.StaticLlama, "prepare", lambda self: None)
+
+
+def compile_all():
+    """What these tests need, the last first: this file as a program, which conftest.py starts."""
+    torch.set_num_threads(1)
+    half, some, plain = (torch.bfloat16, torch.float32), (16, 4, 1), shape_of(TINY)
+    wanted = [(plain, rows, dtype, (61,)) for dtype in half for rows in some]
+    wanted += [(plain, rows, torch.float64, (61, 31)) for rows in reversed(ROWS)]
+    wanted += [(replace(plain, rms_norm_eps=0.0), 4, torch.float64, (61,))]
+    for shape, rows, dtype, vocabularies in wanted:
+        compiled_block(shape, rows, dtype)
+        for tokens in vocabularies:
+            compiled_head(shape, tokens, rows, dtype)
 
 
 def models(**changes):
@@ -96,7 +110,7 @@ def check_passes(model, compiled, trials, behind):
 
 
 @torch.inference_mode()
-def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context():
+def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context(compiler):
     model = random_llama(0)
     check_passes(model, static_twin(model), trials=60, behind=torch.nan)
 
@@ -115,7 +129,7 @@ def test_recorded_passes_are_the_eager_ones(replayed_on_the_cpu):
 
 
 @torch.inference_mode()
-def test_norms_without_a_floor_and_rows_that_lie_apart(monkeypatch):
+def test_norms_without_a_floor_and_rows_that_lie_apart(compiler, monkeypatch):
     """Padding is no zeros: a norm with eps 0 could not divide them. Views are made contiguous."""
     monkeypatch.setattr(static, "ROWS", (4,))  # one compilation: each pass of less is padded
     model = random_llama(0, rms_norm_eps=0.0)
@@ -129,7 +143,7 @@ def test_norms_without_a_floor_and_rows_that_lie_apart(monkeypatch):
 
 
 @torch.inference_mode()
-def test_heads_are_the_eager_ones():
+def test_heads_are_the_eager_ones(compiler):
     for model, compiled in zip(*models()):
         for rows in range(1, ROWS[-1] + 2):
             hidden = torch.randn(rows, 32, dtype=torch.float64)
@@ -149,7 +163,7 @@ def check_generations(eager, compiled, setting, lengths):
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_compiled_generations_are_the_eager_ones(setting):
+def test_compiled_generations_are_the_eager_ones(setting, compiler):
     """To the end of the context, and with an end token inside a padded pass; statistics too."""
     check_generations(*models(eos_token_ids=()), setting, (1, 60))
     check_generations(*models(eos_token_ids=(2, 5, 8, 11)), setting, (10, 17))
@@ -161,7 +175,7 @@ def test_recorded_generations_are_the_eager_ones(setting, replayed_on_the_cpu):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows):
+def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows, compiler):
     """The compiler's own conditions, which calls do not check, in inference mode or out of it.
 
     Lengths: the shortest, those around powers of two and around the example's own, and long ones.
@@ -195,15 +209,13 @@ def test_products_are_the_eager_ones_with_instructions_for_bfloat16_or_without(
         for rows in range(1, 18):
             x = torch.randint(-3, 4, (1, rows, 32)).to(dtype)
             expected = torch.nn.functional.linear(x.double(), weight.double())
-            for given in (x, x[0]):
-                assert torch.equal(
-                    compiling.product(given, weight).double(), expected.view(*given.shape[:-1], 24)
-                )
+            assert torch.equal(compiling.product(x, weight).double(), expected)
+            assert torch.equal(compiling.product(x[0], weight).double(), expected[0])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype):
+def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype, compiler):
     truth = random_llama(0, scale=0.1)
     eager, prompt = random_llama(0, scale=0.1).to(dtype), torch.tensor([[5, 3, 1, 8, 40]])
     both, rng = (eager, static_twin(eager)), torch.Generator().manual_seed(0)
@@ -220,7 +232,7 @@ def test_compiled_passes_are_as_near_the_truth_as_eager_ones(dtype):
         assert errors[1] <= 1.2**2 * errors[0]
 
 
-def test_one_compilation_serves_all_layers_lengths_and_models(nothing_compiled, capfd):
+def test_one_compilation_serves_all_layers_lengths_and_models(compiler, nothing_compiled, capfd):
     shape = dict(hidden_size=24, head_dim=6, num_attention_heads=4, num_key_value_heads=4)
     for seed in (0, 1):
         model = static_twin(random_llama(seed, **shape))
@@ -238,7 +250,7 @@ def in_its_own_process(arguments, before="", **environment):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_run_compiles_first_and_finds_it_again(tmp_path):
+def test_run_compiles_first_and_finds_it_again(compiler, tmp_path):
     """The third finds a file that was cut short, and makes that one again. Nothing is in TMPDIR."""
     cache, temporary = tmp_path / "cache", tmp_path / "temporary"
     temporary.mkdir()
@@ -272,27 +284,39 @@ def test_a_compiler_that_is_missing_or_fails_is_one_line(environment, message, t
 
 
 def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    names = "compiled", "here"
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    cache, names = tmp_path / "link/cache", ("compiled", "here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     folder = private_folder(*names)
-    file = folder / "file"
+    file, own, gone = (folder / name for name in ("file", "own", "gone"))
     file.touch(mode=0o600)
-    parts = {tmp_path / "s2d": 0o700, folder.parent: 0o700, folder: 0o700, file: 0o600}
+    own.symlink_to(file)
+    gone.touch(mode=0o666)
+    parts = {cache / "s2d": 0o700, folder.parent: 0o700, folder: 0o700, file: 0o600}
+    real = Path.lstat
+
+    def lstat(self, foreign=None):
+        if self == gone:  # since it was listed
+            raise FileNotFoundError
+        found = real(self)
+        return SimpleNamespace(st_uid=found.st_uid + (self == foreign), st_mode=found.st_mode)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
     for path, mode in parts.items():
         assert path.stat().st_mode & 0o777 == mode
-        for others in (0o020, 0o002):
+        for others in (0o020, 0o002, 0o1002):
             path.chmod(0o700 | others)
             raises_line(private_folder, ValueError, f"{path} can be written by", *names)
         path.chmod(0o700)
-    assert private_folder(*names) == folder
-    real = Path.lstat
-    for path in parts:
-
-        def lstat(self, foreign=path):
-            found = real(self)
-            return SimpleNamespace(st_uid=found.st_uid + (self == foreign), st_mode=found.st_mode)
-
-        monkeypatch.setattr(Path, "lstat", lstat)
+    for mode in (0o1777, 0o755):  # above it, a folder may be as /tmp is
+        tmp_path.chmod(mode)
+        assert private_folder(*names) == folder
+    tmp_path.chmod(0o777)
+    raises_line(private_folder, ValueError, f"{tmp_path} can be written by", *names)
+    tmp_path.chmod(0o755)
+    for path in (*parts, own, cache, tmp_path / "real", tmp_path / "link", tmp_path):
+        monkeypatch.setattr(Path, "lstat", partialmethod(lstat, foreign=path))
         raises_line(private_folder, ValueError, f"{path} belongs to another user", *names)
 
 
@@ -319,3 +343,7 @@ def test_what_another_processor_compiled_is_not_found(nothing_compiled, monkeypa
 def test_weights_lie_by_rows_where_they_are_streamed():
     model = load_model(WEIGHTS / "mini-7b", dtype="float64", compile=True)
     assert all(p.is_contiguous() for p in model.parameters())
+
+
+if __name__ == "__main__":
+    compile_all()

@@ -28,48 +28,29 @@ def right(tree, p, q, sampler):
     return verify_sampled(tree, p, q, False, sampler)
 
 
-def test_the_right_verifier_passes_here():
-    assert error(right, 1) < 1e-9 and error(right, 3) < 1e-9
+def argmax_drafts_tested_against_softmax(tree, p, q, sampler):
+    return right(tree, p, Q.expand_as(p), sampler)
 
 
-def test_argmax_drafts_tested_against_softmax_are_caught():
-    def wrong(tree, p, q, sampler):
-        return right(tree, p, Q.expand_as(p), sampler)
-
-    always_argmax = torch.nn.functional.one_hot(Q.argmax(), 4).double()
-    assert error(wrong, 1, q=always_argmax) > 0.01
-    assert error(right, 1, q=always_argmax) < 1e-9  # such a draft was drawn from the one-hot
+def candidates_reordered_by_probability(tree, p, q, sampler):
+    order = q[0][tree.tokens].argsort(descending=True)
+    path, bonus, _ = right(TokenTree(tree.tokens[order], tree.parents), p, q, sampler)
+    return order[path].tolist(), bonus
 
 
-def test_candidates_reordered_by_probability_are_caught():
-    def wrong(tree, p, q, sampler):
-        order = q[0][tree.tokens].argsort(descending=True)
-        path, bonus, _ = right(TokenTree(tree.tokens[order], tree.parents), p, q, sampler)
-        return order[path].tolist(), bonus
-
-    assert error(wrong, 2) > 0.01 and error(wrong, 3) > 0.01
-
-
-def test_a_table_that_has_seen_what_it_drafts_is_caught():
+def a_table_that_has_seen_what_it_drafts(tree, p, q, sampler):
     """Had exit 0 counted the drafted token before q is asked for, q is not what it came from."""
-
-    def wrong(tree, p, q, sampler):
-        drafted = torch.nn.functional.one_hot(tree.tokens[:1], 4)
-        return right(tree, p, 0.5 * q + 0.5 * drafted, sampler)
-
-    assert error(wrong, 1) > 0.01
+    drafted = torch.nn.functional.one_hot(tree.tokens[:1], 4)
+    return right(tree, p, 0.5 * q + 0.5 * drafted, sampler)
 
 
-def test_dropping_unlikely_candidates_is_caught():
-    def wrong(tree, p, q, sampler):
-        likely = tree.tokens != Q.argmin()
-        path, bonus, _ = right(TokenTree(tree.tokens[likely], tree.parents[likely]), p, q, sampler)
-        return likely.nonzero().flatten()[path].tolist(), bonus
-
-    assert error(wrong, 2) > 1e-4
+def unlikely_candidates_dropped(tree, p, q, sampler):
+    likely = tree.tokens != Q.argmin()
+    path, bonus, _ = right(TokenTree(tree.tokens[likely], tree.parents[likely]), p, q, sampler)
+    return likely.nonzero().flatten()[path].tolist(), bonus
 
 
-def recursive_rejection(tree, p, q, sampler, next_p, next_q):
+def recursive_rejection(tree, p, q, sampler, next_p=residual, next_q=without):
     """One level of recursive rejection sampling with its two updates given."""
     rest_p, rest_q = p[0], q[0]
     for node, token in enumerate(tree.tokens):
@@ -79,27 +60,37 @@ def recursive_rejection(tree, p, q, sampler, next_p, next_q):
     return [], sampler.draw(rest_p[None])[0]
 
 
-def test_q_not_renormalised_after_a_candidate_is_caught():
-    def wrong(*arguments):
-        zeroed = lambda q, token: q.index_fill(0, token, 0.0)  # noqa: E731
-        return recursive_rejection(*arguments, residual, zeroed)
-
-    def as_it_should_be(*arguments):
-        return recursive_rejection(*arguments, residual, without)
-
-    assert error(wrong, 2) > 0.01
-    assert error(as_it_should_be, 2) < 1e-9
+def q_not_renormalised_after_a_candidate(*arguments):
+    zeroed = lambda q, token: q.index_fill(0, token, 0.0)  # noqa: E731
+    return recursive_rejection(*arguments, next_q=zeroed)
 
 
-def test_q_left_as_it_was_though_drawn_without_replacement_is_caught():
-    assert error(lambda tree, p, q, sampler: verify_sampled(tree, p, q, True, sampler), 2) > 0.01
+def q_left_as_it_was_though_drawn_without_replacement(tree, p, q, sampler):
+    return verify_sampled(tree, p, q, True, sampler)
 
 
-def test_a_rejection_without_a_residual_is_caught():
-    def wrong(*arguments):
-        return recursive_rejection(*arguments, lambda p, q: p, without)
+def a_rejection_without_a_residual(*arguments):
+    return recursive_rejection(*arguments, next_p=lambda p, q: p)
 
-    assert error(wrong, 1) > 0.01
+
+ALWAYS_ARGMAX = torch.nn.functional.one_hot(Q.argmax(), 4).double()
+WRONG = [
+    (argmax_drafts_tested_against_softmax, 1, ALWAYS_ARGMAX, 0.01),
+    (candidates_reordered_by_probability, 2, Q, 0.01),
+    (candidates_reordered_by_probability, 3, Q, 0.01),
+    (a_table_that_has_seen_what_it_drafts, 1, Q, 0.01),
+    (unlikely_candidates_dropped, 2, Q, 1e-4),
+    (q_not_renormalised_after_a_candidate, 2, Q, 0.01),
+    (q_left_as_it_was_though_drawn_without_replacement, 2, Q, 0.01),
+    (a_rejection_without_a_residual, 1, Q, 0.01),
+]
+
+
+@pytest.mark.parametrize(("decide", "k", "q", "least"), WRONG)
+def test_a_mistake_is_caught(decide, k, q, least):
+    """And the right verifier passes here: drafts of the argmax were drawn from the one-hot."""
+    assert error(decide, k, q) > least
+    assert error(right, k, q) < 1e-9 and error(recursive_rejection, k, q) < 1e-9
 
 
 class Whim:

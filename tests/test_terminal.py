@@ -92,6 +92,21 @@ def test_when_there_are_colours(tty, no_color, term, monkeypatch):
         assert colors_of((2, 3), choice, out) == expected
 
 
+@pytest.mark.parametrize("colors", [{}, {2: 36}])
+def test_a_terminal_is_shown_what_it_would_obey(colors, monkeypatch):
+    """An answer may hold any character; but in files and pipes, control characters are spelt."""
+    said, spelt = (
+        "\tb\n\x1b]0;\x07\x9b2J\r\x7f 日\u3000.",
+        "\tb\n\\x1b]0;\\x07\\x9b2J\\x0d\\x7f 日\u3000.",
+    )
+    tokenizer, step = Mock(decode=lambda ids: said), Mock(tokens=[7], sources=[2])
+    for tty, expected in ((False, said), (True, spelt)):
+        out = io.StringIO()
+        monkeypatch.setattr(out, "isatty", lambda tty=tty: tty, raising=False)
+        Streamed(tokenizer, out, colors).add(step)
+        assert out.getvalue() == (f"\033[36m{expected}\033[0m" if colors else expected)
+
+
 def test_on_a_real_terminal(monkeypatch, capsys):
     """Colours without being asked for, and none into a file."""
     monkeypatch.setenv("TERM", "xterm")
@@ -106,6 +121,29 @@ def test_on_a_real_terminal(monkeypatch, capsys):
             shown += part
     assert process.wait() == 0 and b"\033[36m" in shown and b"colours" in shown
     assert program(*arguments) == 0 and "\033" not in capsys.readouterr().out
+
+
+def test_a_conversation_on_a_real_terminal():
+    """What was typed comes back by a key; while a long prompt is read, a line says so."""
+    ours, theirs = pty.openpty()
+    line = "--interactive --max-new-tokens 2 --color never --prompt".split()
+    ends = dict(stdin=theirs, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen([*RUN, *line, "word " * 200], **ends)
+    os.close(theirs)
+
+    def shown(turns):
+        text = b""
+        while text.count(b" tokens in ") < turns or not text.endswith(b"> "):
+            text += os.read(ours, 4096)
+        return text
+
+    assert re.search(rb"\nreading a prompt of \d{3} tokens \.{3}\r {34}\r[^ ]", shown(1))
+    os.write(ours, b"And yoo\x7fu?\n")
+    shown(1)
+    os.write(ours, b"\033[A\n")  # the key up
+    assert b"And you?" in shown(1)
+    os.write(ours, b"\x04")
+    assert process.wait() == 0
 
 
 @pytest.fixture
@@ -187,6 +225,22 @@ def test_keys_end_an_answer_or_the_conversation(talk, prompts, monkeypatch):
     begun = tokenizer.decode(steps[0].tokens + steps[1].tokens)
     assert out.splitlines()[1] == begun and "interrupted" in error and "not UTF-8" in error
     assert prompts[1] == tokenizer.encode_chat([QUESTION, begun, "And its language?"])
+
+
+def test_reset_and_several_lines(talk, prompts):
+    out, error = talk([QUESTION, "/reset", "One\\", "two", "three\\", EOFError()])
+    encode = Tokenizer(WEIGHTS / "mini-7b").encode_chat
+    assert prompts[:2] == [encode([QUESTION]), encode(["One\ntwo"])]
+    answer = out.splitlines()[1]
+    assert prompts[2] == encode(["One\ntwo", answer, "three"])
+    assert "/reset begins a new one; a line that ends with \\ goes on in the next" in error
+
+
+def test_a_system_message_stays(talk, prompts):
+    talk([QUESTION, NEXT], "--system", "Be brief.", "--max-new-tokens", "4")
+    encode = partial(Tokenizer(WEIGHTS / "mini-7b").encode_chat, system="Be brief.")
+    first = encode([QUESTION])
+    assert prompts[0] == first and prompts[1][: len(first)] == first
 
 
 def test_a_real_ctrl_c():

@@ -13,13 +13,15 @@ from vocabularies import (
     SAID,
     TEXTS,
     added,
+    assert_agree,
+    messages,
     odd_texts,
     sentencepiece_folder,
     with_config,
 )
 
 from s2d import Tokenizer
-from s2d.chat import VICUNA_SYSTEM
+from s2d.chat import VICUNA_SYSTEM, chat_template
 from s2d.tokenizer import TextStream
 from s2d.weights.config import read_config
 
@@ -57,10 +59,8 @@ def test_auto_tokenizer_gives_the_same_ids(name):
     theirs = AutoTokenizer.from_pretrained(WEIGHTS / name)
     # transformers leaves out SentencePiece's space before a text's own.
     plain = [text for text in TEXTS if not text.startswith(" ")]
-    for text in [*plain, "a</s>b", VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]:
-        ids = ours.encode(text)
-        assert theirs(text).input_ids == ids
-        assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+    more = ["a</s>b", VICUNA_SYSTEM + " USER: Was ist das? ASSISTANT:"]
+    assert_agree(ours, theirs, plain + more)
 
 
 def test_llama_tokenizer_on_spec_bench():
@@ -100,7 +100,11 @@ FOLDERS = [
 @pytest.mark.parametrize(("config", "files"), FOLDERS)
 def test_special_tokens_beside_sentencepiece_equal_transformers(tmp_path, config, files):
     """Of tokens of which one begins the other the longest wins; some take the spaces around."""
-    folder, legacy = sentencepiece_folder(tmp_path / "m", config, **files), config.get("legacy")
+    folder = sentencepiece_folder(tmp_path / "m", config, **files)
+    equals_transformers(folder, config.get("legacy"))
+
+
+def equals_transformers(folder, legacy):
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     assert ours.eos_id == theirs.eos_token_id and ours.vocab_size == len(theirs)
     # transformers leaves out SentencePiece's space before a text's own, so it is given another.
@@ -108,10 +112,33 @@ def test_special_tokens_beside_sentencepiece_equal_transformers(tmp_path, config
     behind = "".join(f"|(?<={re.escape(name)})(?= )" for name in known) if legacy else ""
     own_space = re.compile("^(?=[ ▁])" + behind)
     names = [*NAMES, "<s>", "</s>", "<unk>"]
-    for text in odd_texts(names, without=["▁"] if legacy else ()):
-        ids = ours.encode(text)
-        assert ids == theirs(own_space.sub(" ", text)).input_ids, text
-        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+    texts = odd_texts(names, without=["▁"] if legacy else ())
+    assert_agree(ours, theirs, texts, lambda text: own_space.sub(" ", text))
+
+
+@pytest.mark.parametrize("config", [{}, {"added_tokens_decoder": {"1024": added("<mask>")}}])
+def test_tokens_that_transformers_added_and_saved(tmp_path, config):
+    """They are in the tokenizer.json that it leaves beside the tokenizer.model."""
+    folder = sentencepiece_folder(tmp_path / "m", config)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    theirs.add_tokens(["<|im_start|>", "<pad>"])
+    theirs.add_special_tokens({"extra_special_tokens": ["<|im_end|>", "<|im_end|>x"]})
+    theirs.save_pretrained(folder)
+    equals_transformers(folder, None)
+    change_json(folder / "tokenizer_config.json", eos_token="<|im_end|>")
+    change_json(folder / "config.json", vocab_size=1029)
+    assert read_config(folder).eos_token_ids == (2, Tokenizer(folder).eos_id)
+
+
+@pytest.mark.parametrize("name", ["bos_token", "add_bos_token", "eos_token"])
+def test_what_is_null_beside_sentencepiece_is_none(tmp_path, name):
+    config = {name: None, "chat_template": "{{ bos_token }}|{{ eos_token }}"}
+    folder = sentencepiece_folder(tmp_path / "m", config)
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.encode("Hi") == theirs("Hi").input_ids
+    expected = theirs.apply_chat_template(messages(["Hi"]), tokenize=False)
+    assert chat_template(folder).render(["Hi"]) == expected
 
 
 def test_chatml_on_a_sentencepiece_folder_ends_its_answers(tmp_path):
@@ -138,6 +165,12 @@ def test_ids_beyond_the_number_of_tokens(trained, tmp_path):
     assert ours.vocab_size == 5001
 
 
+def listed(number, vocabulary=None):
+    """A tokenizer.json beside the rest, in which <x> has this id."""
+    tokens = [added("<x>") | {"id": number}]
+    return {"tokenizer": {"model": {"vocab": vocabulary or {}}, "added_tokens": tokens}}
+
+
 def token(**changes):
     return {"added_tokens_decoder": {"1024": added("<x>", **changes)}}
 
@@ -150,7 +183,9 @@ def token(**changes):
         ({"fold_case": 1}, {}, "'fold_case' is not known here and may change the result"),
         ({"legacy": "no"}, {}, "legacy is 'no'; expected true or false"),
         ({"tokenizer_class": "GPT2Tokenizer"}, {}, "tokenizer_class is 'GPT2Tokenizer' beside"),
-        ({"eos_token": "<e>"}, {}, "eos_token is '<e>' in its configuration, but tokenizer.model"),
+        ({"eos_token": "<e>"}, {}, "names the token '<e>', but tokenizer.model has no such token"),
+        ({"extra_special_tokens": ["<e>"]}, {}, "names the token '<e>', but tokenizer.model has"),
+        ({"additional_special_tokens": ["\ud800"]}, {}, "'\\ud800' is no token that is known here"),
         (token(single_word=True), {}, "single_word of '<x>' is not supported"),
         (token(fuzzy=True), {}, "is no token that is known here"),
         ({"added_tokens_decoder": {"7": added("<x>")}}, {}, "'<x>' is added as token 7, but in"),
@@ -161,7 +196,15 @@ def token(**changes):
         (token(), {"added_tokens": {"<x>": 1025}}, "1025 in added_tokens.json, but 1024 in"),
         (token(), {"added_tokens": {"<y>": 1025}}, "1025 in added_tokens.json, but none in"),
         ({}, {"added_tokens": {"<x>": "1024"}}, "'<x>' has the id '1024'"),
+        ({}, {"added_tokens": {"\ud800": 1024}}, "'\\ud800' has the id 1024"),
+        (token(), listed(1025), "'<x>' is token 1025 in tokenizer.json, but 1024 in the files"),
+        ({}, listed(1024, {"<y>": 1025}), "'<y>' is token 1025 in tokenizer.json, but None in tok"),
+        ({}, listed("1024"), "tokenizer.json is not a tokenizer that is known here; download it"),
+        ({}, {"tokenizer": {"model": 3}}, "tokenizer.json is not a tokenizer that is known here"),
         ({"eos_token": "</s>"}, {"special_tokens_map": {"eos_token": "<s>"}}, "make them agree"),
+        ({"eos_token": None}, {"special_tokens_map": {"eos_token": "<s>"}}, "make them agree"),
+        ({"bos_token": "</s>"}, {}, "bos_token_id is 1 in config.json, but 2 by the tokenizer's"),
+        ({}, {"generation_config": {"bos_token_id": 0}}, "is 0 in generation_config.json, but 1"),
     ],
 )
 def test_what_beside_sentencepiece_is_not_known_or_disagrees(tmp_path, config, files, message):
@@ -175,17 +218,13 @@ def test_what_beside_sentencepiece_is_not_known_or_disagrees(tmp_path, config, f
 def test_tokenizer_json_gives_the_ids_of_transformers(trained):
     for changes in ({}, {"add_bos_token": False}, {"add_bos_token": True}, {"bos_token": None}):
         ours, theirs = with_config(trained, **changes)
-        for text in [*TEXTS, *SAID, "", "<|start|>x<|eot|>"]:
-            expected = theirs(text).input_ids
-            assert ours.encode(text) == expected, (changes, text)
-            assert ours.decode(expected) == theirs.decode(expected, skip_special_tokens=True)
+        assert_agree(ours, theirs, [*TEXTS, *SAID, "", "<|start|>x<|eot|>"])
     assert (ours.bos_id, ours.eos_id) == (None, 4)
     vocabulary = json.loads((trained / "tokenizer.json").read_text())["model"]["vocab"]
     by_id = {str(vocabulary["es"]): added("es", special=False, lstrip=True)}
     ours, theirs = with_config(trained, added_tokens_decoder=by_id)
     assert (ours.bos_id, ours.eos_id, ours.vocab_size) == (0, 4, len(theirs))
-    for text in odd_texts(["<|begin|>", "<|end|>", "<|start|>", "es"]):
-        assert ours.encode(text) == theirs(text).input_ids
+    assert_agree(ours, theirs, odd_texts(["<|begin|>", "<|end|>", "<|start|>", "es"]))
 
 
 def test_tokenizer_json_that_cannot_be_read(trained, tmp_path, monkeypatch):
@@ -235,16 +274,21 @@ def test_faults_inside_a_tokenizer_json(trained, tmp_path, capfd, part, change, 
 
 
 def test_what_beside_a_tokenizer_json_disagrees_with_it(trained):
-    for by_id, message in (
+    by_ids = (
         ({"5": added("<|eot|>")}, "<|eot|>' is token 5 in the files beside it, but 4 in its"),
         ({"900": added("<|new|>")}, "<|new|>' is token 900 in the files beside it, but None in"),
         ({"4": added("<|eot|>", rstrip=True)}, "it says something else; make them agree"),
+    )
+    named = {"extra_special_tokens": ["<|new|>"]}, "names the token '<|new|>', but tokenizer.json"
+    for config, message in (
+        named,
+        *(({"added_tokens_decoder": each}, said) for each, said in by_ids),
     ):
-        message = re.escape(message)
-        raises_line(with_config, ValueError, message, trained, added_tokens_decoder=by_id)
+        raises_line(with_config, ValueError, re.escape(message), trained, **config)
 
 
 def test_texts_that_are_far_too_long_are_refused_before_they_are_encoded(tokenizer):
-    tokenizer.refuse_longer("x" * 2559 + " " * 5000, 10)
+    tokenizer.refuse_longer("x" * 2559, 10)
     message = "has 10 tokens or more; the context has 10 positions"
-    raises_line(tokenizer.refuse_longer, ValueError, message, "x" * 2560, 10)
+    for text in ("x" * 2560, "x" + " " * 2559):  # blanks take as long
+        raises_line(tokenizer.refuse_longer, ValueError, message, text, 10)

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, contents, raises_line, random_llama, run_and_kill
+from helpers import (
+    WEIGHTS,
+    assert_refused,
+    contents,
+    program,
+    raises_line,
+    random_llama,
+    run_and_kill,
+)
 
 from s2d import load_model
 from s2d.files import former_of, stage_of
@@ -28,7 +36,7 @@ def tiny(tmp_path):
 
 def soft(folder, out, *more):
     arguments = ["--length", "48", "--batch", "4", "--layers", "3", "--exits", "1,2,3", *more]
-    return train.main(["soft", "--init", str(folder), "--out", str(out), *map(str, arguments)])
+    return program(train.main, "soft", "--init", folder, "--out", out, *arguments)
 
 
 def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
@@ -186,11 +194,20 @@ MISTAKES = """
 --exits 1,2 | exits must increase within the draft's 3 layers and end with the last
 --exits 2,1,3 | exits must increase within the draft's 3 layers
 --layers 7 --exits 2,7 | cannot keep the first 7 of 4 layers
+--exits a,b | --exits: invalid comma-separated int value: 'a,b'
+--seed -1 | --seed: a whole number from 0 to 2^63 - 1, not -1
+--seed 9223372036854775808 | --seed: a whole number from 0
+--teacher= | --teacher: invalid path value
 --init TMP/nowhere | no model folder
 --teacher TMP/nowhere | no model folder
 --teacher TMP/short | rows of 48 tokens are longer than the context of
 --length 65 | rows of 65 tokens are longer than the context of
 --micro-batch 3 | a batch of 4 rows cannot be divided among 1 processes by 3 rows
+--out TMP/base --replace | base would replace TMP/base, which is read
+--out TMP/base --lora 2 --replace | base would replace TMP/base, which is read
+--out TMP/short --teacher TMP/short --replace | which is read
+--out TMP/few.json --data TMP/few.json | which is read
+--text TMP/draft/in/it | which is read
 --epochs 0 | must be positive
 --lr inf | must be positive
 """
@@ -206,7 +223,12 @@ def test_user_errors(tiny, tmp_path, capsys):
         more = ["--millions", "0.01", *arguments.split()]
         assert_refused(capsys, message, soft, tiny, tmp_path / "draft", *more)
     assert not (tmp_path / "draft").exists()
+    (tmp_path / "draft.checkpoint").mkdir()
+    (tmp_path / "draft.checkpoint/mine").write_text("mine")
     before = contents(tmp_path)
+    for way in ("--resume", "--replace"):
+        message = "draft.checkpoint is in the way, and no checkpoint that was written here"
+        assert_refused(capsys, message, soft, tiny, tmp_path / "draft", way)
     for taken in (tmp_path, tmp_path / "bad.json"):  # asked before any work
         assert_refused(capsys, "name another", soft, tiny, taken)
     assert contents(tmp_path) == before
@@ -258,6 +280,7 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     # In the way of the last member: said before the first is trained.
     (tmp_path / "mini-70b" / "notes.txt").write_text("mine")
-    before, message = contents(tmp_path), "mini-70b is not empty and holds what was not written"
-    assert_refused(capsys, message, train.main, ["mini", "--out", str(tmp_path)])
+    before, message = contents(tmp_path), "mini-70b is in the way, and no model that was written"
+    assert_refused(capsys, "there already", train.main, ["mini", "--out", str(tmp_path)])
+    assert_refused(capsys, message, train.main, ["mini", "--out", str(tmp_path), "--replace"])
     assert contents(tmp_path) == before

@@ -121,9 +121,7 @@ def test_target_sees_every_node_as_the_end_of_a_chain(seed):
             assert (row - model(torch.tensor([chain]))[0, -1]).abs().max() < 1e-10
         path = rng.choice(paths)
         scorer.keep(len(context), path)
-        bonus = random_tokens(
-            number, int(number % 3 > 0)
-        )  # or none, as where a root is still to win
+        bonus = random_tokens(number, int(number % 3 > 0))  # or none: a root is still to win
         context += [tokens[node] for node in path] + bonus
 
 
@@ -144,10 +142,8 @@ def test_no_tensor_grows_with_the_square_of_the_context(method, monkeypatch):
     largest = {}
     for length in (256, 1024):
         options = dict(eos_token_ids=(), max_position_embeddings=2 * length, num_hidden_layers=3)
-        target, drafts = (
-            random_llama(0, **options),
-            random_llama(1, **options, exit_layers=(1, 2, 3)),
-        )
+        exits = dict(exit_layers=(1, 2, 3))
+        target, drafts = random_llama(0, **options), random_llama(1, **options, **exits)
         prompt = random_tokens(0, length - 40)
         expected = generate(target, prompt, method="ar", max_new_tokens=30).tokens
         how = dict(thresholds=(0.3, 0.4, 0.0), max_new_tokens=30)

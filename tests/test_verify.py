@@ -1,9 +1,12 @@
 """The verifiers are exact: by enumeration of every outcome, their output has the target's law."""
 
+from itertools import product
+
 import pytest
 import torch
 from enumeration import emitted_distribution, joint_distribution, joint_of
 from helpers import leading, random_distribution, random_model
+from transformers.generation import logits_process
 
 from s2d.sampling import Sampler, warp
 from s2d.tree import TokenTree
@@ -48,19 +51,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("p", "q", "k"), CASES)
-def test_candidates_without_replacement_leave_the_targets_distribution(p, q, k):
-    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(False))
-    assert (output - p).abs().max() < 1e-9
-
-
-# All 6^6 ordered draws of 6 tokens would take half a minute a case; a q with zeros in it has fewer.
-FEW_DRAWS = [case for case in CASES if (case.values[1] > 0).sum() ** case.values[2] < 1000]
-
-
-@pytest.mark.parametrize(("p", "q", "k"), FEW_DRAWS)
-def test_candidates_with_replacement_leave_the_targets_distribution(p, q, k):
-    output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, sampled(True), True)
-    assert (output - p).abs().max() < 1e-9
+def test_candidates_leave_the_targets_distribution(p, q, k):
+    """All 6^6 ordered draws of 6 tokens would take half a minute; a q with zeros has fewer."""
+    for replacement in [False, True][: 2 if (q > 0).sum() ** k < 1000 else 1]:
+        decide = sampled(replacement)
+        output = emitted_distribution(lambda _: p, lambda _: q, (k,), 1, decide, replacement)
+        assert (output - p).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize("vocab", [3, 4, 5, 6])
@@ -161,6 +157,24 @@ def test_warp_by_hand():
         assert torch.allclose(warp(logits, 1.0, top_p), expected / expected.sum()), top_p
     shuffled = torch.tensor([2, 0, 3, 1])
     assert torch.allclose(warp(logits[shuffled], 1.0, 0.7), warp(logits, 1.0, 0.7)[shuffled])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_warp_keeps_what_transformers_keeps(ties):
+    """Top-k before top-p, whose part is of what top-k left; of equal logits top-k keeps all."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 40, dtype=torch.float64, generator=generator)
+    logits, several = logits.round() if ties else logits, 0
+    parts = (1.0,) if ties else (1.0, 0.6)  # which of equal ones top-p keeps is not said
+    for temperature, top_k, top_p in product((0.5, 1.0, 3.0), (1, 3, 39, 99), parts):
+        expected = logits
+        for name, value in (("Temperature", temperature), ("TopK", top_k), ("TopP", top_p)):
+            warper = getattr(logits_process, f"{name}LogitsWarper")(value)
+            expected = warper(None, expected)
+        found = warp(logits, temperature, top_p, top_k)
+        torch.testing.assert_close(found, torch.softmax(expected, dim=-1))
+        several += ((found > 0).sum(dim=-1) > top_k).sum().item()
+    assert (several > 0) == ties
 
 
 def test_sampler_repeats_with_its_seed():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 from functools import partial
 
@@ -10,12 +11,13 @@ import torch
 from helpers import LLAMA_2, change_json, contents, peak_growth, raises_line, random_llama
 from safetensors.torch import load_file, save_file
 from theirs import load_transformers
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from s2d import load_model, weights
 from s2d.extras.decision import Decision, save_decision
-from s2d.files import former_of, staged_file, staged_folder
+from s2d.files import check_free, former_of, staged_file, staged_folder
 from s2d.weights import save_model
-from s2d.weights.config import config_from_dict
+from s2d.weights.config import config_from_dict, unread_settings
 
 refused = partial(raises_line, load_model)
 
@@ -57,6 +59,8 @@ def test_damaged_files(folder, sharded):
     for content, message in ((b"{x", "valid"), (b"\xff\xfe\0", "valid"), (b"[]", "list, no")):
         (folder / "config.json").write_bytes(content)
         refused(ValueError, f"{message} JSON", folder)
+    (folder / "config.json").write_text('{"head_dim": 8, "rope_scaling": {"type": 1, "type": 2}}')
+    refused(ValueError, r"config.json is not valid JSON \('type' is there twice\)", folder)
     (sharded / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     refused(ValueError, "has no tensor model.embed_tokens.weight", sharded)
 
@@ -148,7 +152,7 @@ def test_tensors_that_nobody_claims_are_refused(tmp_path, sizes):
         ("model.layers.4.mlp.up_proj.weight", False),
         ("lm_head.bias", False),
     ):
-        with staged_folder(tmp_path / "m") as stage:
+        with staged_folder(tmp_path / "m", replace=True) as stage:
             weights.write_config(model, stage, torch.float32)
             every = tensors | {extra: torch.ones(4)}
             weights.write_shards(weights.split(every, sizes), stage)
@@ -233,13 +237,42 @@ def test_where_an_answer_ends(folder):
     added = {"added_tokens_decoder": by_id}
     assert ends() == (2,)
     assert ends({"temperature": 1.0}) == (2,) and ends({"eos_token_id": None}) == (2,)
-    assert ends({"eos_token_id": [7, 8]}) == (7, 8)
+    assert ends({"eos_token_id": [7, 2]}) == (7, 2)
     assert ends(tokenizer=added | {"eos_token": "<|eot|>"}) == (2, 5)
     assert ends({"eos_token_id": [5, 7]}, added | {"eos_token": {"content": "<|eot|>"}}) == (5, 7)
     assert ends(tokenizer=added) == ends(tokenizer=added | {"eos_token": "far"}) == (2,)
-    raises_line(
-        ends, ValueError, "generation_config.json: eos_token_id is 61", {"eos_token_id": 61}
+    for eos, message in (
+        (61, "generation_config.json: eos_token_id is 61"),
+        ([7, 8], r"eos_token_id is \[2\] in config.json, but \[7, 8\] in generation_config.json"),
+    ):
+        raises_line(ends, ValueError, message, {"eos_token_id": eos})
+    change_json(folder / "config.json", eos_token_id=...)
+    assert ends({"eos_token_id": [7, 8]}) == (7, 8)
+
+
+CHANGING = """bad_words_ids begin_suppress_tokens constraints dola_layers force_words_ids
+encoder_no_repeat_ngram_size encoder_repetition_penalty exponential_decay_length_penalty
+forced_bos_token_id forced_eos_token_id guidance_scale max_time min_length min_new_tokens
+no_repeat_ngram_size num_beams penalty_alpha repetition_penalty sequence_bias stop_strings
+suppress_tokens token_healing watermarking_config x"""
+
+
+def test_settings_that_change_greedy_text_are_told(folder):
+    """All that transformers knows, set to a number or as it is by itself; config.json's as well."""
+    every = GenerationConfig().to_dict() | {"temperature": 0.6, "suppress_tokens": []}
+    neutral = every | GenerationConfig._get_default_generation_params()
+    config, file = folder / "config.json", folder / "generation_config.json"
+    file.write_text(json.dumps(neutral))
+    assert unread_settings(folder) is None
+    file.write_text(json.dumps(dict.fromkeys([*every, "x"], 3)))
+    told = re.fullmatch(
+        f"{file} sets (.*), which transformers applies and .*", unread_settings(folder)
     )
+    assert set(told[1].split(", ")) == {f"{name} 3" for name in CHANGING.split()}
+    file.unlink()
+    change_json(config, repetition_penalty=1.2, top_k=3, num_beams=1, no_repeat_ngram_size=0)
+    assert f"{config} sets repetition_penalty 1.2, which" in unread_settings(folder)
+    assert LlamaForCausalLM.from_pretrained(folder).generation_config.repetition_penalty == 1.2
 
 
 def test_devices_and_dtypes(folder, monkeypatch):
@@ -261,7 +294,8 @@ def test_a_swap_that_was_cut_short_loses_nothing(folder):
     """Killed between moving the old folder away and the new one in, then while writing the next."""
     before = load_model(folder).state_dict()
     folder.rename(former_of(folder))
-    with pytest.raises(RuntimeError, match="killed"), staged_folder(folder):
+    raises_line(check_free, ValueError, "is there already", folder)  # before any work, too
+    with pytest.raises(RuntimeError, match="killed"), staged_folder(folder, replace=True):
         raise RuntimeError("killed")
     assert holds(folder, before)
 
@@ -274,7 +308,7 @@ def test_first_layers_only(folder):
 
 
 def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
-    """Whatever else is there, or was added or changed, stays; so do names that look temporary."""
+    """And only if it is said. Whatever else is there, or was added or changed, stays."""
     for name in ("m.old", "m.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine").write_text("mine")
@@ -294,24 +328,33 @@ def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
     (tmp_path / "link").symlink_to(folder)
     before, full = contents(tmp_path), [models, changed, edited, checkpoint, added, tmp_path]
     for taken in (*full, tmp_path / "file", tmp_path / "link"):
-        raises_line(save_model, ValueError, "name another", random_llama(1), taken)
+        message = "is in the way, and no model that was written here"
+        raises_line(save_model, ValueError, message, random_llama(1), taken, replace=True)
+    raises_line(save_model, ValueError, "is there already; .* --replace", random_llama(1), folder)
     assert contents(tmp_path) == before
     (tmp_path / "empty").mkdir()
     for free in (folder, tmp_path / "empty"):
-        save_model(random_llama(1), free)
+        save_model(random_llama(1), free, replace=free == folder)
         assert holds(free, random_llama(1).bfloat16().float().state_dict())
     assert all((tmp_path / name / "mine").read_text() == "mine" for name in ("m.old", "m.partial"))
 
 
 def test_two_writers_of_one_folder(tmp_path):
-    (tmp_path / ".m.s2d-lock").write_text("")  # of a process that was killed
+    lock, mine = tmp_path / ".m.s2d-lock", tmp_path / "mine"
+    mine.write_text("mine")
+    lock.symlink_to(mine)
+    raises_line(save_model, ValueError, "is a link", random_llama(0), tmp_path / "m")
+    assert mine.read_text() == "mine" and lock.is_symlink()
+    lock.unlink()
+    mine.rename(lock)  # as of a process that was killed
     with staged_folder(tmp_path / "m") as stage:
         (stage / "first").write_text("1")
         message = "is being written by another process"
         raises_line(save_model, ValueError, message, random_llama(0), tmp_path / "m")
+        assert lock.read_text() == "mine"  # it is not emptied
         (stage / "second").write_text("2")
     assert {path.name for path in (tmp_path / "m").iterdir()} > {"first", "second"}
-    save_model(random_llama(0), tmp_path / "m")
+    save_model(random_llama(0), tmp_path / "m", replace=True)
     assert load_model(tmp_path / "m") and os.listdir(tmp_path) == ["m"]
 
 
@@ -331,7 +374,8 @@ def test_a_full_disk(folder, tmp_path):
     decision, file = Decision("stats", 99, 0.4, "x"), tmp_path / "d.safetensors"
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))
     try:
-        raises_line(save_model, OSError, f"cannot write {folder}", random_llama(1), folder)
+        full = f"cannot write {folder}"
+        raises_line(save_model, OSError, full, random_llama(1), folder, replace=True)
         raises_line(save_decision, OSError, f"cannot write {file}", decision, file)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
@@ -339,11 +383,23 @@ def test_a_full_disk(folder, tmp_path):
 
 
 def test_files_have_the_mode_that_the_umask_says(tmp_path):
+    """Or that of what they replace; until then only the user reads them."""
     for mask, mode in ((0o077, 0o600), (0o022, 0o644)):
         before = os.umask(mask)
         save_model(random_llama(0), tmp_path / f"m{mask}", max_shard_bytes=20000)
         os.umask(before)
-        assert {file.stat().st_mode & 0o777 for file in (tmp_path / f"m{mask}").iterdir()} == {mode}
+        assert modes(tmp_path / f"m{mask}") == {mode}
+    (tmp_path / f"m{0o022}").chmod(0o750)
+    save_model(random_llama(0), tmp_path / f"m{0o022}", replace=True)
+    assert modes(tmp_path / f"m{0o022}") == {0o640}
+    (tmp_path / "f").touch(mode=0o640)
+    with staged_file(tmp_path / "f") as stage:
+        assert stage.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o640
+
+
+def modes(folder):
+    return {file.stat().st_mode & 0o777 for file in folder.iterdir()}
 
 
 def test_an_index_names_files_of_its_own_folder(sharded, folder):

@@ -34,6 +34,14 @@ def odd_texts(names, without=(), count=3000):
     return ["".join(rng.choices(parts, k=rng.randrange(1, 12))) for _ in range(count)]
 
 
+def assert_agree(ours, theirs, texts, given=str):
+    """Ids and texts back are those of transformers, which ``given(text)`` is handed."""
+    for text in texts:
+        ids = ours.encode(text)
+        assert ids == theirs(given(text)).input_ids, text
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
+
+
 def save_trained(folder):
     """A tokenizer.json of Llama 3's kind: byte-level, words by a regular expression, BOS first."""
     model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
@@ -47,9 +55,8 @@ def save_trained(folder):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
     model.train_from_iterator([*TEXTS, VICUNA_SYSTEM, *SAID] * 3, trainer)
-    model.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
-    )
+    begin = {"single": "<|begin|> $A", "special_tokens": [("<|begin|>", 0)]}
+    model.post_processor = tokenizers.processors.TemplateProcessing(**begin)
     model.save(str(folder / "tokenizer.json"))
     return folder
 

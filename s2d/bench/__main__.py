@@ -6,15 +6,10 @@ python -m s2d.bench sweep                 # thresholds, stops and tree sizes, on
 
 import sys
 from argparse import ArgumentTypeError
-from pathlib import Path
 
-from ..program import Parser, run_program
+from ..program import Parser, numbers, path, run_program
 from ..weights import DTYPES
 from . import agreement, quality, shapes, speed
-
-
-def temperatures(text):
-    return [float(temperature) for temperature in text.split(",")]
 
 
 def count(text):
@@ -25,25 +20,30 @@ def count(text):
 
 OPTIONS = {
     "targets": dict(
-        type=lambda text: text.split(","), default="7b,13b,70b", metavar="7b,13b,70b|PATH,..."
+        type=lambda text: text.split(","),
+        default="7b,13b,70b",
+        metavar="7b,13b,70b|PATH,...",
+        help="large models",
     ),
-    "target": dict(type=Path, required=True),
-    "draft": dict(type=Path, help="default: the one beside the first target, else mini-draft"),
+    "target": dict(required=True, metavar="7b|13b|70b|PATH", help="whose answers are predicted"),
+    "draft": dict(type=path, help="default: the one beside the first target, else mini-draft"),
     "methods": dict(nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all"),
-    "temperature": dict(type=temperatures, default=[0.0, 1.0], metavar="T,T,..."),
-    "questions": dict(type=Path, help="in Spec-Bench's format; default: held-out ones"),
+    "temperature": dict(
+        type=numbers(float), default=(0.0, 1.0), metavar="T,T,...", help="0 is greedy"
+    ),
+    "questions": dict(type=path, help="in Spec-Bench's format; default: held-out ones"),
     "limit": dict(type=count, default=2, help="questions of each of the six groups"),
     "rounds": dict(type=count, default=3, help="in each all methods take turns"),
-    "max-new-tokens": dict(type=count, default=128),
-    "device": dict(default="auto"),
-    "dtype": dict(default="auto", choices=("auto", *DTYPES)),
+    "max-new-tokens": dict(type=count, default=128, help="a turn's answer ends there"),
+    "device": dict(default="auto", help="cpu, cuda, cuda:1 ...; auto: a GPU if there is one"),
+    "dtype": dict(default="auto", choices=("auto", *DTYPES), help="auto: the model's own"),
     "hf": dict(action="store_true", help="transformers beside ours"),
     "compile": dict(action="store_true", help="every method compiled as well"),
     "check": dict(action="store_true", help="greedy answers against ar's; exit code 1 for a bug"),
     "markdown": dict(action="store_true", help="tables as markdown"),
-    "out": dict(type=Path, help="folder for answer files, as Spec-Bench's scripts read them"),
-    "plot": dict(type=Path, metavar="FILE.svg", help="the last table as a picture"),
-    "shapes": dict(nargs="+", choices=shapes.SHAPES, default=["7b", "13b"]),
+    "out": dict(type=path, help="folder for answer files, as Spec-Bench's scripts read them"),
+    "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture"),
+    "shapes": dict(nargs="+", choices=shapes.SHAPES, default=["7b", "13b"], help="sizes to make"),
     "context": dict(type=count, default=512, help="tokens of the prompt"),
     "repetitions": dict(type=count, default=20, help="of each forward pass; shown: the median"),
     "count": dict(type=count, default=100, help="held-out prompts per group"),

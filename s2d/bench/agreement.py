@@ -16,6 +16,7 @@ from ..weights import load_model
 from ..weights.config import read_config
 from ..weights.datastore import find_datastore, open_datastore
 from ..weights.get import draft_beside
+from .methods import find_target
 from .specbench import choose_questions, group_of
 from .tables import render
 
@@ -51,16 +52,17 @@ def report(args):
 
     And how often exit 0 is right by its confidence.
     """
-    path = args.draft or draft_beside(args.target)
+    source = find_target(args.target)
+    path = args.draft or draft_beside(source)
     exits = read_config(path).exit_layers
     if not exits:
         raise ValueError(f"{path} has no exits, so it is no sorted draft; name another by --draft")
-    target, template = load_model(args.target, args.device, args.dtype), chat_template(args.target)
+    target, template = load_model(source, args.device, args.dtype), chat_template(source)
     draft = load_model(path, args.device, args.dtype)
-    untrained = load_model(args.target, args.device, args.dtype, num_layers=exits[-1])
-    store = find_datastore(args.target, path)
-    datastore = open_datastore(store, args.target, target.config) if store else None
-    tokenizer, right, sure = Tokenizer(args.target), defaultdict(list), []
+    untrained = load_model(source, args.device, args.dtype, num_layers=exits[-1])
+    store = find_datastore(source, path)
+    datastore = open_datastore(store, source, target.config) if store else None
+    tokenizer, right, sure = Tokenizer(source), defaultdict(list), []
     for question in choose_questions(args.questions, "held-out", args.limit):
         prompt = tokenizer.encode_chat(question["turns"][:1], template)
         answer = generate(target, prompt, method="ar", max_new_tokens=args.max_new_tokens).tokens

@@ -1,12 +1,12 @@
 """Measuring: all methods answer the same questions, round after round; no word about tables."""
 
 import random
-import sys
 import time
 from collections import defaultdict
 from functools import partial
 
 from ..generate import generate
+from ..program import tell
 from .specbench import group_of
 
 
@@ -69,6 +69,6 @@ def measure(runs, questions, rounds, label, *chat):
             records += [about | {"method": name} | answers[name] for name in runs if answers[name]]
             done += 1
             left = (time.monotonic() - began) / done * (total - done) / 60
-            print(f"{label}: {done}/{total} questions, {left:.1f} min left here", file=sys.stderr)
+            tell(f"{label}: {done}/{total} questions, {left:.1f} min left here")
         if number:
             yield records

@@ -15,7 +15,7 @@ import torch
 
 from ..extras.decision import read_stop
 from ..generate import METHODS
-from ..program import optional
+from ..program import numbers, optional
 from ..tree import Dynamic
 from ..weights import empty_model
 from ..weights.config import config_to_dict
@@ -72,10 +72,6 @@ def parse_method(text, draft, draft_path, target_path):
     except ValueError as error:
         raise ValueError(f"method {text!r}: {error}") from None
     return "compile" in settings, {"method": name, **options}
-
-
-def numbers(kind):
-    return lambda value: [kind(number) for number in value.split(",")]
 
 
 def tree(value):

@@ -5,7 +5,7 @@ Knows nothing about models. matplotlib is imported here only.
 
 from pathlib import Path
 
-from ..files import staged_file
+from ..files import check_free, staged_file
 from ..program import optional
 
 MARK = "s2d.bench"  # in every file written here
@@ -25,8 +25,7 @@ def check_plot(file):
     figure = optional("matplotlib.figure", package).Figure
     if Path(file).suffix != ".svg":
         raise ValueError(f"--plot writes SVG: {file} has to end in .svg")
-    if Path(file).exists() and MARK.encode() not in Path(file).read_bytes():
-        raise ValueError(f"{file} was not written here; name another file or remove it first")
+    check_free(file, "picture", lambda old: MARK.encode() in old.read_bytes(), replace=True)
     return optional("matplotlib", package), figure
 
 

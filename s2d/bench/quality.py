@@ -10,6 +10,7 @@ from statistics import mean
 import torch
 
 from ..generate import generate
+from ..program import one_line
 from ..tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
 from ..train.dialogues import encode_dialogue
@@ -67,7 +68,7 @@ def report(args):
     row("target", *EXACT_GROUPS, "mean")
     for folder in [find_target(name) for name in args.targets]:
         alone[folder] = results_of(folder, count, device, method="ar")
-        row(folder.name, *(f"{score:.1%}" for score, _ in alone[folder]))
+        row(one_line(folder.name), *(f"{score:.1%}" for score, _ in alone[folder]))
     draft, tokenizer = load_model(DRAFT, device), Tokenizer(DRAFT)
     exits, held_out = draft.config.exit_layers, islice(conversations(1, "held-out"), count)
     texts = [encode_dialogue(tokenizer, sum(each.turns, ())) for each in held_out]
@@ -82,4 +83,4 @@ def report(args):
     for folder, (*_, (score, log_prob)) in alone.items():
         lossy, lossy_log_prob = results_of(folder, count, device, draft=draft, **LOSSY)[-1]
         changes = f"{score:.1%}", f"{lossy:.1%}", f"{log_prob:.3f}", f"{lossy_log_prob:.3f}"
-        row(folder.name, *changes)
+        row(one_line(folder.name), *changes)

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
-from ..files import staged_file
+from ..files import check_free, staged_file
 from ..train.corpus import GROUPS, conversations
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
@@ -42,12 +42,17 @@ def read_questions(path, limit):
         for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
             read = json.loads(line)
             question = {key: read[key] for key in ("question_id", "category", "turns")}
+            texts = [question["category"], *question["turns"]]
+            if isinstance(question["turns"], str) or {*map(type, texts)} - {str}:
+                raise ValueError("category is a text, turns is a list of texts")
             group = group_of(question)
             taken[group] += 1
             if question["turns"] and taken[group] <= limit:
                 questions.append(question)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
+    if not questions:
+        raise ValueError(f"{path} holds no question")
     return questions
 
 
@@ -55,11 +60,31 @@ def group_of(question):
     return "mt_bench" if question["category"] in MT_BENCH else question["category"]
 
 
+def check_answers(folder, names):
+    """``check_free`` for what ``write_answers`` may write for ``names``. Ask before measuring."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        for file in folder.glob(f"{id_of(name)}-*.jsonl"):
+            check_free(file, "answer file", are_answers, replace=True)
+
+
+def are_answers(file):
+    """Whether each line in a file has an answer's id as ``write_answers`` makes them."""
+    lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    return all(f'"answer_id": "{file.stem}-' in line for line in lines)
+
+
+def id_of(name):
+    """A name of which a file's can be made."""
+    return re.sub(r"[^\w.,]+", "-", name)
+
+
 def write_answers(folder, name, records):
     """A file a method, as Spec-Bench's evaluation/speed.py and equal.py read it: the last round."""
+    check_answers(folder, [name])
     last = max(record["round"] for record in records)
     for method in dict.fromkeys(record["method"] for record in records):
-        model_id, lines = re.sub(r"[^\w.,]+", "-", f"{name}-{method}"), []
+        model_id, lines = id_of(f"{name}-{method}"), []
         for record in records:
             if (record["method"], record["round"]) == (method, last):
                 choice = {key: record[key] for key in ("turns", "new_tokens", "wall_time")}

@@ -3,12 +3,12 @@
 With ``sweep``: many settings on training prompts, the best first.
 """
 
-import sys
 from functools import partial
 
 import torch
 
 from ..chat import chat_template
+from ..program import one_line, tell
 from ..tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
 from ..weights.config import read_config
@@ -25,7 +25,7 @@ from .methods import (
     transformers_methods,
 )
 from .plot import check_plot, write_plot
-from .specbench import choose_questions, write_answers
+from .specbench import check_answers, choose_questions, write_answers
 from .tables import final_table, render, summarise, target_table
 
 
@@ -33,11 +33,12 @@ def report(args):
     """Measure; print a table for each target and temperature, and one of all. The exit code."""
     if args.plot:
         check_plot(args.plot)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
     device, folders = check_device(args.device), [find_target(name) for name in args.targets]
     alike = len({folder.name for folder in folders}) < len(folders)
-    targets = {str(folder) if alike else folder.name: folder for folder in folders}
+    targets = {one_line(folder if alike else folder.name): folder for folder in folders}
+    if args.out:
+        names = [f"{name}-T{temperature:g}" for name in targets for temperature in args.temperature]
+        check_answers(args.out, names)
     beside = draft_beside(folders[0])
     args.draft = args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
     names, drafts = choose_methods(args)
@@ -54,7 +55,7 @@ def report(args):
         for name, path in targets.items():
             give_datastore(methods[name], path, args.draft)
             measure_target(args, name, path, drafts, methods[name], questions, records)
-            if args.check and 0.0 in args.temperature:  # the measured target is out of memory
+            if args.check and records.get((name, 0.0)):  # the measured target is out of memory
                 load = partial(load_model, path, args.device)
                 asked = load, args.dtype, drafts, records[name, 0.0], methods[name]
                 for method, line, good in check_methods(*asked):
@@ -62,8 +63,10 @@ def report(args):
                     code = max(code, int(good is False))
                 print()
     except KeyboardInterrupt:
-        print("interrupted: what follows is of the rounds that were finished", file=sys.stderr)
+        tell("interrupted: what follows is of the rounds that were finished")
         code = 130
+    if not code and not any(records.values()):
+        raise ValueError("no question fits the context of a target")
     show(records, args)
     return code
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 from ..train.corpus import GROUPS
 
-COLUMNS = ["spread", "draft passes", "accepted", "exits", "draft/target/rest", "exact"]
+COLUMNS = ["spread", "draft passes", "accepted/published", "exits", "draft/target/rest", "exact"]
 
 
 def summarise(records):
@@ -59,10 +59,12 @@ def by_step(generations):
     def total(name):
         return sum(getattr(generation.stats, name) for generation in generations)
 
+    levels, roots = total("draft_levels"), total("root_levels")
     exits = sum((Counter(generation.stats.exit_counts) for generation in generations), Counter())
     return {
         "mat": mean_accepted_tokens(generations),
-        "rate": total("accepted") / max(1, total("draft_levels")),
+        "rate": total("accepted") / max(1, levels - roots),
+        "published": (total("accepted") + roots) / max(1, levels),
         "forwards": total("draft_forwards") / total("steps"),
         "exits": {layer: exits[layer] / exits.total() for layer in sorted(exits)},
         "draft": total("draft_seconds") / total("seconds"),
@@ -82,7 +84,7 @@ def target_table(summary):
             exits = " ".join(f"{layer}:{part:.0%}" for layer, part in row["exits"].items())
             parts = (row["draft"], row["target"], 1 - row["draft"] - row["target"])
             line += [f"{row['forwards']:.1f}"]
-            line += [f"{row['rate']:.0%}" if exits else "", exits]
+            line += [f"{row['rate']:.0%}/{row['published']:.0%}" if exits else "", exits]
             line += ["/".join(f"{part:.0%}" for part in parts), "yes" if row["exact"] else "NO"]
         lines.append(line + [""] * (len(lines[0]) - len(line)))
     return lines

@@ -10,7 +10,6 @@ the weights times the few rows as columns.
 import os
 import platform
 import re
-import sys
 import time
 from contextlib import contextmanager
 from functools import cache, partial
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..model import Block, LlamaConfig, RMSNorm
+from ..program import tell
 from ..user_cache import private_folder
 
 MOST_SUMS, MOST_HALF_SUMS = 8, 4  # rows; for more the library is ahead, earlier in half precision
@@ -91,19 +91,19 @@ def compiled(function, example, what, details):
 def made(function, example, what, file):
     """``function``, compiled and written to ``file``; stderr says so, and how long it took."""
     began = time.monotonic()
-    print(f"compiling {what} ...", end="", file=sys.stderr, flush=True)
+    tell(f"compiling {what} ...", end=" ")
     try:
         compile = torch.compile(function, fullgraph=True, dynamic=False)
         result = compile.aot_compile((example, {}))
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a cache that cannot be written
-        print(file=sys.stderr)
+        tell("")
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"{what} could not be compiled ({reason}); is a C++ compiler there, g++ or the one "
             f"that CXX names, and does {file.parent} have space?"
         ) from None
-    print(f" {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+    tell(f"{time.monotonic() - began:.1f} s")
     return result
 
 

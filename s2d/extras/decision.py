@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..draft import Prediction
-from ..files import staged_file
+from ..files import check_free, staged_file
 from ..weights.config import number, shown, whole
 
 FEATURES = ("hidden", "stats")
@@ -48,6 +48,7 @@ class Decision(nn.Module):
             return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True))
         probs = prediction.probs.float()
         entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
+        probs = nn.functional.pad(probs, (0, max(0, TOP - probs.shape[-1])))  # of few tokens
         return torch.cat((entropy, probs.topk(TOP).values), dim=-1)
 
     def forward(self, prediction):
@@ -99,8 +100,14 @@ def fingerprint(draft):
     return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
 
 
-def save_decision(decision, path):
+def check_decision(path, replace=False, read=()):
+    """``check_free`` for a file that is to be a decision model."""
+    check_free(path, "decision model", read_decision, replace, read)
+
+
+def save_decision(decision, path, replace=False):
     """One safetensors file, configuration included; written under another name first."""
+    check_decision(path, replace)
     config = {
         name: getattr(decision, name) for name in ("features", "hidden_size", "threshold", "draft")
     }

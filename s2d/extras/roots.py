@@ -68,7 +68,7 @@ def next_roots(first, logits, count, sampling):
     These are its next best, or drawn from the rest.
     """
     tokens = torch.tensor([first], device=logits.device)
-    probs = warp(logits, sampling.temperature or 1.0, sampling.top_p)
+    probs = warp(logits, sampling.temperature or 1.0, sampling.top_p, sampling.top_k)
     if count > 1:
         rest = without(probs, tokens[0])
         if sampling.greedy:

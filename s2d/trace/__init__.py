@@ -9,14 +9,13 @@ plain numbers; page.py puts these, page.js and page.css into one file that needs
 nothing about training and benchmark.
 """
 
-import sys
 from contextlib import contextmanager
 
-from ..program import one_line
+from ..program import tell
 from .page import check_page, write_page
-from .record import Recorder
+from .record import Recorder, in_force
 
-__all__ = ["Recorder", "check_page", "traced"]
+__all__ = ["Recorder", "check_page", "in_force", "traced"]
 
 
 @contextmanager
@@ -31,4 +30,4 @@ def traced(file, recorder):
                 write_page(recorder.data(), file)
             except OSError as error:
                 raise ValueError(f"{file} could not be written ({error.strerror})") from None
-            print(one_line(f"every step: {file}"), file=sys.stderr)
+            tell(f"every step: {file}")

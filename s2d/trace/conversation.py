@@ -1,32 +1,46 @@
 """A conversation on a terminal, a line a turn. Knows nothing about models or drafting."""
 
+import importlib
 import sys
+from contextlib import suppress
 
 from ..generate import start
-from .terminal import Streamed, gain
+from ..program import tell
+from .terminal import Streamed, announced, gain
+
+KEYS = "Ctrl-C ends an answer, Ctrl-D the conversation, /reset begins a new one; "
+KEYS += "a line that ends with \\ goes on in the next"
 
 
-def converse(target, tokenizer, template, options, first, colors):
+def converse(target, tokenizer, encode, options, first, colors):
     """Ctrl-C ends an answer, Ctrl-D all; what no longer fits the context is forgotten.
 
-    ``first`` is the first line, or None; ``options`` are those of ``start``.
+    ``encode``: messages -> the ids of their prompt; ``first`` is the first line, or None;
+    ``options`` are those of ``start``.
     """
-    print("Ctrl-C ends an answer, Ctrl-D the conversation", file=sys.stderr)
+    tell(KEYS)
+    if sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
+        with suppress(ImportError):  # with it, if Python has it, lines can be edited and come back
+            importlib.import_module("readline")
     if hasattr(sys.stdin, "reconfigure"):  # a line that is not UTF-8 takes no other with it
         sys.stdin.reconfigure(errors="surrogateescape")
     size, messages = target.config.max_position_embeddings, []
     for line in lines(first):
-        tokens = len(tokenizer.encode_chat([line], template))
+        if line == "/reset":
+            messages = []
+            tell("all is forgotten")
+            continue
+        tokens = len(encode([line]))
         if tokens >= size:
             tell(f"that makes {tokens} tokens, and the context holds {size}; say it in fewer words")
             continue
-        messages, prompt, forgotten = fit([*messages, line], tokenizer, template, options, size)
+        messages, prompt, forgotten = fit([*messages, line], encode, options, size)
         if forgotten:
             tell(f"the context of {size} tokens is full: turns forgotten: {forgotten}")
         generation = start(target, prompt, **options)
         streamed = Streamed(tokenizer, sys.stdout, colors)
         try:
-            for step in generation:
+            for step in announced(generation, len(prompt)):
                 streamed.add(step)
             result = gain(generation)
         except KeyboardInterrupt:
@@ -39,12 +53,12 @@ def converse(target, tokenizer, template, options, first, colors):
             tell(f"the context of {size} tokens is full: the answer ends here")
 
 
-def fit(messages, tokenizer, template, options, size):
+def fit(messages, encode, options, size):
     """The last of ``messages`` that leave space for an answer, their prompt, turns forgotten."""
-    forgotten, prompt = 0, tokenizer.encode_chat(messages, template)
+    forgotten, prompt = 0, encode(messages)
     while len(messages) > 1 and len(prompt) + min(options["max_new_tokens"], size // 4) > size:
         messages, forgotten = messages[2:], forgotten + 1
-        prompt = tokenizer.encode_chat(messages, template)
+        prompt = encode(messages)
     return messages, prompt, forgotten
 
 
@@ -57,10 +71,10 @@ def lines(first):
 
 
 def ask():
-    """A line from the user that says something; None at the end of input."""
+    """What the user types that says something; None at the end of input."""
     while True:
         try:
-            line = input("> ").strip()
+            line = typed().strip()
             line.encode()
             if line:
                 return line
@@ -72,5 +86,10 @@ def ask():
             tell("that line is not UTF-8")
 
 
-def tell(message):
-    print(message, file=sys.stderr)
+def typed():
+    """A line, and the next where it ends with a backslash."""
+    parts = [input("> ")]
+    with suppress(EOFError):
+        while parts[-1].endswith("\\"):
+            parts.append(input("... "))
+    return "\n".join(part.removesuffix("\\") for part in parts)

@@ -405,9 +405,10 @@ function whyVerify(step) {
 }
 
 function drawWords() {
-  const { target, draft, method, temperature, top_p, seed, exits, thresholds } = about;
+  const { target, draft, method, temperature, top_p, top_k, seed, exits, thresholds } = about;
   const said = [`target ${target}`, draft ? `draft ${draft}` : "no draft", `method ${method}`];
-  said.push(`temperature ${temperature}${top_p < 1 ? `, top-p ${top_p}` : ""}`, `seed ${seed}`);
+  const cut = (top_k ? `, top-k ${top_k}` : "") + (top_p < 1 ? `, top-p ${top_p}` : "");
+  said.push(`temperature ${temperature}${cut}`, `seed ${seed}`);
   if (exits.length) said.push(`exits ${exits.join(", ")} with thresholds ${thresholds.join(", ")}`);
   said.push(`${origins.length} tokens in ${steps.length} steps, ${(origins.length / steps.length).toFixed(2)} each`);
   said.push(exact ? "exact" : "not exact: the roots come from the target");

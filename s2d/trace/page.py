@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 from ..cache import KVCache
 from ..decode import Scorer, decode_step
 from ..draft import SortedDraft
-from ..files import stage_of, staged_file
+from ..files import check_free, stage_of, staged_file
 from ..sampling import warp
 from ..tree import ancestor_mask
 from ..verify import follow, residual, verify_chain, verify_sampled
@@ -26,10 +26,7 @@ CODE = (decode_step, Scorer.__call__, *DRAFTING, KVCache.keep, ancestor_mask, *V
 def check_page(file):
     """ValueError where ``file`` has no folder, or is in the way and no page written here."""
     file = Path(file)
-    ours = file.is_file() and file.read_bytes().startswith(BEGINNING.encode())
-    if file.is_symlink() or file.exists() and not ours:
-        what = "is in the way, and no page that was written here"
-        raise ValueError(f"{file} {what}; name another file or remove it first")
+    check_free(file, "page", lambda old: old.read_text("utf-8").startswith(BEGINNING), replace=True)
     try:
         with TemporaryFile(dir=file.parent, prefix=stage_of(file).name):  # a name as long
             pass

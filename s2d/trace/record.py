@@ -9,7 +9,7 @@ from inspect import signature
 
 import torch
 
-from ..generate import choose_exits, start
+from ..generate import TREE_METHODS, choose_exits, choose_shape, start
 from ..ngram import ORDER, NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import warp
@@ -26,14 +26,9 @@ class Recorder:
     def __init__(self, target, tokenizer, prompt, names, options):
         self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
         self.alone = None  # milliseconds that the target alone takes for a token
-        defaults = {name: each.default for name, each in signature(start).parameters.items()}
-        options = defaults | options
-        chosen = "draft method exits thresholds stop"
-        given = (options[name] for name in chosen.split())
-        exits, thresholds, stop = choose_exits(target, *given)
-        options |= {"exits": exits, "thresholds": thresholds}
-        options["stop"] = None if callable(stop) else stop
-        shown = "method temperature top_p seed init replacement exits thresholds stop"
+        options = in_force(target, options)
+        options["stop"] = None if callable(options["stop"]) else options["stop"]
+        shown = "method temperature top_p top_k seed init replacement exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
         self.ngrams, self.text = NGrams(options["datastore"]), []  # what exit 0 knows
         self.read(prompt)
@@ -84,6 +79,24 @@ class Recorder:
             "alone_ms": self.alone,
             "steps": self.steps,
         }
+
+
+def in_force(target, options):
+    """``options`` of ``start`` as they hold for ``target``, with every default."""
+    known = list(signature(start).parameters.values())[2:]  # after target and tokens
+    defaults = {each.name: each.default for each in known}
+    options = defaults | options
+    draft, method = options["draft"], options["method"]
+    given = (options[name] for name in ("exits", "thresholds", "stop"))
+    exits, thresholds, stop = choose_exits(target, draft, method, *given)
+    options |= {"exits": exits, "thresholds": thresholds, "stop": stop}
+    if method == "ar":
+        return options
+    layers = draft if exits[-1] > 0 else None
+    given = (options[name] for name in ("temperature", "draft_length", "tree"))
+    shape = choose_shape(target.config, layers, method, *given)
+    tree = method in TREE_METHODS
+    return options | ({"tree": vars(shape)} if tree else {"draft_length": shape.depth})
 
 
 def recorded(step, exits, replacement):

@@ -4,10 +4,14 @@ Knows nothing about models.
 """
 
 import os
-from itertools import cycle, groupby
+import sys
+from itertools import chain, cycle, groupby, islice
 
+from ..program import CONTROLS, tell
 from ..tokenizer import TextStream
 
+ENDS = {"eos": "EOS", "length": "--max-new-tokens", "context": "a full context", "": "interruption"}
+LONG = 256  # tokens of a prompt whose reading is announced
 COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first
 
 
@@ -36,19 +40,21 @@ def paint(text, color):
 class Streamed:
     """Writes tokens to ``out`` as steps come, or nowhere where that is None.
 
-    ``colors`` {exit: colour}: a token of the target is plain.
+    ``colors`` {exit: colour}: a token of the target is plain. A terminal is shown what it would
+    obey: a model can say anything.
     """
 
     def __init__(self, tokenizer, out, colors):
         self.stream, self.out, self.colors = TextStream(tokenizer), out, colors
+        self.shown = CONTROLS if out and out.isatty() else {}
 
     def add(self, step):
         if not self.colors:
-            self.write(self.stream.push(step.tokens))
+            self.write(self.stream.push(step.tokens).translate(self.shown))
             return
         for source, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
             text = self.stream.push([token for _, token in run])
-            self.write(paint(text, self.colors.get(source)))
+            self.write(paint(text.translate(self.shown), self.colors.get(source)))
 
     def write(self, text):
         if self.out is not None:
@@ -56,14 +62,30 @@ class Streamed:
 
     def finish(self):
         """The end of the line, or of what there is of it."""
-        self.write(self.stream.finish() + "\n")
+        self.write(self.stream.finish().translate(self.shown) + "\n")
+
+
+def announced(steps, count):
+    """``steps``; until the first comes, a terminal says that a long prompt is read."""
+    note = f"reading a prompt of {count} tokens ..."
+    if count < LONG or not sys.stderr.isatty():
+        yield from steps
+        return
+    steps = iter(steps)
+    tell(note, end="\r")
+    try:
+        first = list(islice(steps, 1))
+    finally:
+        print(" " * len(note), end="\r", file=sys.stderr, flush=True)
+    yield from chain(first, steps)
 
 
 def report(generation, method, colors=()):
     """The short block under the text, with a legend where there are colours."""
     stats, speed = generation.stats, generation.tokens_per_second
+    tokens, why = len(generation.tokens), ENDS[generation.ended]
     lines = [
-        f"tokens         {len(generation.tokens)} in {stats.seconds:.2f} s, {speed:.1f} tokens/s",
+        f"tokens         {tokens} in {stats.seconds:.2f} s, {speed:.1f} tokens/s, ended by {why}",
         f"steps          {stats.steps}, mean accepted tokens {stats.mean_accepted_tokens:.2f}",
     ]
     if drafted := sum(stats.exit_counts.values()):
@@ -86,11 +108,14 @@ def gain(generation):
     return f"{len(generation.tokens)} tokens in {passes}, {speed:.1f} tokens/s"
 
 
-def as_json(generation, prompt, tokenizer):
-    """What ``--json`` prints, as a dictionary."""
+def as_json(generation, prompt, tokenizer, about):
+    """What ``--json`` prints, as a dictionary; ``about``: the models and options it came from."""
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_forwards seconds"
+    names += " published_acceptance_rate"
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
     stats["tokens_per_second"] = generation.tokens_per_second
-    about = {"prompt_tokens": len(prompt), "exact": generation.exact, "stats": stats}
-    return {"text": tokenizer.decode(generation.tokens), "tokens": generation.tokens} | about
+    answer = {"text": tokenizer.decode(generation.tokens), "tokens": generation.tokens}
+    answer |= {"prompt_tokens": len(prompt), "exact": generation.exact}
+    answer |= {"ended": generation.ended or "interrupted"}
+    return answer | about | {"stats": stats}

@@ -8,8 +8,9 @@ import torch
 
 from ..extras.decision import FEATURES
 from ..extras.parallel import joined
-from ..program import Parser, run_program
+from ..program import REPLACE, Parser, numbers, path, run_program, seed, tell
 from ..weights import check_device, load_model
+from ..weights.adapter import folders_read
 from ..weights.config import read_config
 from ..weights.datastore import DATASTORE
 from .decision import train_decision
@@ -40,17 +41,22 @@ def run(args, mesh=None):
     if args.program == "soft":
         soft(args, mesh)
     elif args.program == "mini":
-        train_mini(args.out, args.device, args.seed, args.resume, args.millions)
+        train_mini(args.out, args.device, args.seed, args.resume, args.millions, args.replace)
     elif args.program == "text":
         out = args.out or args.target / DATASTORE
-        make_datastore(args.target, out, args.millions, args.files, args.device, args.seed)
+        how = args.device, args.seed, args.replace
+        make_datastore(args.target, out, args.millions, args.files, *how)
+        if out.resolve() == (args.target / DATASTORE).resolve():
+            tell("later runs of this target draft from it by default, because it is in its folder")
     else:
         train_decision(args)
 
 
 def soft(args, mesh):
     """Refuse what cannot be trained, before anything is loaded that takes long; then train."""
-    check_out(args.out, args.resume)
+    run = Run(args.out, args.device, args.seed, args.resume, mesh, args.replace)
+    read = [folder for path in (args.init, args.teacher) if path for folder in folders_read(path)]
+    check_out(run, [*read, args.text, None if args.data in ("mini", "self") else args.data])
     exits = args.exits
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != args.layers:
         within = f"the draft's {args.layers} layers and end with the last"
@@ -64,7 +70,6 @@ def soft(args, mesh):
     distillation = teacher_of(args, recipe, config) if args.teacher else None
     text = args.text or args.out.with_name(args.out.name + ".self.jsonl")
     rows = rows_of(args.init, args.data, args.device, recipe, args.millions, args.seed, text)
-    run = Run(args.out, args.device, args.seed, args.resume, mesh)
     how = dict(distillation=distillation, rank=args.lora, keep=args.draft_vocabulary)
     train_soft(args.init, exits, rows, recipe, run, **how)
 
@@ -98,62 +103,60 @@ def check_length(recipe, path, config):
         raise ValueError(f"rows of {recipe.length} tokens are longer than {longest}; give --length")
 
 
-def numbers(text):
-    return tuple(int(part) for part in text.split(","))
-
-
 def parse(arguments):
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(dest="program", required=True)
 
     def program(name, what):
         each = programs.add_parser(name, help=what)
-        each.add_argument("--device", default="auto")
-        each.add_argument("--seed", type=int, default=0)
+        each.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...")
+        each.add_argument("--seed", type=seed, default=0, help="of all random numbers")
+        each.add_argument("--replace", action="store_true", help=REPLACE)
         return each
 
     # What --data mini has by default is the recipe of mini-draft, what a file has the paper's.
     add = program("soft", "a sorted draft from the first layers of a Llama").add_argument
-    add("--init", type=Path, required=True, help="folder of the Llama to cut from")
+    add("--init", type=path, required=True, help="folder of the Llama to cut from")
     add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
-    add("--exits", type=numbers, required=True, help="layers it predicts after, e.g. 6,9,12")
+    add("--exits", type=numbers(int), required=True, help="layers it predicts after, e.g. 6,9,12")
     add("--data", default="mini", help="ShareGPT JSON, mini (the corpus) or self (the Llama's own)")
-    add("--text", type=Path, help="where the Llama's own text is kept; default: beside --out")
+    add("--text", type=path, help="where the Llama's own text is kept; default: beside --out")
     add("--lora", type=int, metavar="RANK", help="learn and save only low-rank adapters")
     add("--draft-vocabulary", type=int, metavar="K", help="draft only the K likeliest tokens")
-    add("--out", type=Path, required=True)
+    add("--out", type=path, required=True, help="folder to write the draft to")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--batch", type=int, help="rows of a step, over all processes")
     add("--micro-batch", type=int, help="rows that go through the model at once; gradients add up")
     add("--length", type=int, help="tokens of a row")
     add("--lr", type=float, help="peak learning rate")
-    add("--epochs", type=int)
+    add("--epochs", type=int, help="times that all rows are learnt from")
     add("--millions", type=float, default=DRAFT_TOKENS, help="million tokens of mini or of answers")
-    add("--teacher", type=Path, help="a model's folder: its distributions are learnt as well")
+    add("--teacher", type=path, help="a model's folder: its distributions are learnt as well")
     add("--kd", choices=DIVERGENCES, default="forward", help="how far from the teacher's")
 
     add = program("mini", "the miniature family, from nothing").add_argument
-    add("--out", type=Path, default=Path("family"))
+    add("--out", type=path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--millions", type=float, help="million training tokens of each; default: its own")
 
     add = program("decision", "when a draft should stop").add_argument
-    add("--target", type=Path, required=True)
-    add("--draft", type=Path, required=True)
-    add("--out", type=Path, required=True, help="the safetensors file to write")
-    add("--features", choices=FEATURES, default="stats")
+    add("--target", type=path, required=True, help="folder of the model that accepts or not")
+    add("--draft", type=path, required=True, help="folder of the draft that is to stop")
+    add("--out", type=path, required=True, help="the safetensors file to write")
+    add("--features", choices=FEATURES, default="stats", help="hidden states, or figures of q")
     add("--data", default="mini", help="ShareGPT JSON file, or mini for the built-in corpus")
     add("--prompts", type=int, default=400, help="answered twice each; a fifth is kept out")
-    add("--epochs", type=int, default=6)
+    add("--epochs", type=int, default=6, help="times that all of them are learnt from")
     add("--threshold", type=float, default=0.4, help="stop where no path is as likely as this")
 
     text = program("text", "a datastore to draft from")
     add = text.add_argument
-    add("--target", type=Path, required=True, help="whose tokens, and who writes")
-    add("--out", type=Path, help="the safetensors file to write; default: in the target's folder")
+    add("--target", type=path, required=True, help="whose tokens, and who writes")
+    add("--out", type=path, help="the safetensors file; default: in the target's folder")
     source = text.add_mutually_exclusive_group(required=True)
     source.add_argument("--millions", type=float, help="million tokens of answers to sample")
-    source.add_argument("--from", type=Path, nargs="+", dest="files", metavar="FILE")
+    given = dict(nargs="+", dest="files", metavar="FILE", help="text in UTF-8, instead of answers")
+    source.add_argument("--from", type=path, **given)
     return parser.parse_args(arguments)
 
 

@@ -3,18 +3,19 @@
 Improved MCSD (arXiv 2409.10644, "decision model"). Knows nothing about trees.
 """
 
-import sys
 from itertools import islice
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..chat import chat_template
-from ..extras.decision import Decision, fingerprint, read_decision, save_decision
+from ..extras.decision import Decision, check_decision, fingerprint, save_decision
 from ..generate import start
+from ..program import tell
 from ..sampling import warp
 from ..tokenizer import Tokenizer
 from ..weights import load_model, placement
+from ..weights.adapter import folders_read
 from .dialogues import dialogues_of
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
@@ -76,19 +77,10 @@ def auc(scores, labels):
     return ((ranks[index][positive].sum() - n * (n + 1) / 2) / max(1, n * m)).item()
 
 
-def check_replaceable(path):
-    """Raise ValueError where a file at ``path`` is none of this program's. Ask before the work."""
-    try:
-        if path.exists():
-            read_decision(path)
-    except ValueError:
-        there = f"{path} is there already and is no decision model"
-        raise ValueError(f"{there}; name another file") from None
-
-
 def train_decision(args):
     """The program: collect, fit, show how good it is on prompts kept out, save."""
-    check_replaceable(args.out)
+    read = [*folders_read(args.target), *folders_read(args.draft)]
+    check_decision(args.out, args.replace, [*read, args.data if args.data != "mini" else None])
     if not 0.0 <= args.threshold <= 1.0 or min(args.prompts, args.epochs) < 1:
         got = f"got {args.threshold:g}, {args.prompts} and {args.epochs}"
         raise ValueError(f"the threshold is within 0..1, prompts and epochs at least 1; {got}")
@@ -99,7 +91,7 @@ def train_decision(args):
     kept_out = len(prompts) // 5
     if not kept_out:
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")
-    print(f"on {placement(target, draft)}", file=sys.stderr, flush=True)
+    tell(f"on {placement(target, draft)}")
     torch.manual_seed(args.seed)
     decision = Decision(args.features, draft.config.hidden_size, args.threshold, fingerprint(draft))
     models = decision.to(args.device), target, draft
@@ -107,8 +99,8 @@ def train_decision(args):
     unseen, unseen_labels = collect(*models, prompts[:kept_out])
     losses = fit_decision(decision, features, labels, args.epochs, args.seed)
     for epoch, loss in enumerate(losses, 1):
-        print(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}", file=sys.stderr, flush=True)
+        tell(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}")
     with torch.inference_mode():
         scores = decision.layers(unseen)[:, 0]
     print(f"kept out: {len(scores)} drafted tokens, AUC {auc(scores, unseen_labels):.3f}")
-    save_decision(decision, args.out)
+    save_decision(decision, args.out, args.replace)

@@ -1,7 +1,6 @@
 """From dialogues to rows of tokens and labels. Knows nothing about models."""
 
 import json
-import sys
 from array import array
 from collections import Counter
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..program import tell
 from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
@@ -40,7 +40,7 @@ def read_sharegpt(path):
     skipped = Counter(reason for reason, _ in checked if reason)
     if skipped:
         reasons = ", ".join(f"{count} ({reason})" for reason, count in skipped.most_common())
-        print(f"records passed over: {reasons}", file=sys.stderr)
+        tell(f"records passed over: {reasons}")
     return [texts for reason, texts in checked if not reason]
 
 

@@ -73,7 +73,7 @@ def save_checkpoint(path, model, optimizer, step, identity):
     """
     state, alone = state_of(model, optimizer, step), not dist.is_initialized()
     first = alone or dist.get_rank() == 0
-    folder = staged_folder(path, "checkpoint") if first else nullcontext(stage_of(path))
+    folder = staged_folder(path, "checkpoint", True) if first else nullcontext(stage_of(path))
     with folder as folder, warnings.catch_warnings(action="ignore", category=UserWarning):
         if first:
             (folder / IDENTITY).write_text(json.dumps(identity))

@@ -105,25 +105,26 @@ def make_tokenizer(folder, seed):
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
 
 
-def train_mini(out, device, seed, resume, millions=None):
+def train_mini(out, device, seed, resume, millions=None, replace=False):
     """Train the family in the order in which it becomes useful; ``millions`` replace each one's."""
     if millions is not None:
         corpus_rows(millions, MINI)  # refused before a tokenizer is made, not after it
     out.mkdir(parents=True, exist_ok=True)
     names = ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
     wanted = [name for name in names if not (resume and (out / name).is_dir())]
+    how = dict(resume=resume, replace=replace)
     for name in wanted:  # before hours of work: what is in the way of the last one shows too
-        check_out(out / name, resume)
+        check_out(Run(out / name, **how))
     with tempfile.TemporaryDirectory() as folder:
         if set(wanted) & set(TARGETS):
             make_tokenizer(Path(folder), seed)
         for name in wanted:
             if name == "mini-draft":
-                parent, run = out / "mini-7b", Run(out / name, device, seed + 1, resume)
+                parent, run = out / "mini-7b", Run(out / name, device, seed + 1, **how)
                 rows = rows_of(parent, "mini", device, MINI, millions or DRAFT_TOKENS, run.seed)
                 train_soft(parent, DRAFT_EXITS, rows, MINI, run, DRAFTING)
             else:
-                train_target(name, Run(out / name, device, seed, resume), folder, millions)
+                train_target(name, Run(out / name, device, seed, **how), folder, millions)
 
 
 def train_target(name, run, tokenizer, millions):

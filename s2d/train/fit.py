@@ -1,7 +1,6 @@
 """Training a Llama's exits by AdamW, with checkpoints. Knows nothing about text."""
 
 import math
-import sys
 import time
 import zlib
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import torch
 
 from ..extras.parallel import from_rank_0
 from ..files import check_free, former_of
+from ..program import tell
 from ..soft import soft_losses
 from ..weights import checksum, placement
 from .distributed import Objective, load_checkpoint, save_checkpoint, shard
@@ -34,13 +34,17 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the folder it makes, where, and whether it goes on from a checkpoint."""
+    """One training: the folder it makes, where, and whether it goes on from a checkpoint.
+
+    With ``replace`` that folder may be there, if it is ours.
+    """
 
     out: Path
     device: str = "cpu"
     seed: int = 0
     resume: bool = False
     mesh: Any = None  # of the processes among which it is divided, if there are several
+    replace: bool = False
 
 
 def checkpoint_of(out):
@@ -69,13 +73,18 @@ def training_identity(model, exits, tokens, labels, recipe, seed, distillation):
     return identity | {"teacher": teacher}
 
 
-def check_out(out, resume):
-    """Raise ValueError where a training to ``out`` could not be saved, or would overwrite one."""
-    check_free(out)
-    checkpoint = checkpoint_of(out)
-    if not resume and any(path.exists() for path in (checkpoint, former_of(checkpoint))):
+def check_out(run, read=()):
+    """Raise ValueError where a ``run`` could not be saved, or would replace what it may not.
+
+    Not even with --resume may it remove a checkpoint's folder that is not ours.
+    """
+    check_free(run.out, replace=run.replace, read=read)
+    checkpoint = checkpoint_of(run.out)
+    check_free(checkpoint, "checkpoint", replace=True, read=read)
+    if not run.resume and any(path.exists() for path in (checkpoint, former_of(checkpoint))):
         unfinished = f"{checkpoint} is of a training that was cut short"
         raise ValueError(f"{unfinished}; go on with --resume, or remove it")
+    run.out.parent.mkdir(parents=True, exist_ok=True)
 
 
 def adamw(model, recipe):
@@ -96,7 +105,7 @@ def fit(model, exits, rows, recipe, run, distillation=None):
     tokens, labels = rows
     checkpoint, mesh, device = checkpoint_of(run.out), run.mesh, model.device
     identity = training_identity(model, exits, tokens, labels, recipe, run.seed, distillation)
-    check_out(run.out, run.resume)
+    check_out(run)
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
     if recipe.batch % (ranks * recipe.micro_batch):
         parts = f"among {ranks} processes by {recipe.micro_batch} rows"
@@ -139,7 +148,7 @@ def fit_and_tell(model, exits, rows, recipe, run, distillation=None):
     training = fit(model, exits, rows, recipe, run, distillation)
     for count, (step, losses) in enumerate(training, 1):
         if count == 1:
-            print(f"{run.out.name} on {placement(model)}", file=sys.stderr, flush=True)
+            tell(f"{run.out.name} on {placement(model)}")
         clock = time.monotonic()
         if clock - shown > 10 or step == steps:
             shown, speed = clock, count / (clock - began)
@@ -147,4 +156,4 @@ def fit_and_tell(model, exits, rows, recipe, run, distillation=None):
             line = f"{run.out.name} step {step}/{steps}  loss {by_exit}  "
             line += f"{speed * recipe.batch * recipe.length:.0f} tokens/s  "
             line += f"{(steps - step) / speed / 60:.1f} min left"
-            print(line, file=sys.stderr, flush=True)
+            tell(line)

@@ -4,13 +4,13 @@ Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4). 
 gradients and steps.
 """
 
-import shutil
-import sys
 from dataclasses import replace
 
 import torch
 
 from ..chat import chat_template
+from ..files import remove_ours
+from ..program import tell
 from ..tokenizer import Tokenizer
 from ..weights import load_model, save_adapter, save_model
 from .dialogues import dialogues_of, one_a_row, pack
@@ -93,7 +93,7 @@ def among(kept, labels, vocab_size):
     found = positions[labels.where(labels >= 0, vocab_size)]
     learnt, inside = (labels >= 0).sum().item(), (found >= 0).sum().item()
     outside = f"{1 - inside / max(1, learnt):.1%} of {learnt} tokens are outside"
-    print(f"draft vocabulary: {outside}", file=sys.stderr)
+    tell(f"draft vocabulary: {outside}")
     return found
 
 
@@ -104,8 +104,8 @@ def train_and_save(model, exits, rows, recipe, run, init, distillation=None):
     """
     fit_and_tell(model, exits, rows, recipe, run, distillation)
     if pairs := adapter_pairs(model):
-        save_adapter(model, pairs, SCALE, run.out, init)
+        save_adapter(model, pairs, SCALE, run.out, init, run.replace)
     elif whole := gathered(model, run.mesh):
-        save_model(whole, run.out, init)
+        save_model(whole, run.out, init, replace=run.replace)
     if run.mesh is None or run.mesh.get_local_rank() == 0:
-        shutil.rmtree(checkpoint_of(run.out), ignore_errors=True)
+        remove_ours(checkpoint_of(run.out), "checkpoint")

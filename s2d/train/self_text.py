@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import random
-import sys
 import time
 from collections import deque
 
@@ -17,6 +16,7 @@ import torch
 
 from ..chat import ChatTemplate
 from ..files import drop_half_line, whole_lines
+from ..program import tell
 from ..weights import checksum
 from .corpus import read_tables
 
@@ -183,5 +183,5 @@ def sample_to(file, model, tokenizer, template, wanted, seed):
             speed = (count - old) / (said - began)
             line = f"{file.name}: {count} answer tokens of {wanted:.0f}, {speed:.0f} tokens/s, "
             line += f"{max(0, wanted - count) / speed / 60:.1f} min left"
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
     return records

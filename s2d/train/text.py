@@ -1,19 +1,20 @@
 """A datastore for exit 0: what a model answers to its own questions, or any text."""
 
-import sys
 from itertools import accumulate
 
 from ..chat import chat_template
+from ..program import tell
 from ..tokenizer import Tokenizer
 from ..weights import checksum, load_model
+from ..weights.adapter import folders_read
 from ..weights.config import read_config
-from ..weights.datastore import check_replaceable, end_of, tokenizer_checksum, write_datastore
+from ..weights.datastore import check_datastore, end_of, tokenizer_checksum, write_datastore
 from .self_text import sample_to, ways_to_ask
 
 
-def make_datastore(target, out, millions, files, device, seed):
+def make_datastore(target, out, millions, files, device, seed, replace):
     """Write ``out``, of the text in ``files`` or, without any, of ``millions`` sampled tokens."""
-    check_replaceable(out)
+    check_datastore(out, replace, [*folders_read(target), *(files or ())])
     config, tokenizer, source = read_config(target), Tokenizer(target), "text"
     about = end_of(config, target), config.vocab_size, tokenizer_checksum(target)
     if files:
@@ -30,8 +31,8 @@ def make_datastore(target, out, millions, files, device, seed):
         documents, source = [after[1:] + record["a"] for record in records], checksum(model)
         ends = accumulate(len(record["a"]) for record in records)
         documents = documents[: 1 + sum(end < millions * 1e6 for end in ends)]
-    tokens = write_datastore(out, documents, *about, source)
-    print(f"{out}: {len(documents)} documents, {len(tokens)} tokens", file=sys.stderr)
+    tokens = write_datastore(out, documents, *about, source, replace)
+    tell(f"{out}: {len(documents)} documents, {len(tokens)} tokens")
 
 
 def read_text(file):

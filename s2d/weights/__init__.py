@@ -127,12 +127,15 @@ def parameter_shapes(model):
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30):
+def save_model(
+    model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30, replace=False
+):
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    The tokenizer's files come from the folder ``tokenizer_from``. ``path``: see ``staged_folder``.
+    The tokenizer's files come from the folder ``tokenizer_from``. ``path`` and ``replace``: see
+    ``staged_folder``.
     """
-    with staged_folder(path) as stage:
+    with staged_folder(path, replace=replace) as stage:
         if tokenizer_from:
             copy_companions(Path(tokenizer_from), stage)
         parameters = model.named_parameters()
@@ -141,13 +144,13 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard
         write_config(model, stage, dtype)
 
 
-def save_adapter(model, pairs, scale, path, base):
+def save_adapter(model, pairs, scale, path, base, replace=False):
     """Write adapters in PEFT's layout: ``pairs`` {weight's name: (A, B)} change those in ``base``.
 
     The tokenizer is that of the base.
     """
     path, dtype = Path(path), torch.bfloat16
-    with staged_folder(path) as stage:
+    with staged_folder(path, replace=replace) as stage:
         pairs = {name: (a.to("cpu", dtype), b.to("cpu", dtype)) for name, (a, b) in pairs.items()}
         write_adapter(stage, os.path.relpath(Path(base).resolve(), path.resolve()), pairs, scale)
         write_config(model, stage, dtype)

@@ -10,33 +10,31 @@ python -m s2d.weights check weights/vicuna-7b                    # will it load?
 import json
 import math
 import sys
-from pathlib import Path
 
 import torch
 
-from ..files import staged_folder
-from ..program import Parser, run_program
+from ..files import check_free, staged_folder
+from ..program import REPLACE, Parser, one_line, path, run_program, tell
 from ..tokenizer import Tokenizer
 from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
 from .adapter import CONFIG as ADAPTER
-from .adapter import Adapter
-from .config import read_config
+from .adapter import folders_read
+from .config import read_config, unread_settings
 from .get import ON_THE_HUB, PACKAGES, get
 from .gguf import GGUFFile
 from .pickled import PickledShards
 from .shards import read_tensors, write_shards
 
 
-def convert(source, destination, dtype):
+def convert(source, destination, dtype, replace=False):
     """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one.
 
     ``dtype`` None keeps what the tensors have, but for quantised ones, which become float32.
     """
     kind = GGUFFile if source.suffix.lower() == ".gguf" else PickledShards
     shards = kind(source, dtype)
-    if destination.exists():
-        raise ValueError(f"{destination} is there already; remove it first or name another folder")
-    with staged_folder(destination) as stage:
+    check_free(destination, replace=replace, read=[source])
+    with staged_folder(destination, replace=replace) as stage:
         written = write_shards(shards, stage)
         if missing := [name for name in shards.shapes if name not in written]:
             raise ValueError(f"{source}: {len(missing)} tensors are missing, {missing[0]} first")
@@ -51,18 +49,18 @@ def convert(source, destination, dtype):
             report = check(stage)
         except (ValueError, OSError) as error:
             raise ValueError(str(error).replace(str(stage), str(destination))) from None
-    print(report.replace(str(stage), str(destination)))
+    print(one_line(report.replace(str(stage), str(destination))))
 
 
-def merge(source, destination):
+def merge(source, destination, replace=False):
     """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes."""
     if not (source / ADAPTER).is_file():
         raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
-    base = Adapter(source).base
-    if destination.resolve() in (source.resolve(), base.resolve()):
-        raise ValueError(f"{destination} is what would be merged; name another folder")
-    save_model(load_model(source, "cpu", "float32"), destination, base, torch.float32)
-    print(f"{destination} is written")
+    read = folders_read(source)
+    check_free(destination, replace=replace, read=read)
+    model = load_model(source, "cpu", "float32")
+    save_model(model, destination, read[-1], torch.float32, replace=replace)
+    print(one_line(f"{destination} is written"))
 
 
 def check(path):
@@ -109,10 +107,11 @@ def main(arguments=None):
     converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")
     merging = programs.add_parser("merge", help="an adapter and its base -> an ordinary folder")
     for each in (converting, merging):
-        each.add_argument("source", type=Path, metavar="SRC")
-        each.add_argument("destination", type=Path, metavar="DST")
+        each.add_argument("source", type=path, metavar="SRC")
+        each.add_argument("destination", type=path, metavar="DST")
+        each.add_argument("--replace", action="store_true", help=REPLACE)
     checking = programs.add_parser("check", help="whether a folder will load, and why not")
-    checking.add_argument("folder", type=Path, metavar="DIR")
+    checking.add_argument("folder", type=path, metavar="DIR")
     return run_program("weights", run, parser.parse_args(arguments))
 
 
@@ -120,11 +119,13 @@ def run(args):
     if args.program == "get":
         get(args.name, convert)
     elif args.program == "merge":
-        merge(args.source, args.destination)
+        merge(args.source, args.destination, args.replace)
     elif args.program == "check":
-        print(check(args.folder))
+        print(one_line(check(args.folder)))
+        if line := unread_settings(args.folder):
+            tell(line)
     else:
-        convert(args.source, args.destination, DTYPES.get(args.dtype))
+        convert(args.source, args.destination, DTYPES.get(args.dtype), args.replace)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,11 @@ def write_adapter(folder, base, pairs, scale):
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
+def folders_read(path):
+    """The folders that loading the model in ``path`` reads: it and, of an adapter, its base's."""
+    return [path, Adapter(path).base] if (path / CONFIG).is_file() else [path]
+
+
 class Adapter:
     """The adapter in ``folder``; ``base`` is the folder of the model that it changes.
 
@@ -76,9 +81,16 @@ class Adapter:
                 how = f"get it with: python -m s2d.weights get {self.base.name}"
             name = self.base if base.startswith((".", "/")) else base  # else perhaps a hub's id
             raise FileNotFoundError(f"{folder} is an adapter of {name}, which is not there; {how}")
+        if (self.base / CONFIG).is_file():
+            how = "merge that first: python -m s2d.weights merge"
+            raise ValueError(f"{folder} is an adapter of {self.base}, which is one itself; {how}")
 
     def changes(self, shapes):
         """{name: change (out, in) in float32} of the weights among ``shapes`` that it changes."""
+        pickled = self.file.with_name("adapter_model.bin")
+        if pickled.is_file() and not self.file.is_file():
+            how = f"save it as {TENSORS}, as PEFT does by default"
+            raise ValueError(f"{pickled} is pickled, and only safetensors are read; {how}")
         with opened(self.file) as file:
             for name in file.keys():
                 check_dtype(self.file, name, file.get_slice(name).get_dtype(), FULL)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..model import LlamaConfig
 from .fields import errors_name, flag, number, numbers, read_json, refuse_unknown, shown, whole
-from .special_tokens import read_special_tokens, text_of
+from .special_tokens import read_special_tokens, read_tokenizer_json
 
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 # What may stand in an object about rotation, or beside it.
@@ -39,12 +39,25 @@ INERT = set(
     "tokenizer_class max_sequence_length model_max_length tokenizer_model_max_length is_decoder "
     "is_llama_config id2label label2id num_labels problem_type finetuning_task unsloth_version "
     "unsloth_fixed unsloth_tracked tf_legacy_loss do_sample temperature top_k top_p typical_p "
-    "repetition_penalty length_penalty max_length min_length no_repeat_ngram_size "
-    "num_return_sequences num_beams encoder_no_repeat_ngram_size num_beam_groups "
-    "diversity_penalty early_stopping output_scores return_dict_in_generate "
-    "remove_invalid_values".split()
+    "length_penalty max_length num_return_sequences num_beam_groups diversity_penalty "
+    "early_stopping output_scores return_dict_in_generate remove_invalid_values".split()
 )
+# what ``unread_settings`` tells of,
+TOLD = {"repetition_penalty", "min_length", "num_beams", "no_repeat_ngram_size"}
+TOLD.add("encoder_no_repeat_ngram_size")
 # and what is null.
+GENERATION = "generation_config.json"
+# What it may say besides without a change of greedy text: how text is sampled, how it is computed.
+INERT_THERE = set(
+    "_from_model_config min_p top_h epsilon_cutoff eta_cutoff max_new_tokens renormalize_logits "
+    "cache_implementation cache_config max_cache_len output_logits is_assistant low_memory use_mtp "
+    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
+    "prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit assistant_lookbehind "
+    "target_lookbehind assistant_ensemble_weight speculation_type compile_config disable_compile "
+    "continuous_batching_config prefill_chunk_size".split()
+)
+OFF = dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 1)
+OFF |= {"num_beams": 1, "guidance_scale": 1}  # 0, null, or an empty list for all others
 
 
 def read_config(path):
@@ -55,37 +68,59 @@ def read_config(path):
     raw = read_json(path / "config.json")
     with errors_name(path / "config.json"):
         config = config_from_dict(raw)
-    return replace(config, eos_token_ids=answer_ends(path, config))
+    said = raw.get("eos_token_id") is not None  # and not only the default
+    return replace(config, eos_token_ids=answer_ends(path, config, said))
 
 
-def answer_ends(path, config):
-    """The ids at which a folder's model ends an answer.
+def answer_ends(path, config, said):
+    """The ids at which a folder's model ends an answer; ``said``: config.json names some.
 
-    generation_config.json has the last word over config.json. Where the tokenizer calls a token
-    its end, as chat models do with the end of a turn, that is one too.
+    generation_config.json has the last word, and where the tokenizer calls a token its end, as chat
+    models do with the end of a turn, that is one too. So lists of several lengths are no
+    contradiction (Llama 3's are); one that has nothing in common with what both others say is.
     """
-    ids, generation = config.eos_token_ids, path / "generation_config.json"
-    raw = read_json(generation, missing={})
+    raw, end = read_json(path / GENERATION, missing={}), tokenizers_end(path, config.vocab_size)
+    ids = own = config.eos_token_ids
     if raw.get("eos_token_id") is not None:
-        with errors_name(generation):
+        with errors_name(path / GENERATION):
             ids = eos_ids(raw, config.vocab_size)
+    if said and own and not {*own, *end}.intersection(ids):
+        both = f"{list(own)} in config.json, but {list(ids)} in {GENERATION}"
+        raise ValueError(f"{path}: eos_token_id is {both}; make them agree")
+    return tuple(dict.fromkeys((*ids, *end)))
+
+
+def tokenizers_end(path, vocab_size):
+    """The id, in a tuple, of the token that the tokenizer's files call its end, if they say it."""
     beside = read_special_tokens(path)
-    known = {token.text: token.id for token in beside.added.values() if token.id is not None}
-    if not known:  # transformers 5 leaves them in tokenizer.json alone
-        every = read_json(path / "tokenizer.json", missing={}).get("added_tokens")
-        tokens = every if isinstance(every, list) else []
-        known = {text_of(token): token.get("id") for token in tokens if isinstance(token, dict)}
-    end = known.get(beside.names.get("eos_token", ""))
-    if type(end) is int and 0 <= end < config.vocab_size:
-        ids = (*ids, end)
-    return tuple(dict.fromkeys(ids))
+    name, known = beside.names.get("eos_token"), {t.text: t.id for t in beside.added.values()}
+    if name and known.get(name) is None:  # transformers 5 leaves it in tokenizer.json alone
+        known = {token.text: token.id for token in read_tokenizer_json(path)[1]}
+    end = known.get(name)
+    return () if end is None or not 0 <= end < vocab_size else (end,)
+
+
+def unread_settings(folder):
+    """One line on settings that change transformers' greedy text and are not read here, or None.
+
+    They are in generation_config.json or, where there is none, in config.json.
+    """
+    file = Path(folder) / GENERATION
+    file = file if file.is_file() else file.with_name("config.json")
+    inert = INERT | INERT_THERE | READ | ONLY.keys()
+    values = {key: value for key, value in read_json(file).items() if key not in inert and value}
+    found = [f"{key} {shown(values[key])}" for key in values if values[key] != OFF.get(key)]
+    if not found:
+        return None
+    does = "which transformers applies and this project does not: greedy text differs"
+    return f"{file} sets {', '.join(found)}, {does}"
 
 
 def config_from_dict(raw):
     """The fields of a config.json -> LlamaConfig; ValueError names the first that is not good."""
     if raw.get("quantization_config") is not None:
         raise ValueError("it has a quantization_config; quantised weights are not supported")
-    refuse_unknown(raw | {"model_type": str(raw.get("model_type"))}, READ | INERT, ONLY)
+    refuse_unknown(raw | {"model_type": str(raw.get("model_type"))}, READ | INERT | TOLD, ONLY)
     heads = whole(raw, "num_attention_heads")
     defaults = {"num_key_value_heads": heads, "max_position_embeddings": 2048}
     defaults["head_dim"] = whole(raw, "hidden_size") // heads

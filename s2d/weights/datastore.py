@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..extras.datastore import Datastore
-from ..files import staged_file
+from ..files import check_free, staged_file
 from .config import read_config
-from .fields import read_json
+from .special_tokens import read_tokenizer_json
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
 KIND = "s2d datastore"
@@ -29,10 +29,9 @@ def tokenizer_checksum(folder):
     file = Path(folder) / "tokenizer.model"
     if file.is_file():
         return f"{zlib.crc32(file.read_bytes()):08x}"
-    raw = read_json(file.with_suffix(".json"))
-    added = sorted((token["id"], token["content"]) for token in raw.get("added_tokens", []))
-    vocabulary = json.dumps([raw["model"]["vocab"], added], sort_keys=True)
-    return f"{zlib.crc32(vocabulary.encode()):08x}"
+    vocabulary, added = read_tokenizer_json(file.parent)
+    added = sorted((token.id, token.text) for token in added)
+    return f"{zlib.crc32(json.dumps([vocabulary, added], sort_keys=True).encode()):08x}"
 
 
 def find_datastore(target, draft):
@@ -95,18 +94,14 @@ def _read(path):
         raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
 
 
-def check_replaceable(path):
-    """Raise ValueError where ``path`` is anything else than a datastore, which must not be lost."""
-    path = Path(path)
-    if path.is_symlink() or path.exists() and not path.is_file():
-        raise ValueError(f"{path} is in the way, and no file; name another with --out")
-    if path.exists() and _read(path)[1] is None:
-        raise ValueError(f"{path} is no datastore, so it is not replaced; name another with --out")
+def check_datastore(path, replace=False, read=()):
+    """``check_free`` for a file that is to be a datastore."""
+    check_free(path, "datastore", lambda file: _read(file)[1] is not None, replace, read)
 
 
-def write_datastore(path, documents, eos, vocab_size, tokenizer, source):
+def write_datastore(path, documents, eos, vocab_size, tokenizer, source, replace=False):
     """Write lists of ids, an ``eos`` after each; returns the tokens (N,). ``source`` says whose."""
-    check_replaceable(path)
+    check_datastore(path, replace)
     ids = [token for ids in documents for token in (ids if ids[-1:] == [eos] else [*ids, eos])]
     tokens = torch.tensor(ids, dtype=torch.int32)
     if vocab_size <= 2**16:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from contextlib import contextmanager
 
 LARGEST = 2**24  # for sizes: far above any Llama, far below what cannot be computed with
@@ -23,13 +24,21 @@ def read_json(path, kind=dict, missing=None):
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing")
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({shown(str(error))[1:-1]})") from None
     if not isinstance(raw, kind):
         expected = {dict: "JSON object", list: "list"}[kind]
         raise ValueError(f"{path} holds a {type(raw).__name__}, no {expected}")
     return raw
+
+
+def each_once(pairs):
+    """A JSON object; ValueError where a key is there twice: readers differ in which counts."""
+    if len(pairs) > len(dict(pairs)):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{shown(key)} is there twice")
+    return dict(pairs)
 
 
 def shown(value):

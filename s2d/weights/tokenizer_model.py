@@ -6,7 +6,7 @@ from itertools import groupby
 from sentencepiece import SentencePieceProcessor
 
 from .fields import shown
-from .special_tokens import AddedToken, split_at
+from .special_tokens import AddedToken, read_tokenizer_json, split_at
 
 NO_PREFIX = b"\x1a\x02\x18\x00"  # of a tokenizer.model: normalizer_spec { add_dummy_prefix: false }
 CLASSES = ("LlamaTokenizer", "CodeLlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
@@ -29,15 +29,15 @@ class SentencePieceModel:
             self.pieces = self.bare
         self.prefixed = self.pieces.encode("a") != self.bare.encode("a")
         self.legacy, self.size = beside.config.get("legacy"), self.pieces.vocab_size()
-        self.tokens = self._own_tokens() | dict(self._tokens_beside(path, beside.added))
+        self.tokens = self._own_tokens() | dict(self._tokens_beside(path, beside))
         self.texts = {token.id: token.text for token in self.tokens.values()}
         self.special = {token.id for token in self.tokens.values() if token.special}
         self.vocab_size = max([self.size - 1, *self.texts]) + 1
         own = {"bos_token": self.pieces.bos_id(), "eos_token": self.pieces.eos_id()}
-        ids = {name: number for name, number in own.items() if number >= 0}
+        ids = {name: number for name, number in beside.without_null(own).items() if number >= 0}
         ids |= beside.named_ids(path, {text: token.id for text, token in self.tokens.items()})
         self.bos_id, self.eos_id = ids.get("bos_token"), ids.get("eos_token")
-        begins = beside.config.get("add_bos_token") is not False and self.bos_id is not None
+        begins = beside.config.get("add_bos_token", True) and self.bos_id is not None
         self.start = [self.bos_id] if begins else []
 
     def _own_tokens(self):
@@ -46,9 +46,26 @@ class SentencePieceModel:
         own = (i for i in range(self.size) if pieces.is_control(i) or pieces.is_unknown(i))
         return {pieces.id_to_piece(i): AddedToken(pieces.id_to_piece(i), i) for i in own}
 
-    def _tokens_beside(self, path, added):
+    def _added(self, path, beside):
+        """{text: AddedToken} of the files beside it; a tokenizer.json may know more than others."""
+        vocabulary, listed = read_tokenizer_json(path.parent)
+        by_config, added = beside.config.get("added_tokens_decoder"), dict(beside.added)
+        for token in listed:
+            known = added.get(token.text, token)
+            if known.id not in (None, token.id):
+                disagree(path, token.text, token.id, known.id, "the files beside it")
+            if known.id is None or by_config is None:
+                added[token.text] = replace(token, special=token.special or known.special)
+        ids = {text: token.id for text, token in added.items()}
+        ids |= {self.pieces.id_to_piece(i): i for i in range(self.size if vocabulary else 0)}
+        for text, number in vocabulary.items() if isinstance(vocabulary, dict) else ():
+            if ids.get(text) != number:
+                disagree(path, text, number, ids.get(text), path.name)
+        return added
+
+    def _tokens_beside(self, path, beside):
         """Yield (text, AddedToken) of the added tokens; those that are pieces have their ids."""
-        for text, token in added.items():
+        for text, token in self._added(path, beside).items():
             known = self.pieces.piece_to_id(text)  # that of what is unknown, if it is no piece
             if self.pieces.id_to_piece(known) != text:
                 known = token.id if token.id is not None and token.id >= self.size else None
@@ -79,6 +96,11 @@ class SentencePieceModel:
                 texts += [self.texts.get(token, "") for token in run]
         text = "".join(texts)
         return text.removeprefix(" ") if self.prefixed else text
+
+
+def disagree(path, text, number, other, source):
+    both = f"is token {shown(number)} in tokenizer.json, but {other} in {source}"
+    raise ValueError(f"{path.parent}: {shown(text)} {both}; make them agree")
 
 
 def load_pieces(content):
