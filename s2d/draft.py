@@ -155,9 +155,18 @@ class SortedDraft:
     exact = True
 
     def __init__(
-        self, model, exits, thresholds, shape, capacity, least=0.0, policy=None, table=None
+        self,
+        model,
+        exits,
+        thresholds,
+        shape,
+        capacity,
+        least=0.0,
+        policy=None,
+        table=None,
+        costs=None,
     ):
-        self.model, self.table, self.shape = model, table, shape
+        self.model, self.table, self.shape, self.costs = model, table, shape, costs
         self.exits, self.thresholds, self.least, self.policy = exits, thresholds, least, policy
         owner = model or table
         self.device, self.dtype = owner.device, owner.dtype
@@ -240,7 +249,7 @@ class SortedDraft:
         # A round of layers is a pass, over as many nodes as there may be children. A table's
         # answers are cheap: one at a time, until the best paths are known.
         rounds, width = (levels, self.shape.top_k) if self.segments else (self.shape.size, 1)
-        return GrowingTree(self.shape, levels, rounds, width, self.least, self.device)
+        return GrowingTree(self.shape, levels, rounds, width, self.least, self.device, self.costs)
 
     def tails(self, context, tree):
         """The last tokens at each node of a tree's frontier, which exit 0 is asked about."""

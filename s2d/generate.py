@@ -12,6 +12,7 @@ from .decode import Stats, Step, clock, decode, number, numbers
 from .draft import NoDraft, SortedDraft, Table
 from .model import Llama
 from .ngram import NGrams
+from .proposal import worth_a_row
 from .sampling import Sampler, Sampling
 from .tree import Dynamic, KConfig
 
@@ -22,21 +23,23 @@ LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number square
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
 TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does
 TABLE_DRAWN = (2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accepted more often
+PAYING = 1.35  # times a pass over one row: a pass that checks TABLE_DRAWN may take so long
 # What stands in a draft's config, for exit 0 alone.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
 TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
-FREE_ROW, STATIC_ROW, DEAR_ROW = 0.05, 0.2, 0.3  # least path: half precision; compiled; float32
+LEAST = 0.03  # path of exit 0 that is still followed; what of it is sent is decided by costs
 
 
 class Generation:
     """An answer in the making: iterating over it decodes, a Step at a time.
 
     ``tokens`` are the new ones so far, with EOS last if it was produced; ``stats`` is a Stats of
-    the steps so far; ``exact`` tells whether the method is lossless.
+    the steps so far; ``exact`` tells whether the method is lossless. ``costs``: seconds of a pass
+    over 1, 2, ... rows, where they decide what is sent.
     """
 
-    def __init__(self, steps: Iterator[Step], exact: bool, eos_token_ids, ends):
-        self.steps, self.exact = steps, exact
+    def __init__(self, steps: Iterator[Step], exact: bool, eos_token_ids, ends, costs):
+        self.steps, self.exact, self.costs = steps, exact, costs
         self.eos_token_ids, self.ends = eos_token_ids, ends  # {number of tokens: why no more}
         self.tokens: list[int] = []
         self.stats = Stats()
@@ -97,12 +100,13 @@ def start(
 
     "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``:
     the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
-    from the draft's config (for exit 0 alone: TABLE_ALONE, and TABLE_DRAWN above T = 0), for "mcsd"
-    it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without ``replacement``;
-    those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a number, where
-    a path is less probable than that (of a chain, the product of its confidences: draft.py), or a
-    decision model (extras/decision.py). By default chains have the draft's, its trees none, and
-    exit 0 alone FREE_ROW, STATIC_ROW or DEAR_ROW.
+    from the draft's config (for exit 0 alone: TABLE_ALONE, above T = 0 TABLE_DRAWN if that pays),
+    for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without
+    ``replacement``; those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a
+    number, where a path is less probable than that (of a chain, the product of its confidences:
+    draft.py), or a decision model (extras/decision.py). By default chains have the draft's, its
+    trees none, and exit 0 alone LEAST; of its tree as many nodes are sent then as give the most
+    tokens a second by what passes cost here (extras/products.py).
 
     ``init`` "target" takes the first level of each tree from the target's last distribution
     (extras/roots.py). With several roots that is not lossless.
@@ -110,7 +114,7 @@ def start(
     Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError
     for anything that cannot be run.
     """
-    began, config = clock(target.device), target.config
+    config, costs = target.config, None
     tokens = numbers(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
     longest = number(max_new_tokens, "max_new_tokens", int, 1)
     n, size = len(tokens), config.max_position_embeddings
@@ -118,15 +122,21 @@ def start(
     sampling = make_sampling(target.device, temperature, top_p, top_k, seed, replacement)
     check_method(config, draft, method, init)
     limit = min(n + longest, size)
+    if method != "ar":
+        from .extras.products import ready_for_rows
+
+        costs = ready_for_rows(target, draft)
+    began = clock(target.device)
     if method == "ar":
         drafting = exits, thresholds, draft_length, tree, stop, datastore, replacement or None
         refuse(any(option is not None for option in drafting), "method 'ar' drafts nothing")
         drafter = NoDraft(target.device)
     else:
+        by_costs = stop is None and init == "draft"
         exits, thresholds, stop = choose_exits(target, draft, method, exits, thresholds, stop)
         refuse(datastore and 0 not in exits, f"a datastore is for exit 0, not for {list(exits)}")
         layers = draft if exits[-1] > 0 else None
-        shape = choose_shape(config, layers, method, temperature, draft_length, tree)
+        shape = choose_shape(config, layers, method, temperature, draft_length, tree, costs)
         drawn = method in TREE_METHODS and shape.fixed
         refuse(replacement and not drawn, "replacement is for siblings of a tree of fixed shape")
         table = make_table(target, datastore) if exits[0] == 0 else None
@@ -135,7 +145,10 @@ def start(
             from .extras.decision import PathStop
 
             least, policy = 0.0, PathStop(stop)
-        drafter = SortedDraft(layers, exits, thresholds, shape, limit, least, policy, table)
+        costs = costs[: shape.size + 1] if costs and by_costs and exits == (0,) else None
+        if costs:
+            least = max(least, worth_a_row(costs))
+        drafter = SortedDraft(layers, exits, thresholds, shape, limit, least, policy, table, costs)
         if init == "target":
             from .extras.roots import TargetRoots
 
@@ -146,7 +159,7 @@ def start(
         drafter = FirstDecides(drafter, target.device)
     steps = decode(target, tokens, drafter, sampling, limit)
     ends = {size - n: "context", longest: "length"}  # "length" where both are true
-    generation = Generation(steps, drafter.exact, config.eos_token_ids, ends)
+    generation = Generation(steps, drafter.exact, config.eos_token_ids, ends, costs)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 
@@ -200,8 +213,7 @@ def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
     thresholds = tuple(numbers(thresholds, "thresholds", float, 0, 1))
     refuse(len(thresholds) != len(exits), f"{exits=} need as many thresholds, got {thresholds}")
     if stop is None and exits == (0,):
-        row = DEAR_ROW if target.dtype.itemsize > 2 else STATIC_ROW if target.compiled else FREE_ROW
-        stop = FREE_ROW if target.device.type == "cuda" else row
+        stop = LEAST
     elif stop is None:
         stop = 0.0 if method in TREE_METHODS else config.draft_stop
     judges = callable(stop) and hasattr(stop, "threshold")  # a decision model
@@ -209,13 +221,16 @@ def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
     return exits, thresholds, stop if judges else number(stop, "stop", float, 0, 1)
 
 
-def choose_shape(target_config, draft, method, temperature, draft_length=None, tree=None):
+def choose_shape(
+    target_config, draft, method, temperature, draft_length=None, tree=None, costs=None
+):
     """The shape of tree a method drafts; ValueError where it fits neither method nor models."""
     config = draft.config if draft else TABLE_ALONE
     if method in TREE_METHODS:
         refuse(draft_length is not None, f"method {method!r} drafts a tree; give its shape")
         if tree is None:
-            growing = Dynamic(*config.draft_tree) if draft or not temperature else TABLE_DRAWN
+            drawn = temperature > 0 and (costs is None or costs[4] < PAYING * costs[0])
+            growing = Dynamic(*config.draft_tree) if draft or not drawn else TABLE_DRAWN
             tree = K_CONFIG if method == "mcsd" else growing
         grows = isinstance(tree, Dynamic)
         counts = numbers(tree.numbers if grows else tree, "tree", int, 1, LARGEST_TREE)

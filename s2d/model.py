@@ -131,13 +131,16 @@ class Attention(nn.Module):
 
     def forward(self, x, rope, mask, cache, layer):
         B, T, _ = x.shape
-        q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
-        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
-        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        heads = (each.view(B, T, -1, self.head_dim).transpose(1, 2) for each in self.project(x))
+        q, k, v = heads  # (B, H, T, D), (B, G, T, D), (B, G, T, D)
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.write(layer, k, v)  # (B, G, S+T, D)
         return self.o_proj(attend(q, k, v, mask).transpose(1, 2).reshape(B, T, -1))
+
+    def project(self, x):
+        """Queries, keys and values, (B, T, their heads * D) each."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
 
 class MLP(nn.Module):
@@ -150,7 +153,11 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.project(x)
+        return self.down_proj(F.silu(gate) * up)
+
+    def project(self, x):
+        return self.gate_proj(x), self.up_proj(x)
 
 
 class Block(nn.Module):
@@ -186,8 +193,9 @@ class Llama(nn.Module):
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
         self.register_buffer("draft_vocabulary", None, persistent=False)  # see keep_tokens
-        self.register_buffer("draft_head", None, persistent=False)
+        self.draft_head = None
         self.compiled = False  # whether its passes are (extras/static.py)
+        self.row_costs = None  # seconds of passes by rows, once they are known (extras/products.py)
         self.mesh = None  # of a model that is divided among processes (extras/parallel.py)
 
     @property
@@ -255,16 +263,17 @@ class Llama(nn.Module):
         """
         self.draft_vocabulary = tokens.to(self.device)
         head = self.lm_head.weight.detach()[self.draft_vocabulary]  # (K, hidden)
-        by_columns = self.lm_head.weight.stride(0) == 1
-        self.draft_head = head.t().contiguous().t() if by_columns else head
+        self.draft_head = nn.Linear(*head.shape[::-1], bias=False, device="meta")
+        del self.draft_head.weight  # no parameter: it is a copy of some
+        self.draft_head.register_buffer("weight", head, persistent=False)
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
         """As ``logits``, (..., K) for the K tokens of ``draft_vocabulary``; without one, all V."""
         if self.draft_vocabulary is None:
             return self.logits(hidden)
-        learning = self.lm_head.weight.requires_grad
-        head = self.lm_head.weight[self.draft_vocabulary] if learning else self.draft_head
-        return F.linear(self.model["norm"](hidden), head)
+        if self.lm_head.weight.requires_grad:  # the copy does not learn
+            return F.linear(self.model["norm"](hidden), self.lm_head.weight[self.draft_vocabulary])
+        return self.draft_head(self.model["norm"](hidden))
 
     def forward(self, tokens: Tensor, **given) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V); ``given``: positions, mask, cache of run_layers."""

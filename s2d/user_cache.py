@@ -4,9 +4,14 @@ Knows nothing about what the files hold.
 """
 
 import os
+import platform
+import re
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from stat import S_ISLNK, S_ISVTX
+
+import torch
 
 
 def private_folder(*names):
@@ -52,3 +57,19 @@ def refuse_foreign(path, allowed=0):
         refuse_foreign(target, allowed)
     elif found.st_mode & 0o022 and not found.st_mode & allowed:
         raise ValueError(f"{path} can be written by other users; remove it, or chmod go-w it")
+
+
+def key_of(parts):
+    return sha256(repr(parts).encode()).hexdigest()
+
+
+def machine():
+    """What costs and compiled code depend on: the processor and PyTorch's version."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:  # not Linux
+        first = ""
+    kept = r"^(?:vendor_id|cpu family|model|stepping|flags|CPU |Features|isa).*$"
+    processor = re.findall(kept, first, flags=re.MULTILINE) or platform.processor()
+    capability = torch.backends.cpu.get_cpu_capability()
+    return platform.node(), platform.machine(), processor, capability, torch.__version__

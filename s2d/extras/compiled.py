@@ -1,19 +1,16 @@
 """Compiled code for a block and a head of a Llama: made once, kept on disk, for any context length.
 
 Knows nothing about KV caches, padding or recording. A product of a few rows costs what reading the
-weights costs, if each weight is read once for all rows. Libraries are made for many rows. So the
-compiler is shown a sum a row, and fuses the sums into one loop over the weights. Where a processor
-has instructions for products of bfloat16, the library is ahead if it is asked the other way round:
-the weights times the few rows as columns.
+weights costs, if each weight is read once for all rows. Libraries are made for many rows. So for
+one row or two the compiler is shown a sum a row, and fuses the sums into one loop over the weights.
+For more it calls the library, on weights that were laid out for it once (products.py) where that is
+the quickest: compiled code takes these like any others.
 """
 
 import os
-import platform
-import re
 import time
 from contextlib import contextmanager
 from functools import cache, partial
-from hashlib import sha256
 from pathlib import Path
 
 import torch
@@ -22,10 +19,12 @@ from torch.overrides import TorchFunctionMode
 
 from ..model import Block, LlamaConfig, RMSNorm
 from ..program import tell
-from ..user_cache import private_folder
+from ..user_cache import key_of, machine, private_folder
+from .costs import SIZES
+from .products import quicken_block
 
-MOST_SUMS, MOST_HALF_SUMS = 8, 4  # rows; for more the library is ahead, earlier in half precision
-HALF_PRODUCTS = torch.cpu._is_avx512_bf16_supported()  # instructions for products of bfloat16
+FEW = 2  # rows for which sums are the quickest
+MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
@@ -43,10 +42,15 @@ def shape_of(config):
 
 
 @cache
-def compiled_block(shape, rows, dtype):
-    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache."""
+def compiled_block(shape, rows, dtype, way):
+    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache.
+
+    ``way``: how ``product`` multiplies.
+    """
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
+    quickest = "by_layout" if way == "by_layout" else "by_linear"
+    quicken_block(block, shape, [quickest] * (SIZES[-1] + 1))
     hidden, rope = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
     length = 8 * rows + 5  # any number but one that means something else here
     kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
@@ -54,18 +58,18 @@ def compiled_block(shape, rows, dtype):
     mask = new(rows, length)
     for tensor, dim in ((keys, 2), (values, 2), (mask, 1)):
         torch._dynamo.mark_dynamic(tensor, dim)
-    example = block, hidden, rope, mask, torch.arange(rows), keys, values
+    example = way, block, hidden, rope, mask, torch.arange(rows), keys, values
     what = f"a block of width {shape.hidden_size}, rows: {rows}"
-    return compiled(run_block, example, what, (shape, dtype))
+    return compiled(run_block, example, what, (shape, dtype, way))
 
 
 @cache
-def compiled_head(shape, tokens, rows, dtype):
+def compiled_head(shape, tokens, rows, dtype, way):
     """``run_head`` for a vocabulary of ``tokens`` and so many rows."""
     norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype).requires_grad_(False)
     head, hidden = (torch.zeros(n, shape.hidden_size, dtype=dtype) for n in (tokens, rows))
     what = f"a head of {tokens} tokens, rows: {rows}"
-    return compiled(run_head, (norm, head, hidden), what, (shape, dtype))
+    return compiled(run_head, (way, norm, head, hidden), what, (shape, dtype, way))
 
 
 def compiled(function, example, what, details):
@@ -107,22 +111,6 @@ def made(function, example, what, file):
     return result
 
 
-def key_of(parts):
-    return sha256(repr(parts).encode()).hexdigest()
-
-
-def machine():
-    """What compiled code depends on besides its source: the processor and PyTorch's version."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:  # not Linux
-        first = ""
-    kept = r"^(?:vendor_id|cpu family|model|stepping|flags|CPU |Features|isa).*$"
-    processor = re.findall(kept, first, flags=re.MULTILINE) or platform.processor()
-    capability = torch.backends.cpu.get_cpu_capability()
-    return platform.node(), platform.machine(), processor, capability, torch.__version__
-
-
 @contextmanager
 def kept_by_pytorch_in(folder):
     """Have PyTorch compile by OPTIONS and keep it all in ``folder``, where only the user can write.
@@ -131,6 +119,7 @@ def kept_by_pytorch_in(folder):
     """
     from torch._inductor import config  # takes a second to import
 
+    teach_compiler()
     name = "TORCHINDUCTOR_CACHE_DIR"
     former = os.environ.get(name)
     mask = os.umask(0o077)
@@ -143,6 +132,25 @@ def kept_by_pytorch_in(folder):
         os.environ.pop(name)
         if former is not None:
             os.environ[name] = former
+
+
+# Compiled code calls the library for this operation, whatever layout the weight then has. PyTorch's
+# own name of it is for weights that are constants of the code.
+OPERATION = torch.library.Library("s2d", "DEF")
+OPERATION.define("by_layout(Tensor x, Tensor weight) -> Tensor")
+OPERATION.impl("by_layout", lambda x, weight: x.new_empty((*x.shape[:-1], len(weight))), "Meta")
+
+
+@cache
+def teach_compiler():
+    """Tell it what code to write for OPERATION."""
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.mkldnn_ir import LinearUnary
+
+    @register_lowering(torch.ops.s2d.by_layout.default, type_promotion_kind=None)
+    def lower(x, weight):
+        return TensorBox.create(LinearUnary.create(x, weight, None, "none", [], ""))
 
 
 class Written:
@@ -158,38 +166,50 @@ class Written:
         return self.keys, self.values
 
 
-def run_block(block, hidden, rope, mask, slots, keys, values):
+def run_block(way, block, hidden, rope, mask, slots, keys, values):
     """Hidden states (1, T, hidden) through one block."""
     if hidden.is_cuda:
         return block(hidden, rope, mask, Written(slots, keys, values), 0)
-    with Streaming():
+    with Streaming(way):
         return block(hidden, rope, mask, Written(slots, keys, values), 0)
 
 
-def run_head(norm, head, hidden):
+def run_head(way, norm, head, hidden):
     """Hidden states (R, hidden) -> logits (R, V)."""
-    with Streaming():
+    with Streaming(way):
         return F.linear(norm(hidden), head)
 
 
 class Streaming(TorchFunctionMode):
-    """Shows the compiler sums in place of matrix products and attention."""
+    """Shows the compiler what to do in place of matrix products and attention."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is F.linear:
-            return product(*args[:2])
+            return product(*args[:2], self.way)
         if function is F.scaled_dot_product_attention:
             return attention(*args, **kwargs)
         return function(*args, **(kwargs or {}))
 
 
-def product(x, weight):
+def way_of(rows, quickest):
+    """How ``product`` multiplies so many rows; ``quickest``: of the ways of products.py."""
+    if rows > FEW and quickest in ("by_layout", "from_left"):
+        return quickest
+    return "sums" if rows <= MOST_SUMS else "by_linear"
+
+
+def product(x, weight, way):
     """x (..., T, in) times ``weight`` (out, in) -> (..., T, out); as F.linear."""
-    T = x.shape[-2]
-    if T > 1 and HALF_PRODUCTS and x.dtype == torch.bfloat16:
+    if way == "by_layout":
+        return torch.ops.s2d.by_layout(x, weight)
+    if way == "from_left":
         columns = x.reshape(-1, x.shape[-1]).t()  # (in, T)
         return (weight @ columns).t().reshape(*x.shape[:-1], -1)
-    if T > (MOST_SUMS if x.dtype.itemsize > 2 else MOST_HALF_SUMS):
+    if way == "by_linear":
         return x @ weight.t()
     x = x.contiguous()
     x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once a use
@@ -200,13 +220,9 @@ def product(x, weight):
 def attention(q, k, v, attn_mask, enable_gqa=False):
     """As F.scaled_dot_product_attention, whose arguments they are; a mask (T, S) is given."""
     B, H, T, D = q.shape
-    if T > 1:  # a group's heads together: libraries are as fast here, and sums compile slowly
-        # Half precision is slower: for each new length the library makes code of its own.
-        wide = torch.promote_types(q.dtype, torch.float32)
-        grouped = q.to(wide).reshape(B, k.shape[1], -1, D) * D**-0.5
-        scores = grouped @ k.to(wide).transpose(-1, -2)  # (B, G, H/G * T, S)
-        scores = scores.view(B, k.shape[1], -1, T, k.shape[2]) + attn_mask
-        return (scores.softmax(dim=-1).flatten(2, 3) @ v.to(wide)).view(B, H, T, D).to(q.dtype)
+    if T > 1:  # a group's heads as queries: keys and values are read once
+        queries, mask = q.reshape(B, k.shape[1], -1, D), attn_mask.repeat(H // k.shape[1], 1)
+        return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask).view(B, H, T, D)
     q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)
     scores = (q * k[:, :, None]).sum(dim=-1) + attn_mask  # (B, G, H/G, S)
     return (scores.softmax(dim=-1)[..., None] * v[:, :, None]).sum(dim=-2).view(B, H, T, D)

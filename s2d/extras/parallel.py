@@ -19,12 +19,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from ..proposal import Proposal
 from ..tree import TokenTree
 from ..verify import Verdict
-from ..weights import check_device, empty_model, load_model, parameter_shapes
+from ..weights import check_device, load_model
 from ..weights.config import read_config
 
 # Which dimension of a weight is divided; everything else, the norms, is whole on every rank.
@@ -114,27 +114,30 @@ def load_target(path, device, dtype, mesh):
         return tuple(slices)
 
     model = load_model(path, device, dtype, share=part)
-    for name, shape in parameter_shapes(empty_model(config)).items():
-        module, _, leaf = name.rpartition(".")
-        if (dim := DIVIDED.get(module.split(".")[-1])) is not None:
-            owner = model.get_submodule(module)
-            whole = dict(shape=torch.Size(shape), stride=(shape[1], 1))
-            weight = DTensor.from_local(getattr(owner, leaf), mesh, [Shard(dim)], **whole)
-            setattr(owner, leaf, nn.Parameter(weight, requires_grad=False))
-    if config.tie_word_embeddings:
-        model.lm_head.weight = model.model["embed_tokens"].weight
+    for block in model.model["layers"]:
+        for last in (block.self_attn.o_proj, block.mlp.down_proj):
+            last.register_forward_hook(sum_over_ranks)
+    embedding = model.model["embed_tokens"]
+    whole = dict(shape=torch.Size((config.vocab_size, config.hidden_size)))
+    whole["stride"] = config.hidden_size, 1
+    weight = DTensor.from_local(embedding.weight, mesh, [Shard(0)], **whole)
+    embedding.weight = nn.Parameter(weight, requires_grad=False)
+    parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate()))
+    model.lm_head.register_forward_hook(partial(joined_logits, mesh, config.vocab_size))
     # Of this rank: its KV caches hold no other heads.
     own = dict(num_attention_heads=heads // ranks, num_key_value_heads=kv_heads // ranks)
     model.config = replace(model.config, **own)
     model.mesh = mesh
-    return parallelize_module(model, mesh, tensor_plan())
+    return model
 
 
-def tensor_plan():
-    """Which weights are divided how. The embedding takes whole tensors, the LM head gives them."""
-    ways = ColwiseParallel, RowwiseParallel  # of weights divided in dimension 0, in dimension 1
-    layers = [name for name in DIVIDED if name.endswith("_proj")]
-    plan = {f"model.layers.*.*.{name}": ways[DIVIDED[name]]() for name in layers}
-    plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
-    plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
-    return plan
+def sum_over_ranks(module, inputs, output):
+    """After a product with a part of a weight's columns: each rank has one summand."""
+    dist.all_reduce(output)
+
+
+def joined_logits(mesh, vocab_size, module, inputs, output):
+    """After the LM head: each rank has the logits (..., part of V); returns (..., V)."""
+    shape = torch.Size((*output.shape[:-1], vocab_size))
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(output, mesh, [Shard(-1)], shape=shape, stride=stride).full_tensor()

@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
-from .compiled import compiled_block, compiled_head, run_block, shape_of
+from .compiled import compiled_block, compiled_head, run_block, shape_of, way_of
+from .costs import SIZES, kept, padded, time_passes
 from .graphs import SHORTEST, Recordings, bucket
+from .products import lay_out, quicken
 
-ROWS = 1, 2, 4, 8, 16  # passes are padded up to these; prompts and large trees run as they are
+ROWS = SIZES  # passes are padded up to these; prompts and large trees run as they are
 
 
 class StaticLlama(Llama):
@@ -30,6 +32,7 @@ class StaticLlama(Llama):
         super().__init__(config)
         self.compiled = True
         self.recordings = Recordings()
+        self.sizes = ROWS  # that are compiled
         self.shape = shape_of(config)
         self.longest = config.max_position_embeddings + ROWS[-1]  # positions with the padding's
         new = partial(self.register_buffer, persistent=False)
@@ -40,13 +43,32 @@ class StaticLlama(Llama):
         new("chains", chains.triu(diagonal=self.longest + 1))  # has every chain's mask as a part
 
     def prepare(self):
-        """Compile for every size in ROWS. Raises ValueError where no C++ compiler works."""
+        """Compile for every size in ROWS. Raises ValueError where no C++ compiler works.
+
+        What is quicker as it is stays so.
+        """
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
-        head = self.lm_head.weight if self.draft_head is None else self.draft_head
+        head = self.draft_head or self.lm_head
         for rows in ROWS:
-            compiled_block(self.shape, rows, self.dtype)
-            compiled_head(self.shape, len(head), rows, self.dtype)
+            compiled_block(self.shape, rows, self.dtype, self.way(rows))
+            compiled_head(self.shape, head.out_features, rows, self.dtype, self.way(rows))
+        ways = [self.way(rows) for rows in ROWS]
+        timed = kept(("compiled", self.config, self.dtype, ways), self.time_both)
+        pairs = zip(ROWS, timed["compiled"], timed["plain"])
+        self.sizes = [rows for rows, compiled, plain in pairs if compiled <= plain]
+
+    def way(self, rows):
+        """How a compiled pass over so many rows multiplies."""
+        return way_of(rows, self.lm_head.names[rows])
+
+    def time_both(self):
+        """Seconds of passes over each of ROWS, compiled and as they are."""
+        lay_out(self)
+        timed = {}
+        for name, self.sizes in (("plain", ()), ("compiled", ROWS)):
+            timed[name] = time_passes(self)
+        return timed
 
     def new_cache(self, capacity, start=0, stop=None, batch=1):
         padded_capacity = capacity + ROWS[-1]
@@ -62,7 +84,9 @@ class StaticLlama(Llama):
         gpu = on_gpu(hidden.device)
         if S == 0 or B > 1 or T > ROWS[-1] or S + T > self.longest - ROWS[-1]:
             return super().run_layers(hidden, start, stop, positions, mask, cache)
-        rows = padded_to(T)
+        rows = padded(T)
+        if rows not in self.sizes:
+            return super().run_layers(hidden, start, stop, positions, mask, cache)
         stop = self.config.num_hidden_layers if stop is None else stop
         length = bucket(S + rows) if gpu else S + rows  # slots of the cache that the pass reads
         slots = self.slots[S : S + rows]  # of them, those that it writes
@@ -72,9 +96,10 @@ class StaticLlama(Llama):
             mask = padded_mask(mask, S + T, rows, length)
         positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
         rope = self.rope_cos[positions], self.rope_sin[positions]
-        inputs = padded(hidden, rows), *rope, mask, slots
-        run = run_block if gpu else compiled_block(self.shape, rows, hidden.dtype)
-        blocks = partial(self.blocks, run, start, stop, cache, length)
+        inputs = filled(hidden, rows), *rope, mask, slots
+        way = None if gpu else self.way(rows)
+        run = run_block if gpu else compiled_block(self.shape, rows, hidden.dtype, way)
+        blocks = partial(self.blocks, partial(run, way), start, stop, cache, length)
         if gpu:
             hidden = self.recordings.run((cache, start, stop, rows, length), blocks, inputs)
         else:
@@ -90,7 +115,7 @@ class StaticLlama(Llama):
         return hidden
 
     def logits(self, hidden):
-        return self.compiled_logits(super().logits, self.lm_head.weight, hidden)
+        return self.compiled_logits(super().logits, self.lm_head, hidden)
 
     def draft_logits(self, hidden):
         if self.draft_vocabulary is None:
@@ -98,12 +123,17 @@ class StaticLlama(Llama):
         return self.compiled_logits(super().draft_logits, self.draft_head, hidden)
 
     def compiled_logits(self, eager, head, hidden):
-        """Hidden (R, hidden) -> logits (R, V) by ``head`` (V, hidden), or by ``eager``."""
-        if on_gpu(hidden.device) or hidden.dim() != 2 or len(hidden) > ROWS[-1]:
+        """Hidden (R, hidden) -> logits (R, V) by the Product ``head``, or by ``eager``."""
+        T = hidden.shape[-2]
+        if on_gpu(hidden.device) or hidden.dim() != 2 or T > ROWS[-1]:
             return eager(hidden)
-        rows = padded_to(len(hidden))
-        run = compiled_head(self.shape, len(head), rows, hidden.dtype)
-        return run(self.model["norm"], head, padded(hidden, rows))[: len(hidden)]
+        rows = padded(T)
+        if rows not in self.sizes:
+            return eager(hidden)
+        way = self.way(rows)
+        run = compiled_head(self.shape, head.out_features, rows, hidden.dtype, way)
+        weight = head.packed if way == "by_layout" else head.weight
+        return run(way, self.model["norm"], weight, filled(hidden, rows))[:T]
 
 
 def static_twin(model):
@@ -114,7 +144,10 @@ def static_twin(model):
     twin.load_state_dict(weights, assign=True)
     if model.draft_vocabulary is not None:
         twin.keep_tokens(model.draft_vocabulary)
-    twin.to(device=model.device, dtype=model.dtype).eval().prepare()
+    twin.to(device=model.device, dtype=model.dtype).eval()
+    if not on_gpu(model.device):
+        quicken(twin)
+    twin.prepare()
     return twin
 
 
@@ -122,12 +155,7 @@ def on_gpu(device):
     return device.type == "cuda"
 
 
-def padded_to(rows):
-    """The size a pass over so many rows is padded up to."""
-    return next(size for size in ROWS if size >= rows)
-
-
-def padded(hidden, rows):
+def filled(hidden, rows):
     """(..., T, hidden) -> (..., rows, hidden); the last is repeated: a norm may not bear zeros."""
     T = hidden.shape[-2]
     if T == rows:

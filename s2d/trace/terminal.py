@@ -92,6 +92,11 @@ def report(generation, method, colors=()):
         counts = sorted(stats.exit_counts.items())
         parts = [f"{count / drafted:.0%} {exit_name(layer)}" for layer, count in counts]
         lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
+    if generation.costs:
+        alone, *others = generation.costs
+        times = f"{others[-1] / alone:.1f} times as long here as one that checks none"
+        lines.append(f"passes         one that checks {len(others)} drafted tokens takes {times};")
+        lines.append("               so each step sends as many as give the most tokens a second")
     if colors:
         legend = [paint(exit_name(layer), color) for layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")

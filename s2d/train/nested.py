@@ -67,7 +67,7 @@ def train_soft(
     only adapters are learnt. With ``keep`` it drafts only so many tokens, its labels' commonest.
     """
     tokens, labels = rows
-    model = load_model(init, run.device, "float32", num_layers=exits[-1]).requires_grad_(True)
+    model = load_model(init, run.device, "float32", exits[-1], quick=False).requires_grad_(True)
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
     if keep is not None:

@@ -6,12 +6,14 @@ import re
 import shutil
 import zlib
 from dataclasses import replace
-from math import isclose
+from math import isclose, prod
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from ..extras.products import CACHED, quicken
+from ..extras.products import DTYPES as QUICK_DTYPES
 from ..extras.static import StaticLlama
 from ..files import staged_folder
 from ..model import Llama
@@ -36,14 +38,18 @@ SAME_IN_BASE = (
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 
 
-def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False):
+def load_model(
+    path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False, quick=True
+):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
     ``device``: see ``check_device``; ``dtype``: see ``choose_dtype``. ``num_layers`` keeps only the
     first layers. ``share``, a function of a tensor's name and shape, returns the slices of it to
     read, one for each dimension (extras/parallel.py). With ``compile`` its short passes are
-    compiled (extras/static.py), which takes a minute the first time. Raises FileNotFoundError for a
-    missing folder or file and ValueError for anything that is not a Llama this project can run.
+    compiled (extras/static.py), which takes a minute the first time. On a CPU, products of few rows
+    go the fastest way there is (extras/products.py), unless ``quick`` is False. Raises
+    FileNotFoundError for a missing folder or file and ValueError for anything that is not a Llama
+    this project can run.
     """
     path, device = Path(path), check_device(device)
     config = read_config(path)
@@ -55,8 +61,10 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     dtype = choose_dtype(dtype, device, path)
     model = empty_model(config, StaticLlama if compile else Llama)
     shapes = parameter_shapes(model)
-    # On the CPU one token's products are a third faster with weights by columns, but no others.
-    by_columns = device.type == "cpu" and dtype.itemsize >= 4 and not compile
+    large = sum(map(prod, shapes.values())) * dtype.itemsize > CACHED
+    on_cpu, quick = device.type == "cpu", quick and large and dtype in QUICK_DTYPES
+    # One token's products are a third faster with weights by columns, where nothing else is done.
+    by_columns = on_cpu and dtype.itemsize >= 4 and not compile and not quick
     products = ("_proj", "lm_head", *["embed_tokens"][: config.tie_word_embeddings])
     changes = adapter.changes(shapes) if adapter else {}
     for name, tensor in read_tensors(source, shapes, layers, device, share):
@@ -75,6 +83,8 @@ def load_model(path, device="cpu", dtype="auto", num_layers=None, share=None, co
     if kept is not None:
         model.keep_tokens(kept)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+    if on_cpu and (compile or quick):
+        quicken(model)
     if compile:
         model.prepare()
     return model

@@ -1,0 +1,91 @@
+"""What passes and products cost on this machine: timed once, and kept in the user's cache.
+
+Knows nothing about drafts. What is kept makes every run choose the same. It is timed anew where
+anything that it depends on is another one, or where the record is damaged.
+"""
+
+import json
+import os
+import time
+
+import torch
+from torch.nn.attention import sdpa_kernel
+
+from ..files import staged_file
+from ..model import DECODING_KERNELS
+from ..user_cache import key_of, machine, private_folder
+
+SIZES = 1, 2, 4, 8, 16  # rows that are timed; a number between two costs what the larger one does
+# With these a processor looks like a lesser one to the libraries.
+VARIABLES = "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"
+CONTEXT = 400  # positions behind which a pass is timed
+ROUNDS = 5
+HOPELESS = 3.0  # times as slow as another
+
+
+def padded(rows):
+    """The smallest of SIZES that holds so many rows."""
+    return next(size for size in SIZES if size >= rows)
+
+
+def kept(what, measure):
+    """``measure()``, {name: seconds for each of SIZES}, or what was kept of it under ``what``."""
+    here = machine(), torch.get_num_threads(), [os.environ.get(name) for name in VARIABLES]
+    try:
+        file = private_folder("costs") / f"{key_of((here, what))}.json"
+    except (OSError, ValueError):  # there is no place to keep it
+        return measure()
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        found = None
+    if not is_timing(found):
+        found = measure()
+        with staged_file(file) as stage:
+            stage.write_text(json.dumps(found))
+        file.chmod(0o600)
+    return found
+
+
+def is_timing(found):
+    """Whether it is {name: seconds for each of SIZES}."""
+    rows = list(found.values()) if isinstance(found, dict) else []
+    whole = all(isinstance(row, list) and len(row) == len(SIZES) for row in rows)
+    return bool(rows) and whole and all(type(t) is float and t > 0 for row in rows for t in row)
+
+
+@torch.inference_mode()
+@sdpa_kernel(DECODING_KERNELS)
+def time_passes(model):
+    """Seconds of passes of ``model`` over each of SIZES rows behind CONTEXT positions."""
+    context = min(CONTEXT, model.config.max_position_embeddings - SIZES[-1])
+    cache = model.new_cache(context + SIZES[-1])
+    tokens = torch.zeros(1, context, dtype=torch.long)
+    model.run_layers(model.embed(tokens), cache=cache)
+
+    def one(rows):
+        hidden = model.run_layers(model.embed(tokens[:, :rows]), cache=cache)
+        model.logits(hidden[0])
+        cache.keep(context, [])
+
+    seconds = quickest_of_each(one, SIZES)
+    return [seconds[rows] for rows in SIZES]
+
+
+def quickest_of_each(function, names, *arguments):
+    """{name: seconds of the quickest call of ``function(name, *arguments)``} for all ``names``.
+
+    They take turns, so that a slow moment is no fault of one of them. What is far
+    slower than another is not asked again. The first call of each does not count.
+    """
+    for name in names:
+        function(name, *arguments)
+    best = dict.fromkeys(names, float("inf"))
+    racing = list(names)
+    for _ in range(ROUNDS):
+        for name in racing:
+            began = time.perf_counter()
+            function(name, *arguments)
+            best[name] = min(best[name], time.perf_counter() - began)
+        racing = [name for name in racing if best[name] < HOPELESS * min(best.values())]
+    return best
