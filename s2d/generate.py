@@ -123,17 +123,19 @@ def start(
     check_method(config, draft, method, init)
     limit = min(n + longest, size)
     if method != "ar":
-        from .extras.products import ready_for_rows
+        from .extras.products import lay_out, row_costs
 
-        costs = ready_for_rows(target, draft)
+        by_costs = stop is None and init == "draft"
+        exits, thresholds, stop = choose_exits(target, draft, method, exits, thresholds, stop)
+        for model in filter(None, (target, draft)):
+            lay_out(model)
+        costs = row_costs(target) if exits == (0,) and by_costs else None
     began = clock(target.device)
     if method == "ar":
         drafting = exits, thresholds, draft_length, tree, stop, datastore, replacement or None
         refuse(any(option is not None for option in drafting), "method 'ar' drafts nothing")
         drafter = NoDraft(target.device)
     else:
-        by_costs = stop is None and init == "draft"
-        exits, thresholds, stop = choose_exits(target, draft, method, exits, thresholds, stop)
         refuse(datastore and 0 not in exits, f"a datastore is for exit 0, not for {list(exits)}")
         layers = draft if exits[-1] > 0 else None
         shape = choose_shape(config, layers, method, temperature, draft_length, tree, costs)
@@ -145,8 +147,8 @@ def start(
             from .extras.decision import PathStop
 
             least, policy = 0.0, PathStop(stop)
-        costs = costs[: shape.size + 1] if costs and by_costs and exits == (0,) else None
         if costs:
+            costs = costs[: shape.size + 1]
             least = max(least, worth_a_row(costs))
         drafter = SortedDraft(layers, exits, thresholds, shape, limit, least, policy, table, costs)
         if init == "target":

@@ -7,6 +7,7 @@ anything that it depends on is another one, or where the record is damaged.
 import json
 import os
 import time
+from contextlib import suppress
 
 import torch
 from torch.nn.attention import sdpa_kernel
@@ -41,9 +42,10 @@ def kept(what, measure):
         found = None
     if not is_timing(found):
         found = measure()
-        with staged_file(file) as stage:
-            stage.write_text(json.dumps(found))
-        file.chmod(0o600)
+        with suppress(OSError):  # a full disk: it is timed again
+            with staged_file(file) as stage:
+                stage.write_text(json.dumps(found))
+            file.chmod(0o600)
     return found
 
 

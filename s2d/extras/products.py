@@ -217,18 +217,12 @@ def lay_out(model):
             module.lay_out()
 
 
-def ready_for_rows(target, draft):
-    """Lay out both models, the draft may be None; seconds of the target's passes, see row_costs."""
-    for model in filter(None, (target, draft)):
-        lay_out(model)
-    return row_costs(target)
-
-
 def row_costs(model):
-    """Seconds of a pass of ``model`` over 1, 2, ... MOST rows; None where they are not known."""
+    """Seconds of a pass of ``model``, laid out, over 1, 2, ... MOST rows; None if not known."""
     if model.device.type != "cpu" or model.dtype not in DTYPES or model.mesh is not None:
         return None
     if model.row_costs is None:
+        lay_out(model)
         what = "passes", model.config, model.dtype, model.compiled
         [timed] = kept(what, lambda: {"pass": time_passes(model)}).values()
         each = max(0.0, timed[-1] - timed[-2]) / (SIZES[-1] - SIZES[-2])  # of a row beyond these

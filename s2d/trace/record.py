@@ -10,7 +10,7 @@ from inspect import signature
 import torch
 
 from ..extras.products import row_costs
-from ..generate import TREE_METHODS, choose_exits, choose_shape, start
+from ..generate import LEAST, TREE_METHODS, choose_exits, choose_shape, start
 from ..ngram import ORDER, NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import warp
@@ -95,7 +95,8 @@ def in_force(target, options):
         return options
     layers = draft if exits[-1] > 0 else None
     given = (options[name] for name in ("temperature", "draft_length", "tree"))
-    shape = choose_shape(target.config, layers, method, *given, row_costs(target))
+    costs = row_costs(target) if exits == (0,) and stop == LEAST else None
+    shape = choose_shape(target.config, layers, method, *given, costs)
     tree = method in TREE_METHODS
     return options | ({"tree": vars(shape)} if tree else {"draft_length": shape.depth})
 
