@@ -127,7 +127,7 @@ def start(
 
         by_costs = stop is None and init == "draft"
         exits, thresholds, stop = choose_exits(target, draft, method, exits, thresholds, stop)
-        for model in filter(None, (target, draft)):
+        for model in (target, draft) if exits[-1] > 0 and draft else (target,):
             lay_out(model)
         costs = row_costs(target) if exits == (0,) and by_costs else None
     began = clock(target.device)
@@ -160,8 +160,9 @@ def start(
 
         drafter = FirstDecides(drafter, target.device)
     steps = decode(target, tokens, drafter, sampling, limit)
+    grown = None if drafter.shape.fixed else costs
     ends = {size - n: "context", longest: "length"}  # "length" where both are true
-    generation = Generation(steps, drafter.exact, config.eos_token_ids, ends, costs)
+    generation = Generation(steps, drafter.exact, config.eos_token_ids, ends, grown)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 

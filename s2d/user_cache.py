@@ -1,4 +1,4 @@
-"""The user's own cache directory, for files that run code when read: only the user writes there.
+"""The user's own cache directory: only the user writes there, as some files run code when read.
 
 Knows nothing about what the files hold.
 """

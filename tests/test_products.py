@@ -44,7 +44,7 @@ def test_every_way_is_as_near_the_truth_as_the_plain_product(dtype):
 def test_the_quickest_way_is_taken_for_each_number_of_rows():
     left, layout, plain = "from_left", "by_layout", "by_linear"
     timed = {plain: [3, 3, 3, 3, 3], left: [1, 2, 9, 9, 9], layout: [2, 4, 1, 2, 4]}
-    assert quickest(timed) == [left] * 3 + [layout] * 6 + [plain] * 8
+    assert quickest(timed) == [plain] + [left] * 2 + [layout] * 6 + [plain] * 8
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -86,9 +86,16 @@ def test_weights_are_laid_out_for_drafts_alone_and_only_while_they_stay(monkeypa
         assert torch.equal(linear(x), F.linear(x, linear.weight))
         assert torch.equal(attention.project(x)[1], joint(x).split(joint.sizes, dim=-1)[1])
         torch.testing.assert_close(attention.project(x)[1], attention.k_proj(x))
-    attention.requires_grad_(True)
+    attention.v_proj.requires_grad_(True)
     attention.project(x)[2].sum().backward()
     assert attention.v_proj.weight.grad.abs().sum() > 0
+    assert torch.autograd.grad(linear(x.requires_grad_()).sum(), x)[0].abs().sum() > 0
+    others = {name: tensor + 1 for name, tensor in model.state_dict().items()}
+    model.load_state_dict(others, assign=True)
+    x = x.detach()
+    assert torch.equal(linear(x), F.linear(x, others["lm_head.weight"]))
+    torch.testing.assert_close(attention.project(x)[0], attention.q_proj(x))
+    torch.testing.assert_close(model.bfloat16().lm_head(x.bfloat16()), linear(x.bfloat16()))
 
 
 def test_without_the_librarys_operation_there_are_other_ways(monkeypatch):
@@ -100,7 +107,7 @@ def test_without_the_librarys_operation_there_are_other_ways(monkeypatch):
         raise AttributeError("no such operation")
 
     monkeypatch.setattr(products, "laid_out", missing)
-    monkeypatch.setattr(products, "kept", lambda what, measure: measure())
+    monkeypatch.setattr(products, "kept", lambda what, names, measure: measure())
     assert "by_layout" not in possible_ways(torch.float32)
     assert generate(load_model(WEIGHTS / "mini-70b"), prompt, **options).tokens == before.tokens
 
@@ -111,13 +118,24 @@ def test_what_was_timed_is_kept_and_timed_anew_where_it_is_damaged(tmp_path, mon
 
     def measured():
         before = len(calls)
-        assert kept("it", lambda: calls.append(1) or times) == times
+        assert kept("it", ["pass"], lambda: calls.append(1) or times) == times
         return len(calls) > before
 
     assert [measured(), measured()] == [True, False]
     [file] = (tmp_path / "s2d/costs").iterdir()
     whole = file.read_text()
-    for text in ("", whole[:9], "[]", "{}", '{"pass": [1.0]}', whole.replace("0.5", "-0.5", 1)):
+    other = whole.replace("pass", "other")
+    for text in (
+        "",
+        whole[:9],
+        "[]",
+        "[" * 99999,
+        other,
+        whole.replace("0.5", "1e400"),
+        "{}",
+        '{"pass": [1.0]}',
+        whole.replace("0.5", "-0.5", 1),
+    ):
         file.write_text(text)
         assert [measured(), measured()] == [True, False]
     for name in costs.VARIABLES:

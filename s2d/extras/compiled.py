@@ -79,7 +79,8 @@ def compiled(function, example, what, details):
     keep to the example's.
     """
     folder = private_folder("compiled", key_of(machine()))
-    names = Path(__file__).parents[1] / "model.py", Path(__file__)
+    here = Path(__file__)
+    names = here.parents[1] / "model.py", here.with_name("products.py"), here
     sources = [name.read_bytes() for name in names]
     file = folder / key_of((what, details, torch.get_num_threads(), sources))
     with kept_by_pytorch_in(folder):

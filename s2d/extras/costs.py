@@ -8,6 +8,7 @@ import json
 import os
 import time
 from contextlib import suppress
+from math import inf
 
 import torch
 from torch.nn.attention import sdpa_kernel
@@ -29,7 +30,7 @@ def padded(rows):
     return next(size for size in SIZES if size >= rows)
 
 
-def kept(what, measure):
+def kept(what, names, measure):
     """``measure()``, {name: seconds for each of SIZES}, or what was kept of it under ``what``."""
     here = machine(), torch.get_num_threads(), [os.environ.get(name) for name in VARIABLES]
     try:
@@ -38,9 +39,9 @@ def kept(what, measure):
         return measure()
     try:
         found = json.loads(file.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         found = None
-    if not is_timing(found):
+    if not is_timing(found, names):
         found = measure()
         with suppress(OSError):  # a full disk: it is timed again
             with staged_file(file) as stage:
@@ -49,11 +50,13 @@ def kept(what, measure):
     return found
 
 
-def is_timing(found):
-    """Whether it is {name: seconds for each of SIZES}."""
-    rows = list(found.values()) if isinstance(found, dict) else []
+def is_timing(found, names):
+    """Whether it is {name: seconds for each of SIZES} for all ``names``."""
+    if not isinstance(found, dict) or sorted(found) != sorted(names):
+        return False
+    rows = list(found.values())
     whole = all(isinstance(row, list) and len(row) == len(SIZES) for row in rows)
-    return bool(rows) and whole and all(type(t) is float and t > 0 for row in rows for t in row)
+    return whole and all(type(each) is float and 0 < each < inf for row in rows for each in row)
 
 
 @torch.inference_mode()
@@ -62,8 +65,8 @@ def time_passes(model):
     """Seconds of passes of ``model`` over each of SIZES rows behind CONTEXT positions."""
     context = min(CONTEXT, model.config.max_position_embeddings - SIZES[-1])
     cache = model.new_cache(context + SIZES[-1])
-    tokens = torch.zeros(1, context, dtype=torch.long)
-    model.run_layers(model.embed(tokens), cache=cache)
+    tokens = torch.zeros(1, max(context, SIZES[-1]), dtype=torch.long)
+    model.run_layers(model.embed(tokens[:, :context]), cache=cache)
 
     def one(rows):
         hidden = model.run_layers(model.embed(tokens[:, :rows]), cache=cache)

@@ -14,7 +14,7 @@ from torch import nn
 from ..model import MLP, Attention
 from .costs import SIZES, kept, padded, quickest_of_each, time_passes
 
-MOST = 128  # rows of a pass whose cost is asked for
+MOST = 2049  # rows of a pass whose cost is asked for
 LAID_OUT_FOR = 8  # rows; the layout for these is as good for 1 to 16
 CACHED = 40e6  # bytes of a model that processors keep in their caches: its products stay plain
 DTYPES = torch.float32, torch.bfloat16  # in which there is more than one way
@@ -34,11 +34,12 @@ def from_left(x, weight):
 
 def without_library(x, weight):
     """PyTorch's own product, which reads the weights of one row at the memory's speed."""
+    former = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
         return F.linear(x, weight)
     finally:
-        torch._C._set_mkldnn_enabled(True)
+        torch._C._set_mkldnn_enabled(former)
 
 
 def by_layout(x, weight):
@@ -71,8 +72,8 @@ def version_of(tensor):
 class Product(nn.Linear):
     """An nn.Linear without bias; ``names``: the way, in WAYS, for 0, 1, 2, ... rows.
 
-    More rows are multiplied plainly, and weights that learn or were changed. So is, until
-    ``lay_out``, what goes ``by_layout``.
+    Until ``lay_out``, what goes ``by_layout`` is multiplied plainly. So are weights that learn or
+    were cast or changed (but by ``.data``, which nobody sees), and what asks for a gradient.
     """
 
     def __init__(self, weight, names):
@@ -80,20 +81,35 @@ class Product(nn.Linear):
         self.weight, self.packed = weight, weight.detach()
         self.names, self.version = names, version_of(weight)
         self.ways = [WAYS["by_linear" if name == "by_layout" else name] for name in names]
-        self.many = by_linear
+        self.many, self.original = by_linear, (weight,)
 
     def forward(self, x):
         rows = x.numel() // self.in_features
-        if torch.compiler.is_compiling():  # there compiled.py decides
+        if torch.compiler.is_compiling() and rows < len(self.names):  # there compiled.py decides
             return F.linear(x, self.packed if self.names[rows] == "by_layout" else self.weight)
-        if self.changed():
+        if x.requires_grad or self.changed():
             return F.linear(x, self.weight)
+        return self.multiply(x, rows)
+
+    def multiply(self, x, rows):
+        """The product of so many rows, the quickest way."""
         way = self.ways[rows] if rows < len(self.ways) else self.many
         return way(x, self.packed if way is by_layout else self.weight)
 
     def changed(self):
         """Whether the weight learns, or was changed since."""
-        return self.weight.requires_grad or version_of(self.weight) != self.version
+        weight = self.weight
+        known = weight is self.original[0] and version_of(weight) == self.version
+        return weight.requires_grad or not known
+
+    def _apply(self, function, recurse=True):
+        """Casts and moves: what was laid out is not, then."""
+        before = self.weight.dtype, self.weight.device
+        super()._apply(function, recurse)
+        if before != (self.weight.dtype, self.weight.device):
+            self.packed, self.many = self.weight.detach(), by_linear
+            self.names, self.ways = (["by_linear"] * len(self.names), [by_linear] * len(self.names))
+        return self
 
     def lay_out(self):
         """Make what ``by_layout`` needs, a second copy of the weight."""
@@ -110,6 +126,7 @@ class Fixed(Product):
         super().__init__(nn.Parameter(weight, requires_grad=False), names)
         del self.weight
         self.register_buffer("weight", weight, persistent=False)
+        self.original = (weight,)
 
 
 class Joint(Fixed):
@@ -121,19 +138,26 @@ class Joint(Fixed):
         self.sizes, self.linears = [len(linear.weight) for linear in linears], linears
         for linear, part in zip(linears, weight.split(self.sizes)):
             linear.weight = nn.Parameter(part, requires_grad=False)
+        self.parts = [linear.weight for linear in linears]
 
-    def learns(self):
-        """Whether a gradient is asked for: this weight is no parameter, and would have none."""
-        return self.linears[0].weight.requires_grad
+    def changed(self):
+        """Whether a part learns, was changed or is another one: then this weight does not serve."""
+        return any(
+            linear.weight is not part or part.requires_grad or version_of(part) != self.version
+            for linear, part in zip(self.linears, self.parts)
+        )
 
 
 class Joined:
     """Of an Attention or an MLP: what it makes of its input is one product, ``joint``."""
 
     def project(self, x):
-        if self.joint.learns():
+        joint = self.joint
+        if torch.compiler.is_compiling():
+            return joint(x).split(joint.sizes, dim=-1)
+        if x.requires_grad or joint.changed():
             return super().project(x)
-        return self.joint(x).split(self.joint.sizes, dim=-1)
+        return joint.multiply(x, x.numel() // joint.in_features).split(joint.sizes, dim=-1)
 
 
 class JoinedAttention(Joined, Attention):
@@ -144,7 +168,7 @@ class JoinedMLP(Joined, MLP):
     """Gate and up at once."""
 
 
-def joined(kind, config, former, names):
+def join(kind, config, former, names):
     """The ``kind`` of Joined with the weights of ``former``, whose last product stands alone."""
     with torch.device("meta"):
         module = kind(config)
@@ -158,8 +182,8 @@ def joined(kind, config, former, names):
 
 
 def quicken_block(block, config, names):
-    block.self_attn = joined(JoinedAttention, config, block.self_attn, names)
-    block.mlp = joined(JoinedMLP, config, block.mlp, names)
+    block.self_attn = join(JoinedAttention, config, block.self_attn, names)
+    block.mlp = join(JoinedMLP, config, block.mlp, names)
 
 
 def quicken(model):
@@ -167,7 +191,8 @@ def quicken(model):
     shapes, layers = product_shapes(model.model["layers"][0]), len(model.model["layers"])
     what, timed = ("ways", shapes, layers, model.dtype), {"by_linear": [1.0] * len(SIZES)}
     if model.dtype in DTYPES:
-        timed = kept(what, lambda: time_ways(shapes, layers, model.dtype))
+        ways = possible_ways(model.dtype)
+        timed = kept(what, ways, lambda: time_ways(shapes, layers, model.dtype))
     names = quickest(timed)
     for block in model.model["layers"]:
         quicken_block(block, model.config, names)
@@ -179,11 +204,12 @@ def quicken(model):
 def quickest(timed):
     """{way: seconds for each of SIZES} -> the quickest for 0, 1, ... rows."""
     best = [min(timed, key=lambda way: timed[way][i]) for i in range(len(SIZES))]
-    return [best[SIZES.index(padded(rows))] for rows in range(SIZES[-1] + 1)]
+    rest = [best[SIZES.index(padded(rows))] for rows in range(1, SIZES[-1] + 1)]
+    return ["by_linear", *rest]
 
 
 def product_shapes(block):
-    """(out, in) of the four products of a block once it is ``joined``."""
+    """(out, in) of the four products of a block once they are ``Joined``."""
     shapes = []
     for part in (block.self_attn, block.mlp):
         *first, last = (linear.weight.shape for linear in part.children())
@@ -219,12 +245,14 @@ def lay_out(model):
 
 def row_costs(model):
     """Seconds of a pass of ``model``, laid out, over 1, 2, ... MOST rows; None if not known."""
-    if model.device.type != "cpu" or model.dtype not in DTYPES or model.mesh is not None:
+    short = model.config.max_position_embeddings < 2 * SIZES[-1]
+    if model.device.type != "cpu" or model.dtype not in DTYPES or model.mesh is not None or short:
         return None
     if model.row_costs is None:
         lay_out(model)
-        what = "passes", model.config, model.dtype, model.compiled
-        [timed] = kept(what, lambda: {"pass": time_passes(model)}).values()
+        ways = getattr(model.lm_head, "names", None)
+        what = "passes", model.config, model.dtype, model.compiled, ways
+        timed = kept(what, ["pass"], lambda: {"pass": time_passes(model)})["pass"]
         each = max(0.0, timed[-1] - timed[-2]) / (SIZES[-1] - SIZES[-2])  # of a row beyond these
         more = [timed[-1] + each * n for n in range(1, MOST - SIZES[-1] + 1)]
         model.row_costs = [timed[SIZES.index(padded(n))] for n in range(1, SIZES[-1] + 1)] + more

@@ -45,7 +45,7 @@ class StaticLlama(Llama):
     def prepare(self):
         """Compile for every size in ROWS. Raises ValueError where no C++ compiler works.
 
-        What is quicker as it is stays so.
+        Sizes at which the plain pass is quicker are not used.
         """
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
@@ -54,7 +54,10 @@ class StaticLlama(Llama):
             compiled_block(self.shape, rows, self.dtype, self.way(rows))
             compiled_head(self.shape, head.out_features, rows, self.dtype, self.way(rows))
         ways = [self.way(rows) for rows in ROWS]
-        timed = kept(("compiled", self.config, self.dtype, ways), self.time_both)
+        if self.config.max_position_embeddings < 2 * ROWS[-1]:  # too short to be timed
+            return
+        what = "compiled", self.config, self.dtype, ways
+        timed = kept(what, ["plain", "compiled"], self.time_both)
         pairs = zip(ROWS, timed["compiled"], timed["plain"])
         self.sizes = [rows for rows, compiled, plain in pairs if compiled <= plain]
 
@@ -137,7 +140,7 @@ class StaticLlama(Llama):
 
 
 def static_twin(model):
-    """The StaticLlama with the weights of ``model``, in one memory where they lie by rows."""
+    """The StaticLlama with the weights of ``model``."""
     with torch.device("meta"):
         twin = StaticLlama(model.config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -145,6 +148,7 @@ def static_twin(model):
     if model.draft_vocabulary is not None:
         twin.keep_tokens(model.draft_vocabulary)
     twin.to(device=model.device, dtype=model.dtype).eval()
+    twin.requires_grad_(False)
     if not on_gpu(model.device):
         quicken(twin)
     twin.prepare()

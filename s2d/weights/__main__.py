@@ -58,7 +58,7 @@ def merge(source, destination, replace=False):
         raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
     read = folders_read(source)
     check_free(destination, replace=replace, read=read)
-    model = load_model(source, "cpu", "float32")
+    model = load_model(source, "cpu", "float32", quick=False)
     save_model(model, destination, read[-1], torch.float32, replace=replace)
     print(one_line(f"{destination} is written"))
 
