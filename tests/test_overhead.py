@@ -50,6 +50,9 @@ class Oracle:
         self.config, self.clock = replace(config, **small), clock
         self.following = F.one_hot(torch.tensor(text[1:]), config.vocab_size).float()
 
+    def modules(self):
+        return ()
+
     def new_cache(self, capacity, start, stop):
         return Positions()
 
