@@ -38,7 +38,7 @@ class Generation:
     over 1, 2, ... rows, where they decide what is sent.
     """
 
-    def __init__(self, steps: Iterator[Step], exact: bool, eos_token_ids, ends, costs):
+    def __init__(self, steps: Iterator[Step], exact: bool, eos_token_ids, ends, costs=None):
         self.steps, self.exact, self.costs = steps, exact, costs
         self.eos_token_ids, self.ends = eos_token_ids, ends  # {number of tokens: why no more}
         self.tokens: list[int] = []
