@@ -143,6 +143,10 @@ def test_what_was_timed_is_kept_and_timed_anew_where_it_is_damaged(tmp_path, mon
         assert [measured(), measured()] == [True, False]
     monkeypatch.setattr(costs, "machine", lambda: "another")
     assert [measured(), measured()] == [True, False]
+    busy = iter([{"pass": [0.5] * 4 + [slow]} for slow in (0.9, 0.5, 0.5, 0.6)])
+    for _ in range(3):  # a machine that is busy: the first timings disagree
+        assert kept("busy", ["pass"], lambda: next(busy)) == {"pass": [0.5] * 5}
+    assert not list(busy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # a file: nothing can be kept there
     assert [measured(), measured()] == [True, True]
 

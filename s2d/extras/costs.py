@@ -22,6 +22,7 @@ SIZES = 1, 2, 4, 8, 16  # rows that are timed; a number between two costs what t
 VARIABLES = "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"
 CONTEXT = 400  # positions behind which a pass is timed
 ROUNDS = 5
+STEADY = 1.3  # times as long: a second timing that takes no more agrees
 HOPELESS = 3.0  # times as slow as another
 
 
@@ -31,7 +32,10 @@ def padded(rows):
 
 
 def kept(what, names, measure):
-    """``measure()``, {name: seconds for each of SIZES}, or what was kept of it under ``what``."""
+    """``measure()``, {name: seconds for each of SIZES}, or what was kept of it under ``what``.
+
+    It is asked twice, and kept where both agree: not if the machine was busy with something else.
+    """
     here = machine(), torch.get_num_threads(), [os.environ.get(name) for name in VARIABLES]
     try:
         file = private_folder("costs") / f"{key_of((here, what))}.json"
@@ -42,12 +46,25 @@ def kept(what, names, measure):
     except (OSError, ValueError, RecursionError):
         found = None
     if not is_timing(found, names):
-        found = measure()
-        with suppress(OSError):  # a full disk: it is timed again
-            with staged_file(file) as stage:
-                stage.write_text(json.dumps(found))
-            file.chmod(0o600)
+        both = measure(), measure()
+        found = {name: [*map(min, *(each[name] for each in both))] for name in names}
+        if agree(*both):
+            write(file, found)
     return found
+
+
+def agree(first, second):
+    """Whether the quickest of two timings are nearly as long, for each of SIZES."""
+    quickest = [[min(column) for column in zip(*each.values())] for each in (first, second)]
+    return all(max(pair) < STEADY * min(pair) for pair in zip(*quickest))
+
+
+def write(file, found):
+    """Keep it; on a full disk it is timed again."""
+    with suppress(OSError):
+        with staged_file(file) as stage:
+            stage.write_text(json.dumps(found))
+        file.chmod(0o600)
 
 
 def is_timing(found, names):
