@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from ..model import Llama
 from .compiled import compiled_block, compiled_head, run_block, shape_of, way_of
-from .costs import SIZES, kept, padded, time_passes
+from .costs import SIZES, kept, time_passes
 from .graphs import SHORTEST, Recordings, bucket
 from .products import lay_out, quicken
 
@@ -87,7 +87,7 @@ class StaticLlama(Llama):
         gpu = on_gpu(hidden.device)
         if S == 0 or B > 1 or T > ROWS[-1] or S + T > self.longest - ROWS[-1]:
             return super().run_layers(hidden, start, stop, positions, mask, cache)
-        rows = padded(T)
+        rows = padded_to(T)
         if rows not in self.sizes:
             return super().run_layers(hidden, start, stop, positions, mask, cache)
         stop = self.config.num_hidden_layers if stop is None else stop
@@ -130,7 +130,7 @@ class StaticLlama(Llama):
         T = hidden.shape[-2]
         if on_gpu(hidden.device) or hidden.dim() != 2 or T > ROWS[-1]:
             return eager(hidden)
-        rows = padded(T)
+        rows = padded_to(T)
         if rows not in self.sizes:
             return eager(hidden)
         way = self.way(rows)
@@ -147,8 +147,7 @@ def static_twin(model):
     twin.load_state_dict(weights, assign=True)
     if model.draft_vocabulary is not None:
         twin.keep_tokens(model.draft_vocabulary)
-    twin.to(device=model.device, dtype=model.dtype).eval()
-    twin.requires_grad_(False)
+    twin.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
     if not on_gpu(model.device):
         quicken(twin)
     twin.prepare()
@@ -157,6 +156,11 @@ def static_twin(model):
 
 def on_gpu(device):
     return device.type == "cuda"
+
+
+def padded_to(rows):
+    """The size a pass over so many rows is padded up to."""
+    return next(size for size in ROWS if size >= rows)
 
 
 def filled(hidden, rows):

@@ -48,9 +48,8 @@ def load_model(
     read, one for each dimension (extras/parallel.py). With ``compile`` its short passes are
     compiled (extras/static.py), which takes a minute the first time. On a CPU, products of few rows
     of a model over 40 MB go the fastest way there is (extras/products.py) in float32 and bfloat16,
-    unless ``quick`` is False. Raises
-    FileNotFoundError for a missing folder or file and ValueError for anything that is not a Llama
-    this project can run.
+    unless ``quick`` is False. Raises FileNotFoundError for a missing folder or file and ValueError
+    for anything that is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config = read_config(path)
