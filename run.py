@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from s2d.chat import choose_template
 from s2d.extras.decision import read_stop
 from s2d.generate import METHODS, TABLE_ALONE, choose_exits, start
 from s2d.program import Parser, numbers, path, read_stdin, run_program, tell
+from s2d.text.chat import choose_template
 from s2d.trace import Recorder, check_page, in_force, traced
 from s2d.trace.conversation import converse
 from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report

@@ -9,7 +9,7 @@ if ctrl_c.is_starting():  # PyTorch takes seconds to load
 
 from .decode import decode
 from .generate import generate
-from .tokenizer import Tokenizer
+from .text.tokenizer import Tokenizer
 from .weights import load_model
 
 __all__ = ["Tokenizer", "decode", "generate", "load_model"]

@@ -27,7 +27,7 @@ from vocabularies import save_trained
 import run
 from s2d.extras.decision import Decision, fingerprint, save_decision
 from s2d.generate import METHODS
-from s2d.tokenizer import Tokenizer
+from s2d.text.tokenizer import Tokenizer
 from s2d.weights import DTYPES, save_model
 from s2d.weights.shards import INDEX, SINGLE
 

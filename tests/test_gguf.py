@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocabularies import PROMPT, assert_agree, messages
 
 from s2d import Tokenizer, load_model
-from s2d.chat import chat_template
 from s2d.model import rope_frequencies
+from s2d.text.chat import chat_template
 from s2d.weights.__main__ import main
 from s2d.weights.gguf import GGUFFile
 

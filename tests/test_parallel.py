@@ -17,7 +17,7 @@ from helpers import ROOT, WEIGHTS, random_llama
 
 from s2d import generate, load_model
 from s2d.extras import parallel
-from s2d.tokenizer import Tokenizer
+from s2d.text.tokenizer import Tokenizer
 from s2d.train import __main__ as train
 from s2d.train import distributed, fit
 from s2d.weights import save_model

@@ -12,15 +12,14 @@ from helpers import ROOT
 PACKAGE = ROOT / "s2d"
 # Each imports only files before it. generate.py alone knows the extras, and imports them lazily.
 FRONT = "cache model sampling tree verify ngram proposal draft decode soft generate".split()
-BESIDE = (
-    "__init__ ctrl_c tokenizer chat sandbox files program user_cache".split()
-)  # and the doors' own helpers
+BESIDE = "__init__ ctrl_c fields files program user_cache".split()  # and the doors' own helpers
 DOORS = {  # door -> the doors that it is built on
-    "weights": {"extras"},  # load_model makes compiled twins
+    "text": set(),
+    "weights": {"extras", "text"},  # load_model makes compiled twins
     "extras": {"weights"},
-    "train": {"weights", "extras"},
-    "bench": {"weights", "extras", "train"},  # its prompts are the corpus'
-    "trace": {"weights", "extras"},
+    "train": {"weights", "extras", "text"},
+    "bench": {"weights", "extras", "text", "train"},  # its prompts are the corpus'
+    "trace": {"weights", "extras", "text"},
 }
 EXPLAINED = {  # file -> what has a doctest there
     "tree": {"ancestor_mask", "KConfig"},
@@ -38,7 +37,7 @@ UNKNOWN = {
     "targets": {"decode"},
     "the target": {"decode"},
     "files": {"files"},
-    "text": {"tokenizer", "chat", "ngram"},
+    "text": {"text", "ngram"},
     "decoding": {"decode", "generate"},
     "layers": {"model"},
     "exits": {"draft"},
@@ -81,7 +80,7 @@ def rooms(path, **how):
 
 
 def test_imports_are_read_as_python_reads_them():
-    expected = {"s2d.decode", "s2d.ctrl_c", "s2d.generate", "s2d.tokenizer", "s2d.weights"}
+    expected = {"s2d.decode", "s2d.ctrl_c", "s2d.generate", "s2d.text.tokenizer", "s2d.weights"}
     assert expected == set(imported(MODULES["s2d"]))
     assert {"s2d.weights", "s2d.bench.speed"} <= set(imported(MODULES["s2d.bench.__main__"]))
     assert {"extras", "generate", "trace"} <= rooms(ROOT / "run.py")

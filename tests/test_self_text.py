@@ -10,8 +10,8 @@ from helpers import WEIGHTS, assert_refused, change_json, program, raises_line, 
 from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
-from s2d.chat import chat_template
 from s2d.soft import soft_losses
+from s2d.text.chat import chat_template
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row

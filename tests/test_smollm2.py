@@ -18,7 +18,7 @@ import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench import __main__ as bench
 from s2d.bench.specbench import read_questions
-from s2d.chat import chat_template
+from s2d.text.chat import chat_template
 from s2d.weights import get as getting
 from s2d.weights.__main__ import main
 from s2d.weights.datastore import DATASTORE

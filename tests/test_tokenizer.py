@@ -21,8 +21,8 @@ from vocabularies import (
 )
 
 from s2d import Tokenizer
-from s2d.chat import VICUNA_SYSTEM, chat_template
-from s2d.tokenizer import TextStream
+from s2d.text.chat import VICUNA_SYSTEM, chat_template
+from s2d.text.tokenizer import TextStream
 from s2d.weights.config import read_config
 
 

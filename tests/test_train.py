@@ -19,7 +19,7 @@ from helpers import (
 from s2d import load_model
 from s2d.files import former_of, stage_of
 from s2d.soft import soft_losses
-from s2d.tokenizer import Tokenizer
+from s2d.text.tokenizer import Tokenizer
 from s2d.train import __main__ as train
 from s2d.train import dialogues, family, fit, nested
 from s2d.train.distil import Distillation

@@ -7,11 +7,11 @@ from collections import defaultdict
 
 import torch
 
-from ..chat import chat_template
 from ..generate import generate
 from ..ngram import ORDER, NGrams, top
 from ..soft import exit_hidden
-from ..tokenizer import Tokenizer
+from ..text.chat import chat_template
+from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
 from ..weights.datastore import find_datastore, open_datastore

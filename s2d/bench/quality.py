@@ -11,7 +11,7 @@ import torch
 
 from ..generate import generate
 from ..program import one_line
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
 from ..train.dialogues import encode_dialogue
 from ..weights import load_model

@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-from ..chat import chat_template
 from ..program import one_line, tell
-from ..tokenizer import Tokenizer
+from ..text.chat import chat_template
+from ..text.tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
 from ..weights.config import read_config
 from ..weights.datastore import find_datastore, open_datastore

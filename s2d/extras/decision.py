@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..draft import Prediction
+from ..fields import number, shown, whole
 from ..files import check_free, staged_file
-from ..weights.config import number, shown, whole
 
 FEATURES = ("hidden", "stats")
 TOP = 10

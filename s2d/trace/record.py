@@ -14,7 +14,7 @@ from ..generate import LEAST, TREE_METHODS, choose_exits, choose_shape, start
 from ..ngram import ORDER, NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import warp
-from ..tokenizer import TextStream
+from ..text.tokenizer import TextStream
 from ..verify import residual, without
 
 LIKELIEST = 6  # tokens of p that are shown besides those drafted or emitted,

@@ -8,7 +8,7 @@ import sys
 from itertools import chain, cycle, groupby, islice
 
 from ..program import CONTROLS, tell
-from ..tokenizer import TextStream
+from ..text.tokenizer import TextStream
 
 ENDS = {"eos": "EOS", "length": "--max-new-tokens", "context": "a full context", "": "interruption"}
 LONG = 256  # tokens of a prompt whose reading is announced

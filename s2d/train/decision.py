@@ -8,12 +8,12 @@ from itertools import islice
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..chat import chat_template
 from ..extras.decision import Decision, check_decision, fingerprint, save_decision
 from ..generate import start
 from ..program import tell
 from ..sampling import warp
-from ..tokenizer import Tokenizer
+from ..text.chat import chat_template
+from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
 from ..weights.adapter import folders_read
 from .dialogues import dialogues_of

@@ -15,9 +15,9 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ..fields import read_json
 from ..files import former_of, stage_of, staged_folder
 from ..weights import empty_model
-from ..weights.config import read_json
 
 # What stays as it was needs no checkpoint.
 LEARNING = state_dict.StateDictOptions(ignore_frozen_params=True, strict=False)

@@ -15,9 +15,9 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from ..chat import VICUNA_SYSTEM
 from ..model import Llama, LlamaConfig
-from ..tokenizer import Tokenizer
+from ..text.chat import VICUNA_SYSTEM
+from ..text.tokenizer import Tokenizer
 from ..weights import check_device
 from .corpus import conversations
 from .dialogues import dialogues_of, pack

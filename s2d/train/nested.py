@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from ..chat import chat_template
 from ..files import remove_ours
 from ..program import tell
-from ..tokenizer import Tokenizer
+from ..text.chat import chat_template
+from ..text.tokenizer import Tokenizer
 from ..weights import load_model, save_adapter, save_model
 from .dialogues import dialogues_of, one_a_row, pack
 from .distributed import gathered

@@ -14,9 +14,9 @@ from collections import deque
 
 import torch
 
-from ..chat import ChatTemplate
 from ..files import drop_half_line, whole_lines
 from ..program import tell
+from ..text.chat import ChatTemplate
 from ..weights import checksum
 from .corpus import read_tables
 

@@ -2,9 +2,9 @@
 
 from itertools import accumulate
 
-from ..chat import chat_template
 from ..program import tell
-from ..tokenizer import Tokenizer
+from ..text.chat import chat_template
+from ..text.tokenizer import Tokenizer
 from ..weights import checksum, load_model
 from ..weights.adapter import folders_read
 from ..weights.config import read_config

@@ -15,12 +15,12 @@ from torch import nn
 from ..extras.products import CACHED, quicken
 from ..extras.products import DTYPES as QUICK_DTYPES
 from ..extras.static import StaticLlama
+from ..fields import read_json
 from ..files import staged_folder
 from ..model import Llama
 from .adapter import CONFIG as ADAPTER
 from .adapter import Adapter, write_adapter
 from .config import config_to_dict, read_config
-from .fields import read_json
 from .shards import INDEX, SINGLE, read_tensors, split, write_shards
 
 # What a model is spoken to with, and where its answers end: it goes wherever its weights go.

@@ -15,7 +15,7 @@ import torch
 
 from ..files import check_free, staged_folder
 from ..program import REPLACE, Parser, one_line, path, run_program, tell
-from ..tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
 from .adapter import CONFIG as ADAPTER
 from .adapter import folders_read

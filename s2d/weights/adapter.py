@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from .fields import errors_name, number, read_json, refuse_unknown, shown, whole
+from ..fields import errors_name, number, read_json, refuse_unknown, shown, whole
 from .shards import FULL, check_dtype, opened
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from ..extras.datastore import Datastore
 from ..files import check_free, staged_file
+from ..text.special_tokens import read_tokenizer_json
 from .config import read_config
-from .special_tokens import read_tokenizer_json
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
 KIND = "s2d datastore"

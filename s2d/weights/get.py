@@ -8,9 +8,9 @@ from collections import namedtuple
 from pathlib import Path
 
 from ..program import one_line, optional, tell
+from ..text.tokenizer_json import TOKENIZERS_PACKAGE
 from .adapter import CONFIG, Adapter
 from .gguf import PACKAGE as GGUF_PACKAGE
-from .tokenizer_json import TOKENIZERS_PACKAGE
 
 FOLDER = Path(__file__).parent.parent.parent / "weights"
 

@@ -7,12 +7,12 @@ multiplied out. Its tokenizer: gguf_tokenizer.py.
 import numpy as np
 import torch
 
+from ..fields import errors_name, number, refuse_unknown, shown, whole
 from ..model import rope_frequencies
 from ..program import optional
+from ..text.gguf_tokenizer import tokenizer_files
 from . import shapes_of
 from .config import LLAMA3, config_from_dict
-from .fields import errors_name, number, refuse_unknown, shown, whole
-from .gguf_tokenizer import tokenizer_files
 from .shards import check_shape, split
 
 PACKAGE = "gguf==0.19.0"

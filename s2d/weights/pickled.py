@@ -4,9 +4,9 @@ from pickle import UnpicklingError
 
 import torch
 
+from ..fields import read_json
 from . import DTYPES, copy_companions, shapes_of
 from .config import read_config
-from .fields import read_json
 from .shards import EMBEDDING, HEAD, check_dtype, check_shape, refuse_unclaimed, torch_files
 
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .fields import errors_name, flag, read_json, refuse_unknown, shown
+from ..fields import errors_name, flag, read_json, refuse_unknown, shown
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")

@@ -15,9 +15,9 @@ from importlib.metadata import version
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
-from .program import one_line, optional
-from .weights.fields import shown
-from .weights.special_tokens import CONFIG, read_special_tokens
+from ..fields import shown
+from ..program import one_line, optional
+from .special_tokens import CONFIG, read_special_tokens
 
 JINJA_FILE = "chat_template.jinja"
 JINJA = "jinja2>=3.1.6"  # what came before lets a template out of the sandbox

@@ -4,8 +4,8 @@ import json
 import os
 from contextlib import contextmanager
 
+from ..fields import read_json, shown
 from ..program import optional
-from .fields import read_json, shown
 from .special_tokens import FLAGS
 
 TOKENIZERS_PACKAGE = "tokenizers==0.23.3"

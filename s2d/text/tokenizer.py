@@ -8,9 +8,9 @@ that token wherever it occurs, in what a user types too.
 from pathlib import Path
 
 from .chat import ChatTemplate, rounds
-from .weights.special_tokens import check_bos, read_special_tokens
-from .weights.tokenizer_json import JsonModel
-from .weights.tokenizer_model import SentencePieceModel
+from .special_tokens import check_bos, read_special_tokens
+from .tokenizer_json import JsonModel
+from .tokenizer_model import SentencePieceModel
 
 FILES = ("tokenizer.model", "tokenizer.json")  # of a folder; the first of them that is there
 LONGEST = 256  # characters: no vocabulary has a token of so many

@@ -3,8 +3,8 @@
 import json
 import struct
 
+from ..fields import refuse_unknown, shown
 from ..program import optional
-from .fields import refuse_unknown, shown
 from .tokenizer_json import TOKENIZERS_PACKAGE
 
 LLAMA3_WORDS = (

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from sentencepiece import SentencePieceProcessor
 
-from .fields import shown
+from ..fields import shown
 from .special_tokens import AddedToken, read_tokenizer_json, split_at
 
 NO_PREFIX = b"\x1a\x02\x18\x00"  # of a tokenizer.model: normalizer_spec { add_dummy_prefix: false }
