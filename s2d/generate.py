@@ -1,45 +1,250 @@
-"""``generate``: names and numbers become a drafter, and the loop runs.
+"""``generate``: options become a plan, a plan becomes a drafter, and the loop runs.
 
-Every option is checked here and gets its default here, many of them from the draft's config. A
-method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain from one exit and
-``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` draft the same as trees.
+Every option has its default here and is checked here, most of them by the configs of target and
+draft alone. A method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain from one
+exit and ``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` draft the same as trees.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
-from .decode import Stats, Step, clock, decode, number, numbers
-from .draft import NoDraft, SortedDraft, Table
-from .model import Llama
+from .decode import Stats, Step, checked, checked_list, clock, decode
+from .draft import NoDraft, SortedDraft
+from .exits import DraftConfig, TableExit, draft_head, sorted_exits
+from .model import Llama, LlamaConfig
 from .ngram import NGrams
-from .proposal import worth_a_row
+from .proposal import LeastProbable, worth_a_row
 from .sampling import Sampler, Sampling
 from .tree import Dynamic, KConfig
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
-TREE_METHODS = ("mcsd", "s2d-tree")
+CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
+TAKEN_BY = dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:])  # by option: methods
+TAKEN_BY |= {"thresholds": SORTED, "draft_length": CHAINS, "tree": TREES, "replacement": TREES}
+FLAGS = ("init", "replacement")  # whose default is no None
 K_CONFIG = (4, 2, 2, 1)
 LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number squared
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
+UNSURE = 0.5  # the threshold of an exit that has none of its own
 TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does
 TABLE_DRAWN = (2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accepted more often
 PAYING = 1.35  # times a pass over one row: a pass that checks TABLE_DRAWN may take so long
+LEAST = 0.03  # path of exit 0 that is still followed; what of it is sent is decided by costs
 # What stands in a draft's config, for exit 0 alone.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
 TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
-LEAST = 0.03  # path of exit 0 that is still followed; what of it is sent is decided by costs
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be said about a generation; None stands for a default that depends on the models.
+
+    ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts)
+    default to the draft's config; "sd" and "mcsd" use the last exit only. Exit 0 drafts what
+    followed the last tokens before, in the text and in a ``datastore`` (extras/datastore.py);
+    without a draft it is the only one.
+
+    "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``:
+    the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
+    from the draft's config (for exit 0 alone: TABLE_ALONE, above T = 0 TABLE_DRAWN if that pays),
+    for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without
+    ``replacement``; those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a
+    number, where a path is less probable than that (of a chain, the product of its confidences), or
+    a decision model (extras/decision.py). By default chains have the draft's, its trees none, and
+    exit 0 alone LEAST; of its tree as many nodes are sent then as give the most tokens a second by
+    what passes cost here (extras/products.py).
+
+    ``init`` "target" takes the first level of each tree from the target's last distribution
+    (extras/roots.py). With several roots that is not lossless.
+    """
+
+    method: str = "s2d"
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    exits: tuple[int, ...] | None = None
+    thresholds: tuple[float, ...] | None = None
+    draft_length: int | None = None
+    tree: tuple[int, ...] | Dynamic | None = None
+    init: str = "draft"
+    stop: Any = None
+    replacement: bool = False
+    datastore: Any = None
+
+    def __post_init__(self):
+        """Refuse with ValueError what is wrong whatever the models are, and what is not used."""
+        known = self.method in METHODS
+        refuse(not known, f"unknown method {self.method!r}; expected {' '.join(METHODS)}")
+        refuse(self.init not in ("draft", "target"), f"init is 'draft' or 'target': {self.init!r}")
+        for name, methods in TAKEN_BY.items():
+            value = getattr(self, name)
+            given = value not in (False, "draft") if name in FLAGS else value is not None
+            others = f"leave it out, or use {' or '.join(methods)}"
+            unused = given and self.method not in methods
+            refuse(unused, f"method {self.method} does not use {name}; {others}")
+        checked(self.max_new_tokens, "max_new_tokens", int, 1)
+        least = 0 if self.temperature == 0 else SMALLEST_TEMPERATURE
+        checked(self.temperature, "temperature, if not 0", float, least, 1e38)
+        checked(self.top_p, "top_p", float, 1e-40, 1)
+        checked(self.top_k, "top_k", int, 0)
+        checked(self.seed, "seed", int, 0)
+
+    def plan(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Plan":
+        """What is to be done for a target and a draft with these configs; ValueError if it can't.
+
+        ``draft`` is None for exit 0 alone.
+        """
+        if self.method == "ar":
+            return Plan(self, (), (), KConfig(()), 0.0)
+        if draft:
+            ours, theirs = draft.vocab_size, target.vocab_size
+            wrong = f"the draft has {ours} tokens, the target {theirs}: not the same"
+            refuse(ours != theirs, wrong)
+            draft = draft if isinstance(draft, DraftConfig) else DraftConfig(**vars(draft))
+        draft = draft or TABLE_ALONE
+        exits = self.chosen_exits(draft)
+        wrong = f"a datastore is for exit 0, not for {list(exits)}"
+        refuse(self.datastore and 0 not in exits, wrong)
+        thresholds = self.chosen_thresholds(exits, draft)
+        shape = self.chosen_shape(draft if exits[-1] > 0 else TABLE_ALONE)
+        refuse_shape(shape, exits, target)
+        sampled = self.method in TREES and shape.fixed
+        wrong = "replacement is for siblings of a tree of fixed shape"
+        refuse(self.replacement and not sampled, wrong)
+        return Plan(self, exits, thresholds, shape, self.chosen_stop(exits, draft))
+
+    def alone(self) -> "Options":
+        """The same answer by the target alone."""
+        kept = "max_new_tokens temperature top_p top_k seed".split()
+        return Options("ar", **{name: getattr(self, name) for name in kept})
+
+    def chosen_exits(self, draft):
+        depth, single = draft.num_hidden_layers, self.method not in SORTED
+        exits = self.exits
+        if exits is None:
+            exits = (draft.exit_layers or (depth,))[-1 if single else 0 :]
+        exits = tuple(checked_list(exits, f"exits of {depth} draft layers", int, 0, depth))
+        one = f"method {self.method!r} drafts from one exit, got {list(exits)}; 's2d' takes several"
+        refuse(single and len(exits) != 1, one)
+        refuse(list(exits) != sorted(set(exits)), f"exits must increase, got {list(exits)}")
+        return exits
+
+    def chosen_thresholds(self, exits, draft):
+        """Those of the draft's config hold for its own exits together, in front of the last one.
+
+        A 0 there says that no deeper exit is ever asked; whoever names other exits wants them.
+        """
+        if self.thresholds is None:
+            own = dict(zip(draft.exit_layers, draft.thresholds))
+            if tuple(each for each in exits if each > 0) != draft.exit_layers:
+                own = {layer: threshold for layer, threshold in own.items() if threshold > 0}
+            own[0] = TABLE_THRESHOLD
+            return (*(own.get(layer, UNSURE) for layer in exits[:-1]), 0.0)
+        thresholds = tuple(checked_list(self.thresholds, "thresholds", float, 0, 1))
+        many = f"{exits=} need as many thresholds, got {thresholds}"
+        refuse(len(thresholds) != len(exits), many)
+        return thresholds
+
+    def chosen_shape(self, draft):
+        if self.method in CHAINS:
+            length = draft.draft_length if self.draft_length is None else self.draft_length
+            return KConfig((1,) * checked(length, "draft_length", int, 1, LARGEST_TREE))
+        tree = self.tree
+        if tree is None and self.method == "mcsd":
+            tree = K_CONFIG
+        elif tree is None:
+            drawn = draft is TABLE_ALONE and self.temperature > 0
+            tree = TABLE_DRAWN if drawn else Dynamic(*draft.draft_tree)
+        grows = isinstance(tree, Dynamic)
+        counts = checked_list(tree.counts if grows else tree, "tree", int, 1, LARGEST_TREE)
+        return Dynamic(*counts) if grows else KConfig(tuple(counts))
+
+    def chosen_stop(self, exits, draft):
+        judges = hasattr(self.stop, "threshold")  # a decision model
+        refuse(judges and exits[0] == 0, "a decision model judges layers; exit 0 has none")
+        if judges:
+            return self.stop
+        if self.stop is not None:
+            return checked(self.stop, "stop", float, 0, 1)
+        if exits == (0,):
+            return LEAST
+        return draft.draft_stop if self.method in CHAINS else 0.0
+
+
+def refuse(wrong, message):
+    """Raise ValueError with ``message`` where something is ``wrong``."""
+    if wrong:
+        raise ValueError(message)
+
+
+def refuse_shape(shape, exits, target):
+    """ValueError for a tree that is too large, for this program or for the target's context."""
+    most, longest = shape.max_children, target.max_position_embeddings
+    wrong = f"a node cannot have {most} different children: there are {target.vocab_size} tokens"
+    refuse(most > target.vocab_size, wrong)
+    size, depth = shape.size, shape.depth
+    long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
+    refuse(max(size, depth) > longest, long)
+    # Not all is sent of a growing tree, and a table is asked about what is sent alone.
+    drafted = max(size, shape.max_slots if exits[-1] > 0 else 0)
+    refuse(drafted > LARGEST_TREE, f"a tree that drafts {drafted} nodes is over {LARGEST_TREE}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options resolved: what is printed, shown and run.
+
+    ``stop`` is a probability or a decision model. ``costs``: seconds of a pass of the target over
+    1, 2, ... rows, where they decide what is sent.
+    """
+
+    options: Options
+    exits: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    shape: KConfig | Dynamic
+    stop: Any
+    costs: tuple[float, ...] | None = None
+
+    @property
+    def by_costs(self):
+        """Whether nothing was said of how much to draft: then what passes cost here says it."""
+        options = self.options
+        return self.exits == (0,) and options.stop is None and options.init == "draft"
+
+    def with_costs(self, costs):
+        """This plan, by the target's ``costs`` (see ``row_costs`` in extras/products.py)."""
+        shape = self.shape
+        dear = costs[KConfig(TABLE_DRAWN).size] >= PAYING * costs[0]
+        if self.options.tree is None and shape == KConfig(TABLE_DRAWN) and dear:
+            shape = Dynamic(*TABLE_ALONE.draft_tree)
+        costs = tuple(costs[: shape.size + 1])
+        stop = max(self.stop, worth_a_row(costs))
+        return replace(self, shape=shape, stop=stop, costs=costs)
+
+    def in_force(self):
+        """{option: its value}, as ``--json`` and the trace's page show it; a shape as numbers."""
+        shown = vars(self.options) | {"exits": self.exits, "thresholds": self.thresholds}
+        shown["stop"] = None if hasattr(self.stop, "threshold") else self.stop
+        if self.options.method in TREES:
+            shown["tree"] = vars(self.shape)
+        elif self.options.method in CHAINS:
+            shown["draft_length"] = self.shape.depth
+        return shown
 
 
 class Generation:
     """An answer in the making: iterating over it decodes, a Step at a time.
 
-    ``tokens`` are the new ones so far, with EOS last if it was produced; ``stats`` is a Stats of
-    the steps so far; ``exact`` tells whether the method is lossless. ``costs``: seconds of a pass
-    over 1, 2, ... rows, where they decide what is sent.
+    ``plan`` is what is done; ``tokens`` are the new ones so far, with EOS last if it was produced;
+    ``stats`` is a Stats of the steps so far; ``exact`` tells whether the method is lossless.
     """
 
-    def __init__(self, steps: Iterator[Step], exact: bool, eos_token_ids, ends, costs=None):
-        self.steps, self.exact, self.costs = steps, exact, costs
+    def __init__(self, steps: Iterator[Step], plan: Plan, exact: bool, eos_token_ids, ends):
+        self.steps, self.plan, self.exact = steps, plan, exact
         self.eos_token_ids, self.ends = eos_token_ids, ends  # {number of tokens: why no more}
         self.tokens: list[int] = []
         self.stats = Stats()
@@ -49,6 +254,12 @@ class Generation:
             self.stats.add(step)
             self.tokens += step.tokens
             yield step
+
+    def finish(self) -> "Generation":
+        """Decode to the end."""
+        for _ in self:
+            pass
+        return self
 
     @property
     def ended(self) -> str:
@@ -64,192 +275,80 @@ class Generation:
 def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Generation:
     """Continue ``tokens`` as ``target`` alone would; returns the finished Generation.
 
-    ``options`` are those of ``start``.
+    ``options``: see Options. Ends at EOS, after ``max_new_tokens`` or where the target's context is
+    full. Raises ValueError for anything that cannot be run.
     """
-    generation = start(target, tokens, draft, method, **options)
-    for _ in generation:
-        pass
-    return generation
+    return start(target, tokens, draft, method, **options).finish()
 
 
-def start(
-    target: Llama,
-    tokens: list[int],
-    draft: Llama | None = None,
-    method: str = "s2d",
-    max_new_tokens: int = 128,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    seed: int = 0,
-    exits: list[int] | None = None,
-    thresholds: list[float] | None = None,
-    draft_length: int | None = None,
-    tree: tuple[int, ...] | Dynamic | None = None,
-    init: str = "draft",
-    stop=None,
-    replacement: bool = False,
-    datastore=None,
-) -> Generation:
-    """A Generation that continues ``tokens``, a list or 1-D tensor of ids, and has not begun.
-
-    ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts)
-    default to the draft's config; "sd" and "mcsd" use the last exit only. Exit 0 drafts what
-    followed the last tokens before, in the text and in a ``datastore`` (extras/datastore.py);
-    without a draft it is the only one.
-
-    "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``:
-    the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
-    from the draft's config (for exit 0 alone: TABLE_ALONE, above T = 0 TABLE_DRAWN if that pays),
-    for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without
-    ``replacement``; those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a
-    number, where a path is less probable than that (of a chain, the product of its confidences:
-    draft.py), or a decision model (extras/decision.py). By default chains have the draft's, its
-    trees none, and exit 0 alone LEAST; of its tree as many nodes are sent then as give the most
-    tokens a second by what passes cost here (extras/products.py).
-
-    ``init`` "target" takes the first level of each tree from the target's last distribution
-    (extras/roots.py). With several roots that is not lossless.
-
-    Ends at EOS, after ``max_new_tokens`` or where the target's context is full. Raises ValueError
-    for anything that cannot be run.
-    """
-    config, costs = target.config, None
-    tokens = numbers(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
-    longest = number(max_new_tokens, "max_new_tokens", int, 1)
-    n, size = len(tokens), config.max_position_embeddings
+def start(target: Llama, tokens, draft=None, method="s2d", **options) -> Generation:
+    """As ``generate``, but it has not begun. ``tokens``: a list or 1-D tensor of ids."""
+    config, options = target.config, Options(method, **options)
+    plan = options.plan(config, draft and draft.config)
+    tokens = checked_list(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
+    n, size, longest = len(tokens), config.max_position_embeddings, int(options.max_new_tokens)
     refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
-    sampling = make_sampling(target.device, temperature, top_p, top_k, seed, replacement)
-    check_method(config, draft, method, init)
-    limit = min(n + longest, size)
-    if method != "ar":
+    if plan.exits:
         from .extras.products import lay_out, row_costs
 
-        by_costs = stop is None and init == "draft"
-        exits, thresholds, stop = choose_exits(target, draft, method, exits, thresholds, stop)
-        for model in (target, draft) if exits[-1] > 0 and draft else (target,):
+        for model in (target, draft) if plan.exits[-1] > 0 else (target,):
             lay_out(model)
-        costs = row_costs(target) if exits == (0,) and by_costs else None
-    began = clock(target.device)
-    if method == "ar":
-        drafting = exits, thresholds, draft_length, tree, stop, datastore, replacement or None
-        refuse(any(option is not None for option in drafting), "method 'ar' drafts nothing")
-        drafter = NoDraft(target.device)
-    else:
-        refuse(datastore and 0 not in exits, f"a datastore is for exit 0, not for {list(exits)}")
-        layers = draft if exits[-1] > 0 else None
-        shape = choose_shape(config, layers, method, temperature, draft_length, tree, costs)
-        drawn = method in TREE_METHODS and shape.fixed
-        refuse(replacement and not drawn, "replacement is for siblings of a tree of fixed shape")
-        table = make_table(target, datastore) if exits[0] == 0 else None
-        least, policy = stop, None
-        if callable(stop):
-            from .extras.decision import PathStop
-
-            least, policy = 0.0, PathStop(stop)
-        if costs:
-            costs = costs[: shape.size + 1]
-            least = max(least, worth_a_row(costs))
-        drafter = SortedDraft(layers, exits, thresholds, shape, limit, least, policy, table, costs)
-        if init == "target":
-            from .extras.roots import TargetRoots
-
-            drafter = TargetRoots(drafter)
-    if target.mesh is not None:
-        from .extras.parallel import FirstDecides
-
-        drafter = FirstDecides(drafter, target.device)
-    steps = decode(target, tokens, drafter, sampling, limit)
-    grown = None if drafter.shape.fixed else costs
+        if plan.by_costs and (costs := row_costs(target)):
+            plan = plan.with_costs(costs)
+    began, limit = clock(target.device), min(n + longest, size)
+    drafter = make_drafter(plan, target, draft, limit)
+    steps = decode(target, tokens, drafter, sampling_of(options, target.device), limit)
     ends = {size - n: "context", longest: "length"}  # "length" where both are true
-    generation = Generation(steps, drafter.exact, config.eos_token_ids, ends, grown)
+    generation = Generation(steps, plan, drafter.exact, config.eos_token_ids, ends)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 
 
-def make_table(target, datastore):
-    """Exit 0 for ``target``; ValueError where the ``datastore`` has tokens it does not know."""
-    size, known = target.config.vocab_size, datastore.largest if datastore else 0
-    refuse(known >= size, f"the datastore has token {known}, the target has {size}")
-    return Table(NGrams(datastore), size, target.device, target.dtype)
+def sampling_of(options, device):
+    """How tokens are drawn."""
+    sampler = Sampler(int(options.seed), device)
+    how = float(options.temperature), float(options.top_p), options.replacement
+    return Sampling(*how, sampler, int(options.top_k))
 
 
-def refuse(wrong, message):
-    """Raise ValueError with ``message`` where something is ``wrong``."""
-    if wrong:
-        raise ValueError(message)
-
-
-def make_sampling(device, temperature, top_p, top_k, seed, replacement):
-    """The Sampling of these numbers; ValueError where they are none."""
-    least = 0 if temperature == 0 else SMALLEST_TEMPERATURE
-    temperature = number(temperature, "temperature, if not 0", float, least, 1e38)
-    top_p, top_k = number(top_p, "top_p", float, 1e-40, 1), number(top_k, "top_k", int, 0)
-    sampler = Sampler(number(seed, "seed", int, 0), device)
-    return Sampling(temperature, top_p, replacement, sampler, top_k)
-
-
-def check_method(config, draft, method, init):
-    """Raise ValueError where ``method`` cannot draft with ``draft`` for a target's ``config``."""
-    refuse(method not in METHODS, f"unknown method {method!r}; expected {' '.join(METHODS)}")
-    refuse(init not in ("draft", "target"), f"init is 'draft' or 'target', got {init!r}")
-    if method != "ar" and draft is not None:
-        ours, theirs = draft.config.vocab_size, config.vocab_size
-        refuse(ours != theirs, f"the draft has {ours} tokens, the target {theirs}: not the same")
-
-
-def choose_exits(target, draft, method, exits=None, thresholds=None, stop=None):
-    """The exits of a method, their thresholds, and what ends drafting early (see ``start``)."""
-    if method == "ar":
-        return (), (), None
-    config, single = draft.config if draft else TABLE_ALONE, method in ("sd", "mcsd")
-    depth = config.num_hidden_layers
-    if exits is None:
-        exits = (config.exit_layers or (depth,))[-1 if single else 0 :]
-    exits = tuple(numbers(exits, f"exits of {depth} draft layers", int, 0, depth))
-    many = f"method {method!r} drafts from one exit, got {list(exits)}; 's2d' takes several"
-    refuse(single and len(exits) != 1, many)
-    refuse(list(exits) != sorted(set(exits)), f"exits must increase, got {list(exits)}")
-    if thresholds is None:
-        known = {0: TABLE_THRESHOLD} | dict(zip(config.exit_layers, config.thresholds))
-        thresholds = [known.get(exit_layer, 0.5) for exit_layer in exits[:-1]] + [0.0]
-    thresholds = tuple(numbers(thresholds, "thresholds", float, 0, 1))
-    refuse(len(thresholds) != len(exits), f"{exits=} need as many thresholds, got {thresholds}")
-    if stop is None and exits == (0,):
-        stop = LEAST
-    elif stop is None:
-        stop = 0.0 if method in TREE_METHODS else config.draft_stop
-    judges = callable(stop) and hasattr(stop, "threshold")  # a decision model
-    refuse(judges and exits[0] == 0, "a decision model judges layers; exit 0 has none")
-    return exits, thresholds, stop if judges else number(stop, "stop", float, 0, 1)
-
-
-def choose_shape(
-    target_config, draft, method, temperature, draft_length=None, tree=None, costs=None
-):
-    """The shape of tree a method drafts; ValueError where it fits neither method nor models."""
-    config = draft.config if draft else TABLE_ALONE
-    if method in TREE_METHODS:
-        refuse(draft_length is not None, f"method {method!r} drafts a tree; give its shape")
-        if tree is None:
-            drawn = temperature > 0 and (costs is None or costs[4] < PAYING * costs[0])
-            growing = Dynamic(*config.draft_tree) if draft or not drawn else TABLE_DRAWN
-            tree = K_CONFIG if method == "mcsd" else growing
-        grows = isinstance(tree, Dynamic)
-        counts = numbers(tree.numbers if grows else tree, "tree", int, 1, LARGEST_TREE)
-        shape = Dynamic(*counts) if grows else KConfig(tuple(counts))
+def make_drafter(plan, target, draft, limit):
+    """The drafter of a plan, for contexts of at most ``limit`` tokens."""
+    if plan.exits:
+        table = make_table(plan, target) if plan.exits[0] == 0 else None
+        if plan.exits[-1] > 0 and (head := draft_head(draft)):
+            most, known = plan.shape.max_children, len(head.tokens)
+            few = f"a node cannot have {most} different children: the draft knows {known} tokens"
+            refuse(most > known, few)
+        capacity = limit + max(plan.shape.size, plan.shape.max_slots)
+        exits = sorted_exits(plan.exits, plan.thresholds, draft, table, capacity)
+        model = draft if plan.exits[-1] > 0 else target
+        how = plan.shape, make_rule(plan.stop), capacity, model.device, model.dtype, plan.costs
+        drafter = SortedDraft(exits, *how)
     else:
-        names = " or ".join(map(repr, TREE_METHODS))
-        refuse(tree is not None, f"method {method!r} drafts no tree; use {names} for one")
-        length = config.draft_length if draft_length is None else draft_length
-        shape = KConfig((1,) * number(length, "draft_length", int, 1, LARGEST_TREE))
-    limited = draft and draft.draft_vocabulary is not None
-    known = len(draft.draft_vocabulary) if limited else target_config.vocab_size
-    most = shape.max_children
-    size, depth, longest = shape.size, shape.depth, target_config.max_position_embeddings
-    drafted = max(size, shape.max_slots if draft else 0)  # not all is sent of a growing tree
-    refuse(most > known, f"a node cannot have {most} different children: there are {known} tokens")
-    long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
-    refuse(max(size, depth) > longest, long)
-    refuse(drafted > LARGEST_TREE, f"a tree that drafts {drafted} nodes is over {LARGEST_TREE}")
-    return shape
+        drafter = NoDraft(target.device)
+    if plan.options.init == "target":
+        from .extras.roots import TargetRoots
+
+        drafter = TargetRoots(drafter)
+    if target.mesh is not None:
+        from .extras.parallel import FirstDecides
+
+        drafter = FirstDecides(drafter, target.device)
+    return drafter
+
+
+def make_table(plan, target):
+    """Exit 0 for ``target``; ValueError where the datastore has tokens it does not know."""
+    datastore, size = plan.options.datastore, target.config.vocab_size
+    largest = datastore.largest if datastore else 0
+    refuse(largest >= size, f"the datastore has token {largest}, the target has {size}")
+    return TableExit(NGrams(datastore), plan.thresholds[0], size, target.device, target.dtype)
+
+
+def make_rule(stop):
+    """The stopping rule of a plan: by a probability, or by a decision model."""
+    if not hasattr(stop, "threshold"):
+        return LeastProbable(stop)
+    from .extras.decision import PathStop
+
+    return PathStop(stop)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..exits import draft_head
 from ..model import MLP, Attention
 from .costs import SIZES, kept, padded, quickest_of_each, time_passes
 
@@ -197,8 +198,8 @@ def quicken(model):
     for block in model.model["layers"]:
         quicken_block(block, model.config, names)
     model.lm_head = Product(model.lm_head.weight, names)
-    if model.draft_head is not None:
-        model.draft_head = Fixed(model.draft_head.weight, names)
+    if head := draft_head(model):
+        head.rows = Fixed(head.rows.weight, names)
 
 
 def quickest(timed):

@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from ..cache import KVCache
 from ..decode import Scorer, decode_step
 from ..draft import SortedDraft
+from ..exits import LayerExit
 from ..files import check_free, stage_of, staged_file
 from ..sampling import warp
 from ..tree import ancestor_mask
@@ -18,7 +19,7 @@ from ..verify import follow, residual, verify_chain, verify_sampled
 
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
-DRAFTING = (SortedDraft.grow, SortedDraft.predict, SortedDraft.catch_up, SortedDraft.keep)
+DRAFTING = (SortedDraft.grow, SortedDraft.predict, LayerExit.catch_up, LayerExit.keep)
 VERIFYING = (follow, verify_chain, verify_sampled, residual, warp)
 CODE = (decode_step, Scorer.__call__, *DRAFTING, KVCache.keep, ancestor_mask, *VERIFYING)
 

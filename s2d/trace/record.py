@@ -5,16 +5,15 @@ it turn one Step into numbers.
 """
 
 import statistics
-from inspect import signature
+from dataclasses import replace
 
 import torch
 
-from ..extras.products import row_costs
-from ..generate import LEAST, TREE_METHODS, choose_exits, choose_shape, start
 from ..ngram import ORDER, NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import warp
 from ..text.tokenizer import TextStream
+from ..tree import CONTEXT
 from ..verify import residual, without
 
 LIKELIEST = 6  # tokens of p that are shown besides those drafted or emitted,
@@ -22,16 +21,15 @@ LIKELIEST_OF_DRAFT = 3  # and those of q
 
 
 class Recorder:
-    """Keeps each Step of an answer; ``names`` are the models', ``options`` those of ``start``."""
+    """Keeps each Step of an answer that follows a Plan; ``names`` are the models'."""
 
-    def __init__(self, target, tokenizer, prompt, names, options):
+    def __init__(self, tokenizer, prompt, names, plan):
         self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
         self.alone = None  # milliseconds that the target alone takes for a token
-        options = in_force(target, options)
-        options["stop"] = None if callable(options["stop"]) else options["stop"]
-        shown = "method temperature top_p top_k seed init replacement exits thresholds stop"
+        options, shown = plan.in_force(), "method temperature top_p top_k seed init replacement"
+        shown += " exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
-        self.ngrams, self.text = NGrams(options["datastore"]), []  # what exit 0 knows
+        self.ngrams, self.text = NGrams(plan.options.datastore), []  # what exit 0 knows
         self.read(prompt)
 
     def read(self, tokens):
@@ -53,11 +51,14 @@ class Recorder:
         before = self.text[-ORDER:] + path_to(parents[node], tokens, parents)
         return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
 
-    def time_alone(self, target, prompt, **options):
-        """See how long the target alone takes for a token, on the first few of its own answer."""
+    def time_alone(self, begin, options):
+        """See how long the target alone takes for a token, on the first few of its own answer.
+
+        ``begin``: Options -> a Generation; ``options`` are the target's alone.
+        """
         emitted = sum(len(step["tokens"]) for step in self.steps)
-        options["max_new_tokens"] = max(2, min(16, emitted))
-        seconds = [step.seconds for step in start(target, prompt, **options)]
+        options = replace(options, max_new_tokens=max(2, min(16, emitted)))
+        seconds = [step.seconds for step in begin(options=options)]
         if len(seconds) > 1:  # the first one is the prefill
             self.alone = short(1000 * statistics.median(seconds[1:]))
 
@@ -80,25 +81,6 @@ class Recorder:
             "alone_ms": self.alone,
             "steps": self.steps,
         }
-
-
-def in_force(target, options):
-    """``options`` of ``start`` as they hold for ``target``, with every default."""
-    known = list(signature(start).parameters.values())[2:]  # after target and tokens
-    defaults = {each.name: each.default for each in known}
-    options = defaults | options
-    draft, method = options["draft"], options["method"]
-    given = (options[name] for name in ("exits", "thresholds", "stop"))
-    exits, thresholds, stop = choose_exits(target, draft, method, *given)
-    options |= {"exits": exits, "thresholds": thresholds, "stop": stop}
-    if method == "ar":
-        return options
-    layers = draft if exits[-1] > 0 else None
-    given = (options[name] for name in ("temperature", "draft_length", "tree"))
-    costs = row_costs(target) if exits == (0,) and stop == LEAST else None
-    shape = choose_shape(target.config, layers, method, *given, costs)
-    tree = method in TREE_METHODS
-    return options | ({"tree": vars(shape)} if tree else {"draft_length": shape.depth})
 
 
 def recorded(step, exits, replacement):
@@ -137,9 +119,9 @@ def positions(step, p, q, tokens, parents, replacement):
     path, found = step.verdict.path, []
     bonus = step.tokens[len(path) :]  # empty where the answer ends before it
     draws = iter(step.verdict.draws)
-    for node, accepted in zip([-1, *path], [*path, None]):
+    for node, accepted in zip([CONTEXT, *path], [*path, None]):
         children = [child for child, parent in enumerate(parents) if parent == node]
-        if node == -1 and step.proposal.exits[:1] == [TARGET]:
+        if node == CONTEXT and step.proposal.exits[:1] == [TARGET]:
             children = []  # roots of the target face no test
         own = bonus if accepted is None else []
         row_p, row_q = p[node + 1], q[node + 1] if q is not None and children else None
@@ -182,9 +164,10 @@ def caches(step, exits):
     """Of each KV cache its name, how many slots the target's pass leaves filled, and are kept."""
     n, path = step.n, step.verdict.path
     found = [{"name": "target", "filled": n + len(step.proposal.tree), "kept": n + len(path)}]
-    first, layers = 1, [exit_layer for exit_layer in exits if exit_layer]  # exit 0 has no layers
-    slots = [step.proposal.slots[node] for node in path]
-    for last, filled in zip(layers, step.proposal.filled):
+    first, slots = 1, [step.proposal.slots[node] for node in path]
+    for last, filled in zip(exits, step.proposal.filled):
+        if last == 0:  # it has no layers
+            continue
         kept = min(filled, n + sum(n + slot < filled for slot in slots))
         found.append({"name": f"draft, layers {first} to {last}", "filled": filled, "kept": kept})
         first = last + 1
