@@ -22,7 +22,7 @@ from s2d.trace import Recorder, check_page, in_force, traced
 from s2d.trace.conversation import converse
 from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report
 from s2d.tree import Dynamic
-from s2d.weights import DTYPES, placement
+from s2d.weights import DTYPES, own_device, placement
 from s2d.weights.config import read_config, unread_settings
 from s2d.weights.datastore import find_datastore, open_datastore
 from s2d.weights.get import draft_beside, is_whole, real_folder
@@ -65,11 +65,13 @@ def run_on_every_rank(args):
     if args.trace:
         check_page(args.trace)
     from s2d.extras import parallel  # takes a second to import
+    from s2d.weights.divided import load_target
 
-    with parallel.joined(args.device) as (mesh, args.device):
+    args.device = own_device(args.device)
+    with parallel.joined(args.device) as mesh:
         if args.prompt == "-":
             args.prompt = parallel.from_rank_0(read_stdin)
-        return run(args, partial(parallel.load_target, mesh=mesh))
+        return run(args, partial(load_target, mesh=mesh))
 
 
 def run(args, load_target=None):

@@ -9,7 +9,7 @@ import torch
 from ..extras.decision import FEATURES
 from ..extras.parallel import joined
 from ..program import REPLACE, Parser, numbers, path, run_program, seed, tell
-from ..weights import check_device, load_model
+from ..weights import check_device, load_model, own_device
 from ..weights.adapter import folders_read
 from ..weights.config import read_config
 from ..weights.datastore import DATASTORE
@@ -29,7 +29,8 @@ def main(arguments=None):
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started."""
-    with joined(args.device) as (mesh, args.device):
+    args.device = own_device(args.device)
+    with joined(args.device) as mesh:
         return run(args, mesh)
 
 

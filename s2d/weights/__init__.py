@@ -45,7 +45,7 @@ def load_model(
 
     ``device``: see ``check_device``; ``dtype``: see ``choose_dtype``. ``num_layers`` keeps only the
     first layers. ``share``, a function of a tensor's name and shape, returns the slices of it to
-    read, one for each dimension (extras/parallel.py). With ``compile`` its short passes are
+    read, one for each dimension (divided.py). With ``compile`` its short passes are
     compiled (extras/static.py), which takes a minute the first time. On a CPU, products of few rows
     of a model over 40 MB go the fastest way there is (extras/products.py) in float32 and bfloat16,
     unless ``quick`` is False. Raises FileNotFoundError for a missing folder or file and ValueError
@@ -200,6 +200,12 @@ def check_device(device):
         seen = f"torch sees {count or 'no'} GPU{'s'[: count > 1]} here"
         raise ValueError(f"device {name!r} was asked for, but {seen}; use --device cpu")
     return torch.device(name)
+
+
+def own_device(device):
+    """As ``check_device``, for one of several processes: of "cuda" it is a GPU of its own."""
+    device = check_device(device)
+    return check_device(f"cuda:{os.environ['LOCAL_RANK']}") if device.type == "cuda" else device
 
 
 def placement(*models):
