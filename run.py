@@ -12,11 +12,10 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from s2d.extras.decision import read_stop
 from s2d.generate import METHODS, TABLE_ALONE, choose_exits, start
-from s2d.program import Parser, numbers, path, read_stdin, run_program, tell
+from s2d.program import Parser, comma_separated, path, read_stdin, run_program, tell
 from s2d.text.chat import choose_template
 from s2d.trace import Recorder, check_page, in_force, traced
 from s2d.trace.conversation import converse
@@ -25,10 +24,8 @@ from s2d.tree import Dynamic
 from s2d.weights import DTYPES, own_device, placement
 from s2d.weights.config import read_config, unread_settings
 from s2d.weights.datastore import find_datastore, open_datastore
-from s2d.weights.get import draft_beside, is_whole, real_folder
+from s2d.weights.get import draft_beside, find_target, is_whole
 
-WEIGHTS = Path(__file__).parent / "weights"
-REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 ALL_DRAFTS = ("draft", "exits", "init", "stop")
 CHAINS = (*ALL_DRAFTS, "draft_length")
 TREES = (*ALL_DRAFTS, "tree", "tree_top_k", "tree_depth", "tree_size", "with_replacement")
@@ -81,7 +78,8 @@ def run(args, load_target=None):
         check_page(args.trace)
     target_path = find_target(args.target)
     asked = given_for_drafting(args)
-    draft_path, store = choose_draft(args, target_path)
+    config = read_config(target_path)
+    draft_path, store = choose_draft(args, target_path, config)
     refuse_unused(args.method, asked)
     tell(f"loading target {target_path}, draft {draft_path or store or 'none'}")
     tokenizer = Tokenizer(target_path)
@@ -89,9 +87,9 @@ def run(args, load_target=None):
     for line in filter(None, (which, unread_settings(target_path))):
         tell(line)
     encode = partial(tokenizer.encode_chat, template=template, system=args.system)
-    prompt = encode_prompt(args, tokenizer, encode if template else None, target_path)
+    prompt = encode_prompt(args, tokenizer, encode if template else None, target_path, config)
     load = partial(load_model, compile=args.compile)
-    target = (load_target or load)(target_path, args.device, args.dtype)
+    target = (load_target or load)(target_path, args.device, args.dtype, config=config)
     dtype = str(target.dtype).removeprefix("torch.")
     draft = load(draft_path, args.device, dtype) if draft_path else None
     what = "target and draft" if draft else "target"
@@ -210,23 +208,7 @@ def tree_shape(args, draft):
     return replace(Dynamic(*config.draft_tree), **grown) if grown else args.tree
 
 
-def find_target(name):
-    """The folder of a target: a size, a real model's name, or a path.
-
-    A size (7b, 13b, 70b) is the real checkpoint where it is there, else the miniature.
-    """
-    if name in REAL:
-        real = WEIGHTS / REAL[name]
-        return real if real.is_dir() else WEIGHTS / f"mini-{name}"
-    if folder := real_folder(name, WEIGHTS):
-        return folder
-    if not Path(name).is_dir():
-        expected = "7b, 13b, 70b, smollm2-135m or a Hugging Face folder"
-        raise FileNotFoundError(f"no model folder at {name}; expected {expected}")
-    return Path(name)
-
-
-def choose_draft(args, target_path):
+def choose_draft(args, target_path, config):
     """(folder of the draft, file of the datastore), or None for either; sets method and exits.
 
     Exit 0 drafts where there is no draft, or where the target or the draft beside it has a
@@ -236,10 +218,10 @@ def choose_draft(args, target_path):
         return None, None
     folder, beside = args.draft, draft_beside(target_path)
     if folder is None and is_whole(beside):
-        same = read_config(beside).vocab_size == read_config(target_path).vocab_size
+        same = read_config(beside).vocab_size == config.vocab_size
         folder = beside if same else None
     layers = args.exits[0] > 0 if args.exits else bool(args.draft)  # and no table
-    store = None if layers else find_datastore(target_path, folder or beside)
+    store = None if layers else find_datastore(target_path, config, folder or beside)
     if args.exits is None and not args.draft and (store or not folder):
         args.exits = (0,)
         if not folder:
@@ -257,7 +239,7 @@ def choose_draft(args, target_path):
     return folder, store
 
 
-def encode_prompt(args, tokenizer, encode, target_path):
+def encode_prompt(args, tokenizer, encode, target_path, config):
     """The prompt in a chat template, by ``encode``; without one, it is continued as it is."""
     if args.prompt == "-":
         args.prompt = read_stdin()
@@ -268,7 +250,7 @@ def encode_prompt(args, tokenizer, encode, target_path):
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
     text = text.strip() if encode else text
-    tokenizer.refuse_longer(text, read_config(target_path).max_position_embeddings)
+    tokenizer.refuse_longer(text, config.max_position_embeddings)
     if not encode and (args.interactive or args.system is not None):
         what = "a conversation" if args.interactive else "--system"
         raise ValueError(f"{target_path} knows no chat template; {what} in Vicuna's takes --chat")
@@ -308,12 +290,12 @@ def parse(arguments):
     add("--dtype", default="auto", choices=("auto", *DTYPES), help=dtypes)
     add("--compile", action="store_true", help="compile the passes first (a minute, then seconds)")
     layers = "draft layers to predict after, e.g. 2,3,4; 0: what was seen before, no layers"
-    add("--exits", type=numbers(int), metavar="E,E,...", help=layers)
+    add("--exits", type=comma_separated(int), metavar="E,E,...", help=layers)
     enough = "confidence that is enough, for each exit; 0: always; default: the draft's own"
-    add("--thresholds", type=numbers(float), metavar="C,C,...", help=enough)
+    add("--thresholds", type=comma_separated(float), metavar="C,C,...", help=enough)
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     widths = "children of a node, level by level: 4,2,2,1"
-    add("--tree", type=numbers(int), metavar="N,N,...", help=widths)
+    add("--tree", type=comma_separated(int), metavar="N,N,...", help=widths)
     add("--tree-top-k", type=int, metavar="N", help="a growing tree: children of a node")
     add("--tree-depth", type=int, metavar="N", help="a growing tree: levels")
     add("--tree-size", type=int, metavar="N", help="a growing tree: nodes sent to the target")

@@ -39,7 +39,14 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16
 
 
 def load_model(
-    path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False, quick=True
+    path,
+    device="cpu",
+    dtype="auto",
+    num_layers=None,
+    share=None,
+    compile=False,
+    quick=True,
+    config=None,
 ):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
@@ -48,11 +55,12 @@ def load_model(
     read, one for each dimension (divided.py). With ``compile`` its short passes are
     compiled (extras/static.py), which takes a minute the first time. On a CPU, products of few rows
     of a model over 40 MB go the fastest way there is (extras/products.py) in float32 and bfloat16,
-    unless ``quick`` is False. Raises FileNotFoundError for a missing folder or file and ValueError
-    for anything that is not a Llama this project can run.
+    unless ``quick`` is False. ``config`` is what ``read_config`` said of it, if that is known.
+    Raises FileNotFoundError for a missing folder or file and ValueError for anything that is not a
+    Llama this project can run.
     """
     path, device = Path(path), check_device(device)
-    config = read_config(path)
+    config = config or read_config(path)
     source, layers, adapter = weights_of(path, config)
     if num_layers is not None:
         if not 1 <= num_layers <= (count := config.num_hidden_layers):

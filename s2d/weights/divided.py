@@ -22,12 +22,13 @@ DIVIDED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 
 DIVIDED |= {"embed_tokens": 0, "lm_head": 0, "o_proj": 1, "down_proj": 1}
 
 
-def load_target(path, device, dtype, mesh):
+def load_target(path, device, dtype, mesh, config=None):
     """As ``load_model``, but each rank of ``mesh`` reads and keeps only its part of the weights.
 
     Raises ValueError where heads cannot be divided evenly.
     """
-    config, rank, ranks = read_config(path), mesh.get_local_rank(), mesh.size()
+    config = config or read_config(path)
+    rank, ranks = mesh.get_local_rank(), mesh.size()
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if kv_heads % ranks or heads % ranks:
         raise ValueError(
@@ -43,7 +44,7 @@ def load_target(path, device, dtype, mesh):
             slices[dim] = slice(min(rank * size, shape[dim]), min((rank + 1) * size, shape[dim]))
         return tuple(slices)
 
-    model = load_model(path, device, dtype, share=part)
+    model = load_model(path, device, dtype, share=part, config=config)
     for block in model.model["layers"]:
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
             last.register_forward_hook(sum_over_ranks)
