@@ -1,4 +1,4 @@
-"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about drafting."""
+"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about decoding."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """A datastore: a file of tokens that a model wrote, for exit 0 to draft from.
 
-Knows nothing about models. The file is safetensors with one tensor ``tokens`` (N,): documents,
+Knows nothing about n-grams. The file is safetensors with one tensor ``tokens`` (N,): documents,
 each with an end-of-text token after it, so that nothing has to be read across two of them.
 """
 
