@@ -3,7 +3,7 @@
 ``--help`` lists every option.
 """
 
-from s2d import Tokenizer, generate, load_model  # first: what Ctrl-C does is said there
+from s2d import Tokenizer, load_model  # first: what Ctrl-C does is said there
 
 # isort: split
 import json
@@ -18,13 +18,13 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d.extras.decision import read_stop
 from s2d.generate import METHODS, TABLE_ALONE, Options, start
-from s2d.program import Parser, numbers, path, read_stdin, run_program, tell
+from s2d.program import Parser, comma_separated, path, read_stdin, run_program, tell
 from s2d.text.chat import choose_template
 from s2d.trace import Recorder, check_page, traced
 from s2d.trace.conversation import converse
 from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report
 from s2d.tree import Dynamic
-from s2d.weights import DTYPES, placement
+from s2d.weights import DTYPES, own_device, placement
 from s2d.weights.config import read_config, unread_settings
 from s2d.weights.datastore import find_datastore, open_datastore
 from s2d.weights.get import draft_beside, find_target, is_whole
@@ -53,7 +53,8 @@ def run_on_every_rank(args):
     from s2d.extras import parallel  # takes a second to import
     from s2d.weights.divided import load_target
 
-    with parallel.joined(args.device) as (mesh, device):
+    device = own_device(args.device)
+    with parallel.joined(device) as mesh:
         own = vars(args) | {"device": device, "trace": args.trace if first else None}
         if args.prompt == "-":
             own["prompt"] = parallel.from_rank_0(read_stdin)
@@ -79,7 +80,7 @@ def run(args, load_target=None):
     encode = partial(tokenizer.encode_chat, template=template, system=args.system)
     prompt = encode_prompt(args, tokenizer, encode if template else None, target_path, config)
     load = partial(load_model, compile=args.compile)
-    target = (load_target or load)(target_path, args.device, args.dtype)
+    target = (load_target or load)(target_path, args.device, args.dtype, config=config)
     draft = load(draft_path, args.device, target.dtype) if draft_path else None
     what = "target and draft" if draft else "target"
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
@@ -139,9 +140,7 @@ def answer(args, begin, tokenizer, prompt, options, colors, about):
         tell("timing the target alone, to compare")
         speed = begin(options=alone).finish().tokens_per_second
         ratio = generation.tokens_per_second / speed
-        print(
-            f"target alone   {speed:.1f} tokens/s: {options.method} is {ratio:.2f} times as fast"
-        )
+        print(f"target alone   {speed:.1f} tokens/s: {options.method} is {ratio:.2f} times as fast")
 
 
 def about_answer(args, target, names, plan):
@@ -199,7 +198,7 @@ def choose_draft(args, target_path, config):
     if folder is None and is_whole(beside):
         folder = beside if read_config(beside).vocab_size == config.vocab_size else None
     layers = exits[0] > 0 if exits else bool(args.draft)  # and no table
-    store = None if layers else find_datastore(target_path, folder or beside, config)
+    store = None if layers else find_datastore(target_path, config, folder or beside)
     if exits is None and not args.draft and (store or not folder):
         exits = (0,)
         if not folder:
@@ -266,12 +265,12 @@ def parse(arguments):
     add("--dtype", default="auto", choices=("auto", *DTYPES), help=dtypes)
     add("--compile", action="store_true", help="compile the passes first (a minute, then seconds)")
     layers = "draft layers to predict after, e.g. 2,3,4; 0: what was seen before, no layers"
-    add("--exits", type=numbers(int), metavar="E,E,...", help=layers)
+    add("--exits", type=comma_separated(int), metavar="E,E,...", help=layers)
     enough = "confidence that is enough, for each exit; 0: always; default: the draft's own"
-    add("--thresholds", type=numbers(float), metavar="C,C,...", help=enough)
+    add("--thresholds", type=comma_separated(float), metavar="C,C,...", help=enough)
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     widths = "children of a node, level by level: 4,2,2,1"
-    add("--tree", type=numbers(int), metavar="N,N,...", help=widths)
+    add("--tree", type=comma_separated(int), metavar="N,N,...", help=widths)
     add("--tree-top-k", type=int, metavar="N", help="a growing tree: children of a node")
     add("--tree-depth", type=int, metavar="N", help="a growing tree: levels")
     add("--tree-size", type=int, metavar="N", help="a growing tree: nodes sent to the target")

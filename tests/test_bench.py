@@ -82,7 +82,7 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
 METHODS = {
     "ar": {},
     "sd:compile:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8},
-    "mcsd:tree=4,2,2,1:init=target": {"tree": [4, 2, 2, 1], "init": "target"},
+    "mcsd:tree=4,2,2,1:init=target": {"tree": (4, 2, 2, 1), "init": "target"},
     "s2d-tree:tree=4x8x24:stop=0.3": {"tree": Dynamic(4, 8, 24), "stop": 0.3},
     "s2d:thresholds=.9,.9,0": {"thresholds": (0.9, 0.9, 0.0)},
     "fast": "unknown method 'fast'",

@@ -17,6 +17,7 @@ from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
 from s2d.weights import checksum
+from s2d.weights.config import read_config
 from s2d.weights.datastore import (
     DATASTORE,
     find_datastore,
@@ -298,17 +299,16 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
 def test_a_drafts_datastore_is_found_where_it_is_for_the_same_vocabulary(tmp_path):
     target, draft = WEIGHTS / "mini-7b", tmp_path / "draft"
     draft.mkdir()
-    right = tokenizer_checksum(target)
+    config, right = read_config(target), tokenizer_checksum(target)
     for size, tokenizer, fits in ((1024, "other", 0), (1000, right, 0), (1024, right, 1)):
         write_datastore(draft / DATASTORE, [[5, 6]], 2, size, tokenizer, "text", replace=True)
-        assert find_datastore(target, draft) == (draft / DATASTORE if fits else None)
-    assert find_datastore(target, tmp_path / "none") is None
+        assert find_datastore(target, config, draft) == (draft / DATASTORE if fits else None)
+    assert find_datastore(target, config, tmp_path / "none") is None
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
-    (tmp_path / "config.json").write_bytes((target / "config.json").read_bytes())
     message = "tokenizer.json is not a tokenizer that is known here; download it again"
-    raises_line(find_datastore, ValueError, message, tmp_path, draft)
+    raises_line(find_datastore, ValueError, message, tmp_path, config, draft)
     write_datastore(tmp_path / DATASTORE, [[5]], 2, 1024, "other", "text")  # a target's own
-    assert find_datastore(tmp_path, draft) == tmp_path / DATASTORE
+    assert find_datastore(tmp_path, config, draft) == tmp_path / DATASTORE
 
 
 def test_what_a_datastore_is_not_made_of(asking, capsys):

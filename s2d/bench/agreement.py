@@ -16,8 +16,7 @@ from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
 from ..weights.datastore import find_datastore, open_datastore
-from ..weights.get import draft_beside
-from .methods import find_target
+from ..weights.get import draft_beside, find_target
 from .specbench import choose_questions, group_of
 from .tables import render
 
@@ -62,7 +61,7 @@ def report(args):
     target, template = load_model(source, args.device, args.dtype), chat_template(source)
     draft = load_model(path, args.device, args.dtype)
     untrained = load_model(source, args.device, args.dtype, num_layers=exits[-1])
-    store = find_datastore(source, path)
+    store = find_datastore(source, target.config, path)
     datastore = open_datastore(store, source, target.config) if store else None
     tokenizer, right, sure = Tokenizer(source), defaultdict(list), []
     for question in choose_questions(args.questions, "held-out", args.limit):

@@ -1,4 +1,4 @@
-"""A conversation on a terminal, a line a turn. Knows nothing about models or drafting."""
+"""A conversation on a terminal, a line a turn. Knows nothing about drafting."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about drafting."""
+"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about decoding."""
 
 import json
 import os
@@ -40,20 +40,28 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16
 
 
 def load_model(
-    path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False, quick=True
+    path,
+    device="cpu",
+    dtype="auto",
+    num_layers=None,
+    share=None,
+    compile=False,
+    quick=True,
+    config=None,
 ):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
     ``device``: see ``check_device``; ``dtype``: see ``choose_dtype``. ``num_layers`` keeps only the
     first layers. ``share``, a function of a tensor's name and shape, returns the slices of it to
-    read, one for each dimension (extras/parallel.py). With ``compile`` its short passes are
+    read, one for each dimension (divided.py). With ``compile`` its short passes are
     compiled (extras/static.py), which takes a minute the first time. On a CPU, products of few rows
     of a model over 40 MB go the fastest way there is (extras/products.py) in float32 and bfloat16,
-    unless ``quick`` is False. Raises FileNotFoundError for a missing folder or file and ValueError
-    for anything that is not a Llama this project can run.
+    unless ``quick`` is False. ``config`` is what ``read_config`` said of it, if that is known.
+    Raises FileNotFoundError for a missing folder or file and ValueError for anything that is not a
+    Llama this project can run.
     """
     path, device = Path(path), check_device(device)
-    config = read_config(path)
+    config = config or read_config(path)
     source, layers, adapter = weights_of(path, config)
     if num_layers is not None:
         if not 1 <= num_layers <= (count := config.num_hidden_layers):
@@ -201,6 +209,12 @@ def check_device(device):
         seen = f"torch sees {count or 'no'} GPU{'s'[: count > 1]} here"
         raise ValueError(f"device {name!r} was asked for, but {seen}; use --device cpu")
     return torch.device(name)
+
+
+def own_device(device):
+    """As ``check_device``, for one of several processes: of "cuda" it is a GPU of its own."""
+    device = check_device(device)
+    return check_device(f"cuda:{os.environ['LOCAL_RANK']}") if device.type == "cuda" else device
 
 
 def placement(*models):
