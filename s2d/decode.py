@@ -1,6 +1,6 @@
 """The draft-verify loop, once, for every method: ``decode`` yields a Step a pass of the target.
 
-Knows nothing about files, text or the names of methods. A target, a drafter (``NoDraft`` in draft.py
+Knows nothing about files, text or the names of methods. A target, a drafter (draft.py's ``NoDraft``
 says what that is) and a Sampling are all it works with; statistics are a fold over the steps.
 """
 

@@ -317,7 +317,7 @@ def make_drafter(plan, target, draft, limit):
         table = make_table(plan, target) if plan.exits[0] == 0 else None
         if plan.exits[-1] > 0 and (head := draft_head(draft)):
             most, known = plan.shape.max_children, len(head.tokens)
-            few = f"a node cannot have {most} different children: the draft knows {known} tokens"
+            few = f"a node cannot have {most} different children: there are {known} tokens"
             refuse(most > known, few)
         capacity = limit + max(plan.shape.size, plan.shape.max_slots)
         exits = sorted_exits(plan.exits, plan.thresholds, draft, table, capacity)

@@ -130,7 +130,7 @@ class GrowingTree:
     All children that were ever found are candidates, numbered as they come; a path's probability is
     the product of its tokens'. The tree is made of the ``size`` best candidates, none less probable
     than ``least``. So each round expands those of them that have no children yet, the best
-    ``at_once``: nothing else can get into the tree. With at_once = 2, after the rounds that expanded
+    ``at_once``: nothing else can get into the tree. With at_once = 2, when the rounds have expanded
     the context, then 0 and 1, then 2 and 4, whose children are not shown:
 
         context ─┬─ 0 ─┬─ 2 ─ ...  number    0   1   2   3   4   5        slot      0   1   2   3

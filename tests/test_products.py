@@ -1,7 +1,6 @@
 """Products of a few rows: the quickest way here, what passes cost, and what is decided by that."""
 
 import random
-from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -13,7 +12,7 @@ from s2d import generate, load_model
 from s2d.extras import costs, products
 from s2d.extras.costs import SIZES, kept
 from s2d.extras.products import WAYS, Product, possible_ways, quicken, quickest
-from s2d.generate import TABLE_DRAWN, choose_shape, start
+from s2d.generate import TABLE_DRAWN, Options, start
 from s2d.proposal import TRUST, most_tokens_a_second, worth_a_row
 from s2d.tree import KConfig
 
@@ -187,12 +186,13 @@ def test_rows_that_cost_nothing_are_filled_and_dear_ones_left_out(monkeypatch):
         generation = start(target, prompt, exits=(0,), method="s2d-tree", **stop)
         sent[name] = [len(step.proposal.tree) for step in generation]
         sent[name, "text"] = generation.tokens
-        assert generation.costs == (None if stop else seconds[:8])
+        assert generation.plan.costs == (None if stop else tuple(seconds[:8]))
     assert sent["free"][0] == sent["given"][0] > sent["dear"][0] > sum(sent["hopeless"]) == 0
     assert len({tuple(sent[name, "text"]) for name in ("free", "dear", "hopeless", "given")}) == 1
 
 
 def test_above_t_0_tokens_are_drawn_where_the_pass_that_checks_them_is_cheap():
-    shape = partial(choose_shape, random_llama(3).config, None, "s2d-tree")
-    assert shape(1.0) == shape(1.0, costs=[1.0, 1.1, 1.2, 1.2, 1.3]) == KConfig(TABLE_DRAWN)
-    assert shape(1.0, costs=[1.0, 1.1, 1.2, 1.2, 1.4]) == shape(0.0, costs=[1.0] * 5)
+    config = random_llama(3).config
+    cold, warm = (Options("s2d-tree", temperature=T).plan(config) for T in (0.0, 1.0))
+    assert warm.shape == warm.with_costs([1.0, 1.1, 1.2, 1.2, 1.3]).shape == KConfig(TABLE_DRAWN)
+    assert warm.with_costs([1.0, 1.1, 1.2, 1.2, 1.4]).shape == cold.shape

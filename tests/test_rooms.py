@@ -11,7 +11,7 @@ from helpers import ROOT
 
 PACKAGE = ROOT / "s2d"
 # Each imports only files before it. generate.py alone knows the extras, and imports them lazily.
-FRONT = "cache model sampling tree verify ngram proposal draft decode soft generate".split()
+FRONT = "cache model sampling tree verify ngram proposal exits draft decode soft generate".split()
 BESIDE = "__init__ ctrl_c fields files program user_cache".split()  # and the doors' own helpers
 DOORS = {  # door -> the doors that it is built on, all of them above it
     "text": set(),

@@ -13,12 +13,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 from browser import Browser
-from helpers import ROOT, path_of, raises_line, random_llama, refuses
+from helpers import ROOT, limit_to, path_of, raises_line, random_llama, refuses
 from helpers import program as program_of
 
 import run
 from s2d.draft import SortedDraft
-from s2d.generate import start
+from s2d.generate import Options, start
 from s2d.proposal import TARGET
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
@@ -52,12 +52,13 @@ def options_of(name, draft, **more):
 
 def recorded(target, tokenizer, prompt, options, file=None):
     """(what was recorded, the Steps themselves, the Generation)"""
-    recorder = Recorder(target, tokenizer, prompt, NAMES, options)
     generation, steps = start(target, prompt, **options), []
+    recorder = Recorder(tokenizer, prompt, NAMES, generation.plan)
     for step in generation:
         steps.append(step)
         recorder.add(step)
-    recorder.time_alone(target, prompt, method="ar")
+    alone = generation.plan.options.alone()
+    recorder.time_alone(lambda options: start(target, prompt, **vars(options)), alone)
     if file:
         write_page(recorder.data(), file)
     return json.loads(json.dumps(recorder.data())), steps, generation
@@ -167,9 +168,9 @@ def test_caches_hold_what_the_record_says(mini, tokenizer, monkeypatch):
     lengths, keep = [], SortedDraft.keep
 
     def watched(self, *what):
-        before = [segment.cache.length for segment in self.segments]
+        before = [each.filled for each in self.exits]
         keep(self, *what)
-        lengths.append((before, [segment.cache.length for segment in self.segments]))
+        lengths.append((before, [each.filled for each in self.exits]))
 
     monkeypatch.setattr(SortedDraft, "keep", watched)
     options = options_of("s2d-tree", mini("mini-draft"), max_new_tokens=40)
@@ -467,8 +468,9 @@ def test_a_page_of_steps_that_emitted_nothing(browser, mini, tokenizer, tmp_path
     options = options_of("roots", mini("mini-draft"), max_new_tokens=20)
     prompt, file = tokenizer.encode_chat([QUESTION]), tmp_path / "page.html"
     target = mini("mini-7b")
-    with traced(file, Recorder(target, tokenizer, prompt, NAMES, options)) as recorder:
-        step = next(iter(start(target, prompt, **options)))
+    generation = start(target, prompt, **options)
+    with traced(file, Recorder(tokenizer, prompt, NAMES, generation.plan)) as recorder:
+        step = next(iter(generation))
         assert step.tokens == []
         recorder.add(step)
     browser.open(file)
@@ -496,7 +498,8 @@ def test_an_answer_is_not_lost_with_its_page(name, failure, code, tmp_path, monk
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     """Links under the name that a page is written by lead nowhere."""
     file, precious = tmp_path / "page.html", tmp_path / "precious"
-    recorder = Recorder(None, None, [1], {}, {"method": "ar"})
+    plan = Options("ar").plan(random_llama(0).config)
+    recorder = Recorder(None, [1], {}, plan)
     with pytest.raises(KeyboardInterrupt), traced(file, recorder):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []  # nothing was begun
@@ -519,7 +522,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_a_draft_vocabulary_and_bfloat16_are_recorded_too(name, temperature, tmp_path):
     exits = {"exit_layers": (1, 2, 4), "thresholds": (0.4, 0.6, 0.0), "eos_token_ids": (5,)}
     target, draft = random_llama(0, **exits).bfloat16(), random_llama(1, **exits).bfloat16()
-    draft.keep_tokens(torch.arange(3, 40))
+    limit_to(draft, torch.arange(3, 40))
     options = options_of(name, draft, temperature=temperature, max_new_tokens=30)
     data, _, generation = recorded(target, Hostile(), [3, 1, 4], options, tmp_path / "page.html")
     assert sum((step["tokens"] for step in data["steps"]), []) == generation.tokens

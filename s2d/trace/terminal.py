@@ -102,9 +102,8 @@ def report(generation, colors=()):
         legend = [paint(exit_name(layer), color) for layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
     lossy = "no: with several roots from the target the text is not the target's own"
-    lines.append(
-        f"exact          {'yes' if generation.exact else lossy}, method {plan.options.method}"
-    )
+    exact, method = "yes" if generation.exact else lossy, plan.options.method
+    lines.append(f"exact          {exact}, method {method}")
     return "\n".join(lines)
 
 
