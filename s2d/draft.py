@@ -48,13 +48,12 @@ class SortedDraft(NoDraft):
     """A draft that continues contexts of at most ``capacity`` tokens by trees of one shape.
 
     ``exits``: see exits.py, the cheapest first. ``rule`` ends drafting (``LeastProbable``).
-    ``costs``: seconds of a pass of the target over 1, 2, ... rows, where they decide how many nodes
-    of a growing tree are sent.
+    ``worth_sending``: how many nodes of a growing tree are, see proposal.py.
     """
 
-    def __init__(self, exits, shape, rule, capacity, device, dtype, costs=None):
-        self.exits, self.shape, self.rule, self.costs = exits, shape, rule, costs
-        self.device, self.dtype = device, dtype
+    def __init__(self, exits, shape, rule, capacity, device, dtype, worth_sending=None):
+        self.exits, self.shape, self.rule = exits, shape, rule
+        self.device, self.dtype, self.worth_sending = device, dtype, worth_sending
         self.slots = torch.zeros(1, capacity, dtype=torch.long, device=device)  # their tokens
         self.seen = 0  # how many tokens of the context are in slots
         self.parents = shape.parents().to(device)
@@ -94,7 +93,7 @@ class SortedDraft(NoDraft):
             elif tree.frontier:  # its tokens come into slots, where the exits find them
                 start, end = end, end + len(tree.frontier)
                 self.slots[0, start:end] = tree.frontier_tokens()
-        proposal = tree.proposal(self.costs)
+        proposal = tree.proposal(self.worth_sending)
         reached = "length" if levels == self.shape.depth else "context"
         proposal.stopped = stopped or proposal.stopped or reached
         proposal.confidences = confidences

@@ -1,16 +1,10 @@
 """The exits of a sorted draft: each says what may come next, and how sure it is.
 
-Knows nothing about the target. An exit has a ``layer`` (how many layers it needs), the
-``threshold`` that its confidence must exceed, and ``longest``, the positions it can work on:
-
-    predict(asked) -> prediction    about the token after each position asked
-    read(tokens)                    these follow in the context: they were accepted
-    keep(n, slots)                  forget all behind n positions of context but these slots
-    rounds(shape, levels)           to grow a tree: how often to ask, about how many nodes at once
-
-A prediction has ``confidence``, the largest probability of all; ``likeliest`` and ``sample`` give
-tokens; ``free`` says whether it took no pass. ``LayerExit`` runs layers of the draft, ``TableExit``
-looks in a table (ngram.py).
+Knows nothing about the target. Two kinds: ``LayerExit`` runs layers of the draft, ``TableExit``
+looks in a table (ngram.py). What both have: ``layer``, how many layers it needs; ``threshold``,
+which its confidence must exceed; ``longest``, the positions it can work on; and five methods. A
+prediction has a ``confidence``, the largest probability of all; ``free``, whether it took no pass;
+``likeliest`` and ``sample``, which give tokens.
 """
 
 import math
@@ -18,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import nn
 
 from .cache import move_up
 from .model import LlamaConfig
@@ -104,7 +97,9 @@ class LayerExit:
 
     def __init__(self, model, below, layer, threshold, capacity, last):
         self.model, self.below, self.layer, self.threshold = model, below, layer, threshold
-        self.head, self.longest = draft_head(model), model.config.max_position_embeddings
+        self.dtype, self.longest = model.dtype, model.config.max_position_embeddings
+        self.head = getattr(model, "draft_head", None)  # extras/draft_head.py
+        self.vocab_size = len(self.head.tokens) if self.head else model.config.vocab_size
         self.cache = model.new_cache(capacity, below.layer if below else 0, layer)
         size = 1, capacity, model.config.hidden_size
         self.hidden = None if last else torch.zeros(size, device=model.device, dtype=model.dtype)
@@ -115,13 +110,14 @@ class LayerExit:
         return self.cache.length
 
     def rounds(self, shape, levels):
-        """A round is a pass, over as many nodes as there may be children."""
+        """To grow a tree: how often to ask, about how many nodes at once. Here that is a pass."""
         return levels, shape.top_k
 
     def read(self, tokens):
-        """Nothing is to do: the segment catches up when it is asked."""
+        """The context goes on with ``tokens``. The segment catches up when it is asked."""
 
     def predict(self, asked):
+        """A Prediction for the positions ``asked`` about."""
         hidden = self.catch_up(asked)[0, -asked.count :]  # (R, hidden)
         logits = self.model.logits(hidden, self.head)
         if self.head:
@@ -133,6 +129,13 @@ class LayerExit:
         if math.isnan(confidence):
             raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
         return Prediction(hidden, logits, probs, best, tokens, confidence)
+
+    def keep(self, n, slots):
+        """Forget all behind n positions of context, but for ``slots`` counted from there."""
+        held = [slot for slot in slots if n + slot < self.cache.length]
+        self.cache.keep(n, held)
+        if self.hidden is not None:
+            move_up(self.hidden, n, held)
 
     def catch_up(self, asked):
         """Run the segment on all positions up to ``asked.end`` that it has not seen.
@@ -156,41 +159,6 @@ class LayerExit:
                 self.hidden.narrow(1, seen, upto - seen).copy_(hidden)
             if upto == end:
                 return hidden
-
-    def keep(self, n, slots):
-        held = [slot for slot in slots if n + slot < self.cache.length]
-        self.cache.keep(n, held)
-        if self.hidden is not None:
-            move_up(self.hidden, n, held)
-
-
-class DraftHead(nn.Module):
-    """The rows of ``lm_head`` for ``tokens`` (K,), the only ones that a draft then drafts.
-
-    With a large vocabulary the LM head costs as much as many layers, and a draft runs it at every
-    exit (Zhao et al. 2025, arXiv 2502.14856). It is a copy: it does not learn.
-    """
-
-    def __init__(self, lm_head, tokens):
-        super().__init__()
-        self.register_buffer("tokens", tokens.to(lm_head.weight.device), persistent=False)
-        weight = lm_head.weight.detach()[self.tokens]  # (K, hidden)
-        self.rows = nn.Linear(*weight.shape[::-1], bias=False, device="meta")
-        del self.rows.weight  # no parameter
-        self.rows.register_buffer("weight", weight, persistent=False)
-
-    def forward(self, hidden):
-        return self.rows(hidden)
-
-    def over_all(self, logits, vocab_size):
-        """Logits (R, K) -> (R, V): what the draft never drafts has -inf."""
-        everything = logits.new_full((len(logits), vocab_size), -torch.inf)
-        return everything.index_copy_(1, self.tokens, logits)
-
-
-def draft_head(model):
-    """The DraftHead of a draft; None where it drafts all tokens."""
-    return getattr(model, "draft_head", None)
 
 
 class TableExit:

@@ -1,36 +1,34 @@
 """``generate``: options become a plan, a plan becomes a drafter, and the loop runs.
 
-Every option has its default here and is checked here, most of them by the configs of target and
-draft alone. A method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain from one
-exit and ``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` draft the same as trees.
+A method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain from one exit and
+``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` draft the same as trees.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 from .decode import Stats, Step, checked, checked_list, clock, decode
 from .draft import NoDraft, SortedDraft
-from .exits import DraftConfig, TableExit, draft_head, sorted_exits
+from .exits import DraftConfig, TableExit, sorted_exits
 from .model import Llama, LlamaConfig
 from .ngram import NGrams
-from .proposal import LeastProbable, worth_a_row
+from .proposal import LeastProbable
 from .sampling import Sampler, Sampling
 from .tree import Dynamic, KConfig
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
-TAKEN_BY = dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:])  # by option: methods
-TAKEN_BY |= {"thresholds": SORTED, "draft_length": CHAINS, "tree": TREES, "replacement": TREES}
-FLAGS = ("init", "replacement")  # whose default is no None
+USED_BY = {"draft_length": CHAINS, "tree": TREES, "replacement": TREES, "thresholds": SORTED}
+USED_BY |= dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:])
 K_CONFIG = (4, 2, 2, 1)
 LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number squared
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
-UNSURE = 0.5  # the threshold of an exit that has none of its own
-TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does
+UNSURE = 0.5  # the threshold of an exit that has none of its own: the published one
+TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does: measured
 TABLE_DRAWN = (2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accepted more often
-PAYING = 1.35  # times a pass over one row: a pass that checks TABLE_DRAWN may take so long
 LEAST = 0.03  # path of exit 0 that is still followed; what of it is sent is decided by costs
 # What stands in a draft's config, for exit 0 alone.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
@@ -39,50 +37,33 @@ TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
 
 @dataclass(frozen=True)
 class Options:
-    """What may be said about a generation; None stands for a default that depends on the models.
+    """What may be said about a generation. None: a default by draft and method, see ``plan``.
 
-    ``exits`` and ``thresholds`` (one for each exit, within 0..1; the last exit always drafts)
-    default to the draft's config; "sd" and "mcsd" use the last exit only. Exit 0 drafts what
-    followed the last tokens before, in the text and in a ``datastore`` (extras/datastore.py);
-    without a draft it is the only one.
-
-    "sd" and "s2d" draft chains of ``draft_length`` tokens, "mcsd" and "s2d-tree" draft ``tree``:
-    the numbers of children, level by level, such as (4, 2, 2, 1), or a ``Dynamic``. Defaults come
-    from the draft's config (for exit 0 alone: TABLE_ALONE, above T = 0 TABLE_DRAWN if that pays),
-    for "mcsd" it is K_CONFIG. Above T = 0 the children of a node are sampled, with or without
-    ``replacement``; those of a Dynamic are always the likeliest. ``stop`` ends drafting early: a
-    number, where a path is less probable than that (of a chain, the product of its confidences), or
-    a decision model (extras/decision.py). By default chains have the draft's, its trees none, and
-    exit 0 alone LEAST; of its tree as many nodes are sent then as give the most tokens a second by
-    what passes cost here (extras/products.py).
-
-    ``init`` "target" takes the first level of each tree from the target's last distribution
-    (extras/roots.py). With several roots that is not lossless.
+    Raises ValueError for what is wrong whatever the models are, and for what a method does not use.
     """
 
-    method: str = "s2d"
+    method: str = "s2d"  # one of METHODS
     max_new_tokens: int = 128
-    temperature: float = 0.0
+    temperature: float = 0.0  # 0 is greedy
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0: all tokens
     seed: int = 0
-    exits: tuple[int, ...] | None = None
-    thresholds: tuple[float, ...] | None = None
-    draft_length: int | None = None
-    tree: tuple[int, ...] | Dynamic | None = None
-    init: str = "draft"
-    stop: Any = None
-    replacement: bool = False
-    datastore: Any = None
+    exits: tuple[int, ...] | None = None  # numbers of layers, 0 for the table; "sd", "mcsd": one
+    thresholds: tuple[float, ...] | None = None  # of the exits; the last one always drafts
+    draft_length: int | None = None  # of a chain
+    tree: tuple[int, ...] | Dynamic | None = None  # children level by level, or it grows
+    init: str = "draft"  # "target" gives a tree its roots: not lossless with several (roots.py)
+    stop: Any = None  # a path's least probability, or a decision model (extras/decision.py)
+    replacement: bool = False  # how the children of a node are drawn above T = 0
+    datastore: Any = None  # what exit 0 knows besides the text (extras/datastore.py)
 
     def __post_init__(self):
-        """Refuse with ValueError what is wrong whatever the models are, and what is not used."""
-        known = self.method in METHODS
-        refuse(not known, f"unknown method {self.method!r}; expected {' '.join(METHODS)}")
+        known = f"unknown method {self.method!r}; expected {' '.join(METHODS)}"
+        refuse(self.method not in METHODS, known)
         refuse(self.init not in ("draft", "target"), f"init is 'draft' or 'target': {self.init!r}")
-        for name, methods in TAKEN_BY.items():
-            value = getattr(self, name)
-            given = value not in (False, "draft") if name in FLAGS else value is not None
+        for name, methods in USED_BY.items():
+            value, default = getattr(self, name), getattr(Options, name)
+            given = value is not None if default is None else value != default
             others = f"leave it out, or use {' or '.join(methods)}"
             unused = given and self.method not in methods
             refuse(unused, f"method {self.method} does not use {name}; {others}")
@@ -93,10 +74,16 @@ class Options:
         checked(self.top_k, "top_k", int, 0)
         checked(self.seed, "seed", int, 0)
 
-    def plan(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Plan":
-        """What is to be done for a target and a draft with these configs; ValueError if it can't.
+    def alone(self) -> "Options":
+        """The same answer by the target alone."""
+        kept = "max_new_tokens temperature top_p top_k seed".split()
+        return Options("ar", **{name: getattr(self, name) for name in kept})
 
-        ``draft`` is None for exit 0 alone.
+    def plan(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Plan":
+        """What is to be done with models of these configs; ValueError where it cannot be.
+
+        Without a ``draft`` there is exit 0 alone. Its own exits, thresholds, shapes and stop are
+        the defaults; but "mcsd" has K_CONFIG, and trees of layers no stop.
         """
         if self.method == "ar":
             return Plan(self, (), (), KConfig(()), 0.0)
@@ -107,47 +94,39 @@ class Options:
             draft = draft if isinstance(draft, DraftConfig) else DraftConfig(**vars(draft))
         draft = draft or TABLE_ALONE
         exits = self.chosen_exits(draft)
-        wrong = f"a datastore is for exit 0, not for {list(exits)}"
-        refuse(self.datastore and 0 not in exits, wrong)
+        stored = self.datastore and 0 not in exits
+        refuse(stored, f"a datastore is for exit 0, not for {list(exits)}")
         thresholds = self.chosen_thresholds(exits, draft)
         shape = self.chosen_shape(draft if exits[-1] > 0 else TABLE_ALONE)
-        refuse_shape(shape, exits, target)
-        sampled = self.method in TREES and shape.fixed
-        wrong = "replacement is for siblings of a tree of fixed shape"
-        refuse(self.replacement and not sampled, wrong)
+        refuse_large(shape, exits, target)
+        grows = self.replacement and not shape.fixed
+        refuse(grows, "replacement is for siblings of a tree of fixed shape")
         return Plan(self, exits, thresholds, shape, self.chosen_stop(exits, draft))
-
-    def alone(self) -> "Options":
-        """The same answer by the target alone."""
-        kept = "max_new_tokens temperature top_p top_k seed".split()
-        return Options("ar", **{name: getattr(self, name) for name in kept})
 
     def chosen_exits(self, draft):
         depth, single = draft.num_hidden_layers, self.method not in SORTED
-        exits = self.exits
-        if exits is None:
-            exits = (draft.exit_layers or (depth,))[-1 if single else 0 :]
-        exits = tuple(checked_list(exits, f"exits of {depth} draft layers", int, 0, depth))
+        own = draft.exit_layers or (depth,)
+        exits = own[-1:] if single else own
+        if self.exits is not None:
+            what = f"exits of {depth} draft layers"
+            exits = tuple(checked_list(self.exits, what, int, 0, depth))
         one = f"method {self.method!r} drafts from one exit, got {list(exits)}; 's2d' takes several"
         refuse(single and len(exits) != 1, one)
         refuse(list(exits) != sorted(set(exits)), f"exits must increase, got {list(exits)}")
         return exits
 
     def chosen_thresholds(self, exits, draft):
-        """Those of the draft's config hold for its own exits together, in front of the last one.
-
-        A 0 there says that no deeper exit is ever asked; whoever names other exits wants them.
-        """
-        if self.thresholds is None:
-            own = dict(zip(draft.exit_layers, draft.thresholds))
-            if tuple(each for each in exits if each > 0) != draft.exit_layers:
-                own = {layer: threshold for layer, threshold in own.items() if threshold > 0}
-            own[0] = TABLE_THRESHOLD
-            return (*(own.get(layer, UNSURE) for layer in exits[:-1]), 0.0)
-        thresholds = tuple(checked_list(self.thresholds, "thresholds", float, 0, 1))
-        many = f"{exits=} need as many thresholds, got {thresholds}"
-        refuse(len(thresholds) != len(exits), many)
-        return thresholds
+        if self.thresholds is not None:
+            given = tuple(checked_list(self.thresholds, "thresholds", float, 0, 1))
+            many = f"{exits=} need as many thresholds, got {given}"
+            refuse(len(given) != len(exits), many)
+            return given
+        own = dict(zip(draft.exit_layers, draft.thresholds))
+        if tuple(layer for layer in exits if layer) != draft.exit_layers:
+            # An exit with threshold 0 leaves none to those behind it, and these were asked for.
+            own = {layer: threshold for layer, threshold in own.items() if threshold}
+        own[0] = TABLE_THRESHOLD
+        return (*(own.get(layer, UNSURE) for layer in exits[:-1]), 0.0)
 
     def chosen_shape(self, draft):
         if self.method in CHAINS:
@@ -164,15 +143,13 @@ class Options:
         return Dynamic(*counts) if grows else KConfig(tuple(counts))
 
     def chosen_stop(self, exits, draft):
-        judges = hasattr(self.stop, "threshold")  # a decision model
-        refuse(judges and exits[0] == 0, "a decision model judges layers; exit 0 has none")
-        if judges:
+        if is_decision(self.stop):
+            refuse(exits[0] == 0, "a decision model judges layers; exit 0 has none")
             return self.stop
         if self.stop is not None:
             return checked(self.stop, "stop", float, 0, 1)
-        if exits == (0,):
-            return LEAST
-        return draft.draft_stop if self.method in CHAINS else 0.0
+        own = draft.draft_stop if self.method in CHAINS and exits != (0,) else 0.0
+        return LEAST if exits == (0,) else own
 
 
 def refuse(wrong, message):
@@ -181,59 +158,47 @@ def refuse(wrong, message):
         raise ValueError(message)
 
 
-def refuse_shape(shape, exits, target):
+def refuse_large(shape, exits, target):
     """ValueError for a tree that is too large, for this program or for the target's context."""
-    most, longest = shape.max_children, target.max_position_embeddings
-    wrong = f"a node cannot have {most} different children: there are {target.vocab_size} tokens"
-    refuse(most > target.vocab_size, wrong)
-    size, depth = shape.size, shape.depth
+    refuse_wide(shape, target.vocab_size)
+    size, depth, longest = shape.size, shape.depth, target.max_position_embeddings
     long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
     refuse(max(size, depth) > longest, long)
-    # Not all is sent of a growing tree, and a table is asked about what is sent alone.
-    drafted = max(size, shape.max_slots if exits[-1] > 0 else 0)
+    # Not all is sent of a growing tree; a table is asked only about what is.
+    drafted = max(size, shape.max_slots) if exits[-1] else size
     refuse(drafted > LARGEST_TREE, f"a tree that drafts {drafted} nodes is over {LARGEST_TREE}")
+
+
+def refuse_wide(shape, known):
+    most = shape.max_children
+    wide = f"a node cannot have {most} different children: there are {known} tokens"
+    refuse(most > known, wide)
+
+
+def is_decision(stop):
+    return hasattr(stop, "threshold")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Options resolved: what is printed, shown and run.
-
-    ``stop`` is a probability or a decision model. ``costs``: seconds of a pass of the target over
-    1, 2, ... rows, where they decide what is sent.
-    """
+    """Options resolved: what is printed, shown and run."""
 
     options: Options
     exits: tuple[int, ...]
     thresholds: tuple[float, ...]
     shape: KConfig | Dynamic
-    stop: Any
-    costs: tuple[float, ...] | None = None
-
-    @property
-    def by_costs(self):
-        """Whether nothing was said of how much to draft: then what passes cost here says it."""
-        options = self.options
-        return self.exits == (0,) and options.stop is None and options.init == "draft"
-
-    def with_costs(self, costs):
-        """This plan, by the target's ``costs`` (see ``row_costs`` in extras/products.py)."""
-        shape = self.shape
-        dear = costs[KConfig(TABLE_DRAWN).size] >= PAYING * costs[0]
-        if self.options.tree is None and shape == KConfig(TABLE_DRAWN) and dear:
-            shape = Dynamic(*TABLE_ALONE.draft_tree)
-        costs = tuple(costs[: shape.size + 1])
-        stop = max(self.stop, worth_a_row(costs))
-        return replace(self, shape=shape, stop=stop, costs=costs)
+    stop: Any  # a probability or a decision model
+    costs: tuple[float, ...] | None = None  # of passes: where they decide what is sent (costs.py)
 
     def in_force(self):
-        """{option: its value}, as ``--json`` and the trace's page show it; a shape as numbers."""
-        shown = vars(self.options) | {"exits": self.exits, "thresholds": self.thresholds}
-        shown["stop"] = None if hasattr(self.stop, "threshold") else self.stop
-        if self.options.method in TREES:
-            shown["tree"] = vars(self.shape)
-        elif self.options.method in CHAINS:
+        """{option: its value}, to be shown; of a shape its numbers, of a decision model None."""
+        stop = None if is_decision(self.stop) else self.stop
+        shown = {"exits": self.exits, "thresholds": self.thresholds, "stop": stop}
+        if self.options.method in CHAINS:
             shown["draft_length"] = self.shape.depth
-        return shown
+        elif self.options.method in TREES:
+            shown["tree"] = vars(self.shape)
+        return vars(self.options) | shown
 
 
 class Generation:
@@ -289,43 +254,23 @@ def start(target: Llama, tokens, draft=None, method="s2d", **options) -> Generat
     n, size, longest = len(tokens), config.max_position_embeddings, int(options.max_new_tokens)
     refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
     if plan.exits:
-        from .extras.products import lay_out, row_costs
+        from .extras.worth import prepared
 
-        for model in (target, draft) if plan.exits[-1] > 0 else (target,):
-            lay_out(model)
-        if plan.by_costs and (costs := row_costs(target)):
-            plan = plan.with_costs(costs)
+        plan = prepared(plan, target, draft)
     began, limit = clock(target.device), min(n + longest, size)
     drafter = make_drafter(plan, target, draft, limit)
-    steps = decode(target, tokens, drafter, sampling_of(options, target.device), limit)
+    sampler = Sampler(int(options.seed), target.device)
+    how = float(options.temperature), float(options.top_p), options.replacement, sampler
+    steps = decode(target, tokens, drafter, Sampling(*how, int(options.top_k)), limit)
     ends = {size - n: "context", longest: "length"}  # "length" where both are true
     generation = Generation(steps, plan, drafter.exact, config.eos_token_ids, ends)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 
 
-def sampling_of(options, device):
-    """How tokens are drawn."""
-    sampler = Sampler(int(options.seed), device)
-    how = float(options.temperature), float(options.top_p), options.replacement
-    return Sampling(*how, sampler, int(options.top_k))
-
-
 def make_drafter(plan, target, draft, limit):
     """The drafter of a plan, for contexts of at most ``limit`` tokens."""
-    if plan.exits:
-        table = make_table(plan, target) if plan.exits[0] == 0 else None
-        if plan.exits[-1] > 0 and (head := draft_head(draft)):
-            most, known = plan.shape.max_children, len(head.tokens)
-            few = f"a node cannot have {most} different children: there are {known} tokens"
-            refuse(most > known, few)
-        capacity = limit + max(plan.shape.size, plan.shape.max_slots)
-        exits = sorted_exits(plan.exits, plan.thresholds, draft, table, capacity)
-        model = draft if plan.exits[-1] > 0 else target
-        how = plan.shape, make_rule(plan.stop), capacity, model.device, model.dtype, plan.costs
-        drafter = SortedDraft(exits, *how)
-    else:
-        drafter = NoDraft(target.device)
+    drafter = make_draft(plan, target, draft, limit) if plan.exits else NoDraft(target.device)
     if plan.options.init == "target":
         from .extras.roots import TargetRoots
 
@@ -337,18 +282,26 @@ def make_drafter(plan, target, draft, limit):
     return drafter
 
 
-def make_table(plan, target):
-    """Exit 0 for ``target``; ValueError where the datastore has tokens it does not know."""
-    datastore, size = plan.options.datastore, target.config.vocab_size
-    largest = datastore.largest if datastore else 0
-    refuse(largest >= size, f"the datastore has token {largest}, the target has {size}")
-    return TableExit(NGrams(datastore), plan.thresholds[0], size, target.device, target.dtype)
+def make_draft(plan, target, draft, limit):
+    """The SortedDraft of a plan; ValueError where draft or datastore do not fit."""
+    shape, datastore, table, rule = plan.shape, plan.options.datastore, None, None
+    if plan.exits[0] == 0:
+        size, largest = target.config.vocab_size, datastore.largest if datastore else 0
+        refuse(largest >= size, f"the datastore has token {largest}, the target has {size}")
+        how = plan.thresholds[0], size, target.device, target.dtype
+        table = TableExit(NGrams(datastore), *how)
+    if is_decision(plan.stop):
+        from .extras.decision import PathStop
 
+        rule = PathStop(plan.stop)
+    capacity = limit + max(shape.size, shape.max_slots)
+    exits = sorted_exits(plan.exits, plan.thresholds, draft, table, capacity)
+    for each in exits:
+        refuse_wide(shape, each.vocab_size)
+    worth_sending = None
+    if plan.costs:
+        from .extras.worth import most_tokens_a_second
 
-def make_rule(stop):
-    """The stopping rule of a plan: by a probability, or by a decision model."""
-    if not hasattr(stop, "threshold"):
-        return LeastProbable(stop)
-    from .extras.decision import PathStop
-
-    return PathStop(stop)
+        worth_sending = partial(most_tokens_a_second, costs=plan.costs)
+    how = capacity, target.device, exits[-1].dtype, worth_sending
+    return SortedDraft(exits, shape, rule or LeastProbable(plan.stop), *how)

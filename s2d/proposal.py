@@ -4,14 +4,13 @@ Knows nothing about models: levels come as predictions (see exits.py).
 """
 
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 
 import torch
 
 from .tree import CONTEXT, Dynamic, KConfig, TokenTree, TreeAttention
 
 TARGET = -1  # stands for an exit, or a round, where the target itself gave the token
-TRUST = 0.8  # of what a draft says of its paths: so measured on sampled text
 NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 
 
@@ -116,8 +115,8 @@ class FixedTree:
     def frontier_tokens(self):
         return self.tokens[-1]
 
-    def proposal(self, costs):
-        """The Proposal of all levels; ``costs`` are for trees that grow."""
+    def proposal(self, worth_sending):
+        """The Proposal of all levels."""
         tokens = torch.cat([self.parents[:0], *self.tokens])  # (N,)
         q = torch.cat(self.q) if self.q else None
         tree = TokenTree(tokens, self.parents[: len(tokens)])
@@ -196,14 +195,14 @@ class GrowingTree:
         tokens = [self.tokens[node] for node in self.frontier]
         return torch.tensor(tokens, dtype=torch.long, device=self.device)
 
-    def proposal(self, costs):
+    def proposal(self, worth_sending):
         """The Proposal of the best candidates, numbered anew, level by level.
 
-        Where there are ``costs`` (see ``most_tokens_a_second``) they decide how many are sent.
+        ``worth_sending`` says how many, by the probabilities of the best ones; None: all.
         """
         best = self.best
-        if costs:
-            best = best[: most_tokens_a_second([self.probs[i] for i in best], costs)]
+        if worth_sending:
+            best = best[: worth_sending([self.probs[i] for i in best])]
         kept = sorted(best, key=lambda i: (self.depths[i], i))
         number = {CONTEXT: CONTEXT} | {old: new for new, old in enumerate(kept)}
         columns = [self.tokens[i] for i in kept], [number[self.parents[i]] for i in kept]
@@ -214,30 +213,6 @@ class GrowingTree:
         if self.rounds_left and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"
         return proposal
-
-
-def most_tokens_a_second(probs, costs):
-    """How many nodes to send of some whose paths have ``probs``, the most probable first.
-
-    ``costs``: seconds of a pass over 1, 2, ... rows. A pass over N nodes and the position before
-    them emits one token, and as many more as nodes are accepted: the sum of their ``probs``, were
-    the draft not a little too sure.
-
-    >>> most_tokens_a_second([0.8, 0.5, 0.1], [1.0, 1.2, 1.3, 1.5])
-    2
-    """
-    tokens = accumulate((TRUST * prob for prob in probs), initial=1.0)
-    rates = [count / seconds for count, seconds in zip(tokens, costs)]
-    return max(range(len(rates)), key=rates.__getitem__)
-
-
-def worth_a_row(costs):
-    """The probability of a path under which no drafted token pays, however many there are of it.
-
-    >>> round(worth_a_row([1.0, 1.4, 1.4]), 2)  # were it not a little too sure: 0.2
-    0.25
-    """
-    return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST
 
 
 def path_to(node, tokens, parents):

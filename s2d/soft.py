@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .exits import draft_head
-
 CHUNK = 1024  # positions whose logits are in memory at a time
 
 
@@ -74,8 +72,8 @@ def soft_losses(
 
 def chunk_loss(model, hidden, wanted, distillation=None, taught=None):
     """Summed loss of hidden states (N, hidden) at one exit, where ``wanted`` (N,) follow."""
-    head, weight = draft_head(model), model.lm_head.weight
-    if head:  # which is a copy, and does not learn
+    head, weight = getattr(model, "draft_head", None), model.lm_head.weight
+    if head:  # its rows are a copy, which does not learn
         weight = weight[head.tokens]  # (K, hidden)
     logits = F.linear(model.model["norm"](hidden), weight).float()  # (N, V), or (N, K)
     loss = F.cross_entropy(logits, wanted, reduction="sum")

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from s2d.draft import SortedDraft
-from s2d.exits import DraftConfig, DraftHead, sorted_exits
+from s2d.exits import DraftConfig, sorted_exits
+from s2d.extras.draft_head import DraftHead
 from s2d.model import Llama
 from s2d.proposal import LeastProbable
 from s2d.tree import TokenTree

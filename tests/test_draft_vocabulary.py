@@ -9,7 +9,7 @@ from helpers import limit_to, raises_line, random_llama
 from theirs import load_transformers
 
 from s2d import generate, load_model
-from s2d.exits import draft_head
+from s2d.extras.draft_head import draft_head
 from s2d.tree import Dynamic
 from s2d.weights import save_model
 

@@ -15,10 +15,10 @@ import torch
 from helpers import ROOT, TINY, WEIGHTS, limit_to, raises_line, random_llama, random_parents
 
 from s2d import generate, load_model
-from s2d.exits import draft_head
 from s2d.extras import compiled as compiling
 from s2d.extras import graphs, static
 from s2d.extras.compiled import compiled_block, compiled_head, shape_of, way_of
+from s2d.extras.draft_head import draft_head
 from s2d.extras.products import quicken
 from s2d.extras.static import ROWS, static_twin
 from s2d.model import Llama

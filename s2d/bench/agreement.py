@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import torch
 
-from ..exits import draft_head
+from ..extras.draft_head import draft_head
 from ..generate import generate
 from ..ngram import ORDER, NGrams, top
 from ..soft import exit_hidden

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..exits import draft_head
 from ..model import MLP, Attention
 from .costs import SIZES, kept, padded, quickest_of_each, time_passes
+from .draft_head import draft_head
 
 MOST = 2049  # rows of a pass whose cost is asked for
 LAID_OUT_FOR = 8  # rows; the layout for these is as good for 1 to 16

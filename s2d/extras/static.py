@@ -12,10 +12,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from ..exits import DraftHead, draft_head
 from ..model import Llama
 from .compiled import compiled_block, compiled_head, run_block, shape_of, way_of
 from .costs import SIZES, kept, time_passes
+from .draft_head import DraftHead, draft_head
 from .graphs import SHORTEST, Recordings, bucket
 from .products import lay_out, quicken
 

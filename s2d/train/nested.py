@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from ..exits import DraftHead
+from ..extras.draft_head import DraftHead
 from ..files import remove_ours
 from ..program import tell
 from ..text.chat import chat_template

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..exits import DraftHead, draft_head
+from ..extras.draft_head import DraftHead, draft_head
 from ..extras.products import CACHED, quicken
 from ..extras.products import DTYPES as QUICK_DTYPES
 from ..extras.static import StaticLlama
