@@ -40,12 +40,11 @@ def in_runs(pairs):
 
 def plain_colours(steps, tokenizer, exits):
     """(colour or None, text) token by token, without terminal.py; sources are test_trace's."""
-    ids = []
+    ids, before = [], ""
     for step in steps:
         for source, token in zip(step.sources, step.tokens, strict=True):
-            before = tokenizer.decode(ids)
             ids.append(token)
-            text = tokenizer.decode(ids)[len(before) :]
+            text, before = tokenizer.decode(ids)[len(before) :], tokenizer.decode(ids)
             yield COLORS[exits.index(source)] if source in exits else None, text
 
 
@@ -169,13 +168,14 @@ def prompts(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize("method", ["ar", "s2d"])
-def test_a_conversation_has_its_earlier_turns_in_context(method, talk, mini, tokenizer):
-    """--prompt is its first turn."""
-    out, error = talk(["", "   ", NEXT], "--method", method, "--prompt", QUESTION)
+@pytest.mark.parametrize(("method", "system"), [("ar", None), ("s2d", "Be brief.")])
+def test_a_conversation_has_its_earlier_turns_in_context(method, system, talk, mini, tokenizer):
+    """--prompt is its first turn, and a system message stays in front."""
+    options = ("--system", system) if system else ()
+    out, error = talk(["", "   ", NEXT], "--method", method, "--prompt", QUESTION, *options)
     messages = []
     for line, shown in zip((QUESTION, NEXT), out.splitlines()):
-        prompt = tokenizer.encode_chat([*messages, line])
+        prompt = tokenizer.encode_chat([*messages, line], system=system)
         messages += [line, tokenizer.decode(generate(mini("mini-7b"), prompt, method="ar").tokens)]
         assert shown == messages[-1]
     line = r"(\d+) tokens in (\d+) passes of the target \(([\d.]+) each\), [\d.]+ tokens/s"
@@ -184,25 +184,21 @@ def test_a_conversation_has_its_earlier_turns_in_context(method, talk, mini, tok
 
 
 def test_what_does_not_fit_is_forgotten_and_said(talk, prompts, tokenizer):
-    """A context of 512: the first turns are dropped, and too long a message refused."""
-    lines = [*[QUESTION] * 12, "far too long " * 400, NEXT]
+    """A context of 512: the first turns are dropped, too long a message is refused, answers end."""
+    full = QUESTION
+    while (n := len(tokenizer.encode_chat([full]))) < SIZE - 4:
+        full = "so " + full
+    lines = [*[QUESTION] * 12, "far too long " * 400, NEXT, full]
     _, error = talk(lines, "--max-new-tokens", "60")
     assert re.search(rf"the context of {SIZE} tokens is full: turns forgotten: 1\n", error)
     assert error.count("say it in fewer words") == 1
-    longest = max(map(len, prompts))
-    assert len(prompts) == 13 and SIZE / 2 < longest <= SIZE - 60
-    last = tokenizer.encode_chat([NEXT])
-    assert prompts[-1][-5:] == last[-5:]
-    assert len(prompts[-1]) > len(last) + 100  # what was refused takes nothing with it
-
-
-def test_an_answer_that_fills_the_context_says_so(talk, tokenizer):
-    line = QUESTION
-    while (n := len(tokenizer.encode_chat([line]))) < SIZE - 4:
-        line = "so " + line
-    _, error = talk([line], "--method", "ar")
-    assert f"the context of {SIZE} tokens is full: the answer ends here" in error
-    assert f"{SIZE - n} tokens in" in error
+    *others, last_but_one, last = prompts
+    assert len(prompts) == 14 and SIZE / 2 < max(map(len, others)) <= SIZE - 60
+    asked = tokenizer.encode_chat([NEXT])
+    assert last_but_one[-5:] == asked[-5:]
+    assert len(last_but_one) > len(asked) + 100  # what was refused takes nothing with it
+    assert last == tokenizer.encode_chat([full]) and f"{SIZE - n} tokens in" in error
+    assert error.count(f"the context of {SIZE} tokens is full: the answer ends here") == 1
 
 
 def test_keys_end_an_answer_or_the_conversation(talk, prompts, tokenizer, monkeypatch):
@@ -230,12 +226,6 @@ def test_reset_and_several_lines(talk, prompts, tokenizer):
     assert first == encode([QUESTION])
     assert others == [encode(["One\ntwo"]), encode(["One\ntwo", answer, "three"])]
     assert "/reset begins a new one; a line that ends with \\ goes on in the next" in error
-
-
-def test_a_system_message_stays(talk, prompts, tokenizer):
-    talk([QUESTION, NEXT], "--system", "Be brief.", "--max-new-tokens", "4")
-    first = tokenizer.encode_chat([QUESTION], system="Be brief.")
-    assert prompts[0] == first and prompts[1][: len(first)] == first
 
 
 def test_a_real_ctrl_c():
