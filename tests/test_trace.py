@@ -440,48 +440,43 @@ def test_run_writes_a_page_and_the_same_answer(tmp_path, capsys):
     check_page(tmp_path / "page.html")
 
 
-def test_an_interrupted_answer_still_has_its_page(tmp_path, monkeypatch, capsys, browser):
-    add, count = run.Streamed.add, itertools.count()
+ROOTS = "--method mcsd --tree 3,2 --init target"
+
+
+@pytest.mark.parametrize(("line", "count"), [("", 3), (ROOTS, 1)])
+def test_an_interrupted_answer_has_its_page(line, count, tmp_path, monkeypatch, capsys, browser):
+    """Even one without a token: the first step with roots of the target emits none."""
+    add, steps, file = run.Streamed.add, [], tmp_path / "page.html"
 
     def interrupted(self, step):
-        if next(count) == 3:
+        if len(steps) == count:
             raise KeyboardInterrupt
+        steps.append(step)
         add(self, step)
 
     monkeypatch.setattr(run.Streamed, "add", interrupted)
-    assert program("--trace", tmp_path / "page.html") == 130
-    browser.open(tmp_path / "page.html")
-    assert browser.complaints() == [] and browser.text("#step-number") == "1 of 3"
-    assert capsys.readouterr().out.startswith(browser.text("#answer"))
-
-
-def test_a_page_of_steps_that_emitted_nothing(browser, mini, tokenizer, prompt, tmp_path):
-    """Roots of the target: a page of only the first step has no token to show."""
-    options, target = options_of("roots", mini("mini-draft")), mini("mini-7b")
-    file = tmp_path / "page.html"
-    with traced(file, Recorder(target, tokenizer, prompt, NAMES, options)) as recorder:
-        step = next(iter(start(target, prompt, **options)))
-        assert step.tokens == []
-        recorder.add(step)
+    assert program("--trace", file, *line.split()) == 130
     browser.open(file)
-    assert browser.complaints() == [] and browser.text("#step-number") == "1 of 1"
-    assert browser.text("#answer") == ""
+    assert browser.complaints() == [] and browser.text("#step-number") == f"1 of {count}"
+    answer = browser.text("#answer")
+    assert capsys.readouterr().out.startswith(answer) and bool(answer) == (line == "")
 
 
 FULL = OSError(28, "No space left on device")
-FAILURES = ("write_page", FULL, 2), ("Recorder.time_alone", KeyboardInterrupt, 130)
 
 
-@pytest.mark.parametrize(("name", "failure", "code"), FAILURES)
-def test_an_answer_is_not_lost_with_its_page(name, failure, code, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("failure", [FULL, KeyboardInterrupt()])
+def test_an_answer_is_not_lost_with_its_page(failure, tmp_path, monkeypatch, capsys):
     """The disk is full at the end, or the timing of the target alone is interrupted."""
     file = tmp_path / "page.html"
+    name = "write_page" if failure is FULL else "Recorder.time_alone"
     monkeypatch.setattr(f"s2d.trace.{name}", Mock(side_effect=failure))
-    assert program("--max-new-tokens", 8, "--json", "--trace", file) == code
+    code = program("--max-new-tokens", 8, "--json", "--trace", file)
     out, error = capsys.readouterr()
-    assert json.loads(out)["tokens"] and file.is_file() == (code == 130)
-    full = f"run.py: {file} could not be written (No space left on device)"
-    assert error.splitlines()[-1] == {2: full, 130: "run.py: interrupted"}[code]
+    assert json.loads(out)["tokens"] and file.is_file() == (failure is not FULL)
+    full = 2, f"run.py: {file} could not be written (No space left on device)"
+    expected = full if failure is FULL else (130, "run.py: interrupted")
+    assert (code, error.splitlines()[-1]) == expected
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
