@@ -324,9 +324,6 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
         (browser.press, "Home", "#token", "token 1 of"),
         (browser.hover, "#answer span", 4, "#token", "token 5 of"),
         (browser.click, "#next", "#step-number", end),
-        (browser.click, "#time > div", 1, "#step-number", "2 of"),
-        (browser.press, "End", "#step-number", end),
-        (browser.focus, "#time > div", 2, "#step-number", "3 of"),
         (browser.click, "#answer span", last, "#step-number", end),
         # An address names a step.
         (browser.script, "location.hash = '#step-2'", "#step-number", "2 of"),
@@ -334,8 +331,7 @@ def test_every_control_works_by_mouse_and_keyboard(known, browser):
         action(*how)
         assert wanted in browser.text(part), how
     assert browser.script("return all('#answer span[tabindex=\"0\"]').length") == 1
-    # The Tab key comes to the step that is shown.
-    assert browser.script("return all('#time > div').map((each) => each.tabIndex).indexOf(0)") == 1
+    assert "times as fast as the target alone" in browser.text("#time")
     # Tree and mask light up together.
     number = next(i for i, each in enumerate(data["steps"], 1) if len(each["positions"]) > 2)
     browser.script(f"location.hash = '#step-{number}'")

@@ -6,7 +6,6 @@ const at = (id) => document.getElementById(id);
 const data = JSON.parse(at("data").textContent);
 const { about, steps, pieces } = data;
 const TARGET = -1; // stands for an exit where the target itself gave the token
-const PARTS = ["draft", "target", "rest"]; // of the time of a step
 
 // Helpers -----------------------------------------------------------------------------------------------------------
 
@@ -28,10 +27,10 @@ function make(name, attributes = {}, ...children) {
 
 const paragraph = (...children) => make("p", {}, ...children);
 
-/** A line of text, and below it a bar of `whole`, of parts that are [class, length]. */
-function strip(text, parts, whole) {
+/** A line of words, and below it a bar of `whole`, of parts that are [class, length]. */
+function strip(words, parts, whole) {
   const elements = parts.map(([name, part]) => make("i", { class: name, style: `width:${percent(part, whole)}` }));
-  return make("div", {}, text, make("div", { class: "strip" }, ...elements));
+  return make("div", {}, ...words, make("div", { class: "strip" }, ...elements));
 }
 
 /** A token's text where it stands alone: spaces and ends of lines are visible; without a text it is its number. */
@@ -53,21 +52,18 @@ function ancestors(parents, node) {
 const light = (selector, ...chosen) =>
   document.querySelectorAll(selector).forEach((each, i) => each.classList.toggle("lit", chosen.includes(i)));
 
-/** Of some elements the Tab key stops at one. */
-const stopAt = (elements, chosen) => [...elements].forEach((each, i) => (each.tabIndex = i === chosen ? 0 : -1));
-
 const MOVES = {
   ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity, Enter: 0, " ": 0,
 };
 
 /** The Tab key stops once at some items, MOVES go on between them; focus or the mouse shows one, Enter is a click. */
 function rove(items, show) {
-  stopAt(items, 0);
   items.forEach((item, i) => {
+    item.tabIndex = i ? -1 : 0;
     item.addEventListener("mouseenter", () => show(i));
     item.addEventListener("click", () => item.focus());
     item.addEventListener("focus", () => {
-      stopAt(items, i);
+      items.forEach((other) => (other.tabIndex = other === item ? 0 : -1));
       show(i);
     });
     item.addEventListener("keydown", (event) => {
@@ -173,8 +169,6 @@ function show(s, index = 0) {
   drawCaches(step);
   drawStepTime(step);
   at("why-verify").textContent = whyVerify(step);
-  light("#time > div", current);
-  stopAt(at("time").children, current); // the Tab key comes to the step that is shown
 }
 
 /** Light up a node, its row of the mask and its ancestors, and say what it is. */
@@ -267,7 +261,7 @@ function drawCaches(step) {
   at("caches").replaceChildren(...step.caches.map(({ name, filled, kept }) => {
     const context = Math.min(step.n, kept);
     const parts = [["context", context], ["kept", kept - context], ["gone", filled - kept]];
-    return strip(`${name}: filled ${filled}, kept ${kept}, rolled back ${filled - kept}`, parts, most);
+    return strip([`${name}: filled ${filled}, kept ${kept}, rolled back ${filled - kept}`], parts, most);
   }));
 }
 
@@ -278,31 +272,19 @@ const alone = (step) => data.alone_ms * step.tokens.length; // what the target a
 
 function drawStepTime(step) {
   const most = Math.max(total(step), alone(step)) || 1;
-  const words = PARTS.map((name, part) => `${name} ${ms(step.ms[part])}`).join(", ");
-  const strips = [strip(words, PARTS.map((name, part) => [name, step.ms[part]]), most)];
+  const parts = ["draft", "target", "rest"].map((name, part) => [name, step.ms[part]]);
+  const words = parts.flatMap(([name, time]) => [make("i", { class: `key ${name}` }), `${name} ${ms(time)} `]);
   const text = `the target alone, ${step.tokens.length} tokens: ${ms(alone(step))}`;
-  if (data.alone_ms !== null) strips.push(strip(text, [["alone", alone(step)]], most));
-  at("step-time").replaceChildren(...strips);
+  const strips = data.alone_ms === null ? [] : [strip([text], [["alone", alone(step)]], most)];
+  at("step-time").replaceChildren(strip(words, parts, most), ...strips);
 }
 
+/** The time of all steps after the first, which is the prefill. */
 function drawTime() {
-  const decoding = steps.slice(1), known = data.alone_ms !== null; // the first step is the prefill
-  const times = (decoding.length ? decoding : steps).flatMap((step) => [total(step), alone(step)]);
-  const bar = (name, time) => make("i", { class: name, style: `height:${percent(time, Math.max(...times) || 1)}` });
-  const elements = steps.map((step, i) => {
-    const parts = PARTS.map((name, part) => bar(name, step.ms[part])), onfocus = () => show(i);
-    return make("div", { role: "img", "aria-label": `step ${i + 1}: ${ms(total(step))}`, onfocus },
-      make("div", {}, ...parts), make("div", {}, bar("alone", alone(step))));
-  });
-  at("time").append(...elements);
-  rove(elements, () => {});
-  const key = (name, text) => at("time-words").append(make("span", { class: `key ${name}` }), text + "   ");
-  PARTS.forEach((name) => key(name, name));
-  if (known) key("alone", `the target alone, ${ms(data.alone_ms)} a token`);
-  if (!decoding.length) return;
-  const time = sum(decoding.map(total)), tokens = sum(decoding.map((step) => step.tokens.length));
-  const ratio = known ? `, ${(sum(decoding.map(alone)) / time).toFixed(2)} times as fast as the target alone` : "";
-  at("time-words").append(` After the prefill (the first step): ${tokens} tokens in ${ms(time)}${ratio}.`);
+  const decoding = steps.slice(1), time = sum(decoding.map(total));
+  const tokens = sum(decoding.map((step) => step.tokens.length)), ratio = sum(decoding.map(alone)) / time;
+  const faster = data.alone_ms === null ? "" : `, ${ratio.toFixed(2)} times as fast as the target alone`;
+  if (tokens) at("time").textContent = `After the prefill (the first step): ${tokens} tokens in ${ms(time)}${faster}.`;
 }
 
 // Words and code ----------------------------------------------------------------------------------------------------
