@@ -1,4 +1,4 @@
-"""A conversation on a terminal, a line a turn. Knows nothing about drafting."""
+"""A conversation on a terminal, a line a turn. Knows nothing about drafts or exits."""
 
 import importlib
 import sys
@@ -64,10 +64,9 @@ def fit(messages, encode, most):
 
 def lines(first):
     """``first``, unless it says nothing, then what the user types."""
-    line = (first or "").strip() or ask()
-    while line:
-        yield line
-        line = ask()
+    if first and first.strip():
+        yield first.strip()
+    yield from iter(ask, None)
 
 
 def ask():

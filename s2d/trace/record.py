@@ -39,8 +39,7 @@ class Recorder:
     def add(self, step):
         kept = recorded(step, self.about["exits"], self.about["replacement"])
         nodes = kept["nodes"]
-        numbers = range(len(nodes["tokens"]))
-        nodes["suffixes"] = [self.suffix(node, **nodes) for node in numbers]
+        nodes["suffixes"] = [self.suffix(node, **nodes) for node in range(len(nodes["tokens"]))]
         self.steps.append(kept)
         self.read(step.tokens)
 
@@ -67,20 +66,15 @@ class Recorder:
         stream = TextStream(self.tokenizer)
         answer = [stream.push([token]) for step in self.steps for token in step["tokens"]]
         answer[-1:] = [answer[-1] + stream.finish()] if answer else []
-        known = {token for step in self.steps for token in step["nodes"]["tokens"] + step["tokens"]}
-        known.update(*(each["ids"] for step in self.steps for each in step["positions"]))
-        known.update(*(each for step in self.steps for each in step["nodes"]["suffixes"]))
+        known = set()
+        for step in self.steps:
+            ids = [position["ids"] for position in step["positions"]]
+            known.update(step["nodes"]["tokens"], *step["nodes"]["suffixes"], *ids)
         before = self.tokenizer.encode("a")  # a token at the beginning may lose its space
         start_of_piece = len(self.tokenizer.decode(before))
         pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
-        return {
-            "about": self.about,
-            "prompt": self.tokenizer.decode(self.prompt),
-            "answer": answer,
-            "pieces": pieces,
-            "alone_ms": self.alone,
-            "steps": self.steps,
-        }
+        shown = {"about": self.about, "answer": answer, "pieces": pieces, "steps": self.steps}
+        return shown | {"prompt": self.tokenizer.decode(self.prompt), "alone_ms": self.alone}
 
 
 def recorded(step, exits, replacement):
@@ -91,50 +85,43 @@ def recorded(step, exits, replacement):
     q = None if verdict.p is None else proposal.q  # (R, V)
     rounds = [[(layer, short(sure)) for layer, sure in tried] for tried in proposal.confidences]
     of_nodes = [parent + 1 for parent in parents], tokens  # each node's token in its parent's row
-    seconds = [step.draft_seconds, step.target_seconds]
-    seconds.append(step.seconds - sum(seconds))
+    nodes = {"tokens": tokens, "parents": parents, "p": cut(p, of_nodes), "q": cut(q, of_nodes)}
+    rest = step.seconds - step.draft_seconds - step.target_seconds
     return {
         "n": step.n,
         "tokens": step.tokens,
         "sources": step.sources,
         "path": verdict.path,
-        "nodes": {
-            "tokens": tokens,
-            "parents": parents,
-            "exits": proposal.exits,
-            "rounds": proposal.rounds,
-            "p": cut(p, of_nodes),
-            "q": cut(q, of_nodes),
-        },
+        "nodes": nodes | {"exits": proposal.exits, "rounds": proposal.rounds},
         "rounds": rounds,
         "stopped": proposal.stopped,
         "positions": positions(step, p, q, tokens, parents, replacement),
         "caches": caches(step, exits),
-        "ms": [short(1000 * each) for each in seconds],
+        "ms": [short(1000 * each) for each in (step.draft_seconds, step.target_seconds, rest)],
     }
 
 
 def positions(step, p, q, tokens, parents, replacement):
     """The positions that the verifier came to: after the context, and after each accepted node."""
-    path, found = step.verdict.path, []
-    bonus = step.tokens[len(path) :]  # empty where the answer ends before it
-    draws = iter(step.verdict.draws)
+    path, draws, found = step.verdict.path, iter(step.verdict.draws), []
     for node, accepted in zip([CONTEXT, *path], [*path, None]):
         children = [child for child, parent in enumerate(parents) if parent == node]
         if node == CONTEXT and step.proposal.exits[:1] == [TARGET]:
             children = []  # roots of the target face no test
-        own = bonus if accepted is None else []
+        bonus = step.tokens[len(path) :] if accepted is None else []  # none behind an EOS
         row_p, row_q = p[node + 1], q[node + 1] if q is not None and children else None
-        ids = [*(tokens[child] for child in children), *own]
-        ids += row_p.topk(min(LIKELIEST, len(row_p))).indices.tolist()
-        if row_q is not None:
-            ids += row_q.topk(min(LIKELIEST_OF_DRAFT, len(row_q))).indices.tolist()
-        ids = list(dict.fromkeys(ids))
+        ids = [*(tokens[child] for child in children), *bonus, *likeliest(row_p, LIKELIEST)]
+        ids = list(dict.fromkeys(ids + likeliest(row_q, LIKELIEST_OF_DRAFT)))
         left, tests = tested(row_p, row_q, children, accepted, tokens, draws, replacement)
         stages = [{"p": cut(rest_p, ids), "q": cut(rest_q, ids)} for rest_p, rest_q in left]
-        shown = {"accepted": accepted, "bonus": own[0] if own else None}
+        shown = {"accepted": accepted, "bonus": bonus[0] if bonus else None}
         found.append(shown | {"ids": ids, "stages": stages, "tests": tests})
     return found
+
+
+def likeliest(row, count):
+    """The ``count`` likeliest tokens of a row (V,), if there is one."""
+    return [] if row is None else row.topk(min(count, len(row))).indices.tolist()
 
 
 def tested(p, q, children, accepted, tokens, draws, replacement):
@@ -162,15 +149,14 @@ def tested(p, q, children, accepted, tokens, draws, replacement):
 
 def caches(step, exits):
     """Of each KV cache its name, how many slots the target's pass leaves filled, and are kept."""
-    n, path = step.n, step.verdict.path
-    found = [{"name": "target", "filled": n + len(step.proposal.tree), "kept": n + len(path)}]
-    first, slots = 1, [step.proposal.slots[node] for node in path]
-    for last, filled in zip(exits, step.proposal.filled):
-        if last == 0:  # it has no layers
-            continue
-        kept = min(filled, n + sum(n + slot < filled for slot in slots))
-        found.append({"name": f"draft, layers {first} to {last}", "filled": filled, "kept": kept})
-        first = last + 1
+    n, path, proposal = step.n, step.verdict.path, step.proposal
+    found = [{"name": "target", "filled": n + len(proposal.tree), "kept": n + len(path)}]
+    # For each exit how many positions its segment had seen; exit 0 has no layers.
+    segments = [pair for pair in zip(exits, proposal.filled) if pair[0]]
+    for above, (last, filled) in zip([0, *exits[-len(segments) :]], segments):
+        kept = min(filled, n + sum(n + proposal.slots[node] < filled for node in path))
+        name = f"draft, layers {above + 1} to {last}"
+        found.append({"name": name, "filled": filled, "kept": kept})
     return found
 
 

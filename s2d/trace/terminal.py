@@ -5,7 +5,7 @@ Knows nothing about models.
 
 import os
 import sys
-from itertools import chain, cycle, groupby, islice
+from itertools import cycle, groupby, islice
 
 from ..program import CONTROLS, tell
 from ..text.tokenizer import TextStream
@@ -21,10 +21,8 @@ def colors_of(exits, choice, out):
     ``choice`` is "always", "never", or "auto": where ``out`` is a terminal that knows colours, and
     NO_COLOR is not set.
     """
-    wanted = choice == "always"
-    if choice == "auto":
-        refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        wanted = out and out.isatty() and not refused
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    wanted = choice == "always" or choice == "auto" and out.isatty() and not plain
     return dict(zip(exits, cycle(COLORS))) if wanted else {}
 
 
@@ -49,12 +47,10 @@ class Streamed:
         self.shown = CONTROLS if out and out.isatty() else {}
 
     def add(self, step):
-        if not self.colors:
-            self.write(self.stream.push(step.tokens).translate(self.shown))
-            return
-        for source, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
+        pairs = zip(step.sources, step.tokens)
+        for color, run in groupby(pairs, key=lambda pair: self.colors.get(pair[0])):
             text = self.stream.push([token for _, token in run])
-            self.write(paint(text.translate(self.shown), self.colors.get(source)))
+            self.write(paint(text.translate(self.shown), color))
 
     def write(self, text):
         if self.out is not None:
@@ -67,17 +63,15 @@ class Streamed:
 
 def announced(steps, count):
     """``steps``; until the first comes, a terminal says that a long prompt is read."""
-    note = f"reading a prompt of {count} tokens ..."
-    if count < LONG or not sys.stderr.isatty():
-        yield from steps
-        return
-    steps = iter(steps)
-    tell(note, end="\r")
-    try:
-        first = list(islice(steps, 1))
-    finally:
-        print(" " * len(note), end="\r", file=sys.stderr, flush=True)
-    yield from chain(first, steps)
+    note, steps = f"reading a prompt of {count} tokens ...", iter(steps)
+    if count >= LONG and sys.stderr.isatty():
+        tell(note, end="\r")
+        try:
+            first = list(islice(steps, 1))
+        finally:
+            print(" " * len(note), end="\r", file=sys.stderr, flush=True)
+        yield from first
+    yield from steps
 
 
 def report(generation, colors=()):
