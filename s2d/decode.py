@@ -118,7 +118,7 @@ def decode_step(context, scorer, drafter, sampling, limit) -> Step:
     logits = scorer(context, proposal.tree)  # (N+1, V)
     scored = clock(device)
     # 3. Accept a path and add the bonus token, the target's own after it.
-    verdict = drafter.verify(proposal, logits, sampling)
+    verdict = drafter.verify(n, proposal, logits, sampling)
     # 4. Roll both models' KV caches back to what was accepted.
     scorer.keep(n, verdict.path)
     drafter.keep(n, proposal, verdict, logits)

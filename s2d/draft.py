@@ -36,9 +36,9 @@ class NoDraft:
         """
         return self.nothing
 
-    def verify(self, proposal, logits, sampling):
-        """The Verdict on a proposal, by the target's ``logits`` (N+1, V)."""
-        return verify(proposal.tree, proposal.q, logits, sampling)
+    def verify(self, n, proposal, logits, sampling):
+        """The Verdict on a proposal behind n positions, by the target's ``logits`` (N+1, V)."""
+        return verify(n, proposal.tree, proposal.q, logits, sampling)
 
     def keep(self, n, proposal, verdict, logits):
         """Roll back to the n positions of context and the path that was accepted."""
@@ -73,7 +73,7 @@ class SortedDraft(NoDraft):
         """
         self.read(context)
         levels = min(max_levels, self.shape.depth)
-        tree, end = self.new_tree(levels, sampling), len(context)
+        tree, end = self.new_tree(len(context), levels, sampling), len(context)
         confidences, stopped = [], ""
         while tree.frontier and not stopped:
             expanded = tree.frontier
@@ -108,13 +108,13 @@ class SortedDraft(NoDraft):
         for each in self.exits:
             each.read(new)
 
-    def new_tree(self, levels, sampling):
-        """The tree of this step, before it has grown its first of so many ``levels``."""
+    def new_tree(self, n, levels, sampling):
+        """The tree behind n positions, before it has grown its first of so many ``levels``."""
+        how = self.shape, n, sampling, levels, self.rule.least
         if self.shape.fixed:
-            return FixedTree(self.shape, self.parents, sampling, levels, self.rule.least)
+            return FixedTree(*how, self.parents)
         rounds, at_once = self.exits[-1].rounds(self.shape, levels)
-        how = levels, rounds, at_once, self.rule.least, self.device, self.dtype
-        return GrowingTree(self.shape, *how)
+        return GrowingTree(*how, rounds, at_once, self.device, self.dtype)
 
     def predict(self, asked):
         """The prediction of the first exit that is sure enough, or else of the last one.

@@ -19,6 +19,9 @@ from .ngram import ORDER, top
 from .sampling import warp
 from .tree import TreeAttention
 
+UNKNOWN = (
+    3.0  # times its probability is what a token unknown to the table usually reaches in a race
+)
 WINDOW = 256  # how much context a catch-up runs at a time, so that masks stay small
 
 
@@ -83,10 +86,22 @@ class Prediction:
         tokens = self.logits.topk(count).indices
         return tokens, self.probs.gather(1, tokens)
 
+    def winners(self, count, sampling, positions):
+        """The first ``count`` tokens (R, count) of the race at ``positions``, by q.
+
+        And how probable each is to win the target's race too (R, count), given the numbers.
+        """
+        race = sampling.sampler.race(self.q(sampling), positions)
+        values, tokens = race.topk(count)
+        return tokens, values / values.sum(dim=-1, keepdim=True)
+
     def sample(self, count, sampling):
         """Tokens (R, count) in the order of their draws, and the q (R, V) they were drawn from."""
-        q = self.probs if sampling.plain else sampling.warp(self.logits)
+        q = self.q(sampling)
         return sampling.sampler.candidates(q, count, sampling.replacement), q
+
+    def q(self, sampling):
+        return self.probs if sampling.plain else sampling.warp(self.logits)
 
 
 class LayerExit:
@@ -209,6 +224,24 @@ class TablePrediction:
         for blend in self.blends:
             tokens = filled([token for token, _ in top(blend, count)], count)
             rows.append([(token, blend.get(token, 0.0)) for token in tokens])
+        pairs = torch.tensor(rows, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
+        return pairs[..., 0].long(), pairs[..., 1]
+
+    def winners(self, count, sampling, positions):
+        """As Prediction's. What the table does not know takes part, as one."""
+        rows = []
+        for blend, position in zip(self.blends, positions):
+            numbers = sampling.sampler.numbers_at(position, self.exit.vocab_size)
+            known = list(blend)
+            numbers = numbers[known].tolist()
+            raced = {
+                token: blend[token] ** (1 / sampling.temperature) / number
+                for token, number in zip(known, numbers)
+            }
+            best = top(raced, count)
+            total = sum(value for _, value in best) + UNKNOWN * (1.0 - sum(blend.values()))
+            tokens = filled([token for token, _ in best], count)
+            rows.append([(token, raced.get(token, 0.0) / total) for token in tokens])
         pairs = torch.tensor(rows, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
         return pairs[..., 0].long(), pairs[..., 1]
 

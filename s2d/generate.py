@@ -10,6 +10,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from .decode import Stats, Step, checked, checked_list, clock, decode
 from .draft import NoDraft, SortedDraft
 from .exits import DraftConfig, TableExit, sorted_exits
@@ -28,7 +30,6 @@ LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number square
 SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
 UNSURE = 0.5  # the threshold of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does: measured
-TABLE_DRAWN = (2, 1)  # tree of exit 0 alone above T = 0: drawn tokens are accepted more often
 LEAST = 0.03  # path of exit 0 that is still followed; what of it is sent is decided by costs
 # What stands in a draft's config, for exit 0 alone.
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
@@ -55,6 +56,7 @@ class Options:
     init: str = "draft"  # "target" gives a tree its roots: not lossless with several (roots.py)
     stop: Any = None  # a path's least probability, or a decision model (extras/decision.py)
     replacement: bool = False  # how the children of a node are drawn above T = 0
+    coupled: bool = False  # above T = 0 the text depends on seed and target alone; see Plan
     datastore: Any = None  # what exit 0 knows besides the text (extras/datastore.py)
 
     def __post_init__(self):
@@ -67,6 +69,8 @@ class Options:
             others = f"leave it out, or use {' or '.join(methods)}"
             unused = given and self.method not in methods
             refuse(unused, f"method {self.method} does not use {name}; {others}")
+        both = "replacement is for tokens that are tested; with coupled none is"
+        refuse(self.replacement and self.coupled, both)
         checked(self.max_new_tokens, "max_new_tokens", int, 1)
         least = 0 if self.temperature == 0 else SMALLEST_TEMPERATURE
         checked(self.temperature, "temperature, if not 0", float, least, 1e38)
@@ -136,8 +140,7 @@ class Options:
         if tree is None and self.method == "mcsd":
             tree = K_CONFIG
         elif tree is None:
-            drawn = draft is TABLE_ALONE and self.temperature > 0
-            tree = TABLE_DRAWN if drawn else Dynamic(*draft.draft_tree)
+            tree = Dynamic(*draft.draft_tree)
         grows = isinstance(tree, Dynamic)
         counts = checked_list(tree.counts if grows else tree, "tree", int, 1, LARGEST_TREE)
         return Dynamic(*counts) if grows else KConfig(tuple(counts))
@@ -189,6 +192,17 @@ class Plan:
     shape: KConfig | Dynamic
     stop: Any  # a probability or a decision model
     costs: tuple[float, ...] | None = None  # of passes: where they decide what is sent (costs.py)
+
+    @property
+    def coupled(self) -> bool:
+        """Whether draft and target run the same race for every position (sampling.py).
+
+        So it is wherever nothing was drawn from q: of growing trees, and of exit 0 alone.
+        """
+        unasked = self.options.init == "draft" and (
+            not self.shape.fixed or self.exits in ((), (0,))
+        )
+        return self.options.coupled or unasked and not self.options.replacement
 
     def in_force(self):
         """{option: its value}, to be shown; of a shape its numbers, of a decision model None."""
@@ -259,9 +273,11 @@ def start(target: Llama, tokens, draft=None, method="s2d", **options) -> Generat
         plan = prepared(plan, target, draft)
     began, limit = clock(target.device), min(n + longest, size)
     drafter = make_drafter(plan, target, draft, limit)
-    sampler = Sampler(int(options.seed), target.device)
+    precise = torch.float64 if target.dtype == torch.float64 else torch.float32
+    sampler = Sampler(int(options.seed), target.device, precise)
     how = float(options.temperature), float(options.top_p), options.replacement, sampler
-    steps = decode(target, tokens, drafter, Sampling(*how, int(options.top_k)), limit)
+    sampling = Sampling(*how, int(options.top_k), plan.coupled)
+    steps = decode(target, tokens, drafter, sampling, limit)
     ends = {size - n: "context", longest: "length"}  # "length" where both are true
     generation = Generation(steps, plan, drafter.exact, config.eos_token_ids, ends)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
@@ -274,7 +290,7 @@ def make_drafter(plan, target, draft, limit):
     if plan.options.init == "target":
         from .extras.roots import TargetRoots
 
-        drafter = TargetRoots(drafter)
+        drafter = TargetRoots(drafter, plan.options.coupled)
     if target.mesh is not None:
         from .extras.parallel import FirstDecides
 

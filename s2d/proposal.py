@@ -63,16 +63,16 @@ class LeastProbable:
 
 
 class FixedTree:
-    """A KConfig's tree in the making: the likeliest children at T = 0, sampled ones above.
+    """A KConfig's tree in the making, behind n positions, of at most so many ``levels``.
 
     Every node is expanded, so the slot of each is its number. ``frontier`` are the numbers of the
     nodes that are expanded next; ``parents`` (N,) are those of the whole shape. ``likelihood`` is
     that of its path: the product of its levels' confidences.
     """
 
-    def __init__(self, shape: KConfig, parents, sampling, levels, least):
+    def __init__(self, shape: KConfig, n, sampling, levels, least, parents):
         self.shape, self.parents, self.sampling, self.levels = shape, parents, sampling, levels
-        self.least, self.likelihood = least, 1.0
+        self.n, self.least, self.likelihood = n, least, 1.0
         self.tokens = []  # level by level
         self.q = []
         self.rounds = []
@@ -93,8 +93,9 @@ class FixedTree:
         ``number`` is that of this round, or TARGET.
         """
         count = self.shape.widths[len(self.tokens)]
-        if self.sampling.greedy:
-            children, _ = prediction.likeliest(count)
+        if self.sampling.greedy or self.sampling.coupled:
+            positions = [self.n + len(self.tokens)] * len(self.frontier)
+            children, _ = best_children(prediction, count, self.sampling, positions)
         else:
             children, q = prediction.sample(count, self.sampling)
             self.q.append(q)  # (R, V)
@@ -140,9 +141,10 @@ class GrowingTree:
 
     likelihood = 1.0  # it drops its unlikely paths one by one
 
-    def __init__(self, shape: Dynamic, levels, rounds, at_once, least, device, dtype):
+    def __init__(self, shape: Dynamic, n, sampling, levels, least, rounds, at_once, device, dtype):
         self.shape, self.levels, self.rounds_left, self.at_once = shape, levels, rounds, at_once
-        self.least, self.device, self.dtype = least, device, dtype
+        self.n, self.sampling, self.least = n, sampling, least
+        self.device, self.dtype = device, dtype
         # Of each candidate:
         self.tokens, self.parents, self.depths, self.probs, self.rounds = [], [], [], [], []
         self.best = []  # the numbers of those that make the tree so far, the most probable first
@@ -153,11 +155,13 @@ class GrowingTree:
         return True
 
     def add_level(self, prediction, number):
-        """As FixedTree's: the likeliest children (F, K)."""
-        children, probs = prediction.likeliest(self.shape.top_k)  # (F, K) each
+        """As FixedTree's: the children (F, K) most likely to be the target's choice."""
+        positions = [self.n + self.depth(node) + 1 for node in self.frontier]
+        how = self.shape.top_k, self.sampling, positions
+        children, probs = best_children(prediction, *how)  # (F, K) each
         for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
             above = 1.0 if parent == CONTEXT else self.probs[parent]
-            depth = 0 if parent == CONTEXT else self.depths[parent] + 1
+            depth = self.depth(parent) + 1
             self.tokens += tokens
             self.parents += [parent] * len(tokens)
             self.depths += [depth] * len(tokens)
@@ -170,6 +174,9 @@ class GrowingTree:
         for node in self.frontier:
             self.slots[node] = len(self.slots) - 1
         return children
+
+    def depth(self, node):
+        return -1 if node == CONTEXT else self.depths[node]
 
     def most_probable(self):
         """The numbers of the ``size`` best candidates.
@@ -213,6 +220,17 @@ class GrowingTree:
         if self.rounds_left and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"
         return proposal
+
+
+def best_children(prediction, count, sampling, positions):
+    """Tokens (R, count) at ``positions``, R ints, and the probabilities that the target takes them.
+
+    At T = 0 these are the likeliest. Above, they are the first in the race that the target's choice
+    will have to win.
+    """
+    if sampling.greedy:
+        return prediction.likeliest(count)
+    return prediction.winners(count, sampling, positions)
 
 
 def path_to(node, tokens, parents):

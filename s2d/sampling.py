@@ -5,8 +5,10 @@ Knows nothing about drafts or targets.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+KEPT = 256  # positions whose numbers are kept: more than a step looks ahead
 FILL = 1e-300  # of a token that is drawn only where no other is left: far below any probability
 
 
@@ -37,14 +39,37 @@ def warp(logits, temperature, top_p=1.0, top_k=0):
 
 
 class Sampler:
-    """The only source of randomness of a generation: three kinds of choice, one seeded generator.
+    """The only source of chance of a generation: two kinds of it, from one seed.
 
-    Whoever needs a random choice is handed this object. A test can hand in one that walks through
-    every outcome instead.
+    Numbers that belong to positions (``race``), and a generator that goes on (all else). Whoever
+    needs a random choice is handed this object. A test can hand in one that walks through every
+    outcome instead.
     """
 
-    def __init__(self, seed, device):
+    def __init__(self, seed, device, dtype=torch.float64):
+        self.seed, self.device, self.dtype = seed, device, dtype
         self.generator = torch.Generator(device).manual_seed(seed)
+        self.numbers = {}  # position -> (V,), of the last ones
+
+    def numbers_at(self, position, vocab_size):
+        """Exponential numbers (V,) that depend on the seed and on a position, on nothing else."""
+        if position not in self.numbers:
+            self.numbers = {n: kept for n, kept in self.numbers.items() if n > position - KEPT}
+            # On the CPU, so that they are the same on every device.
+            philox = np.random.Philox(key=[self.seed, position])
+            drawn = torch.from_numpy(np.random.Generator(philox).standard_exponential(vocab_size))
+            self.numbers[position] = drawn.to(self.device, self.dtype)
+        return self.numbers[position]
+
+    def race(self, probs, positions):
+        """p / e (R, V) of distributions (R, V) at ``positions``, R ints, e the numbers there.
+
+        The largest is a draw from p, and the k largest are k draws without replacement (the same as
+        Gumbel-max and Gumbel-top-k). Two distributions at one position meet the same numbers, so
+        they are often won by the same token (Daliri et al. 2024, arXiv 2408.07978).
+        """
+        numbers = [self.numbers_at(position, probs.shape[-1]) for position in positions]
+        return probs / torch.stack(numbers)
 
     def flip(self, probabilities):
         """Toss coins: whether numbers drawn from [0, 1) are below ``probabilities`` (N,), and they.
@@ -77,13 +102,17 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a generation draws tokens: temperature 0 is greedy; ``replacement`` is for siblings."""
+    """How a generation draws tokens: temperature 0 is greedy; ``replacement`` is for siblings.
+
+    ``coupled``: draft and target run the same race, so that no token is tested.
+    """
 
     temperature: float
     top_p: float
     replacement: bool
     sampler: Sampler
     top_k: int = 0
+    coupled: bool = False
 
     @property
     def greedy(self) -> bool:

@@ -59,6 +59,13 @@ class TokenTree:
     def __len__(self):
         return len(self.tokens)
 
+    def depths(self):
+        """For each node how many are above it, a list."""
+        depths = {CONTEXT: -1}
+        for node, parent in enumerate(self.parents.tolist()):
+            depths[node] = depths[parent] + 1
+        return [depths[node] for node in range(len(self))]
+
 
 class TreeAttention:
     """Position ids and attention masks of a tree, by its ``parents`` (N,), behind a context.

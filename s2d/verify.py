@@ -7,13 +7,12 @@ bonus, draws)``: the accepted nodes; the bonus token, the target's own after the
 that were drawn for the tests on the way. A chain is a tree with one child a node; with N = 0 all of
 this is autoregressive decoding.
 
-Lemma (exactness of drafts that adapt). Suppose that every decision about a position (its exit,
-whether to stop, whether to go on) depends only on the draft's distributions, on tokens drawn before
-it and on earlier steps, and that a drawn token is always sent. All of that is given when the token
-is drawn. Conditioned on it, the token is drawn from q, or it is not drawn at all; the verifier's
-theorem holds in both cases, and averaging over what was given keeps p. So a chain may end because
-its last token was surprising; it may not lose that token. The likeliest candidates are no random
-choice: any set of them may be sent, as long as nothing is known of the target's own draw.
+Lemma (exactness of drafts that adapt). Where tokens face tests: suppose that every decision about a
+position (its exit, whether to stop, whether to go on) depends only on the draft's distributions, on
+tokens drawn before it and on earlier steps, and that a drawn token is always sent. All of that is
+given when the token is drawn. Conditioned on it, the token is drawn from q, or it is not drawn at
+all; the verifier's theorem holds in both cases, and averaging over what was given keeps p. So a
+chain may end because its last token was surprising; it may not lose that token.
 """
 
 from typing import NamedTuple
@@ -32,18 +31,19 @@ class Verdict(NamedTuple):
     p: torch.Tensor | None  # (N+1, V): the target's warped distributions; None at T = 0
 
 
-def verify(tree, q, logits, sampling) -> Verdict:
+def verify(n, tree, q, logits, sampling) -> Verdict:
     """The verifier that fits: ``verify_sampled`` for tokens drawn from q, else ``follow``.
 
-    ``logits`` (N+1, V) are the target's; ``q`` (R, V) or None, see proposal.py.
+    ``logits`` (N+1, V) are the target's behind n positions of context; ``q`` (R, V) or None, see
+    proposal.py.
     """
     p = None if sampling.greedy else sampling.warp(logits)
-    [(path, bonus, draws)] = walks(tree, q, logits, p, sampling, [CONTEXT])
+    [(path, bonus, draws)] = walks(n, tree, q, logits, p, sampling, [CONTEXT])
     tokens = tree.tokens.tolist()
     return Verdict(path, [*(tokens[node] for node in path), bonus], draws, p)
 
 
-def walks(tree, q, logits, p, sampling, roots):
+def walks(n, tree, q, logits, p, sampling, roots):
     """One ``(path, bonus, draws)`` from each of ``roots``, by the verifier that fits.
 
     There are several where the target gave the roots: each is accepted (extras/roots.py).
@@ -53,19 +53,19 @@ def walks(tree, q, logits, p, sampling, roots):
             return [verify_chain(tree, p, q, sampling.sampler)]
         how = p, q, sampling.replacement, sampling.sampler
         return [verify_sampled(tree, *how, root) for root in roots]
-    choices = logits.argmax(dim=-1) if p is None else sampling.sampler.draw(p)  # (N+1,)
+    if p is not None:  # the race at the position that each row is about
+        positions = [n, *(n + depth + 1 for depth in tree.depths())]
+        logits = sampling.sampler.race(p, positions)
+    choices = logits.argmax(dim=-1)  # (N+1,)
     return [follow(tree, choices, root) for root in roots]
 
 
 def follow(tree, choices, root=CONTEXT):
     """Walk from ``root`` to the child with the target's choice, and on.
 
-    ``choices`` (N+1,) are the tokens the target takes after the context and after each node. Its
-    argmax there gives greedy decoding, token by token. One token sampled there from p gives p,
-    whatever deterministic candidates the tree is made of: it is rejection sampling with a one-hot q
-    (Leviathan et al. 2023, arXiv 2211.17192, appendix A.1). That breaks if the tree was built with
-    knowledge of the choices, or if the walk prefers one of several equal siblings for what follows
-    it; here it always takes the first.
+    ``choices`` (N+1,) are the tokens the target takes after the context and after each node: its
+    argmax, or the winner of its race there. Either is fixed before anything is drafted, so the text
+    is that of the target alone, whatever the tree is made of and whoever made it.
 
     >>> from s2d.tree import TokenTree
     >>> tree = TokenTree(torch.tensor([5, 6, 7]), torch.tensor([-1, -1, 1]))  # 5, or 6 and then 7

@@ -32,6 +32,12 @@ class EveryOutcome:
         heads = [min(1.0, probability) for probability in probabilities.tolist()]
         return torch.tensor([self._choose([1 - p, p]) == 1 for p in heads]), probabilities
 
+    def race(self, probs, positions):
+        return torch.nn.functional.one_hot(self.draw(probs), probs.shape[-1]).to(probs)
+
+    def numbers_at(self, position, vocab_size):
+        return torch.ones(vocab_size)
+
     def draw(self, probs):
         return torch.tensor([self._choose(row) for row in probs.tolist()])
 

@@ -67,8 +67,8 @@ class FirstDecides:
         new = partial(torch.tensor, dtype=torch.long, device=self.device)
         return Proposal(TokenTree(new(tokens), new(parents)), None, None, *others)
 
-    def verify(self, proposal, logits, sampling):
-        own = self.drafter.verify(proposal, logits, sampling) if self.first else None
+    def verify(self, n, proposal, logits, sampling):
+        own = self.drafter.verify(n, proposal, logits, sampling) if self.first else None
         path, tokens = from_rank_0(lambda: (own.path, own.tokens))
         return own or Verdict(path, tokens, [], None)
 

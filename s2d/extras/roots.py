@@ -20,12 +20,13 @@ from ..verify import Verdict, walks, without
 class TargetRoots:
     """A drafter around a SortedDraft. Its first step only finds roots and emits nothing.
 
-    The verifier's bonus token waits: it is the first root of the next tree, and may yet lose.
+    The verifier's bonus token waits: it is the first root of the next tree, and may yet lose. Where
+    draft and target run the same race, a root that is not the target's choice is no part of a path.
     """
 
-    def __init__(self, drafter: SortedDraft):
+    def __init__(self, drafter: SortedDraft, coupled):
         self.drafter, self.shape = drafter, drafter.shape
-        self.exact = drafter.shape.roots == 1
+        self.exact = coupled or drafter.shape.roots == 1
         self.roots = None  # a Roots, after the first pass
 
     def propose(self, context, budget, sampling):
@@ -34,15 +35,17 @@ class TargetRoots:
         levels = max(1, min(budget, self.drafter.space(context)))
         return self.drafter.grow(context, levels, sampling, self.roots)
 
-    def verify(self, proposal, logits, sampling):
+    def verify(self, n, proposal, logits, sampling):
         """One walk a root; the longest wins."""
         tree = proposal.tree
         p = None if sampling.greedy else sampling.warp(logits)
         roots = (tree.parents == CONTEXT).nonzero().flatten().tolist() or [CONTEXT]
-        found = walks(tree, proposal.q, logits, p, sampling, roots)
+        roots = [CONTEXT] if sampling.coupled else roots
+        found = walks(n, tree, proposal.q, logits, p, sampling, roots)
         path, bonus, draws = max(found, key=lambda walk: len(walk[0]))
         after_path = logits[path[-1] + 1 if path else 0]
-        self.roots = next_roots(bonus, after_path, self.shape.roots, sampling)
+        position = n + len(path)
+        self.roots = next_roots(bonus, after_path, self.shape.roots, sampling, position)
         return Verdict(path, tree.tokens[path].tolist(), draws, p)
 
     def keep(self, n, proposal, verdict, logits):
@@ -61,14 +64,17 @@ class Roots(NamedTuple):
     def likeliest(self, count):
         return self.tokens, self.probs
 
+    def winners(self, count, sampling, positions):
+        return self.tokens, self.probs
+
     def sample(self, count, sampling):
         return self.tokens, self.q
 
 
-def next_roots(first, logits, count, sampling):
+def next_roots(first, logits, count, sampling, position):
     """Roots: the token ``first`` and ``count`` - 1 more, by the target's ``logits`` (V,).
 
-    These are its next best, or drawn from the rest.
+    These are its next best, the next in its race at ``position``, or drawn from the rest.
     """
     tokens = torch.tensor([first], device=logits.device)
     probs = warp(logits, sampling.temperature or 1.0, sampling.top_p, sampling.top_k)
@@ -76,8 +82,13 @@ def next_roots(first, logits, count, sampling):
         rest = without(probs, tokens[0])
         if sampling.greedy:
             others = rest.topk(count - 1).indices
+        elif sampling.coupled:
+            others = sampling.sampler.race(rest[None], [position])[0].topk(count - 1).indices
         else:
             others = sampling.sampler.candidates(rest[None], count - 1, replacement=False)[0]
         # A token of probability 0 is no root: the first one takes its slot.
         tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))
-    return Roots(tokens[None], probs[tokens][None], torch.zeros_like(probs)[None])
+    taken = probs[tokens]
+    if sampling.coupled:  # the target's choice is known: no other root will be taken
+        taken = torch.zeros_like(taken).index_fill(0, torch.tensor(0), 1.0)
+    return Roots(tokens[None], taken[None], torch.zeros_like(probs)[None])

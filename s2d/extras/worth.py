@@ -6,12 +6,9 @@ Knows nothing about how costs are measured (costs.py).
 from dataclasses import replace
 from itertools import accumulate
 
-from ..generate import TABLE_ALONE, TABLE_DRAWN
-from ..tree import Dynamic, KConfig
 from .products import lay_out, row_costs
 
 TRUST = 0.8  # of what a draft says of its paths: so measured on sampled text
-PAYING = 1.35  # times a pass over one row: a pass that checks TABLE_DRAWN may take so long
 
 
 def prepared(plan, target, draft):
@@ -21,15 +18,13 @@ def prepared(plan, target, draft):
     """
     for model in (target, draft) if plan.exits[-1] > 0 else (target,):
         lay_out(model)
-    options, shape, tree = plan.options, plan.shape, KConfig(TABLE_DRAWN)
+    options = plan.options
     said = plan.exits != (0,) or options.stop is not None or options.init != "draft"
     costs = None if said else row_costs(target)
     if not costs:
         return plan
-    if shape == tree and options.tree is None and costs[tree.size] >= PAYING * costs[0]:
-        shape = Dynamic(*TABLE_ALONE.draft_tree)
-    costs = tuple(costs[: shape.size + 1])
-    return replace(plan, shape=shape, stop=max(plan.stop, worth_a_row(costs)), costs=costs)
+    costs = tuple(costs[: plan.shape.size + 1])
+    return replace(plan, stop=max(plan.stop, worth_a_row(costs)), costs=costs)
 
 
 def most_tokens_a_second(probs, costs):
