@@ -93,7 +93,7 @@ def test_when_there_are_colours(tty, no_color, term, monkeypatch):
 
 @pytest.mark.parametrize("colors", [{}, {2: 36}])
 def test_a_terminal_is_shown_what_it_would_obey(colors, monkeypatch):
-    """An answer may hold any character; but in files and pipes, control characters are spelt."""
+    """An answer may hold any character: files and pipes have it as it is, a terminal spelt."""
     said = "\tb\n\x1b]0;\x07\x9b2J\r\x7f 日\u3000."
     spelt = "\tb\n\\x1b]0;\\x07\\x9b2J\\x0d\\x7f 日\u3000."
     tokenizer, step = Mock(decode=lambda ids: said), Mock(tokens=[7], sources=[2])
