@@ -63,22 +63,17 @@ def fit(messages, encode, options, size):
 
 
 def lines(first):
-    """``first``, unless it says nothing, then what the user types."""
-    if first and first.strip():
-        yield first.strip()
-    yield from iter(ask, None)
-
-
-def ask():
-    """What the user types that says something; None at the end of input."""
+    """``first``, then what the user types, up to the end of input; only what says something."""
+    line = first or ""
     while True:
+        if line.strip():
+            yield line.strip()
+        line = ""
         try:
-            line = typed().strip()
-            line.encode()
-            if line:
-                return line
+            line = typed()
         except (EOFError, RuntimeError):  # the end, or no stdin at all
-            return print()
+            print()
+            return
         except KeyboardInterrupt:
             print()
         except UnicodeError:
@@ -86,9 +81,11 @@ def ask():
 
 
 def typed():
-    """A line, and the next where it ends with a backslash."""
+    """A line, and the next where it ends with a backslash. UnicodeError if it is not UTF-8."""
     parts = [input("> ")]
     with suppress(EOFError):
         while parts[-1].endswith("\\"):
             parts.append(input("... "))
-    return "\n".join(part.removesuffix("\\") for part in parts)
+    text = "\n".join(part.removesuffix("\\") for part in parts)
+    text.encode()
+    return text
