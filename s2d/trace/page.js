@@ -289,8 +289,8 @@ function drawTime() {
 
 // Words and code ----------------------------------------------------------------------------------------------------
 
-const rootCount = (step) => step.nodes.parents.filter((parent) => parent < 0).length;
-const exact = about.init === "draft" || steps.every((step) => rootCount(step) <= 1);
+const severalRoots = ({ nodes }) => nodes.parents.filter((parent) => parent < 0).length > 1;
+const exact = about.init === "draft" || !steps.some(severalRoots);
 
 /** The theorem that makes a step exact. */
 function whyVerify(step) {
