@@ -19,7 +19,6 @@ from helpers import program as program_of
 
 import run
 from s2d import generate
-from s2d.trace import conversation
 from s2d.trace.terminal import COLORS, Streamed, colors_of
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
@@ -146,13 +145,12 @@ def talk(monkeypatch, capsys):
 @pytest.fixture
 def prompts(monkeypatch):
     """The prompts that a conversation gives to the decoder."""
-    given, start = [], conversation.start
+    given, converse = [], run.converse
 
-    def watched(target, prompt, **options):
-        given.append(prompt)
-        return start(target, prompt, **options)
+    def watched(begin, *others):
+        converse(lambda prompt: given.append(prompt) or begin(prompt), *others)
 
-    monkeypatch.setattr(conversation, "start", watched)
+    monkeypatch.setattr(run, "converse", watched)
     return given
 
 

@@ -13,12 +13,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 from browser import Browser
-from helpers import ROOT, path_of, raises_line, random_llama, refuses
+from helpers import ROOT, limit_to, path_of, raises_line, random_llama, refuses
 from helpers import program as program_of
 
 import run
 from s2d.draft import SortedDraft
-from s2d.generate import start
+from s2d.generate import Options, start
 from s2d.proposal import TARGET
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
@@ -52,12 +52,13 @@ def options_of(name, draft, **more):
 
 def recorded(target, tokenizer, prompt, options, file=None):
     """(what was recorded, the Steps themselves, the Generation)"""
-    recorder = Recorder(target, tokenizer, prompt, NAMES, options)
     generation, steps = start(target, prompt, **options), []
+    recorder = Recorder(tokenizer, prompt, NAMES, generation.plan)
     for step in generation:
         steps.append(step)
         recorder.add(step)
-    recorder.time_alone(target, prompt, method="ar")
+    alone = generation.plan.options.alone()
+    recorder.time_alone(lambda options: start(target, prompt, **vars(options)), alone)
     if file:
         write_page(recorder.data(), file)
     return json.loads(json.dumps(recorder.data())), steps, generation
@@ -167,9 +168,9 @@ def test_caches_hold_what_the_record_says(known, monkeypatch):
     lengths, keep = [], SortedDraft.keep
 
     def watched(self, *what):
-        before = [segment.cache.length for segment in self.segments]
+        before = [each.filled for each in self.exits]
         keep(self, *what)
-        lengths.append((before, [segment.cache.length for segment in self.segments]))
+        lengths.append((before, [each.filled for each in self.exits]))
 
     monkeypatch.setattr(SortedDraft, "keep", watched)
     _, data, *_ = known.__wrapped__("s2d-tree", 0.0)  # anew, and not from before
@@ -224,7 +225,7 @@ def test_texts_are_shown_and_run_nothing(name, temperature, browser, tmp_path):
     """Those of models in bfloat16, the draft with a vocabulary of its own."""
     exits = {"exit_layers": (1, 2, 4), "thresholds": (0.4, 0.6, 0.0), "eos_token_ids": (5,)}
     target, draft = random_llama(0, **exits).bfloat16(), random_llama(1, **exits).bfloat16()
-    draft.keep_tokens(torch.arange(3, 40))
+    limit_to(draft, torch.arange(3, 40))
     more = {"temperature": temperature, "max_new_tokens": 30, "top_k": 50, "top_p": 0.9}
     options, file = options_of(name, draft, **more), tmp_path / "page.html"
     data, _, generation = recorded(target, Hostile(), [0, 1, 2, 3, 4, 5], options, file)
@@ -472,7 +473,8 @@ def test_an_answer_is_not_lost_with_its_page(failure, tmp_path, monkeypatch, cap
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     """Links under the name that a page is written by lead nowhere."""
     file, precious = tmp_path / "page.html", tmp_path / "precious"
-    recorder = Recorder(None, None, [1], {}, {"method": "ar"})
+    plan = Options("ar").plan(random_llama(0).config)
+    recorder = Recorder(None, [1], {}, plan)
     with pytest.raises(KeyboardInterrupt), traced(file, recorder):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []  # nothing was begun

@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from ..cache import KVCache
 from ..decode import Scorer, decode_step
 from ..draft import SortedDraft
+from ..exits import LayerExit
 from ..files import check_free, stage_of, staged_file
 from ..sampling import warp
 from ..tree import ancestor_mask
@@ -19,7 +20,7 @@ from ..verify import follow, residual, verify_chain, verify_sampled
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
 CODE = (decode_step, Scorer.__call__, SortedDraft.grow, SortedDraft.predict)
-CODE += (SortedDraft.catch_up, SortedDraft.keep, KVCache.keep, ancestor_mask)
+CODE += (LayerExit.catch_up, LayerExit.keep, KVCache.keep, ancestor_mask)
 CODE += (follow, verify_chain, verify_sampled, residual, warp)
 
 

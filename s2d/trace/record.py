@@ -5,16 +5,15 @@ it turn one Step into numbers.
 """
 
 import statistics
-from inspect import signature
+from dataclasses import replace
 
 import torch
 
-from ..extras.products import row_costs
-from ..generate import LEAST, TREE_METHODS, choose_exits, choose_shape, start
 from ..ngram import NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import warp
 from ..text.tokenizer import TextStream
+from ..tree import CONTEXT
 from ..verify import residual, without
 
 LIKELIEST = 6  # tokens of p that are shown besides those drafted or emitted,
@@ -22,16 +21,15 @@ LIKELIEST_OF_DRAFT = 3  # and those of q
 
 
 class Recorder:
-    """Keeps each Step of an answer; ``names`` are the models', ``options`` those of ``start``."""
+    """Keeps each Step of an answer that follows a Plan; ``names`` are the models'."""
 
-    def __init__(self, target, tokenizer, prompt, names, options):
+    def __init__(self, tokenizer, prompt, names, plan):
         self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
         self.alone = None  # milliseconds that the target alone takes for a token
-        options = in_force(target, options)
-        options["stop"] = None if callable(options["stop"]) else options["stop"]
-        shown = "method temperature top_p top_k seed init replacement exits thresholds stop"
+        options, shown = plan.in_force(), "method temperature top_p top_k seed init replacement"
+        shown += " exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
-        self.ngrams = NGrams(options["datastore"])  # what exit 0 knows
+        self.ngrams = NGrams(plan.options.datastore)  # what exit 0 knows
         self.ngrams.grow(prompt)
 
     def add(self, step):
@@ -48,11 +46,14 @@ class Recorder:
         before = [*self.ngrams.text.newest, *path_to(parents[node], tokens, parents)]
         return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
 
-    def time_alone(self, target, prompt, **options):
-        """See how long the target alone takes for a token, on the first few of its own answer."""
+    def time_alone(self, begin, options):
+        """See how long the target alone takes for a token, on the first few of its own answer.
+
+        ``begin``: Options -> a Generation; ``options`` are the target's alone.
+        """
         emitted = sum(len(step["tokens"]) for step in self.steps)
-        options["max_new_tokens"] = max(2, min(16, emitted))
-        seconds = [step.seconds for step in start(target, prompt, **options)]
+        options = replace(options, max_new_tokens=max(2, min(16, emitted)))
+        seconds = [step.seconds for step in begin(options=options)]
         if len(seconds) > 1:  # the first one is the prefill
             self.alone = short(1000 * statistics.median(seconds[1:]))
 
@@ -70,25 +71,6 @@ class Recorder:
         pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
         shown = {"about": self.about, "answer": answer, "pieces": pieces, "steps": self.steps}
         return shown | {"prompt": self.tokenizer.decode(self.prompt), "alone_ms": self.alone}
-
-
-def in_force(target, options):
-    """``options`` of ``start`` as they hold for ``target``, with every default."""
-    known = list(signature(start).parameters.values())[2:]  # after target and tokens
-    defaults = {each.name: each.default for each in known}
-    options = defaults | options
-    draft, method = options["draft"], options["method"]
-    given = (options[name] for name in ("exits", "thresholds", "stop"))
-    exits, thresholds, stop = choose_exits(target, draft, method, *given)
-    options |= {"exits": exits, "thresholds": thresholds, "stop": stop}
-    if method == "ar":
-        return options
-    layers = draft if exits[-1] > 0 else None
-    given = (options[name] for name in ("temperature", "draft_length", "tree"))
-    costs = row_costs(target) if exits == (0,) and stop == LEAST else None
-    shape = choose_shape(target.config, layers, method, *given, costs)
-    tree = method in TREE_METHODS
-    return options | ({"tree": vars(shape)} if tree else {"draft_length": shape.depth})
 
 
 def recorded(step, exits, replacement):
@@ -118,9 +100,9 @@ def recorded(step, exits, replacement):
 def positions(step, p, q, tokens, parents, replacement):
     """The positions that the verifier came to: after the context, and after each accepted node."""
     path, draws, found = step.verdict.path, iter(step.verdict.draws), []
-    for node, accepted in zip([-1, *path], [*path, None]):
+    for node, accepted in zip([CONTEXT, *path], [*path, None]):
         children = [child for child, parent in enumerate(parents) if parent == node]
-        if node == -1 and step.proposal.exits[:1] == [TARGET]:
+        if node == CONTEXT and step.proposal.exits[:1] == [TARGET]:
             children = []  # roots of the target face no test
         bonus = step.tokens[len(path) :] if accepted is None else []  # none behind an EOS
         row_p, row_q = p[node + 1], q[node + 1] if q is not None and children else None
@@ -165,8 +147,9 @@ def caches(step, exits):
     """Of each KV cache its name, how many slots the target's pass leaves filled, and are kept."""
     n, path, proposal = step.n, step.verdict.path, step.proposal
     found = [{"name": "target", "filled": n + len(proposal.tree), "kept": n + len(path)}]
-    layers = [0, *filter(None, exits)]  # exit 0 has no layers
-    for above, last, filled in zip(layers, layers[1:], proposal.filled):
+    # For each exit how many positions its segment had seen; exit 0 has no layers.
+    segments = [pair for pair in zip(exits, proposal.filled) if pair[0]]
+    for above, (last, filled) in zip([0, *exits[-len(segments) :]], segments):
         kept = min(filled, n + sum(n + proposal.slots[node] < filled for node in path))
         name = f"draft, layers {above + 1} to {last}"
         found.append({"name": name, "filled": filled, "kept": kept})

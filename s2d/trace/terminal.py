@@ -74,7 +74,7 @@ def announced(steps, count):
     yield from steps
 
 
-def report(generation, method, colors=()):
+def report(generation, colors=()):
     """The short block under the text, with a legend where there are colours."""
     stats, speed = generation.stats, generation.tokens_per_second
     tokens, why = len(generation.tokens), ENDS[generation.ended]
@@ -86,8 +86,9 @@ def report(generation, method, colors=()):
         counts = sorted(stats.exit_counts.items())
         parts = [f"{count / drafted:.0%} {exit_name(layer)}" for layer, count in counts]
         lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
-    if generation.costs:
-        alone, *others = generation.costs
+    plan = generation.plan
+    if plan.costs and not plan.shape.fixed:
+        alone, *others = plan.costs
         times = f"{others[-1] / alone:.1f} times as long here as one that checks none"
         lines.append(f"passes         one that checks {len(others)} drafted tokens takes {times};")
         lines.append("               so each step sends as many as give the most tokens a second")
@@ -95,7 +96,8 @@ def report(generation, method, colors=()):
         legend = [paint(exit_name(layer), color) for layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
     lossy = "no: with several roots from the target the text is not the target's own"
-    lines.append(f"exact          {'yes' if generation.exact else lossy}, method {method}")
+    exact, method = "yes" if generation.exact else lossy, plan.options.method
+    lines.append(f"exact          {exact}, method {method}")
     return "\n".join(lines)
 
 

@@ -8,8 +8,8 @@ import torch
 
 from ..extras.decision import FEATURES
 from ..extras.parallel import joined
-from ..program import REPLACE, Parser, numbers, path, run_program, seed, tell
-from ..weights import check_device, load_model
+from ..program import REPLACE, Parser, comma_separated, path, run_program, seed, tell
+from ..weights import check_device, load_model, own_device
 from ..weights.adapter import folders_read
 from ..weights.config import read_config
 from ..weights.datastore import DATASTORE
@@ -29,7 +29,8 @@ def main(arguments=None):
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started."""
-    with joined(args.device) as (mesh, args.device):
+    args.device = own_device(args.device)
+    with joined(args.device) as mesh:
         return run(args, mesh)
 
 
@@ -118,7 +119,8 @@ def parse(arguments):
     add = program("soft", "a sorted draft from the first layers of a Llama").add_argument
     add("--init", type=path, required=True, help="folder of the Llama to cut from")
     add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
-    add("--exits", type=numbers(int), required=True, help="layers it predicts after, e.g. 6,9,12")
+    after = "layers it predicts after, e.g. 6,9,12"
+    add("--exits", type=comma_separated(int), required=True, help=after)
     add("--data", default="mini", help="ShareGPT JSON, mini (the corpus) or self (the Llama's own)")
     add("--text", type=path, help="where the Llama's own text is kept; default: beside --out")
     add("--lora", type=int, metavar="RANK", help="learn and save only low-rank adapters")
