@@ -34,9 +34,12 @@ def converse(begin, tokenizer, encode, size, reserve, first, colors):
         if tokens >= size:
             tell(f"that makes {tokens} tokens, and the context holds {size}; say it in fewer words")
             continue
-        messages, prompt, forgotten = fit([*messages, line], encode, size - reserve)
+        messages, forgotten = [*messages, line], 0
+        while len(messages) > 1 and len(encode(messages)) > size - reserve:
+            messages, forgotten = messages[2:], forgotten + 1
         if forgotten:
             tell(f"the context of {size} tokens is full: turns forgotten: {forgotten}")
+        prompt = encode(messages)
         generation = begin(prompt)
         streamed = Streamed(tokenizer, sys.stdout, colors)
         try:
@@ -51,15 +54,6 @@ def converse(begin, tokenizer, encode, size, reserve, first, colors):
         tell(result)
         if len(prompt) + len(generation.tokens) >= size:
             tell(f"the context of {size} tokens is full: the answer ends here")
-
-
-def fit(messages, encode, most):
-    """The last of ``messages`` of at most so many tokens, their prompt, turns forgotten."""
-    forgotten, prompt = 0, encode(messages)
-    while len(messages) > 1 and len(prompt) > most:
-        messages, forgotten = messages[2:], forgotten + 1
-        prompt = encode(messages)
-    return messages, prompt, forgotten
 
 
 def lines(first):

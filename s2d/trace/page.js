@@ -347,8 +347,7 @@ at("previous").onclick = () => show(current - 1);
 at("next").onclick = () => show(current + 1);
 document.onkeydown = (event) => {
   const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  const modified = event.altKey || event.ctrlKey || event.metaKey;
-  if (move && !modified && event.target.id !== "slider") show(current + move);
+  if (move && !event.altKey && !event.ctrlKey && !event.metaKey && event.target.id !== "slider") show(current + move);
 };
 window.onhashchange = () => location.hash.startsWith("#step-") && goToAddress();
 drawWords();
