@@ -221,7 +221,7 @@ def choose_draft(args, target_path, config):
         same = read_config(beside).vocab_size == config.vocab_size
         folder = beside if same else None
     layers = args.exits[0] > 0 if args.exits else bool(args.draft)  # and no table
-    store = None if layers else find_datastore(target_path, config, folder or beside)
+    store = None if layers else find_datastore(target_path, folder or beside, config)
     if args.exits is None and not args.draft and (store or not folder):
         args.exits = (0,)
         if not folder:
