@@ -335,16 +335,13 @@ def test_any_header_of_a_decision_model(models, data, options):
     changes = st.dictionaries(st.sampled_from(sorted(config)), st.none() | JSON, max_size=2)
     changed = changes.map(lambda each: with_fields(config, each))
     metadata = st.builds(lambda text: json.dumps({"decision": text}), changed | JSON | ANY_TEXT)
-    described = {
-        "dtype": st.sampled_from(KINDS).map(json.dumps) | JSON,
-        "shape": st.lists(st.integers(0, 50), max_size=3).map(json.dumps) | JSON,
-        "data_offsets": st.lists(NUMBERS, max_size=3).map(json.dumps) | JSON,
-    }
-    changes = {}
+    dtypes = {"dtype": st.sampled_from(KINDS).map(json.dumps) | JSON}
+    sizes = dict.fromkeys(("shape", "data_offsets"), SHORT_LISTS | JSON)
+    described = st.fixed_dictionaries({}, optional=dtypes | sizes)
+    changes = {"__metadata__": data.draw(metadata | metadata | JSON)}
     for name in data.draw(st.lists(st.sampled_from(sorted(header)), max_size=2, unique=True)):
-        change = data.draw(st.fixed_dictionaries({}, optional=described))
-        changes[name] = data.draw(st.just(with_fields(header[name], change)) | st.none() | JSON)
-    changes["__metadata__"] = data.draw(metadata | metadata | JSON)
+        changed = described.map(lambda each, name=name: with_fields(header[name], each))
+        changes[name] = data.draw(changed | st.none() | JSON)
     text = with_fields(header, changes).encode()
     content = len(text).to_bytes(8, "little") + text + tensors
     run_changed(models, "decision", DECISION, content, *options)
