@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, change_json, program, raises_line, random_llama
+from helpers import (
+    WEIGHTS,
+    assert_refused,
+    change_json,
+    limit_to,
+    program,
+    raises_line,
+    random_llama,
+)
 from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
@@ -114,8 +122,8 @@ def test_the_draft_vocabulary_is_what_occurs_most(capsys):
 def test_the_loss_of_a_draft_vocabulary_is_that_of_its_rows():
     model, tokens = random_llama(2), torch.randint(0, 61, (2, 9))
     labels = torch.randint(0, 61, (2, 9))
-    model.keep_tokens(torch.tensor([3, 8, 40]))
-    kept = among(model.draft_vocabulary, labels.int().where(labels % 3 > 0, 8), 61)
+    limit_to(model, torch.tensor([3, 8, 40]))
+    kept = among(model.draft_head.tokens, labels.int().where(labels % 3 > 0, 8), 61)
     ours = soft_losses(model, tokens, kept, (2, 4))
     for exit_layer, loss in zip((2, 4), ours):
         logits = model.logits(model.run_layers(model.embed(tokens), 0, exit_layer))[..., [3, 8, 40]]
@@ -149,16 +157,16 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
     draft = load_model(asking / "draft")
-    assert len(draft.draft_vocabulary) == 200
+    assert len(draft.draft_head.tokens) == 200
     assert draft.config.exit_layers == (2, 4) and draft.config.num_hidden_layers == 4
     written = {path.name for path in (asking / "draft").iterdir()}
     adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
     assert written == adapter | {"draft_vocabulary.json", ".written-by-s2d"}
     records = [json.loads(line) for line in text.splitlines()[1:]]
     tokens, labels = one_a_row([(record["p"], record["a"]) for record in records], 96)
-    labels = among(draft.draft_vocabulary, labels, 1024)
+    labels = among(draft.draft_head.tokens, labels, 1024)
     untrained = load_model(asking / "base", num_layers=4)
-    untrained.keep_tokens(draft.draft_vocabulary)
+    limit_to(untrained, draft.draft_head.tokens)
     with torch.no_grad():
         losses = [soft_losses(each, tokens.long(), labels, (2, 4)) for each in (untrained, draft)]
     assert (losses[1] < losses[0] - 0.5).all()

@@ -117,7 +117,7 @@ def test_every_method_is_lossless(folder, prompts, precise):
     own = load_model(folder, dtype="float64", num_layers=12)
     own.config = replace(own.config, **EXITS)
     shipped = load_model(WEIGHTS / "smollm2-draft", dtype="float64")
-    assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_vocabulary) == 8192
+    assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_head.tokens) == 8192
     sizes = {file.name: file.stat().st_size for file in (WEIGHTS / "smollm2-draft").iterdir()}
     assert sizes.pop(DATASTORE) < 2 * 10**6 and sum(sizes.values()) <= 8 * 2**20
     for prompt, draft in zip(prompts, (own, shipped)):

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import torch
 
+from ..extras.draft_head import draft_head
 from ..generate import generate
 from ..ngram import ORDER, NGrams, top
 from ..soft import exit_hidden
@@ -27,9 +28,10 @@ def exits_right(draft, exits, tokens, expected):
     """Whether each of ``exits`` finds ``expected`` (T,) likeliest after ``tokens`` (T,): (E, T)."""
     right = []
     for hidden in exit_hidden(draft, tokens[None], exits):
-        likeliest = draft.draft_logits(hidden[0]).argmax(dim=-1)  # (T,)
-        if draft.draft_vocabulary is not None:
-            likeliest = draft.draft_vocabulary[likeliest]
+        head = draft_head(draft)
+        likeliest = draft.logits(hidden[0], head).argmax(dim=-1)  # (T,)
+        if head:
+            likeliest = head.tokens[likeliest]
         right.append(likeliest == expected)
     return torch.stack(right)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from ..extras.draft_head import DraftHead
 from ..files import remove_ours
 from ..program import tell
 from ..text.chat import chat_template
@@ -71,8 +72,9 @@ def train_soft(
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
     if keep is not None:
-        model.keep_tokens(most_frequent(labels, keep, model.config.vocab_size))
-        labels = among(model.draft_vocabulary.cpu(), labels, model.config.vocab_size)
+        tokens_kept = most_frequent(labels, keep, model.config.vocab_size)
+        model.draft_head = DraftHead(model.lm_head, tokens_kept)
+        labels = among(tokens_kept, labels, model.config.vocab_size)
     if rank:
         add_adapters(model, rank, run.seed)
     train_and_save(model, exits, (tokens, labels), recipe, run, init, distillation)

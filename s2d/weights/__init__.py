@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..extras.draft_head import DraftHead, draft_head
 from ..extras.products import CACHED, quicken
 from ..extras.products import DTYPES as QUICK_DTYPES
 from ..extras.static import StaticLlama
@@ -89,7 +90,7 @@ def load_model(
         model.lm_head.weight = model.model["embed_tokens"].weight
     kept = None if num_layers else draft_vocabulary(path, config.vocab_size)
     if kept is not None:
-        model.keep_tokens(kept)
+        model.draft_head = DraftHead(model.lm_head, kept)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if on_cpu and (compile or quick):
         quicken(model)
@@ -178,8 +179,8 @@ def write_config(model, folder, dtype):
     """config.json, as of weights in ``dtype``, and what came with a draft."""
     config = json.dumps(config_to_dict(model.config, dtype), indent=2)
     (folder / "config.json").write_text(config + "\n")
-    if model.draft_vocabulary is not None:
-        (folder / DRAFT_VOCABULARY).write_text(json.dumps(model.draft_vocabulary.tolist()) + "\n")
+    if head := draft_head(model):
+        (folder / DRAFT_VOCABULARY).write_text(json.dumps(head.tokens.tolist()) + "\n")
 
 
 def copy_companions(source, destination):
@@ -230,10 +231,12 @@ def placement(*models):
 
 
 def choose_dtype(dtype, device, path):
-    """A dtype's name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
+    """A dtype or its name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
 
     Where the device does not compute in a half-precision dtype, "auto" is float32.
     """
+    if dtype in DTYPES.values():
+        return dtype
     if dtype != "auto" and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
     if dtype != "auto":
