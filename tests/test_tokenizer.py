@@ -80,8 +80,6 @@ def test_llama_tokenizer_on_spec_bench():
             assert theirs(turn).input_ids == ours.encode(turn)
 
 
-# ----------------------------------------------------------------------------------- special tokens
-
 NAMES = ["<|im_start|>", "<|im_end|>", "<|im_end|>x", "<mask>", "<pad>"]
 IDS = {name: number for number, name in enumerate(NAMES, 1024)}
 PLAIN = {"lstrip": True, "special": False}
@@ -210,9 +208,6 @@ def token(**changes):
 def test_what_beside_sentencepiece_is_not_known_or_disagrees(tmp_path, config, files, message):
     folder = sentencepiece_folder(tmp_path / "m", config, **files)
     raises_line(Tokenizer, ValueError, re.escape(message), folder)
-
-
-# ----------------------------------------------------------------------------------- tokenizer.json
 
 
 def test_tokenizer_json_gives_the_ids_of_transformers(trained):
