@@ -81,7 +81,9 @@ def run(args, load_target=None):
     prompt = encode_prompt(args, tokenizer, encode if template else None, target_path, config)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype, config=config)
-    draft = load(draft_path, args.device, target.dtype) if draft_path else None
+    draft = None
+    if draft_path:
+        draft = load(draft_path, args.device, target.dtype, config=draft_config)
     what = "target and draft" if draft else "target"
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
     if args.stop:
@@ -198,7 +200,7 @@ def choose_draft(args, target_path, config):
     if folder is None and is_whole(beside):
         folder = beside if read_config(beside).vocab_size == config.vocab_size else None
     layers = exits[0] > 0 if exits else bool(args.draft)  # and no table
-    store = None if layers else find_datastore(target_path, config, folder or beside)
+    store = None if layers else find_datastore(target_path, folder or beside, config)
     if exits is None and not args.draft and (store or not folder):
         exits = (0,)
         if not folder:

