@@ -13,6 +13,7 @@ from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from torch.distributed import is_torchelastic_launched
 
@@ -117,7 +118,9 @@ def answer(args, begin, tokenizer, prompt, options, colors, about):
     generation = begin(options=options)
     streamed = Streamed(tokenizer, None if args.json else sys.stdout, colors)
     said = about(generation.plan)
-    recorder = Recorder(tokenizer, prompt, said, generation.plan) if args.trace else None
+    names = {"target": said["model"], "draft": said["draft"]}
+    names = {what: found and Path(found).resolve().name for what, found in names.items()}
+    recorder = Recorder(tokenizer, prompt, names, generation.plan) if args.trace else None
     with traced(args.trace, recorder) if recorder else nullcontext():
         try:
             for step in announced(generation, len(prompt)):
