@@ -110,18 +110,6 @@ def test_the_draft_vocabulary_is_what_occurs_most(capsys):
     raises_line(most_frequent, ValueError, "from 1 to 9 tokens, got 10", labels, 10, 9)
 
 
-def test_the_loss_of_a_draft_vocabulary_is_that_of_its_rows():
-    model, tokens = random_llama(2), torch.randint(0, 61, (2, 9))
-    labels = torch.randint(0, 61, (2, 9))
-    model.keep_tokens(torch.tensor([3, 8, 40]))
-    kept = among(model.draft_vocabulary, labels.int().where(labels % 3 > 0, 8), 61)
-    ours = soft_losses(model, tokens, kept, (2, 4))
-    for exit_layer, loss in zip((2, 4), ours):
-        logits = model.logits(model.run_layers(model.embed(tokens), 0, exit_layer))[..., [3, 8, 40]]
-        plain = torch.nn.functional.cross_entropy(logits[kept >= 0], kept[kept >= 0].long())
-        assert abs(loss - plain) < 1e-5
-
-
 @pytest.fixture
 def asking(tmp_path, monkeypatch):
     """A copy of mini-7b with a chat template by which it can ask itself; it learns in float32."""

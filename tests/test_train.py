@@ -239,7 +239,7 @@ def test_soft_takes_the_template_of_the_model(tiny, tmp_path):
     tiny = tiny.rename(tiny.with_name("Llama-2-tiny-chat"))
     (tmp_path / "d.json").write_text(json.dumps([record(*["Hi", "Yes. "] * 9)]))
     recipe = replace(RECIPE, length=20)
-    tokens, labels = nested.rows_of(tiny, tmp_path / "d.json", "cpu", recipe, None, 0)
+    tokens, labels = nested.rows_of(tiny, tmp_path / "d.json", fit.Run(tmp_path), recipe)
     tokenizer = Tokenizer(tiny / "tokenizer.model")
     whole = tokenizer.encode_chat(["Hi", "Yes. "] * 8 + ["Hi"], "llama-2")
     assert tokens.flatten().tolist() == whole[: tokens.numel()]

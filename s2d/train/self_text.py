@@ -18,7 +18,7 @@ from ..files import drop_half_line, whole_lines
 from ..program import tell
 from ..text.chat import ChatTemplate
 from ..weights import checksum
-from .corpus import read_tables
+from .corpus import TABLES
 
 QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
 BATCH = 96  # conversations at a time
@@ -36,9 +36,9 @@ def ways_to_ask(tokenizer, template):
     if not found or not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
     encode = tokenizer.encode_marked
-    kinds = [[""], *read_tables("openings.txt")["openings"].values()]
-    openings = [[before + first.replace("\\n", "\n") for first in kind] for kind in kinds]
-    return [[encode(opening) for opening in kind] for kind in openings], encode(after)
+    kinds = [[""], *TABLES["openings"].values()]
+    prompts = [[encode(before + first.replace("\\n", "\n")) for first in kind] for kind in kinds]
+    return prompts, encode(after)
 
 
 @torch.inference_mode()
@@ -142,8 +142,8 @@ def converse(model, prompts, after, enough, batch, seed):
                 rows, cache = [rows[i] for i in going], without(cache, going, model)
 
 
-def read_records(file, header, vocab_size):
-    """The conversations in ``file``: JSON lines after ``header``, which says whose they are."""
+def read_pairs(file, header, vocab_size):
+    """The (prompt, answer) in ``file``: JSON lines after ``header``, which says whose they are."""
     if not file.is_file() or not file.stat().st_size:
         return []
     if not file.read_bytes().startswith(header.encode()):
@@ -151,32 +151,34 @@ def read_records(file, header, vocab_size):
         raise ValueError(f"{file} {other}")
     try:
         records = [json.loads(line) for line in whole_lines(file).split("\n")[1:-1]]
-        for ids in (record[part] for record in records for part in "pa"):
+        pairs = [(record["p"], record["a"]) for record in records]
+        for ids in itertools.chain.from_iterable(pairs):
             if {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= vocab_size:
                 raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{file} is damaged; name another") from None
     drop_half_line(file)
-    return records
+    return pairs
 
 
-def sample_to(file, model, tokenizer, template, wanted, seed):
-    """Conversations whose answers have ``wanted`` tokens: those in ``file``, then new ones."""
-    prompts, after = ways_to_ask(tokenizer, template)
+def sample_to(file, model, asking, wanted, seed):
+    """Pairs (prompt, answer), of ``wanted`` answer tokens: those in ``file``, then new ones.
+
+    ``asking``: what ``ways_to_ask`` returns.
+    """
     header = json.dumps({"model": checksum(model)}) + "\n"
-    records = read_records(file, header, model.config.vocab_size)
-    old = count = sum(len(record["a"]) for record in records)
-    if old >= wanted:
-        return records
+    pairs = read_pairs(file, header, model.config.vocab_size)
+    old = count = sum(len(answer) for _, answer in pairs)
     batch = max(1, min(BATCH, int((wanted - old) / (ANSWER_TOKENS / 2))))
     began = said = time.monotonic()
     file.parent.mkdir(parents=True, exist_ok=True)
     # Seeded by how much there is, so that a run that goes on does not say the same again.
-    sampling = converse(model, prompts, after, wanted - old, batch, seed + old)
+    sampling = converse(model, *asking, wanted - old, batch, seed + old)
     for prompt, answer, temperature in sampling:
-        records.append({"p": prompt, "a": answer, "T": temperature})
+        pairs.append((prompt, answer))
+        record = json.dumps({"p": prompt, "a": answer, "T": temperature})
         with file.open("a", encoding="utf-8") as out:
-            out.write(("" if out.tell() else header) + json.dumps(records[-1]) + "\n")
+            out.write(("" if out.tell() else header) + record + "\n")
         count += len(answer)
         if time.monotonic() > said + SAY_SECONDS or count >= wanted:
             said = time.monotonic()
@@ -184,4 +186,4 @@ def sample_to(file, model, tokenizer, template, wanted, seed):
             line = f"{file.name}: {count} answer tokens of {wanted:.0f}, {speed:.0f} tokens/s, "
             line += f"{max(0, wanted - count) / speed / 60:.1f} min left"
             tell(line)
-    return records
+    return pairs

@@ -5,34 +5,39 @@ from itertools import accumulate
 from ..program import tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
-from ..weights import checksum, load_model
+from ..weights import checksum, datastore, load_model
 from ..weights.adapter import folders_read
 from ..weights.config import read_config
-from ..weights.datastore import check_datastore, end_of, tokenizer_checksum, write_datastore
 from .self_text import sample_to, ways_to_ask
 
 
-def make_datastore(target, out, millions, files, device, seed, replace):
-    """Write ``out``, of the text in ``files`` or, without any, of ``millions`` sampled tokens."""
-    check_datastore(out, replace, [*folders_read(target), *(files or ())])
+def make_datastore(target, run, millions, files):
+    """Write ``run.out``, by default in the folder ``target``.
+
+    It is made of the text in ``files`` or, without any, of ``millions`` sampled tokens.
+    """
+    own = target / datastore.DATASTORE
+    out = run.out or own
+    datastore.check_datastore(out, run.replace, [*folders_read(target), *(files or ())])
     config, tokenizer, source = read_config(target), Tokenizer(target), "text"
-    about = end_of(config, target), config.vocab_size, tokenizer_checksum(target)
+    eos, vocabulary = datastore.end_of(config, target), datastore.tokenizer_checksum(target)
     if files:
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
         if not 0 < millions < 1e6:
             raise ValueError(f"expected more than 0 and less than 1e+06 millions, got {millions:g}")
-        template = chat_template(target)
-        _, after = ways_to_ask(tokenizer, template)  # refused before a model is loaded
-        model = load_model(target, device, "auto")
-        raw = out.with_suffix(".self.jsonl")
-        records = sample_to(raw, model, tokenizer, template, millions * 1e6, seed)
+        asking = ways_to_ask(tokenizer, chat_template(target))  # refused before a model is loaded
+        model, raw = load_model(target, run.device, "auto"), out.with_suffix(".self.jsonl")
+        answers = [answer for _, answer in sample_to(raw, model, asking, millions * 1e6, run.seed)]
+        needed = 1 + sum(end < millions * 1e6 for end in accumulate(map(len, answers)))
         # An answer's first words depend on the template's before it.
-        documents, source = [after[1:] + record["a"] for record in records], checksum(model)
-        ends = accumulate(len(record["a"]) for record in records)
-        documents = documents[: 1 + sum(end < millions * 1e6 for end in ends)]
-    tokens = write_datastore(out, documents, *about, source, replace)
+        documents = [asking[1][1:] + answer for answer in answers[:needed]]
+        source = checksum(model)
+    about = eos, config.vocab_size, vocabulary, source
+    tokens = datastore.write_datastore(out, documents, *about, run.replace)
     tell(f"{out}: {len(documents)} documents, {len(tokens)} tokens")
+    if out.resolve() == own.resolve():
+        tell("later runs of this target draft from it by default, because it is in its folder")
 
 
 def read_text(file):
