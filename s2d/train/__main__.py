@@ -22,10 +22,10 @@ from .text import make_datastore
 
 
 def main(arguments=None):
-    return run_program("train", run, parse(arguments))
+    return run_program("train", start, parse(arguments))
 
 
-def run(args):
+def start(args):
     """The program; where torchrun started several processes, the part of this one in it."""
     together = torch.distributed.is_torchelastic_launched()
     with joined(args.device) if together else nullcontext((None, args.device)) as (mesh, device):
@@ -46,36 +46,29 @@ def run(args):
 
 def soft(args, run):
     """Refuse what cannot be trained, before anything is loaded that takes long; then train."""
-    data = None if args.data in ("mini", "self") else args.data
+    file = None if args.data in ("mini", "self") else args.data
     models = [args.init, args.teacher] if args.teacher else [args.init]
-    check_out(run, [*sum(map(folders_read, models), []), args.text, data])
-    exits, config, recipe = args.exits, read_config(args.init), recipe_of(args)
+    check_out(run, [*sum(map(folders_read, models), []), args.text, file])
+    exits, recipe, configs = args.exits, recipe_of(args), [read_config(each) for each in models]
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != args.layers:
         within = f"the draft's {args.layers} layers and end with the last"
         raise ValueError(f"exits must increase within {within}, got {list(exits)}")
     if args.lora is not None and not 1 <= args.lora <= 4096:
         raise ValueError(f"the rank of an adapter is from 1 to 4096, got {args.lora}")
-    check_length(recipe, args.init, config)
-    if data is None:
+    for model, config in zip(models, configs):
+        if recipe.length > config.max_position_embeddings:
+            longer = f"longer than the context of {model}, {config.max_position_embeddings}"
+            raise ValueError(f"rows of {recipe.length} tokens are {longer}; give --length")
+        if config.vocab_size != configs[0].vocab_size:
+            ours = f"{args.init} {configs[0].vocab_size}"
+            raise ValueError(f"{model} has {config.vocab_size} tokens, {ours}")
+    if file is None:
         corpus_rows(args.millions, recipe)  # at least a batch, and no more than there will ever be
-    distillation = teacher_of(args, recipe, config) if args.teacher else None
+    teacher = Distillation(load_model(args.teacher, args.device), args.kd) if args.teacher else None
     text = args.text or args.out.with_name(args.out.name + ".self.jsonl")
     rows = rows_of(args.init, args.data, run, recipe, args.millions, text)
-    model, how = (
-        cut(args.init, exits, args.device),
-        dict(rank=args.lora, keep=args.draft_vocabulary),
-    )
-    train_and_save(model, exits, rows, recipe, run, args.init, distillation, **how)
-
-
-def teacher_of(args, recipe, config):
-    """The model of --teacher, if it fits the one to be trained and its ``recipe``."""
-    teacher = load_model(args.teacher, args.device)
-    if teacher.config.vocab_size != config.vocab_size:
-        theirs = f"{args.teacher} has {teacher.config.vocab_size} tokens"
-        raise ValueError(f"{theirs}, {args.init} {config.vocab_size}")
-    check_length(recipe, args.teacher, teacher.config)
-    return Distillation(teacher, args.kd)
+    how = dict(distillation=teacher, rank=args.lora, keep=args.draft_vocabulary)
+    train_and_save(cut(args.init, exits, args.device), exits, rows, recipe, run, args.init, **how)
 
 
 def recipe_of(args):
@@ -89,12 +82,6 @@ def recipe_of(args):
     if min(counts) < 1 or not 0 < recipe.lr < float("inf"):
         raise ValueError(f"batch, micro-batch, length, epochs, lr must be positive, got {recipe}")
     return recipe
-
-
-def check_length(recipe, path, config):
-    if recipe.length > config.max_position_embeddings:
-        longest = f"the context of {path}, {config.max_position_embeddings}"
-        raise ValueError(f"rows of {recipe.length} tokens are longer than {longest}; give --length")
 
 
 def parse(arguments):
