@@ -34,17 +34,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the folder it makes, where, and whether it goes on from a checkpoint.
-
-    With ``replace`` that folder may be there, if it is ours.
-    """
-
-    out: Path
+    out: Path  # the folder it makes
     device: str = "cpu"
     seed: int = 0
-    resume: bool = False
+    resume: bool = False  # from its checkpoint
     mesh: Any = None  # of the processes among which it is divided, if there are several
-    replace: bool = False
+    replace: bool = False  # what is at ``out``, if it is ours
 
 
 def checkpoint_of(out):

@@ -82,11 +82,11 @@ def train_and_save(model, exits, rows, recipe, run, init, distillation=None, ran
     if rank:
         add_adapters(model, rank, run.seed)
     fit_and_tell(model, exits, (tokens, labels), recipe, run, distillation)
-    if rank:
-        save_adapter(model, adapter_pairs(model), SCALE, run.out, init, run.replace)
-    elif whole := gathered(model, run.mesh):
-        save_model(whole, run.out, init, replace=run.replace)
-    if run.mesh is None or run.mesh.get_local_rank() == 0:
+    if whole := gathered(model, run.mesh):  # on rank 0
+        if rank:
+            save_adapter(whole, adapter_pairs(whole), SCALE, run.out, init, run.replace)
+        else:
+            save_model(whole, run.out, init, replace=run.replace)
         remove_ours(checkpoint_of(run.out), "checkpoint")
 
 

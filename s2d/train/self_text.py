@@ -96,7 +96,7 @@ def draw(logits, temperatures, generator):
     return choice
 
 
-def without(cache, rows, model):
+def only(cache, rows, model):
     """The KV cache of some ``rows`` (a list) of a batch."""
     kept, filled = model.new_cache(cache.keys.shape[3], batch=len(rows)), cache.length
     kept.keys[:, :, :, :filled] = cache.keys[:, rows, :, :filled]
@@ -139,7 +139,7 @@ def converse(model, prompts, after, enough, batch, seed):
                     yield row.text[: row.start], row.text[row.start :], row.temperature
             going = [i for i, row in enumerate(rows) if row.left]
             if len(going) < 0.9 * len(rows):  # each time costs a copy of the cache
-                rows, cache = [rows[i] for i in going], without(cache, going, model)
+                rows, cache = [rows[i] for i in going], only(cache, going, model)
 
 
 def read_pairs(file, header, vocab_size):
