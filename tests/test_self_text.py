@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
 from s2d.soft import soft_losses
-from s2d.text.chat import chat_template
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row
@@ -211,7 +210,7 @@ def test_a_datastore_of_a_models_answers(asking, capsys):
     assert "answer tokens of 2000" in said and "later runs of this target draft from it" in said
     raw = asking / "base/datastore.self.jsonl"
     first, text = read_datastore(asking), raw.read_text()
-    _, after = self_text.ways_to_ask(Tokenizer(asking / "base"), chat_template(asking / "base"))
+    _, after = self_text.ways_to_ask(asking / "base")
     expected, count = [], 0
     for record in map(json.loads, text.splitlines()[1:]):
         assert record["p"][-len(after) :] == after

@@ -17,7 +17,7 @@ from .dialogues import dialogues_of, one_a_row, pack
 from .distributed import gathered
 from .fit import Recipe, checkpoint_of, fit_and_tell
 from .lora import SCALE, adapter_pairs, add_adapters
-from .self_text import likeliest, sample_to, ways_to_ask
+from .self_text import likeliest, sample_to
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
 SELF = Recipe(batch=8, micro_batch=8, length=256, lr=6e-4, epochs=2, weight_decay=0.0)
@@ -41,16 +41,14 @@ def rows_of(init, data, run, recipe, millions=None, text=None, answers_only=True
 
     ``data`` is "mini", "self" (its text is kept in the file ``text``) or a ShareGPT file.
     """
-    tokenizer, template = Tokenizer(init), chat_template(init)
     if data == "self":
-        asking, target = ways_to_ask(tokenizer, template), load_model(init, run.device, "auto")
-        pairs = sample_to(text, target, asking, millions * 1e6, run.seed)
+        target, _, pairs = sample_to(text, init, millions, run)
         tokens, labels = one_a_row(pairs, recipe.length)
         labels = likeliest(target, tokens, labels)
     else:
         rows = corpus_rows(millions, recipe) if data == "mini" else None
-        dialogues = dialogues_of(data, run.seed)
-        tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, answers_only, template)
+        how = rows, recipe.length, answers_only, chat_template(init)
+        tokens, labels = pack(dialogues_of(data, run.seed), Tokenizer(init), *how)
     if len(tokens) < recipe.batch:
         found = f"{data} gives {len(tokens)} rows of {recipe.length} tokens"
         raise ValueError(f"{found}; one batch needs {recipe.batch}")

@@ -16,8 +16,9 @@ import torch
 
 from ..files import drop_half_line, whole_lines
 from ..program import tell
-from ..text.chat import ChatTemplate
-from ..weights import checksum
+from ..text.chat import ChatTemplate, chat_template
+from ..text.tokenizer import Tokenizer
+from ..weights import checksum, load_model
 from .corpus import TABLES
 
 QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
@@ -27,15 +28,15 @@ TEMPERATURES = (0.0, 0.7, 1.0)  # of answers, one after the other
 ASKING = 0.8  # the temperature of questions: at 1 those of small models make no sense
 
 
-def ways_to_ask(tokenizer, template):
+def ways_to_ask(folder):
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
+    encode, template = Tokenizer(folder).encode_marked, chat_template(folder)
     if not isinstance(template, ChatTemplate):
         alone = "to ask itself questions the target needs a chat template of its own"
         raise ValueError(f"{alone}; give a text by --data FILE or --from FILE")
     before, found, after = template.render(["\0"], to_be_answered=True).partition("\0")
     if not found or not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
-    encode = tokenizer.encode_marked
     kinds = [[""], *TABLES["openings"].values()]
     prompts = [[encode(before + first.replace("\\n", "\n")) for first in kind] for kind in kinds]
     return prompts, encode(after)
@@ -161,11 +162,13 @@ def read_pairs(file, header, vocab_size):
     return pairs
 
 
-def sample_to(file, model, asking, wanted, seed):
-    """Pairs (prompt, answer), of ``wanted`` answer tokens: those in ``file``, then new ones.
+def sample_to(file, folder, millions, run):
+    """The model in ``folder``, what ends a question, and pairs (prompt, answer) of ids.
 
-    ``asking``: what ``ways_to_ask`` returns.
+    The answers have so many ``millions`` of tokens: those in ``file``, then new ones.
     """
+    prompts, after = ways_to_ask(folder)  # refused before a model is loaded
+    model, wanted = load_model(folder, run.device, "auto"), millions * 1e6
     header = json.dumps({"model": checksum(model)}) + "\n"
     pairs = read_pairs(file, header, model.config.vocab_size)
     old = count = sum(len(answer) for _, answer in pairs)
@@ -173,7 +176,7 @@ def sample_to(file, model, asking, wanted, seed):
     began = said = time.monotonic()
     file.parent.mkdir(parents=True, exist_ok=True)
     # Seeded by how much there is, so that a run that goes on does not say the same again.
-    sampling = converse(model, *asking, wanted - old, batch, seed + old)
+    sampling = converse(model, prompts, after, wanted - old, batch, run.seed + old)
     for prompt, answer, temperature in sampling:
         pairs.append((prompt, answer))
         record = json.dumps({"p": prompt, "a": answer, "T": temperature})
@@ -186,4 +189,4 @@ def sample_to(file, model, asking, wanted, seed):
             line = f"{file.name}: {count} answer tokens of {wanted:.0f}, {speed:.0f} tokens/s, "
             line += f"{max(0, wanted - count) / speed / 60:.1f} min left"
             tell(line)
-    return pairs
+    return model, after, pairs

@@ -3,12 +3,11 @@
 from itertools import accumulate
 
 from ..program import tell
-from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
-from ..weights import checksum, datastore, load_model
+from ..weights import checksum, datastore
 from ..weights.adapter import folders_read
 from ..weights.config import read_config
-from .self_text import sample_to, ways_to_ask
+from .self_text import sample_to
 
 
 def make_datastore(target, run, millions, files):
@@ -19,19 +18,19 @@ def make_datastore(target, run, millions, files):
     own = target / datastore.DATASTORE
     out = run.out or own
     datastore.check_datastore(out, run.replace, [*folders_read(target), *(files or ())])
-    config, tokenizer, source = read_config(target), Tokenizer(target), "text"
+    config, source = read_config(target), "text"
     eos, vocabulary = datastore.end_of(config, target), datastore.tokenizer_checksum(target)
     if files:
+        tokenizer = Tokenizer(target)
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
         if not 0 < millions < 1e6:
             raise ValueError(f"expected more than 0 and less than 1e+06 millions, got {millions:g}")
-        asking = ways_to_ask(tokenizer, chat_template(target))  # refused before a model is loaded
-        model, raw = load_model(target, run.device, "auto"), out.with_suffix(".self.jsonl")
-        answers = [answer for _, answer in sample_to(raw, model, asking, millions * 1e6, run.seed)]
-        needed = 1 + sum(end < millions * 1e6 for end in accumulate(map(len, answers)))
+        model, after, pairs = sample_to(out.with_suffix(".self.jsonl"), target, millions, run)
+        ends = accumulate(len(answer) for _, answer in pairs)
+        needed = 1 + sum(end < millions * 1e6 for end in ends)
         # An answer's first words depend on the template's before it.
-        documents = [asking[1][1:] + answer for answer in answers[:needed]]
+        documents = [after[1:] + answer for _, answer in pairs[:needed]]
         source = checksum(model)
     about = eos, config.vocab_size, vocabulary, source
     tokens = datastore.write_datastore(out, documents, *about, run.replace)
