@@ -18,7 +18,7 @@ from .distil import DIVERGENCES, Distillation
 from .family import DRAFT_TOKENS, train_mini
 from .fit import Run, check_out
 from .nested import ADAPTER_LR, MINI, PAPER, SELF, corpus_rows, cut, rows_of, train_and_save
-from .text import make_datastore
+from .self_text import make_datastore
 
 
 def main(arguments=None):
