@@ -3,43 +3,32 @@
 ``--help`` lists every option.
 """
 
-from s2d import Tokenizer, generate, load_model  # first: what Ctrl-C does is said there
+from s2d import Tokenizer, load_model  # first: what Ctrl-C does is said there
 
 # isort: split
 import json
 import os
 import sys
+from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+
+from torch.distributed import is_torchelastic_launched
 
 from s2d.extras.decision import read_stop
-from s2d.generate import METHODS, TABLE_ALONE, choose_exits, start
-from s2d.program import Parser, numbers, path, read_stdin, run_program, tell
+from s2d.generate import METHODS, TABLE_ALONE, Options, start
+from s2d.program import Parser, comma_separated, path, read_stdin, run_program, tell
 from s2d.text.chat import choose_template
-from s2d.trace import Recorder, check_page, in_force, traced
+from s2d.trace import Recorder, check_page, traced
 from s2d.trace.conversation import converse
 from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report
 from s2d.tree import Dynamic
-from s2d.weights import DTYPES, placement
+from s2d.weights import DTYPES, own_device, placement
 from s2d.weights.config import read_config, unread_settings
 from s2d.weights.datastore import find_datastore, open_datastore
-from s2d.weights.get import draft_beside, is_whole, real_folder
+from s2d.weights.get import draft_beside, find_target, is_whole
 
-WEIGHTS = Path(__file__).parent / "weights"
-REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
-ALL_DRAFTS = ("draft", "exits", "init", "stop")
-CHAINS = (*ALL_DRAFTS, "draft_length")
-TREES = (*ALL_DRAFTS, "tree", "tree_top_k", "tree_depth", "tree_size", "with_replacement")
-TAKEN = {  # method -> the options of drafting that it takes
-    "ar": (),
-    "sd": CHAINS,
-    "mcsd": TREES,
-    "s2d": (*CHAINS, "thresholds"),
-    "s2d-tree": (*TREES, "thresholds"),
-}
-DRAFTING = tuple(dict.fromkeys(name for taken in TAKEN.values() for name in taken))
 MINI_EXAMPLE = (
     "Quick one: I want to know two things about Tadastan: its capital and its main export."
 )
@@ -47,29 +36,29 @@ EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 
 def main(arguments=None):
-    from torch.distributed import is_torchelastic_launched
-
     args = parse(arguments)
     return run_program("run.py", run_on_every_rank if is_torchelastic_launched() else run, args)
 
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, the target divided among them."""
-    if os.environ.get("RANK", "0") != "0":
-        args.trace = None  # the first one writes it
     for chosen, what in ((args.compile, "--compile"), (args.interactive, "--interactive")):
         if chosen:
             raise ValueError(
                 f"{what} is for a target in one process; leave it out, or run without torchrun"
             )
-    if args.trace:
+    first = os.environ.get("RANK", "0") == "0"
+    if args.trace and first:
         check_page(args.trace)
     from s2d.extras import parallel  # takes a second to import
+    from s2d.weights.divided import load_target
 
-    with parallel.joined(args.device) as (mesh, args.device):
+    device = own_device(args.device)
+    with parallel.joined(device) as mesh:
+        own = vars(args) | {"device": device, "trace": args.trace if first else None}
         if args.prompt == "-":
-            args.prompt = parallel.from_rank_0(read_stdin)
-        return run(args, partial(parallel.load_target, mesh=mesh))
+            own["prompt"] = parallel.from_rank_0(read_stdin)
+        return run(Namespace(**own), partial(load_target, mesh=mesh))
 
 
 def run(args, load_target=None):
@@ -78,87 +67,90 @@ def run(args, load_target=None):
     if args.trace:
         check_page(args.trace)
     target_path = find_target(args.target)
-    asked = given_for_drafting(args)
-    draft_path, store = choose_draft(args, target_path)
-    refuse_unused(args.method, asked)
+    config = read_config(target_path)
+    draft_path, store, chosen = choose_draft(args, target_path, config)
+    draft_config = read_config(draft_path) if draft_path else None
+    options = read_options(args, chosen, draft_config)
+    options.plan(config, draft_config)  # what cannot be run is refused before a model is loaded
     tell(f"loading target {target_path}, draft {draft_path or store or 'none'}")
     tokenizer = Tokenizer(target_path)
     template, which = choose_template(target_path, args.raw, args.chat)
     for line in filter(None, (which, unread_settings(target_path))):
         tell(line)
     encode = partial(tokenizer.encode_chat, template=template, system=args.system)
-    prompt = encode_prompt(args, tokenizer, encode if template else None, target_path)
+    prompt = encode_prompt(args, tokenizer, encode if template else None, target_path, config)
     load = partial(load_model, compile=args.compile)
-    target = (load_target or load)(target_path, args.device, args.dtype)
-    dtype = str(target.dtype).removeprefix("torch.")
-    draft = load(draft_path, args.device, dtype) if draft_path else None
+    target = (load_target or load)(target_path, args.device, args.dtype, config=config)
+    draft = load(draft_path, args.device, target.dtype) if draft_path else None
     what = "target and draft" if draft else "target"
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
-    options = generation_options(args, draft)
+    if args.stop:
+        options = replace(options, stop=read_stop(args.stop, draft))
     if store:
-        options["datastore"] = open_datastore(store, target_path, target.config)
-    exits = choose_exits(target, draft, args.method, args.exits, args.thresholds)[0]
-    colors = colors_of(exits, args.color, sys.stdout)
+        options = replace(options, datastore=open_datastore(store, target_path, config))
+    colors = colors_of(options.plan(config, draft_config).exits, args.color, sys.stdout)
+
+    def begin(prompt, options):
+        return start(target, prompt, draft, **vars(options))
+
     if args.interactive:
-        start(target, prompt, **options)  # what cannot be run is refused before anything is typed
-        converse(target, tokenizer, encode, options, args.prompt, colors)
+        size = config.max_position_embeddings
+        sizes = size, min(args.max_new_tokens, size // 4)
+        converse(partial(begin, options=options), tokenizer, encode, *sizes, args.prompt, colors)
         return
-    recorder, names = None, {"target": target_path, "draft": draft_path}
-    if args.trace:
-        shown = {what: found and found.resolve().name for what, found in names.items()}
-        recorder = Recorder(target, tokenizer, prompt, shown, options)
-    about = about_answer(args, target, options, names | {"datastore": store})
-    with traced(args.trace, recorder) if args.trace else nullcontext():
-        answer(args, target, tokenizer, prompt, options, colors, recorder, about)
+    about = partial(about_answer, args, target, (target_path, draft_path, store))
+    answer(args, partial(begin, prompt), tokenizer, prompt, options, colors, about)
 
 
-def about_answer(args, target, options, names):
-    """What ``--json`` says of an answer besides itself: the models and the options in force."""
-    used = in_force(target, options) | {name: found and str(found) for name, found in names.items()}
-    used |= {"dtype": str(target.dtype).removeprefix("torch."), "device": str(target.device)}
-    used |= {"stop": args.stop if callable(used["stop"]) else used["stop"], "system": args.system}
-    about = {"model": used.pop("target")}
-    about |= {name: used.pop(name) for name in ("draft", "method", "seed")}
-    return about | {"options": used}
+def answer(args, begin, tokenizer, prompt, options, colors, about):
+    """One answer, on the terminal or as JSON, and what it took.
 
-
-def answer(args, target, tokenizer, prompt, options, colors, recorder, about):
-    """One answer, on the terminal or as JSON, and what it took."""
-    only_target = {name: options[name] for name in ("temperature", "top_p", "top_k", "seed")}
-    only_target |= {"method": "ar", "max_new_tokens": args.max_new_tokens}
-    demonstration = args.prompt is None and args.method != "ar" and not args.json
+    ``begin``: Options -> a Generation; ``about``: its Plan -> what there is to say of it.
+    """
+    alone = options.alone()
+    demonstration = args.prompt is None and options.method != "ar" and not args.json
     if demonstration:  # the first passes of a process are slow; keep them out of the comparison
-        for each in (options, only_target):
-            generate(target, prompt, **each | {"max_new_tokens": 8})
-    generation = start(target, prompt, **options)
+        for each in (options, alone):
+            begin(options=replace(each, max_new_tokens=8)).finish()
+    generation = begin(options=options)
     streamed = Streamed(tokenizer, None if args.json else sys.stdout, colors)
-    try:
-        for step in announced(generation, len(prompt)):
-            streamed.add(step)
-            if recorder:
-                recorder.add(step)
-    except KeyboardInterrupt:
+    said = about(generation.plan)
+    recorder = Recorder(tokenizer, prompt, said, generation.plan) if args.trace else None
+    with traced(args.trace, recorder) if recorder else nullcontext():
+        try:
+            for step in announced(generation, len(prompt)):
+                streamed.add(step)
+                if recorder:
+                    recorder.add(step)
+        except KeyboardInterrupt:
+            if args.json:
+                print(json.dumps(as_json(generation, prompt, tokenizer, said)))
+            raise
+        finally:
+            if generation.tokens:
+                streamed.finish()
         if args.json:
-            print(json.dumps(as_json(generation, prompt, tokenizer, about)))
-        raise
-    finally:
-        if generation.tokens:
-            streamed.finish()
-    if args.json:
-        print(json.dumps(as_json(generation, prompt, tokenizer, about)), flush=True)
-    else:
-        print(f"\n{report(generation, args.method, colors)}", flush=True)
-    if recorder and target.mesh is None:
-        tell("timing the target alone, to compare")
-        recorder.time_alone(target, prompt, **only_target)
+            print(json.dumps(as_json(generation, prompt, tokenizer, said)), flush=True)
+        else:
+            print(f"\n{report(generation, colors)}", flush=True)
+        if recorder and not is_torchelastic_launched():
+            tell("timing the target alone, to compare")
+            recorder.time_alone(begin, alone)
     if demonstration:
         tell("timing the target alone, to compare")
-        alone = generate(target, prompt, **only_target)
-        ratio = generation.tokens_per_second / alone.tokens_per_second
-        print(
-            f"target alone   {alone.tokens_per_second:.1f} tokens/s: "
-            f"{args.method} is {ratio:.2f} times as fast"
-        )
+        speed = begin(options=alone).finish().tokens_per_second
+        ratio = generation.tokens_per_second / speed
+        print(f"target alone   {speed:.1f} tokens/s: {options.method} is {ratio:.2f} times as fast")
+
+
+def about_answer(args, target, names, plan):
+    """What ``--json`` says of an answer besides itself: the models and the options in force."""
+    target_path, draft_path, store = (found and str(found) for found in names)
+    used = plan.in_force() | {"datastore": store, "system": args.system}
+    used |= {"dtype": str(target.dtype).removeprefix("torch."), "device": str(target.device)}
+    used["stop"] = args.stop if used["stop"] is None else used["stop"]
+    models = {"model": target_path, "draft": draft_path}
+    return models | {name: used.pop(name) for name in ("method", "seed")} | {"options": used}
 
 
 def refuse_what_does_not_go_together(args):
@@ -168,34 +160,19 @@ def refuse_what_does_not_go_together(args):
         raise ValueError("--raw uses no chat template, so it does not go with --system")
     if args.interactive and (given := [name for name, value in others.items() if value]):
         raise ValueError(f"--interactive does not go with {' and '.join(given)}")
+    if args.method == "ar" and args.draft:
+        raise ValueError("method ar does not use --draft; leave it out, or use another method")
 
 
-def given_for_drafting(args):
-    """The names of the options of drafting that the user gave."""
-    return [name for name in DRAFTING if getattr(args, name) is not None]
+def read_options(args, chosen, draft_config):
+    """The Options of a command line, without what belongs to loaded models."""
+    names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init"
+    given = {name: getattr(args, name) for name in names.split()} | chosen
+    given |= {"tree": tree_shape(args, draft_config), "replacement": args.with_replacement}
+    return Options(**given, stop=args.stop and read_stop(args.stop))
 
 
-def generation_options(args, draft):
-    """Everything that ``generate`` is told besides the target and the prompt."""
-    names = "method max_new_tokens temperature top_p top_k seed exits thresholds draft_length"
-    options = {name: getattr(args, name) for name in names.split()}
-    options |= {"draft": draft, "tree": tree_shape(args, draft), "init": args.init or "draft"}
-    options["stop"] = None if args.stop is None else read_stop(args.stop, draft)
-    return options | {"replacement": bool(args.with_replacement)}
-
-
-def refuse_unused(method, given):
-    """ValueError where ``given``, names in DRAFTING, has an option ``method`` does not take."""
-    for name in given:
-        if name not in TAKEN[method]:
-            others = " or ".join(other for other in TAKEN if name in TAKEN[other])
-            option = "--" + name.replace("_", "-")
-            raise ValueError(
-                f"--method {method} does not use {option}; leave it out, or use {others}"
-            )
-
-
-def tree_shape(args, draft):
+def tree_shape(args, draft_config):
     """What --tree or the --tree-... options ask for, the draft's own tree for the rest, or None."""
     grown = {"top_k": args.tree_top_k, "depth": args.tree_depth, "size": args.tree_size}
     grown = {name: value for name, value in grown.items() if value is not None}
@@ -204,69 +181,51 @@ def tree_shape(args, draft):
             "--tree gives a fixed shape; "
             "it does not go with --tree-top-k, --tree-depth or --tree-size"
         )
-    config = draft.config if draft else TABLE_ALONE
-    return replace(Dynamic(*config.draft_tree), **grown) if grown else args.tree
+    own = (draft_config or TABLE_ALONE).draft_tree
+    return replace(Dynamic(*own), **grown) if grown else args.tree
 
 
-def find_target(name):
-    """The folder of a target: a size, a real model's name, or a path.
-
-    A size (7b, 13b, 70b) is the real checkpoint where it is there, else the miniature.
-    """
-    if name in REAL:
-        real = WEIGHTS / REAL[name]
-        return real if real.is_dir() else WEIGHTS / f"mini-{name}"
-    if folder := real_folder(name, WEIGHTS):
-        return folder
-    if not Path(name).is_dir():
-        expected = "7b, 13b, 70b, smollm2-135m or a Hugging Face folder"
-        raise FileNotFoundError(f"no model folder at {name}; expected {expected}")
-    return Path(name)
-
-
-def choose_draft(args, target_path):
-    """(folder of the draft, file of the datastore), or None for either; sets method and exits.
+def choose_draft(args, target_path, config):
+    """(folder of the draft, file of the datastore, or None for either; {method and exits}).
 
     Exit 0 drafts where there is no draft, or where the target or the draft beside it has a
     datastore, unless ``args`` name other exits or another draft.
     """
-    if args.method == "ar":
-        return None, None
+    exits, method = args.exits, args.method
+    if method == "ar":
+        return None, None, {"method": method, "exits": exits}
     folder, beside = args.draft, draft_beside(target_path)
     if folder is None and is_whole(beside):
-        same = read_config(beside).vocab_size == read_config(target_path).vocab_size
-        folder = beside if same else None
-    layers = args.exits[0] > 0 if args.exits else bool(args.draft)  # and no table
-    store = None if layers else find_datastore(target_path, folder or beside)
-    if args.exits is None and not args.draft and (store or not folder):
-        args.exits = (0,)
+        folder = beside if read_config(beside).vocab_size == config.vocab_size else None
+    layers = exits[0] > 0 if exits else bool(args.draft)  # and no table
+    store = None if layers else find_datastore(target_path, config, folder or beside)
+    if exits is None and not args.draft and (store or not folder):
+        exits = (0,)
         if not folder:
             tell(f"no draft for it at {beside}: drafting from what was seen before (exit 0)")
-    if args.exits and args.exits[0] == 0:
-        if args.draft and len(args.exits) == 1:
+    if exits and exits[0] == 0:
+        if args.draft and len(exits) == 1:
             raise ValueError("--exits 0 uses no layers of --draft; leave one of them out")
-        folder = folder if len(args.exits) > 1 else None
-        chain = len(args.exits) > 1 or args.draft_length is not None
-        args.method = args.method or ("s2d" if chain else "s2d-tree")
+        folder = folder if len(exits) > 1 else None
+        chain = len(exits) > 1 or args.draft_length is not None
+        method = method or ("s2d" if chain else "s2d-tree")
     else:
-        store, args.method = None, args.method or "s2d"
-    if not folder and args.exits != (0,):
+        store, method = None, method or "s2d"
+    if not folder and exits != (0,):
         raise FileNotFoundError(f"no draft model at {beside}; name one with --draft")
-    return folder, store
+    return folder, store, {"method": method, "exits": exits}
 
 
-def encode_prompt(args, tokenizer, encode, target_path):
+def encode_prompt(args, tokenizer, encode, target_path, config):
     """The prompt in a chat template, by ``encode``; without one, it is continued as it is."""
-    if args.prompt == "-":
-        args.prompt = read_stdin()
-    example = MINI_EXAMPLE if target_path.resolve().name.startswith("mini-") else EXAMPLE
-    if args.interactive:
-        example = "?"
-    text = example if args.prompt is None else args.prompt
+    text = read_stdin() if args.prompt == "-" else args.prompt
+    if text is None:
+        mini = target_path.resolve().name.startswith("mini-")
+        text = "?" if args.interactive else MINI_EXAMPLE if mini else EXAMPLE
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
     text = text.strip() if encode else text
-    tokenizer.refuse_longer(text, read_config(target_path).max_position_embeddings)
+    tokenizer.refuse_longer(text, config.max_position_embeddings)
     if not encode and (args.interactive or args.system is not None):
         what = "a conversation" if args.interactive else "--system"
         raise ValueError(f"{target_path} knows no chat template; {what} in Vicuna's takes --chat")
@@ -306,19 +265,19 @@ def parse(arguments):
     add("--dtype", default="auto", choices=("auto", *DTYPES), help=dtypes)
     add("--compile", action="store_true", help="compile the passes first (a minute, then seconds)")
     layers = "draft layers to predict after, e.g. 2,3,4; 0: what was seen before, no layers"
-    add("--exits", type=numbers(int), metavar="E,E,...", help=layers)
+    add("--exits", type=comma_separated(int), metavar="E,E,...", help=layers)
     enough = "confidence that is enough, for each exit; 0: always; default: the draft's own"
-    add("--thresholds", type=numbers(float), metavar="C,C,...", help=enough)
+    add("--thresholds", type=comma_separated(float), metavar="C,C,...", help=enough)
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     widths = "children of a node, level by level: 4,2,2,1"
-    add("--tree", type=numbers(int), metavar="N,N,...", help=widths)
+    add("--tree", type=comma_separated(int), metavar="N,N,...", help=widths)
     add("--tree-top-k", type=int, metavar="N", help="a growing tree: children of a node")
     add("--tree-depth", type=int, metavar="N", help="a growing tree: levels")
     add("--tree-size", type=int, metavar="N", help="a growing tree: nodes sent to the target")
     alike = "sample a node's children with replacement"
-    add("--with-replacement", action="store_const", const=True, help=alike)
+    add("--with-replacement", action="store_true", help=alike)
     roots = "who gives a tree its first level; default: draft"
-    add("--init", choices=("draft", "target"), help=roots)
+    add("--init", choices=("draft", "target"), default="draft", help=roots)
     ends = (
         "end a draft where its path is less probable than P, or where this decision model says "
         "so; default: the draft's own P for chains; exit 0 alone has its own"

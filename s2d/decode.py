@@ -1,7 +1,7 @@
 """The draft-verify loop, once, for every method: ``decode`` yields a Step a pass of the target.
 
-Knows nothing about files, text or the names of methods. A target, a drafter (draft.py) and a
-Sampling are all it works with; statistics are a fold over the steps.
+Knows nothing about files, text or the names of methods. A target, a drafter (draft.py's ``NoDraft``
+says what that is) and a Sampling are all it works with; statistics are a fold over the steps.
 """
 
 import time
@@ -91,8 +91,8 @@ def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
 
     Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
     """
-    context = numbers(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
-    number(limit, "limit", int, 1, target.config.max_position_embeddings)
+    context = checked_list(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
+    checked(limit, "limit", int, 1, target.config.max_position_embeddings)
     return _steps(context, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
 
 
@@ -117,7 +117,7 @@ def decode_step(context, scorer, drafter, sampling, limit) -> Step:
     # 2. One target pass: row 0 is about what follows the context, row i + 1 what follows node i.
     logits = scorer(context, proposal.tree)  # (N+1, V)
     scored = clock(device)
-    # 3. Accept a path and add the bonus token.
+    # 3. Accept a path and add the bonus token, the target's own after it.
     verdict = drafter.verify(proposal, logits, sampling)
     # 4. Roll both models' KV caches back to what was accepted.
     scorer.keep(n, verdict.path)
@@ -146,7 +146,7 @@ class Scorer:
         new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
         hidden = self.target.embed(torch.cat((new, tree.tokens))[None])
         hidden = self.target.run_layers(hidden, positions=positions, mask=mask, cache=self.cache)
-        if seen == n:  # nothing is new in front of the tree: the last step emitted nothing
+        if seen == n:  # nothing is new in front of the tree: the last step gave no bonus token
             logits = torch.cat((self.after_context[None], self.target.logits(hidden[0])))
         else:
             logits = self.target.logits(hidden[0, n - 1 - seen :])
@@ -161,15 +161,15 @@ class Scorer:
         self.after_context = self.latest[path[-1] + 1 if path else 0]
 
 
-def numbers(values, what, *how):
-    """``values``, a sequence or a one-dimensional tensor or array, as a list; see ``number``."""
+def checked_list(values, what, *how):
+    """``values``, a sequence or a one-dimensional tensor or array, as a list; see ``checked``."""
     values = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(values, Sequence) or not values:
         raise ValueError(f"{what}: expected a list with at least one, got {values!r:.60}")
-    return [number(value, what, *how) for value in values]
+    return [checked(value, what, *how) for value in values]
 
 
-def number(value, what, kind, low, high=2**63 - 1):
+def checked(value, what, kind, low, high=2**63 - 1):
     """``value`` as a ``kind``, int or float; ValueError where it is none within low..high."""
     known = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if not (known and low <= value <= high):

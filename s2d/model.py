@@ -1,8 +1,8 @@
 """Llama: run any range of layers, from tokens or from hidden states, with a KV cache or without.
 
-Knows nothing about files, drafts or decoding. A forward pass is ``embed`` -> ``run_layers`` ->
-``logits``. A draft stops after any layer, reads the logits there, and goes on later from the hidden
-states that it kept. Parameters have the names of Hugging Face checkpoints.
+Knows nothing about files or drafts. A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It
+may stop after any layer, and go on later from the hidden states there. Parameters have the names of
+Hugging Face checkpoints.
 """
 
 import math
@@ -40,12 +40,6 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
     eos_token_ids: tuple[int, ...] = (2,)
-    # Of a draft alone:
-    exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
-    thresholds: tuple[float, ...] = ()  # one for each exit: the confidence that is enough there
-    draft_length: int = 6  # of a chain, unless told otherwise
-    draft_stop: float = 0.0  # a chain ends where its path is less probable than this
-    draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size, unless told otherwise
 
 
 class RMSNorm(nn.Module):
@@ -100,8 +94,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
 
-    ``mask`` (R, S+T) is about the last R queries. Those before them are causal, and S is 0 or they
-    are one: kernels need no mask for that, so a prompt needs no square mask.
+    ``mask`` (R, S+T) is about the last R queries. Others stand before them only where S is 0: those
+    of a prompt, which are causal. Kernels need no mask for that, so a prompt needs no square one.
     """
     T, gqa = q.shape[2], q.shape[1] != k.shape[1]
     if T == 1 and gqa:  # the heads of a group as queries: keys and values are read once
@@ -192,8 +186,6 @@ class Llama(nn.Module):
         cos, sin = rope_table(config)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
-        self.register_buffer("draft_vocabulary", None, persistent=False)  # see keep_tokens
-        self.draft_head = None
         self.compiled = False  # whether its passes are (extras/static.py)
         self.row_costs = None  # seconds of passes by rows, once they are known (extras/products.py)
         self.mesh = None  # of a model that is divided among processes (extras/parallel.py)
@@ -251,29 +243,12 @@ class Llama(nn.Module):
             cache.advance(T)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states (..., hidden) after any layer -> next-token logits (..., V)."""
-        return self.lm_head(self.model["norm"](hidden))
+    def logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
+        """Hidden states (..., hidden) after any layer -> next-token logits (..., V).
 
-    def keep_tokens(self, tokens: Tensor):
-        """Let ``draft_logits`` be about ``tokens`` (K,) alone, the only ones this model drafts.
-
-        With a large vocabulary the LM head costs as much as many layers, and a draft runs it at
-        every exit (Zhao et al. 2025, arXiv 2502.14856).
+        ``head``: instead of the LM head.
         """
-        self.draft_vocabulary = tokens.to(self.device)
-        head = self.lm_head.weight.detach()[self.draft_vocabulary]  # (K, hidden)
-        self.draft_head = nn.Linear(*head.shape[::-1], bias=False, device="meta")
-        del self.draft_head.weight  # no parameter: it is a copy of some
-        self.draft_head.register_buffer("weight", head, persistent=False)
-
-    def draft_logits(self, hidden: Tensor) -> Tensor:
-        """As ``logits``, (..., K) for the K tokens of ``draft_vocabulary``; without one, all V."""
-        if self.draft_vocabulary is None:
-            return self.logits(hidden)
-        if self.lm_head.weight.requires_grad:  # the copy does not learn
-            return F.linear(self.model["norm"](hidden), self.lm_head.weight[self.draft_vocabulary])
-        return self.draft_head(self.model["norm"](hidden))
+        return (head or self.lm_head)(self.model["norm"](hidden))
 
     def forward(self, tokens: Tensor, **given) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V); ``given``: positions, mask, cache of run_layers."""

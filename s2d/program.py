@@ -56,14 +56,14 @@ def seed(text):
     return int(text)
 
 
-def numbers(kind):
-    """A reader of numbers with commas between them."""
+def comma_separated(kind):
+    """A reader of numbers, or texts, with commas between them."""
 
-    def comma_separated(text):
+    def read(text):
         return tuple(kind(part) for part in text.split(","))
 
-    comma_separated.__name__ = f"comma-separated {kind.__name__}"  # argparse names it in its error
-    return comma_separated
+    read.__name__ = f"comma-separated {kind.__name__}"  # argparse names it in its error
+    return read
 
 
 def one_line(message):

@@ -1,18 +1,16 @@
 """What a step proposes, and how the draft's levels become a tree: of a fixed shape, or growing.
 
-Knows nothing about models: levels come as Predictions (see draft.py).
+Knows nothing about models: levels come as predictions (see exits.py).
 """
 
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 
 import torch
 
-from .tree import Dynamic, KConfig, TokenTree
+from .tree import CONTEXT, Dynamic, KConfig, TokenTree, TreeAttention
 
 TARGET = -1  # stands for an exit, or a round, where the target itself gave the token
-CONTEXT = -1  # stands for a node's number where the context itself is meant
-TRUST = 0.8  # of what a draft says of its paths: so measured on sampled text
 NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 
 
@@ -32,7 +30,7 @@ class Proposal:
     # For each round the exits it tried, each with its confidence; the last one was used.
     confidences: list[list[tuple[int, float]]] = ()
     stopped: str = ""  # why: "length" of the shape, full "context", low "confidence", "policy"
-    filled: list[int] = ()  # how many positions each segment's KV cache then held
+    filled: list[int] = ()  # for each exit how many positions its segment had then seen
 
     @property
     def exits(self) -> list[int]:
@@ -47,52 +45,82 @@ def empty_proposal(device) -> Proposal:
     return Proposal(TokenTree(none, none))
 
 
+class LeastProbable:
+    """A stopping rule: drafting ends where its path is less probable than ``least``.
+
+    Every rule has ``least`` (a growing tree drops each path below it), a ``reason``, and answers
+    whether to end after a round: ``ends(tree, expanded, prediction, children)``, where the nodes
+    ``expanded`` got ``children`` (R, K). Another one: extras/decision.py.
+    """
+
+    reason = "confidence"
+
+    def __init__(self, least):
+        self.least = least
+
+    def ends(self, tree, expanded, prediction, children) -> bool:
+        return tree.likelihood < self.least
+
+
 class FixedTree:
     """A KConfig's tree in the making: the likeliest children at T = 0, sampled ones above.
 
     Every node is expanded, so the slot of each is its number. ``frontier`` are the numbers of the
-    nodes that are expanded next; ``parents`` (N,) are those of the whole shape.
+    nodes that are expanded next; ``parents`` (N,) are those of the whole shape. ``likelihood`` is
+    that of its path: the product of its levels' confidences.
     """
 
-    def __init__(self, shape: KConfig, parents, sampling, levels):
+    def __init__(self, shape: KConfig, parents, sampling, levels, least):
         self.shape, self.parents, self.sampling, self.levels = shape, parents, sampling, levels
-        self.tokens = [parents[:0]]  # level by level; an empty one first, as there may be no level
+        self.least, self.likelihood = least, 1.0
+        self.tokens = []  # level by level
         self.q = []
-        self.origins = []
-        self.frontier = range(CONTEXT, 0) if levels > 0 else ()
+        self.rounds = []
+        self.frontier = (CONTEXT,) if levels > 0 else ()
 
-    def add_level(self, prediction, origin):
-        """Choose children (R, K) of the frontier, which a Prediction is about; add and return them.
+    def takes(self, prediction):
+        """Whether a level may be made of it.
 
-        ``origin`` is the number of this round, or TARGET.
+        One that cost no pass is left where the path gets less probable than ``least`` by it. That
+        is decided before a token is drawn. One that was paid for is sent.
         """
-        width = self.shape.widths[len(self.tokens) - 1]
+        likelihood = self.likelihood * prediction.confidence
+        return not prediction.free or likelihood >= self.least and likelihood > 0.0
+
+    def add_level(self, prediction, number):
+        """Choose children (R, K) of the frontier, which a prediction is about; add and return them.
+
+        ``number`` is that of this round, or TARGET.
+        """
+        count = self.shape.widths[len(self.tokens)]
         if self.sampling.greedy:
-            children, _ = prediction.likeliest(width)
+            children, _ = prediction.likeliest(count)
         else:
-            children, q = prediction.sample(width, self.sampling)
+            children, q = prediction.sample(count, self.sampling)
             self.q.append(q)  # (R, V)
-        start = len(self.origins)
+        first_child = len(self.rounds)
         self.tokens.append(children.flatten())
-        self.origins += [origin] * children.numel()
-        last = len(self.tokens) > self.levels
-        self.frontier = () if last else range(start, len(self.origins))
+        self.rounds += [number] * children.numel()
+        self.likelihood *= prediction.confidence
+        last = len(self.tokens) == self.levels
+        self.frontier = () if last else range(first_child, len(self.rounds))
         return children
 
     def paths(self):
         """For each node of the frontier, the tokens from the context's end down to it, a list."""
-        tokens, parents = torch.cat(self.tokens).tolist(), self.parents.tolist()
+        tokens = torch.cat(self.tokens).tolist() if self.tokens else []
+        parents = self.parents.tolist()
         return [path_to(node, tokens, parents) for node in self.frontier]
 
     def frontier_tokens(self):
         return self.tokens[-1]
 
-    def proposal(self):
+    def proposal(self, worth_sending):
         """The Proposal of all levels."""
-        tokens = torch.cat(self.tokens)
+        tokens = torch.cat([self.parents[:0], *self.tokens])  # (N,)
         q = torch.cat(self.q) if self.q else None
         tree = TokenTree(tokens, self.parents[: len(tokens)])
-        return Proposal(tree, q, range(len(tokens)), self.origins, len(self.tokens) - 1)
+        return Proposal(tree, q, range(len(tokens)), self.rounds, len(self.tokens))
 
 
 class GrowingTree:
@@ -101,106 +129,90 @@ class GrowingTree:
     All children that were ever found are candidates, numbered as they come; a path's probability is
     the product of its tokens'. The tree is made of the ``size`` best candidates, none less probable
     than ``least``. So each round expands those of them that have no children yet, the best
-    ``width``: nothing else can get into the tree. With width = 2, where 0, 1, 2 and 4 were
-    expanded:
+    ``at_once``: nothing else can get into the tree. With at_once = 2, when the rounds have expanded
+    the context, then 0 and 1, then 2 and 4, whose children are not shown:
 
-        context ─┬─ 0 ─┬─ 2        number    0   1   2   3   4   5        slot      0   1   2   3
+        context ─┬─ 0 ─┬─ 2 ─ ...  number    0   1   2   3   4   5        slot      0   1   2   3
                  │     └─ 3        parent   -1  -1   0   0   1   1        parent's -1  -1   0   1
-                 └─ 1 ─┬─ 4        slot      0   1   2   -   3   -
+                 └─ 1 ─┬─ 4 ─ ...  slot      0   1   2   -   3   -
                        └─ 5
     """
 
-    def __init__(self, shape: Dynamic, levels, rounds, width, least, device, costs=None):
-        self.shape, self.levels, self.rounds_left, self.width = shape, levels, rounds, width
-        self.least, self.device, self.costs = least, device, costs
+    likelihood = 1.0  # it drops its unlikely paths one by one
+
+    def __init__(self, shape: Dynamic, levels, rounds, at_once, least, device, dtype):
+        self.shape, self.levels, self.rounds_left, self.at_once = shape, levels, rounds, at_once
+        self.least, self.device, self.dtype = least, device, dtype
         # Of each candidate:
-        self.tokens, self.parents, self.depths, self.probs, self.origins = [], [], [], [], []
-        self.kept = []  # the numbers of the best, as below
+        self.tokens, self.parents, self.depths, self.probs, self.rounds = [], [], [], [], []
+        self.best = []  # the numbers of those that make the tree so far, the most probable first
         self.slots = {CONTEXT: CONTEXT}  # of those that are expanded
         self.frontier = [CONTEXT] if levels > 0 else []
 
-    def add_level(self, prediction, origin):
+    def takes(self, prediction):
+        return True
+
+    def add_level(self, prediction, number):
         """As FixedTree's: the likeliest children (F, K)."""
         children, probs = prediction.likeliest(self.shape.top_k)  # (F, K) each
         for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
-            above = self.probs[parent] if parent >= 0 else 1.0
-            depth = self.depths[parent] + 1 if parent >= 0 else 0
+            above = 1.0 if parent == CONTEXT else self.probs[parent]
+            depth = 0 if parent == CONTEXT else self.depths[parent] + 1
             self.tokens += tokens
             self.parents += [parent] * len(tokens)
             self.depths += [depth] * len(tokens)
             self.probs += [above * prob for prob in each]
-            self.origins += [origin] * len(tokens)
-        self.kept = self.best()
-        waiting = (i for i in self.kept if i not in self.slots and self.depths[i] + 1 < self.levels)
+            self.rounds += [number] * len(tokens)
+        self.best = self.most_probable()
+        waiting = (i for i in self.best if i not in self.slots and self.depths[i] + 1 < self.levels)
         self.rounds_left -= 1
-        self.frontier = list(islice(waiting, self.width)) if self.rounds_left else []
+        self.frontier = list(islice(waiting, self.at_once)) if self.rounds_left else []
         for node in self.frontier:
             self.slots[node] = len(self.slots) - 1
         return children
 
-    def best(self):
-        """The numbers of the candidates that make the tree so far, the most probable first.
+    def most_probable(self):
+        """The numbers of the ``size`` best candidates.
 
         A parent is no less probable than its children and was there before them. What the target
         gave is sent whatever it is.
         """
         ordered = sorted(range(len(self.tokens)), key=self.probs.__getitem__, reverse=True)
         best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
-        return [i for i in best if self.probs[i] >= self.least or self.origins[i] == TARGET]
+        return [i for i in best if self.probs[i] >= self.least or self.rounds[i] == TARGET]
 
     def paths(self):
         """As FixedTree's."""
         return [path_to(node, self.tokens, self.parents) for node in self.frontier]
 
-    def slot_parents(self):
-        """(F,): for each slot, that of its node's parent."""
-        parents = [self.slots[self.parents[node]] for node in self.slots if node >= 0]
-        return torch.tensor(parents, dtype=torch.long, device=self.device)
+    def attention(self):
+        """The TreeAttention of what is in slots: for each, its node's parent's slot."""
+        parents = [self.slots[self.parents[node]] for node in self.slots if node != CONTEXT]
+        parents = torch.tensor(parents, dtype=torch.long, device=self.device)
+        return TreeAttention(parents, self.dtype)
 
     def frontier_tokens(self):
         tokens = [self.tokens[node] for node in self.frontier]
         return torch.tensor(tokens, dtype=torch.long, device=self.device)
 
-    def proposal(self):
-        """The Proposal of the best candidates, numbered anew, level by level."""
-        best = self.kept
-        if self.costs:
-            best = best[: most_tokens_a_second([self.probs[i] for i in best], self.costs)]
+    def proposal(self, worth_sending):
+        """The Proposal of the best candidates, numbered anew, level by level.
+
+        ``worth_sending`` says how many, by the probabilities of the best ones; None: all.
+        """
+        best = self.best
+        if worth_sending:
+            best = best[: worth_sending([self.probs[i] for i in best])]
         kept = sorted(best, key=lambda i: (self.depths[i], i))
         number = {CONTEXT: CONTEXT} | {old: new for new, old in enumerate(kept)}
         columns = [self.tokens[i] for i in kept], [number[self.parents[i]] for i in kept]
         tree = TokenTree(*torch.tensor(columns, dtype=torch.long, device=self.device))
         slots = [self.slots.get(i, NO_SLOT) for i in kept]
-        rounds = [self.origins[i] for i in kept]
-        proposal = Proposal(tree, None, slots, rounds)
+        proposal = Proposal(tree, None, slots, [self.rounds[i] for i in kept])
         proposal.depth = self.depths[kept[-1]] + 1 if kept else 0
         if self.rounds_left and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"
         return proposal
-
-
-def most_tokens_a_second(probs, costs):
-    """How many nodes to send of some whose paths have ``probs``, the most probable first.
-
-    ``costs``: seconds of a pass over 1, 2, ... rows. A pass over N nodes and the position before
-    them emits one token, and as many more as nodes are accepted: the sum of their ``probs``, were
-    the draft not a little too sure.
-
-    >>> most_tokens_a_second([0.8, 0.5, 0.1], [1.0, 1.2, 1.3, 1.5])
-    2
-    """
-    tokens = accumulate((TRUST * prob for prob in probs), initial=1.0)
-    rates = [count / seconds for count, seconds in zip(tokens, costs)]
-    return max(range(len(rates)), key=rates.__getitem__)
-
-
-def worth_a_row(costs):
-    """The probability of a path under which no drafted token pays, however many there are of it.
-
-    >>> round(worth_a_row([1.0, 1.4, 1.4]), 2)  # were it not a little too sure: 0.2
-    0.25
-    """
-    return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST
 
 
 def path_to(node, tokens, parents):

@@ -70,8 +70,11 @@ def soft_losses(
 
 def chunk_loss(model, hidden, wanted, distillation=None, taught=None):
     """Summed loss of hidden states (N, hidden) at one exit, where ``wanted`` (N,) follow."""
-    logits = model.draft_logits(hidden).float()  # (N, V), or of the draft's vocabulary
+    head, weight = getattr(model, "draft_head", None), model.lm_head.weight
+    if head:  # its rows are a copy, which does not learn
+        weight = weight[head.tokens]  # (K, hidden)
+    logits = F.linear(model.model["norm"](hidden), weight).float()  # (N, V), or (N, K)
     loss = F.cross_entropy(logits, wanted, reduction="sum")
     if distillation:
-        loss = loss + distillation.loss(taught, logits, model.draft_vocabulary)
+        loss = loss + distillation.loss(taught, logits, head and head.tokens)
     return loss

@@ -12,12 +12,14 @@ from operator import mul
 import torch
 import torch.nn.functional as F
 
+CONTEXT = -1  # stands for a node's number where the context itself is meant
+
 
 def ancestor_mask(parents):
-    """Parents (N,), -1 for the context, before their children -> (N, N) bool: who attends to whom.
+    """Parents (N,), each before its children -> (N, N) bool: which node attends to which.
 
     Row i is true at i, at its parent, at its parent's parent, and so on. Node i attends to these
-    besides the context.
+    besides the context, whose number as a parent is CONTEXT, -1.
 
         context ─┬─ 0 ─┬─ 2 ─── 4        node  parent   attends to
                  │     └─ 3                0     -1     0 . . . .
@@ -26,8 +28,9 @@ def ancestor_mask(parents):
                                            3      0     0 . . 3 .
                                            4      2     0 . 2 . 4
 
-    With A[i, parent of i] = 1 this is I + A + A² + ... = (I - A)⁻¹, found by one triangular solve.
-    Every entry counts the ways up from i to j. A tree has one or none, so the solution is exact.
+    With A[i, parent of i] = 1 the matrix A² is 1 at each grandparent, and so on up. Their sum
+    I + A + A² + ... = (I - A)⁻¹ is found by one triangular solve, without a loop over nodes. Every
+    entry counts the ways up from i to j. A tree has one or none, so the solution is exact.
 
     >>> ancestor_mask(torch.tensor([-1, -1, 0])).int().tolist()
     [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
@@ -45,7 +48,7 @@ def is_chain(parents):
 
 @dataclass(frozen=True)
 class TokenTree:
-    """N drafted tokens (N,) and their parents (N,), each int64; parent -1 is the context.
+    """N drafted tokens (N,) and their parents (N,), each int64; a root's parent is CONTEXT.
 
     Nodes are numbered level by level, so the first n of them are a tree too.
     """
@@ -58,12 +61,11 @@ class TokenTree:
 
 
 class TreeAttention:
-    """Position ids and attention masks of a tree behind a context.
+    """Position ids and attention masks of a tree, by its ``parents`` (N,), behind a context.
 
     The mask of a tree and of the position before it is made once, and a pass takes a slice of it
-    ("dynamic sliced topology-aware mask", arXiv 2409.10644). If more of the context is new in a
-    pass, that goes in front, as the chain it is. With the first three nodes of ``ancestor_mask``'s
-    tree behind the context a b c d e, for a model that has seen a b c d:
+    ("dynamic sliced topology-aware mask", arXiv 2409.10644). With the first three nodes of
+    ``ancestor_mask``'s tree behind the context a b c d e, for a model that has seen a b c d:
 
                 a b c d   e 0 1 2
           e     x x x x   x . . .      The mask is about e 0 1 2; all before them is seen.
@@ -71,7 +73,7 @@ class TreeAttention:
           1     x x x x   x . x .
           2     x x x x   x x . x
 
-    A chain just follows the context and needs no mask. ``parents`` (N,) are the tree's.
+    A chain just follows the context and needs no mask.
     """
 
     def __init__(self, parents, dtype):
@@ -86,23 +88,27 @@ class TreeAttention:
     def span(self, n, start, end):
         """What ``run_layers`` needs for start..end-1 of a context of n positions and its tree.
 
-        Returns position ids (T,), and the mask (R, C) for the last R rows and the last C columns.
-        The rows are those of the nodes and, unless ``start`` is 0, of the context: a prompt needs
-        none. Both are None where all of it is a chain; no mask is needed for one row that sees all.
+        Returns position ids (T,) and the mask (R, C) for the last R rows and the last C columns;
+        None where ``run_layers`` does without. By what is new, in front of the first nodes:
+
+            nothing, all nodes from number i on   rows i+1.. of the mask, columns 1..
+            one position of the context           the mask, as above
+            several positions                     a causal mask, and the mask in its last corner
+            a whole prompt (start is 0)           rows 1.. and columns 1..: a prompt needs no rows
         """
         if end <= n or self.chain:
             return None, None
+        nodes, size = slice(max(0, start - n), end - n), end - n + 1
         context = torch.arange(min(start, n), n, device=self.depths.device)
-        positions = torch.cat((context, n + self.depths[max(0, start - n) : end - n]))
-        first = start or n  # the first position with a row
-        if first == n == end - 1:
+        positions = torch.cat((context, n + self.depths[nodes]))
+        if end == n + 1 and start in (0, n):  # the one row sees all
             return positions, None
-        new = max(0, n - first)  # positions of the context among them
-        size = end - n + 1  # of the part of the mask that is about these nodes
-        if new <= 1:
-            return positions, self.mask[max(0, first - n + 1) : size, 1 - new : size]
-        mask = self.mask.new_full((end - first, end - first), -torch.inf).triu(1)
-        mask[new - 1 :, new - 1 :] = self.mask[:size, :size]
+        if start == 0 or start >= n:
+            return positions, self.mask[nodes.start + 1 : size, 1:size]
+        if start == n - 1:
+            return positions, self.mask[:size, :size]
+        mask = self.mask.new_full((end - start, end - start), -torch.inf).triu(1)
+        mask[n - 1 - start :, n - 1 - start :] = self.mask[:size, :size]
         return positions, mask
 
 
@@ -120,17 +126,17 @@ class KConfig:
     widths: tuple[int, ...]
 
     fixed = True
-    width = property(lambda self: self.widths[0])  # nodes of the first level
+    roots = property(lambda self: self.widths[0])
     depth = property(lambda self: len(self.widths))
     size = property(lambda self: sum(accumulate(self.widths, mul)))
     max_slots = size
     max_children = property(lambda self: max(self.widths, default=1))
-    numbers = property(lambda self: self.widths)
+    counts = property(lambda self: self.widths)
 
     def parents(self):
         """(N,) of the whole tree; those of a tree that ends early are a leading slice."""
         levels = [torch.zeros(0, dtype=torch.long)]
-        above, count = torch.tensor([-1]), 0
+        above, count = torch.tensor([CONTEXT]), 0
         for width in self.widths:
             levels.append(above.repeat_interleave(width))
             above = torch.arange(count, count + len(levels[-1]))
@@ -152,9 +158,9 @@ class Dynamic:
     size: int
 
     fixed = False
-    width = max_children = property(lambda self: self.top_k)
-    max_slots = property(lambda self: self.top_k * self.depth)
-    numbers = property(lambda self: (self.top_k, self.depth, self.size))
+    roots = max_children = property(lambda self: self.top_k)
+    max_slots = property(lambda self: self.top_k * self.depth)  # should every round run
+    counts = property(lambda self: (self.top_k, self.depth, self.size))
 
     def parents(self):
         """(0,): none is known beforehand."""

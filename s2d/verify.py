@@ -2,9 +2,10 @@
 
 Knows nothing about models or caches: pure functions of tensors. Each verifier takes a TokenTree of
 N nodes and the target's N+1 rows: row 0 is about what follows the context, row i + 1 about what
-follows node i. It returns ``(path, bonus, draws)``: the accepted nodes from the root (or ``start``)
-down; the bonus token; and the numbers that were drawn for the tests on the way. A chain is a tree
-with one child a node; with N = 0 all of this is autoregressive decoding.
+follows node i. It starts at CONTEXT, or at a root that is accepted already, and returns ``(path,
+bonus, draws)``: the accepted nodes; the bonus token, the target's own after them; and the numbers
+that were drawn for the tests on the way. A chain is a tree with one child a node; with N = 0 all of
+this is autoregressive decoding.
 
 Lemma (exactness of drafts that adapt). Suppose that every decision about a position (its exit,
 whether to stop, whether to go on) depends only on the draft's distributions, on tokens drawn before
@@ -19,14 +20,14 @@ from typing import NamedTuple
 
 import torch
 
-from .tree import is_chain
+from .tree import CONTEXT, is_chain
 
 
 class Verdict(NamedTuple):
     """What a step accepts and emits, and how that was decided."""
 
     path: list[int]  # accepted nodes
-    tokens: list[int]  # theirs and the bonus token
+    tokens: list[int]  # that are emitted: theirs and, unless it is the next root, the bonus token
     draws: list[torch.Tensor]  # the numbers drawn for the tests
     p: torch.Tensor | None  # (N+1, V): the target's warped distributions; None at T = 0
 
@@ -37,29 +38,32 @@ def verify(tree, q, logits, sampling) -> Verdict:
     ``logits`` (N+1, V) are the target's; ``q`` (R, V) or None, see proposal.py.
     """
     p = None if sampling.greedy else sampling.warp(logits)
-    [(path, bonus, draws)] = walks(tree, q, logits, p, sampling, [-1])
+    [(path, bonus, draws)] = walks(tree, q, logits, p, sampling, [CONTEXT])
     tokens = tree.tokens.tolist()
     return Verdict(path, [*(tokens[node] for node in path), bonus], draws, p)
 
 
-def walks(tree, q, logits, p, sampling, starts):
-    """One ``(path, bonus, draws)`` for each of ``starts``, by the verifier that fits."""
+def walks(tree, q, logits, p, sampling, roots):
+    """One ``(path, bonus, draws)`` from each of ``roots``, by the verifier that fits.
+
+    There are several where the target gave the roots: each is accepted (extras/roots.py).
+    """
     if p is not None and q is not None:
-        if starts == [-1] and is_chain(tree.parents):
+        if roots == [CONTEXT] and is_chain(tree.parents):
             return [verify_chain(tree, p, q, sampling.sampler)]
         how = p, q, sampling.replacement, sampling.sampler
-        return [verify_sampled(tree, *how, start) for start in starts]
+        return [verify_sampled(tree, *how, root) for root in roots]
     choices = logits.argmax(dim=-1) if p is None else sampling.sampler.draw(p)  # (N+1,)
-    return [follow(tree, choices, start) for start in starts]
+    return [follow(tree, choices, root) for root in roots]
 
 
-def follow(tree, choices, start=-1):
-    """Walk from ``start``, the context or a node, to the child with the target's choice, and on.
+def follow(tree, choices, root=CONTEXT):
+    """Walk from ``root`` to the child with the target's choice, and on.
 
     ``choices`` (N+1,) are the tokens the target takes after the context and after each node. Its
     argmax there gives greedy decoding, token by token. One token sampled there from p gives p,
     whatever deterministic candidates the tree is made of: it is rejection sampling with a one-hot q
-    (Leviathan et al. 2023, arXiv 2211.17192, theorem 1). That breaks if the tree was built with
+    (Leviathan et al. 2023, arXiv 2211.17192, appendix A.1). That breaks if the tree was built with
     knowledge of the choices, or if the walk prefers one of several equal siblings for what follows
     it; here it always takes the first.
 
@@ -70,30 +74,30 @@ def follow(tree, choices, start=-1):
     """
     choices, tokens, parents = choices.tolist(), tree.tokens.tolist(), tree.parents.tolist()
     child_of = {key: node for node, key in reversed([*enumerate(zip(parents, tokens))])}
-    path, node = [] if start < 0 else [start], start
+    path, node = [] if root == CONTEXT else [root], root
     while (node, choices[node + 1]) in child_of:
         node = child_of[node, choices[node + 1]]
         path.append(node)
     return path, choices[node + 1], []
 
 
-def verify_sampled(tree, p, q, replacement, sampler, start=-1):
-    """Recursive rejection sampling from ``start``, the context or a node: the output follows p.
+def verify_sampled(tree, p, q, replacement, sampler, root=CONTEXT):
+    """Recursive rejection sampling from ``root`` on: the output follows p.
 
     ``p`` (N+1, V) are the target's warped distributions. Row 0 of ``q`` is the distribution from
     which the context's children were drawn, row i + 1 that of node i's; a leaf needs none. The
     children of a node face Leviathan's test one after the other, in the order of their draws: x is
     accepted with probability min(1, p(x) / q(x)); otherwise the next one faces norm(relu(p - q))
-    and, when drawn without ``replacement``, q without x. Each test leaves p behind (Leviathan et
-    al. 2023, arXiv 2211.17192, theorem 1), so all of them do: "recursive rejection sampling" (Jeon
-    et al. 2024, arXiv 2402.14160); with replacement, "multi-step speculative sampling" (Miao et al.
+    and, when drawn without ``replacement``, q without x. Each test leaves p behind (Chen et al.
+    2023, arXiv 2302.01318, theorem 1), so all of them do: "recursive rejection sampling" (Jeon et
+    al. 2024, arXiv 2402.14160); with replacement, "multi-step speculative sampling" (Miao et al.
     2023, arXiv 2305.09781). That breaks if candidates are sorted or dropped after they were drawn,
     or if q is not what they were drawn from, such as a softmax beside its argmax.
     """
-    path, node, draws = [] if start < 0 else [start], start, []
+    path, node, draws = [] if root == CONTEXT else [root], root, []
     while True:
         children = (tree.parents == node).nonzero().flatten().tolist()
-        rest_p, rest_q = p[node + 1], q[node + 1] if children else None
+        rest_p, rest_q = p[node + 1], q[node + 1] if children else None  # (V,) each
         for child in children:
             token = tree.tokens[child]
             if rest_q[token] == 0:
@@ -101,10 +105,10 @@ def verify_sampled(tree, p, q, replacement, sampler, start=-1):
             accepted, number = sampler.flip((rest_p[token] / rest_q[token])[None])
             draws.append(number)
             if accepted:
-                break
-            rest_p = residual(rest_p, rest_q)
+                break  # the walk goes on below this child
+            rest_p = residual(rest_p, rest_q)  # what this child's draw did not cover of p
             rest_q = rest_q if replacement else without(rest_q, token)
-        else:
+        else:  # no child is left: the bonus token comes from what is left of p
             return path, sampler.draw(rest_p[None]).item(), draws
         path.append(child)
         node = child

@@ -16,30 +16,25 @@ NAMES = ("Tab", "Enter", "End", "Home", "Left", "Up", "Right", "Down")
 KEYS = dict(zip(NAMES, "\ue004\ue007\ue010\ue011\ue012\ue013\ue014\ue015"))
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the standard's name for a reference to one
 BROWSERS = "chromium", "chromium-browser", "chrome", "google-chrome"
-FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage")
+FLAGS = "headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1280,1000"
 
 
 class Browser:
     def __init__(self):
-        program = shutil.which("chromedriver")
-        found = program and any(map(shutil.which, BROWSERS))
+        found = shutil.which("chromedriver") and any(map(shutil.which, BROWSERS))
         need(found, "Chromium with chromedriver", "chromium chromium-driver")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-        self.driver = subprocess.Popen([program, "--port=0"], **pipes)
-        for line in self.driver.stdout:
-            if found := re.search(r"successfully on port (\d+)", line):
-                break
-        self.address = f"http://127.0.0.1:{found[1]}/session"
-        arguments = [*(f"--{flag}" for flag in FLAGS), "--window-size=1280,1000"]
+        self.driver = subprocess.Popen(["chromedriver", "--port=0"], **pipes)
+        said = (re.search(r"successfully on port (\d+)", line) for line in self.driver.stdout)
+        self.address = f"http://127.0.0.1:{next(filter(None, said))[1]}/session"
         wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}}
-        wanted["goog:chromeOptions"] = {"args": arguments}
+        wanted["goog:chromeOptions"] = {"args": [f"--{flag}" for flag in FLAGS]}
         session = self.send("POST", "", {"capabilities": {"alwaysMatch": wanted}})
         self.address += f"/{session['sessionId']}"
 
     def send(self, how, where, content=None):
         body = None if content is None else json.dumps(content).encode()
-        headers = {"Content-Type": "application/json"}
-        request = Request(self.address + where, body, headers, method=how)
+        request = Request(self.address + where, body, method=how)
         try:
             with urlopen(request, timeout=60) as answer:
                 return json.load(answer)["value"]

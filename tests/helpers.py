@@ -14,7 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from s2d.model import Llama, LlamaConfig
+from s2d.draft import SortedDraft
+from s2d.exits import DraftConfig, sorted_exits
+from s2d.extras.draft_head import DraftHead
+from s2d.model import Llama
+from s2d.proposal import LeastProbable
 from s2d.tree import TokenTree
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +27,7 @@ SHARED = ROOT.parent / "shared/data"  # more to compare with, where it is there
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
-TINY = LlamaConfig(**SIZES, **HEADS, max_position_embeddings=128, eos_token_ids=(2,))
+TINY = DraftConfig(**SIZES, **HEADS, max_position_embeddings=128, eos_token_ids=(2,))
 # config.json of Llama 2 7B, as it is on the hub.
 LLAMA_2 = {
     **{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"]},
@@ -52,6 +56,19 @@ def nearly_equal(seed, **changes):
     for parameter in draft.parameters():
         parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     return target, draft
+
+
+def sorted_draft(model, exits, thresholds, shape, capacity, rule=None):
+    """A SortedDraft of a model's layers."""
+    slots = capacity + max(shape.size, shape.max_slots)
+    exits = sorted_exits(exits, thresholds, model, None, slots)
+    rule = rule or LeastProbable(0.0)
+    return SortedDraft(exits, shape, rule, slots, model.device, model.dtype)
+
+
+def limit_to(draft, tokens):
+    """Have a model draft ``tokens`` (K,) only."""
+    draft.draft_head = DraftHead(draft.lm_head, tokens)
 
 
 def random_tokens(seed, count, vocab=61):

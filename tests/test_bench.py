@@ -13,7 +13,7 @@ from itertools import count, product
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
+from helpers import ROOT, WEIGHTS, limit_to, program, raises_line, random_llama, refuses
 
 from s2d import generate, load_model
 from s2d.bench import __main__ as bench
@@ -82,7 +82,7 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
 METHODS = {
     "ar": {},
     "sd:compile:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8},
-    "mcsd:tree=4,2,2,1:init=target": {"tree": [4, 2, 2, 1], "init": "target"},
+    "mcsd:tree=4,2,2,1:init=target": {"tree": (4, 2, 2, 1), "init": "target"},
     "s2d-tree:tree=4x8x24:stop=0.3": {"tree": Dynamic(4, 8, 24), "stop": 0.3},
     "s2d:thresholds=.9,.9,0": {"thresholds": (0.9, 0.9, 0.0)},
     "fast": "unknown method 'fast'",
@@ -144,7 +144,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 def test_tables():
     times = {"draft_seconds": 0.3, "target_seconds": 0.6, "seconds": 1.0}
     stats = Stats([4] * 5, Counter({12: 3, 6: 9}), 30, 12, 6, 3, **times)
-    ours = Generation(iter(()), True, (), {})
+    ours = Generation(iter(()), None, True, (), {})
     ours.tokens, ours.stats = [7] * 20, stats
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]
     records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
@@ -254,7 +254,7 @@ def test_agreement_is_what_a_plain_count_says(mini, tokenizer, capsys):
     prompt = specbench.held_out_prompts(tokenizer, 1)[0]
     answer = generate(target, prompt, method="ar", max_new_tokens=12).tokens
     for kept in (torch.arange(1024), torch.tensor(sorted(set(answer[::2])))):
-        draft.keep_tokens(kept)
+        limit_to(draft, kept)
         ids = torch.tensor(prompt + answer)
         right = agreement.exits_right(draft, (2, 3, 4), ids[:-1], ids[1:])[:, len(prompt) - 1 :]
         for row, exit_layer in zip(right.tolist(), (2, 3, 4)):

@@ -10,7 +10,8 @@ from helpers import WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer
 from vocabularies import PROMPT, SAID, messages, sentencepiece_folder, with_config
 
-from s2d import Tokenizer, chat
+from s2d import Tokenizer
+from s2d.text import chat
 from s2d.text.chat import VICUNA_SYSTEM, ChatTemplate, chat_template, choose_template
 
 HEADERS = """{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>

@@ -109,7 +109,7 @@ def test_an_lm_head_that_is_tied_but_not_the_embedding(tmp_path, tokenizer, caps
 
 
 def test_nothing_is_downloaded_to_a_folder_that_is_taken(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(getting, "FOLDER", tmp_path)
+    monkeypatch.setattr(getting, "WEIGHTS", tmp_path)
     monkeypatch.setattr(getting, "download", None)
     (tmp_path / "smollm2-135m").mkdir()
     refuses(main, capsys, "is there, and no model; remove it first", "get", "smollm2-135m")

@@ -8,7 +8,7 @@ import torch
 from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
 
 from s2d import generate
-from s2d.draft import Prediction
+from s2d.exits import Prediction
 from s2d.extras import decision
 from s2d.extras.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.generate import start
@@ -20,7 +20,7 @@ def prediction(logits, hidden=None):
     logits = torch.as_tensor(logits, dtype=torch.float64)
     hidden = torch.ones(len(logits), 8) if hidden is None else hidden
     probs = logits.softmax(-1)
-    return Prediction(hidden, logits, probs, *probs.max(dim=-1), [(2, 0.5)])
+    return Prediction(hidden, logits, probs, *probs.max(dim=-1), 0.5)
 
 
 def test_the_two_feature_sets():

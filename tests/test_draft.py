@@ -6,9 +6,10 @@ from operator import mul
 
 import pytest
 import torch
-from helpers import path_of, random_llama, random_parents, random_tokens
+from helpers import path_of, random_llama, random_parents, random_tokens, sorted_draft
 
-from s2d.draft import SortedDraft
+from s2d.exits import Asked
+from s2d.proposal import LeastProbable
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention
 from s2d.verify import Verdict
@@ -28,13 +29,13 @@ def cache_free_confidences(model, tokens, exits):
 
 
 def force_exit(drafter, index):
-    """Thresholds that no, or every, confidence exceeds: tokens leave at segment ``index``."""
-    for number, segment in enumerate(drafter.segments):
-        segment.threshold = 0.0 if number >= index else 1.0
+    """Thresholds that no, or every, confidence exceeds: tokens leave at exit ``index``."""
+    for number, each in enumerate(drafter.exits):
+        each.threshold = 0.0 if number >= index else 1.0
 
 
 def drafter_of(model, exits, thresholds, shape=CHAIN, floor=0.0):
-    return SortedDraft(model, exits, thresholds, shape, CAPACITY, floor)
+    return sorted_draft(model, exits, thresholds, shape, CAPACITY, LeastProbable(floor))
 
 
 def grow(drafter, context, levels, temperature=0.0, top_p=1.0, replacement=False):
@@ -61,17 +62,18 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed):
         parents = list(range(-1, size - 1)) if rng.random() < 0.3 else random_parents(rng, size)
         tree = TokenTree(torch.tensor([rng.randrange(4) for _ in parents]), torch.tensor(parents))
         depths = [len(path_of(parents, node)) - 1 for node in range(size)]
-        drafter.tokens[0, : n + size] = torch.tensor(context + tree.tokens.tolist())
-        drafter.attention = TreeAttention(tree.parents, torch.float64)
+        drafter.slots[0, : n + size] = torch.tensor(context + tree.tokens.tolist())
+        attention = TreeAttention(tree.parents, torch.float64)
         for level in range(-1, rng.randrange(-1, max(depths) + 1)):  # -1: what follows the context
             nodes = [node for node, depth in enumerate(depths) if depth == level] or [-1]
             wanted, end = rng.randrange(len(exits)), n + nodes[-1] + 1
             force_exit(drafter, wanted)
-            caught_up += end - drafter.segments[wanted].cache.length > len(nodes)
-            prediction = drafter.predict(n, end, len(nodes))
+            caught_up += end - drafter.exits[wanted].filled > len(nodes)
+            asked = Asked(context, drafter.slots, None, end, len(nodes), attention)
+            prediction, tried = drafter.predict(asked)
             paths = [context + tree.tokens[path_of(parents, node)].tolist() for node in nodes]
             expected = [cache_free_logits(model, path, exits[wanted]) for path in paths]
-            exit_layer, confidence = prediction.confidences[-1]
+            exit_layer, confidence = tried[-1]
             assert exit_layer == exits[wanted]
             assert (prediction.logits - torch.stack(expected)).abs().max() < 1e-10
             assert abs(confidence - torch.stack(expected).softmax(-1).max()) < 1e-10
@@ -207,7 +209,7 @@ def test_a_dynamic_tree_is_the_best_of_its_candidates(shape, seed):
         path = path_of(parents, len(tree) - 1)
         context = accept(drafter, context, draft, path)
         # All but a last leaf had been through the draft.
-        assert drafter.segments[0].cache.length >= n + len(path) - 1
+        assert drafter.exits[0].filled >= n + len(path) - 1
 
 
 def test_the_floor_ends_the_draft_where_its_path_is_unlikely():

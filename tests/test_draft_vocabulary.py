@@ -5,10 +5,11 @@ import json
 import pytest
 import torch
 from enumeration import assert_lossless
-from helpers import raises_line, random_llama
+from helpers import limit_to, raises_line, random_llama
 from theirs import load_transformers
 
 from s2d import generate, load_model
+from s2d.extras.draft_head import draft_head
 from s2d.tree import Dynamic
 from s2d.weights import save_model
 
@@ -19,7 +20,7 @@ def models(seed):
     sizes = dict(vocab_size=6, hidden_size=16, intermediate_size=16, num_hidden_layers=3)
     options = dict(scale=0.5, eos_token_ids=(), exit_layers=(1, 3), thresholds=(0.6, 0.0))
     target, draft = (random_llama(each, **sizes, **options) for each in (seed, seed + 1))
-    draft.keep_tokens(KEPT)
+    limit_to(draft, KEPT)
     return target, draft
 
 
@@ -56,11 +57,8 @@ def test_greedy_text_is_the_targets(seed):
 
 def test_what_it_says_is_what_the_whole_head_says_of_these_tokens():
     draft, hidden = models(3)[1], torch.randn(4, 16, dtype=torch.float64)
-    assert (draft.draft_logits(hidden) - draft.logits(hidden)[:, KEPT]).abs().max() < 1e-12
-    draft.requires_grad_(True)  # while it learns, the head's rows are those that are learnt
-    with torch.no_grad():
-        draft.lm_head.weight[4] += 1.0
-    assert (draft.draft_logits(hidden) - draft.logits(hidden)[:, KEPT]).abs().max() < 1e-12
+    few, all_of_them = draft.logits(hidden, draft.draft_head), draft.logits(hidden)
+    assert (few - all_of_them[:, KEPT]).abs().max() < 1e-12
 
 
 def test_more_children_than_it_has_tokens():
@@ -75,11 +73,12 @@ def test_it_is_kept_in_the_folder(tmp_path):
     save_model(draft, tmp_path / "m", dtype=torch.float64)
     read = load_model(tmp_path / "m", dtype="float64")
     hidden = torch.randn(2, 16, dtype=torch.float64)
-    assert torch.equal(read.draft_vocabulary, KEPT)
-    assert (read.draft_logits(hidden) - draft.draft_logits(hidden)).abs().max() < 1e-12
+    assert torch.equal(read.draft_head.tokens, KEPT)
+    few = [each.logits(hidden, each.draft_head) for each in (read, draft)]
+    assert (few[0] - few[1]).abs().max() < 1e-12
     theirs = load_transformers(tmp_path / "m", torch.float64)(KEPT[None]).logits
     assert (theirs - draft(KEPT[None])).abs().max() < 1e-10
-    assert load_model(tmp_path / "m", num_layers=2).draft_vocabulary is None
+    assert draft_head(load_model(tmp_path / "m", num_layers=2)) is None
     for content, message in (
         *(("{", "not valid JSON"), ("[]", "no list of different"), ("{}", "no list")),
         *(("[1, 1]", "no list of different"), ("[6]", "within 0..5"), ('["1"]', "no list")),
@@ -87,4 +86,4 @@ def test_it_is_kept_in_the_folder(tmp_path):
         (tmp_path / "m/draft_vocabulary.json").write_text(content)
         raises_line(load_model, ValueError, message, tmp_path / "m")
     (tmp_path / "m/draft_vocabulary.json").write_text(json.dumps([5, 1]))
-    assert load_model(tmp_path / "m").draft_vocabulary.tolist() == [5, 1]
+    assert load_model(tmp_path / "m").draft_head.tokens.tolist() == [5, 1]

@@ -9,7 +9,7 @@ from helpers import random_llama
 
 from s2d import generate
 from s2d.extras.datastore import Datastore
-from s2d.generate import LEAST, choose_exits, start
+from s2d.generate import LEAST, Options, start
 from s2d.ngram import NGrams, top
 from s2d.tree import Dynamic
 
@@ -97,10 +97,10 @@ def test_a_tree_holds_the_most_probable_paths():
 
 
 def test_exit_0_alone_stops_by_its_own_default_with_a_draft_or_without():
-    draft = random_llama(3, draft_stop=0.9)
+    config = random_llama(3, draft_stop=0.9).config
     for method in ("s2d", "s2d-tree"):
-        for given in ((None, method), (draft, method, [0])):
-            assert choose_exits(draft, *given)[2] == LEAST > 0
+        for draft, exits in ((None, None), (config, [0])):
+            assert Options(method, exits=exits).plan(config, draft).stop == LEAST > 0
 
 
 def test_fixed_trees_are_filled_with_other_tokens():
@@ -123,7 +123,7 @@ def test_a_datastore_that_nothing_reads_is_refused():
     for draft, message, how in (
         (target, only, dict(exits=[2, 4])),
         (target, only, {}),
-        (None, "drafts nothing", dict(method="ar")),
+        (None, "ar does not use datastore", dict(method="ar")),
     ):
         with pytest.raises(ValueError, match=message):
             generate(target, [5, 6], draft, datastore=store, **how)

@@ -42,7 +42,6 @@ class Positions:
 class Oracle:
     """A draft in name only: after position i it says text[i + 1]; hidden states are positions."""
 
-    draft_vocabulary = None
     device, dtype = torch.device("cpu"), torch.float32
 
     def __init__(self, config, text, clock):
@@ -66,7 +65,7 @@ class Oracle:
         cache.advance(len(positions))
         return positions[None, :, None].float()
 
-    def draft_logits(self, hidden):
+    def logits(self, hidden, head):
         rows = self.following[hidden[:, 0].long().clamp(max=len(self.following) - 1)]
         self.clock.stop()
         return rows

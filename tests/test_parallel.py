@@ -21,8 +21,9 @@ from s2d.text.tokenizer import Tokenizer
 from s2d.train import __main__ as train
 from s2d.train import distributed, fit
 from s2d.weights import save_model
+from s2d.weights.divided import load_target
 
-METHODS = ("ar", "s2d", "s2d-tree")
+METHODS, CPU = ("ar", "s2d", "s2d-tree"), torch.device("cpu")
 
 
 def torchrun(ranks, *arguments, **options):
@@ -86,8 +87,8 @@ def test_a_divided_target_writes_the_same_tokens(family, ranks):
 
 
 def decode_on_every_rank(family):
-    with parallel.joined("cpu") as (mesh, device):
-        target = parallel.load_target(family / "target", device, "float64", mesh)
+    with parallel.joined(CPU) as mesh:
+        target = load_target(family / "target", CPU, "float64", mesh)
         whole, draft = load_pair(family)
         tokens, rank = torch.arange(1, 30)[None], mesh.get_local_rank()
         local = [getattr(p, "to_local", lambda p=p: p)() for p in target.parameters()]
@@ -119,12 +120,14 @@ def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
 
 
 RUN = str(ROOT / "run.py"), "--target", "70b"
+SOFT = "-m s2d.train soft --init x --layers 1 --exits 1 --out x".split()
 REFUSED = [
     (2, [*RUN, "--interactive"], "run.py: --interactive is for a target in one process"),
     (2, [*RUN, "--compile"], "run.py: --compile is for a target in one process"),
     (2, [*RUN, "--trace", "/nowhere/page.html"], "run.py: /nowhere/page.html"),
     (3, RUN, "8 heads with 2 key/value heads cannot be divided among 3 processes"),
     (2, "-m s2d.train mini --out /nonexistent".split(), "trains in a single process; start it"),
+    (2, [*SOFT, "--draft-vocabulary", "9"], "soft with --lora, --draft-vocabulary or --data self"),
 ]
 
 
@@ -185,7 +188,7 @@ def train_on_every_rank(checkpoint, kill_after=None):
     if os.environ["RANK"] == "0":  # is slow to make folders: the other could overtake it there
         mkdir = Path.mkdir
         Path.mkdir = lambda *arguments, **options: (time.sleep(0.02), mkdir(*arguments, **options))
-    with parallel.joined("cpu") as (mesh, _):
+    with parallel.joined(CPU) as mesh:
         model = student()
         losses = losses_of(model, Path(checkpoint), True, mesh, kill_after and int(kill_after))
         held = sum(parameter.to_local().numel() for parameter in model.parameters())

@@ -1,7 +1,6 @@
 """Products of a few rows: the quickest way here, what passes cost, and what is decided by that."""
 
 import random
-from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -10,11 +9,11 @@ import torch.nn.functional as F
 from helpers import WEIGHTS, random_llama, random_tokens
 
 from s2d import generate, load_model
-from s2d.extras import costs, products
+from s2d.extras import costs, products, worth
 from s2d.extras.costs import SIZES, kept
 from s2d.extras.products import WAYS, Product, possible_ways, quicken, quickest
-from s2d.generate import TABLE_DRAWN, choose_shape, start
-from s2d.proposal import TRUST, most_tokens_a_second, worth_a_row
+from s2d.extras.worth import TRUST, most_tokens_a_second, prepared, worth_a_row
+from s2d.generate import TABLE_DRAWN, Options, start
 from s2d.tree import KConfig
 
 LIBRARY = "by_layout" in possible_ways(torch.float32)
@@ -182,17 +181,20 @@ def test_rows_that_cost_nothing_are_filled_and_dear_ones_left_out(monkeypatch):
     target, prompt, sent = random_llama(3), [5, 6, 7, 5, 6, 8, 5, 6, 9, 5, 6], {}
     for name, more in (("free", 0.0), ("dear", 0.1), ("hopeless", 3.0), ("given", 3.0)):
         seconds = [1.0 + more * rows for rows in range(128)]
-        monkeypatch.setattr(products, "row_costs", lambda model, seconds=seconds: seconds)
+        monkeypatch.setattr(worth, "row_costs", lambda model, seconds=seconds: seconds)
         stop = {"stop": 0.0} if name == "given" else {}
         generation = start(target, prompt, exits=(0,), method="s2d-tree", **stop)
         sent[name] = [len(step.proposal.tree) for step in generation]
         sent[name, "text"] = generation.tokens
-        assert generation.costs == (None if stop else seconds[:8])
+        assert generation.plan.costs == (None if stop else tuple(seconds[:8]))
     assert sent["free"][0] == sent["given"][0] > sent["dear"][0] > sum(sent["hopeless"]) == 0
     assert len({tuple(sent[name, "text"]) for name in ("free", "dear", "hopeless", "given")}) == 1
 
 
-def test_above_t_0_tokens_are_drawn_where_the_pass_that_checks_them_is_cheap():
-    shape = partial(choose_shape, random_llama(3).config, None, "s2d-tree")
-    assert shape(1.0) == shape(1.0, costs=[1.0, 1.1, 1.2, 1.2, 1.3]) == KConfig(TABLE_DRAWN)
-    assert shape(1.0, costs=[1.0, 1.1, 1.2, 1.2, 1.4]) == shape(0.0, costs=[1.0] * 5)
+def test_above_t_0_tokens_are_drawn_where_the_pass_that_checks_them_is_cheap(monkeypatch):
+    target = random_llama(3)
+    cold, warm = (Options("s2d-tree", temperature=T).plan(target.config) for T in (0.0, 1.0))
+    for last, shape in ((1.3, KConfig(TABLE_DRAWN)), (1.4, cold.shape)):
+        monkeypatch.setattr(worth, "row_costs", lambda _, last=last: [1.0, 1.1, 1.2, 1.2, last])
+        assert prepared(warm, target, None).shape == shape
+    assert warm.shape == KConfig(TABLE_DRAWN)

@@ -11,15 +11,15 @@ from helpers import ROOT
 
 PACKAGE = ROOT / "s2d"
 # Each imports only files before it. generate.py alone knows the extras, and imports them lazily.
-FRONT = "cache model sampling tree verify ngram proposal draft decode soft generate".split()
+FRONT = "cache model sampling tree verify ngram proposal exits draft decode soft generate".split()
 BESIDE = "__init__ ctrl_c fields files program user_cache".split()  # and the doors' own helpers
-DOORS = {  # door -> the doors that it is built on
+DOORS = {  # door -> the doors that it is built on, all of them above it
     "text": set(),
+    "extras": set(),
     "weights": {"extras", "text"},  # load_model makes compiled twins
-    "extras": {"weights"},
     "train": {"weights", "extras", "text"},
     "bench": {"weights", "extras", "text", "train"},  # its prompts are the corpus'
-    "trace": {"weights", "extras", "text"},
+    "trace": {"extras", "text"},
 }
 EXPLAINED = {  # file -> what has a doctest there
     "tree": {"ancestor_mask", "KConfig"},
@@ -28,23 +28,37 @@ EXPLAINED = {  # file -> what has a doctest there
     "ngram": {"NGrams"},
     "soft": {"soft_losses"},
 }
-# What a file's first lines say it knows nothing about -> modules that it must not import.
+# What a file's first lines say it knows nothing about -> modules that it must not import, and words
+# that must not be in its names, arguments and attributes.
 UNKNOWN = {
-    "models": {"model", "draft"},
-    "caches": {"cache"},
-    "trees": {"tree"},
-    "drafts": {"draft", "proposal"},
-    "targets": {"decode"},
-    "the target": {"decode"},
-    "files": {"files"},
-    "text": {"text", "ngram"},
-    "decoding": {"decode", "generate"},
-    "layers": {"model"},
-    "exits": {"draft"},
-    "training loops": {"train"},
-    "data": {"train"},
-    "the names of methods": {"generate"},
+    "models": ({"model", "draft"}, "model llama target"),
+    "caches": ({"cache"}, "cache"),
+    "trees": ({"tree"}, "tree"),
+    "drafts": ({"draft", "proposal"}, "draft drafter"),
+    "drafting": ({"draft", "proposal"}, "draft drafter exit"),
+    "targets": ({"decode"}, "target"),
+    "the target": ({"decode"}, "target"),
+    "exits": ({"draft"}, "exit"),
+    "files": ({"files"}, "file folder"),
+    "text": ({"text", "ngram"}, "text"),
+    "tokens": ({"text"}, "token"),
+    "ids": (set(), "id"),
+    "tensors": (set(), "tensor torch"),
+    "n-grams": ({"ngram"}, "gram"),
+    "decoding": ({"decode", "generate"}, "decode generate generation"),
+    "the names of methods": ({"generate"}, "method"),
+    "training loops": ({"train"}, "epoch optimizer"),
+    "data": ({"train"}, "corpus dialogue"),
+    "losses": ({"soft"}, "loss"),
+    "the SoFT loss": ({"soft"}, "loss"),
+    "questions": (set(), "question"),
+    "timing": (set(), "clock second perf"),
+    "speed": (set(), "clock second perf"),
+    "measuring": (set(), "clock perf measure"),
+    "pages": (set(), "page"),
 }
+OF_PATHS = {"read_text", "write_text"}  # pathlib's names
+NOT_YET = {"s2d.model"}  # what is a draft's leaves it with issue 39
 
 
 def module_name(path):
@@ -102,9 +116,9 @@ def test_a_file_of_the_front_imports_only_files_above_it(name):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_door_imports_the_front_and_the_doors_it_is_built_on(door):
-    for path in (PACKAGE / door).glob("*.py"):
-        others = rooms(path) & DOORS.keys() - {door}
-        assert others <= DOORS[door], f"{path} imports from {others - DOORS[door]}"
+    above = set(list(DOORS)[: list(DOORS).index(door)])
+    others = {room for path in (PACKAGE / door).glob("*.py") for room in rooms(path)}
+    assert others & DOORS.keys() - {door} == DOORS[door] <= above
 
 
 def test_data_flows_one_way():
@@ -112,20 +126,38 @@ def test_data_flows_one_way():
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-def test_what_opening_lines_say_is_true():
-    """Every "Knows nothing about X" in a file of s2d, as far as imports tell."""
-    found = 0
-    for name, path in MODULES.items():
-        opening = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
-        said = re.search(r"(?i)knows nothing about ([^.:;(]+)", opening)
-        if not said:
-            continue
-        found += 1
-        for what in re.split(r", | or | and ", said[1].strip()):
-            unknown = UNKNOWN.get(what, set())
-            assert what in UNKNOWN or path.stem not in FRONT, f"{name}: what is {what!r}?"
-            assert not rooms(path) & unknown, f"{name} imports {rooms(path) & unknown}: {what}"
-    assert found >= 9
+def words_in(path):
+    """The words, in the singular, of a file's names, arguments and attributes; not of constants."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        found = (getattr(node, field, None) for field in ("id", "arg", "attr", "name", "asname"))
+        names |= {name for name in found if isinstance(name, str) and not name.isupper()}
+    words = re.findall("[A-Z]?[a-z]+|[A-Z]+(?![a-z])", " ".join(names - OF_PATHS))
+    return {re.sub("(?<=[^s])s$", "", word.lower()) for word in words}
+
+
+def untrue(path, imports=None):
+    """Yield what is not true of the "Knows nothing about X" in the first lines of a file."""
+    imports = rooms(path) if imports is None else imports
+    opening = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+    said = re.search(r"(?i)knows nothing about ([^.:;(]+)", opening)
+    for what in re.split(r", | or | and ", said[1].strip()) if said else ():
+        if path.stem in FRONT and what not in UNKNOWN:
+            yield f"what is {what!r}?"
+        modules, words = UNKNOWN.get(what, (set(), ""))
+        known = (imports & modules) | (words_in(path) & {*words.split()})
+        if known:
+            yield f"it knows about {what}: {', '.join(sorted(known))}"
+
+
+def test_what_opening_lines_say_is_true(tmp_path):
+    """Of imports, and of names, arguments and attributes."""
+    found = {name: list(untrue(path)) for name, path in MODULES.items() if name not in NOT_YET}
+    assert not [why for why in found.values() if why], found
+    for line in ("def f(*, draft_length): 0", "x.drafts = 1", "f(draft=1)", "class NoDraft: 0"):
+        file = tmp_path / "model.py"
+        file.write_text(f'"""A file. Knows nothing about trees or drafts."""\n{line}\n')
+        assert list(untrue(file, set())) == ["it knows about drafts: draft"], line
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -24,6 +24,8 @@ from s2d.bench import __main__ as bench
 from s2d.program import run_program
 from s2d.train import __main__ as train
 from s2d.weights import __main__ as weights_program
+from s2d.weights import get as getting
+from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 RUN = [sys.executable, str(ROOT / "run.py")]
@@ -135,17 +137,18 @@ def test_what_was_said_before_a_key_is_pressed_is_in_the_json(monkeypatch, capsy
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "WEIGHTS", tmp_path)
+    monkeypatch.setattr(getting, "WEIGHTS", tmp_path)
     assert run.find_target("7b") == tmp_path / "mini-7b"
     (tmp_path / "vicuna-7b").mkdir()
     assert run.find_target("7b") == tmp_path / "vicuna-7b"
     (tmp_path / "vicuna-draft").mkdir()
     for name in ("vicuna-7b", "vicuna-draft"):
         shutil.copyfile(WEIGHTS / "mini-7b/config.json", tmp_path / name / "config.json")
-    args = run.parse(["--target", "7b"])
-    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (tmp_path / "vicuna-draft", None)
+    args, target = run.parse(["--target", "7b"]), tmp_path / "vicuna-7b"
+    config = read_config(target)
+    assert run.choose_draft(args, target, config) == (tmp_path / "vicuna-draft", None)
     change_json(tmp_path / "vicuna-draft/config.json", vocab_size=999)  # of another family
-    assert run.choose_draft(args, tmp_path / "vicuna-7b") == (None, None)
+    assert run.choose_draft(args, target, config) == (None, None)
 
 
 @pytest.fixture(scope="module")

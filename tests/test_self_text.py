@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, change_json, program, raises_line, random_llama
+from helpers import (
+    WEIGHTS,
+    assert_refused,
+    change_json,
+    limit_to,
+    program,
+    raises_line,
+    random_llama,
+)
 from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
@@ -16,6 +24,7 @@ from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
 from s2d.weights import checksum, datastore
+from s2d.weights.config import read_config
 from s2d.weights.datastore import load_datastore, tokenizer_checksum, write_datastore
 
 BEFORE, AFTER = [1, 30], [2, 40, 41]  # a user's turn ends with 2, as answers do
@@ -126,16 +135,16 @@ def test_a_draft_from_the_models_own_text(asking, capsys):
     assert "draft.self.jsonl: " in said and "tokens are outside" in said and "exit 2:" in said
     text = (asking / "draft.self.jsonl").read_text()
     draft = load_model(asking / "draft")
-    assert len(draft.draft_vocabulary) == 200
+    assert len(draft.draft_head.tokens) == 200
     assert draft.config.exit_layers == (2, 4) and draft.config.num_hidden_layers == 4
     written = {path.name for path in (asking / "draft").iterdir()}
     adapter = {"config.json", "adapter_config.json", "adapter_model.safetensors"}
     assert written == adapter | {"draft_vocabulary.json", ".written-by-s2d"}
     records = [json.loads(line) for line in text.splitlines()[1:]]
     tokens, labels = one_a_row([(record["p"], record["a"]) for record in records], 96)
-    labels = among(draft.draft_vocabulary, labels, 1024)
+    labels = among(draft.draft_head.tokens, labels, 1024)
     untrained = load_model(asking / "base", num_layers=4)
-    untrained.keep_tokens(draft.draft_vocabulary)
+    limit_to(untrained, draft.draft_head.tokens)
     with torch.no_grad():
         losses = [soft_losses(each, tokens.long(), labels, (2, 4)) for each in (untrained, draft)]
     assert (losses[1] < losses[0] - 0.5).all()
@@ -273,17 +282,16 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
 def test_a_drafts_datastore_is_found_where_it_is_for_the_same_vocabulary(tmp_path):
     target, draft, find = WEIGHTS / "mini-7b", tmp_path / "draft", datastore.find_datastore
     own, drafts = (folder / datastore.DATASTORE for folder in (tmp_path, draft))
-    right = tokenizer_checksum(target)
+    config, right = read_config(target), tokenizer_checksum(target)
     for size, tokenizer, fits in ((1024, "other", 0), (1000, right, 0), (1024, right, 1)):
         write_datastore(drafts, [[5, 6]], 2, size, tokenizer, "text", replace=True)
-        assert find(target, draft) == (drafts if fits else None)
-    assert find(target, tmp_path / "none") is None
+        assert find(target, config, draft) == (drafts if fits else None)
+    assert find(target, config, tmp_path / "none") is None
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
-    (tmp_path / "config.json").write_bytes((target / "config.json").read_bytes())
     message = "tokenizer.json is not a tokenizer that is known here; download it again"
-    raises_line(find, ValueError, message, tmp_path, draft)
+    raises_line(find, ValueError, message, tmp_path, config, draft)
     write_datastore(own, [[5]], 2, 1024, "other", "text")  # a target's own
-    assert find(tmp_path, draft) == own
+    assert find(tmp_path, config, draft) == own
 
 
 def test_what_a_datastore_is_not_made_of(asking, capsys):

@@ -120,7 +120,7 @@ def test_every_method_is_lossless(folder, prompts, precise):
     own = load_model(folder, dtype="float64", num_layers=12)
     own.config = replace(own.config, **EXITS)
     shipped = load_model(WEIGHTS / "smollm2-draft", dtype="float64")
-    assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_vocabulary) == 8192
+    assert shipped.config.exit_layers == (2, 4, 6) and len(shipped.draft_head.tokens) == 8192
     sizes = {file.name: file.stat().st_size for file in (WEIGHTS / "smollm2-draft").iterdir()}
     assert sizes.pop(DATASTORE) < 2 * 10**6 and sum(sizes.values()) <= 8 * 2**20
     for prompt, draft in zip(prompts, (own, shipped)):
@@ -173,14 +173,13 @@ def test_a_damaged_or_half_download_is_refused_by_its_hash(tmp_path, monkeypatch
 
 
 def test_what_get_needs_is_named_before_the_download(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(getting, "FOLDER", tmp_path)
+    monkeypatch.setattr(getting, "WEIGHTS", tmp_path)
     for package in ("gguf", "tokenizers"):
         with monkeypatch.context() as missing:
             missing.setitem(sys.modules, package, None)
             refuses(main, capsys, f"needs the package {package}, which is", "get", NAME)
     url = "hf download HuggingFaceTB/SmolLM2-"
     refuses(main, capsys, f"{url}360M-Instruct", "get", "smollm2-360m")
-    monkeypatch.setattr(run, "WEIGHTS", tmp_path)
     refuses(run.main, capsys, f"python -m s2d.weights get {NAME}", "--target", NAME)
     refuses(run.main, capsys, f"{url}1.7B", "--target", "smollm2-1.7b")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import peak_growth, random_llama
+from helpers import limit_to, peak_growth, random_llama
 from torch.distributions import Categorical, kl_divergence
 
 from s2d import soft
@@ -26,8 +26,9 @@ def test_each_loss_is_that_of_a_model_cut_off_at_the_exit(chunk, drafted, monkey
     monkeypatch.setattr(soft, "CHUNK", chunk)
     full, (tokens, labels), columns = random_llama(0), example(), slice(None)
     if drafted:
-        full.keep_tokens(torch.tensor(drafted))
-        columns, labels = full.draft_vocabulary, among(full.draft_vocabulary, labels, 61)
+        columns = torch.tensor(drafted)
+        limit_to(full, columns)
+        labels = among(columns, labels, 61)
     wanted, losses = labels >= 0, soft_losses(full, tokens, labels, (1, 3, 4))
     for exit_layer, loss in zip((1, 3, 4), losses):
         cut = random_llama(0, num_hidden_layers=exit_layer)

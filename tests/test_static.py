@@ -12,12 +12,13 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import ROOT, TINY, WEIGHTS, raises_line, random_llama, random_parents
+from helpers import ROOT, TINY, WEIGHTS, limit_to, raises_line, random_llama, random_parents
 
 from s2d import generate, load_model
 from s2d.extras import compiled as compiling
 from s2d.extras import graphs, static
 from s2d.extras.compiled import compiled_block, compiled_head, shape_of, way_of
+from s2d.extras.draft_head import draft_head
 from s2d.extras.products import quicken
 from s2d.extras.static import ROWS, static_twin
 from s2d.model import Llama
@@ -69,7 +70,7 @@ def models(**changes):
     """A target and a draft, each as it is and compiled."""
     target = random_llama(0, **changes)
     draft = random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
-    draft.keep_tokens(torch.arange(0, 61, 2))
+    limit_to(draft, torch.arange(0, 61, 2))
     return (target, draft), (static_twin(target), static_twin(draft))
 
 
@@ -157,7 +158,8 @@ def test_heads_are_the_eager_ones(compiler):
         for rows in range(1, ROWS[-1] + 2):
             hidden = torch.randn(rows, 32, dtype=torch.float64)
             close(compiled.logits(hidden), model.logits(hidden))
-            close(compiled.draft_logits(hidden), model.draft_logits(hidden))
+            heads = draft_head(compiled), draft_head(model)
+            close(compiled.logits(hidden, heads[0]), model.logits(hidden, heads[1]))
 
 
 def check_generations(eager, compiled, setting, lengths):

@@ -6,10 +6,9 @@ from functools import partial
 import pytest
 import torch
 from enumeration import emitted_distribution, joint_distribution, joint_of, next_token_model
-from helpers import leading, random_distribution, random_llama
+from helpers import leading, limit_to, random_distribution, random_llama, sorted_draft
 
 from s2d import decode
-from s2d.draft import SortedDraft
 from s2d.sampling import Sampling
 from s2d.tree import Dynamic, KConfig, TokenTree
 from s2d.verify import residual, verify_sampled, without
@@ -94,10 +93,12 @@ def test_a_mistake_is_caught(decide, k, q, least):
 
 
 class Whim:
-    """The worst that verify.py's lemma allows: threshold, floor and stopping policy at once.
+    """The worst that verify.py's lemma allows: a threshold and a stopping rule at once.
 
     Every answer depends on all that it was ever asked about, and on no reason at all.
     """
+
+    reason, least = "policy", 0.0
 
     def __init__(self, salt):
         self.seen = [salt]
@@ -109,18 +110,14 @@ class Whim:
     def __lt__(self, confidence):  # as a threshold: a token leaves at this exit
         return self.decide("exit", round(confidence, 9))
 
-    def __gt__(self, confidence):  # as the floor: drafting ends here
-        return self.decide("floor", round(confidence, 9), random.Random(repr(self.seen)).random())
-
-    def __call__(self, parents, prediction, children, frontier):
+    def ends(self, tree, expanded, prediction, children):
         probs = prediction.probs.round(decimals=9).tolist()
-        return self.decide(list(parents), probs, children.tolist())
+        return self.decide(list(expanded), probs, children.tolist())
 
 
 def whimsical(draft, shape, salt):
     whim = Whim(salt)
-    floor = 0.0 if isinstance(shape, Dynamic) else whim  # there it is about paths, not levels
-    return SortedDraft(draft, (1, 2), (whim, 0.0), shape, 20, least=floor, policy=whim)
+    return sorted_draft(draft, (1, 2), (whim, 0.0), shape, 20, whim)
 
 
 class Drops:
@@ -145,7 +142,7 @@ def error_of(make_drafter, kept=None, length=3):
     sizes = dict(vocab_size=3, scale=0.15, eos_token_ids=())
     target, draft = (random_llama(i, num_hidden_layers=i + 1, **sizes) for i in (0, 1))
     if kept is not None:
-        draft.keep_tokens(kept)
+        limit_to(draft, kept)
     behaviours = set()
 
     def emit(sampler):
@@ -188,6 +185,6 @@ def test_dropping_what_was_drawn_is_caught():
     for decide, first in ((drop, 0.85), (decide_before, 0.7), (right, 0.7)):
         found = emitted_distribution(lambda _: p, lambda _: q, (1,), 1, decide)
         assert found.tolist() == pytest.approx([first, 1 - first])
-    chain = lambda draft: SortedDraft(draft, (2,), (0.0,), KConfig((1, 1)), 20)  # noqa: E731
+    chain = lambda draft: sorted_draft(draft, (2,), (0.0,), KConfig((1, 1)), 20)  # noqa: E731
     assert error_of(lambda draft: Drops(chain(draft)))[0] > 1e-3
     assert error_of(chain)[0] < 1e-9

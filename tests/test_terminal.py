@@ -15,11 +15,11 @@ from itertools import groupby
 from unittest.mock import Mock
 
 import pytest
-from helpers import ROOT, WEIGHTS
+from helpers import ROOT
 from helpers import program as program_of
 
 import run
-from s2d import Tokenizer, generate, load_model
+from s2d import generate
 from s2d.trace import conversation
 from s2d.trace.terminal import COLORS, Streamed, colors_of
 
@@ -40,12 +40,11 @@ def in_runs(pairs):
 
 def plain_colours(steps, tokenizer, exits):
     """(colour or None, text) token by token, without terminal.py; sources are test_trace's."""
-    ids = []
+    ids, before = [], ""
     for step in steps:
         for source, token in zip(step.sources, step.tokens, strict=True):
-            before = tokenizer.decode(ids)
             ids.append(token)
-            text = tokenizer.decode(ids)[len(before) :]
+            text, before = tokenizer.decode(ids)[len(before) :], tokenizer.decode(ids)
             yield COLORS[exits.index(source)] if source in exits else None, text
 
 
@@ -62,7 +61,7 @@ LINES = {
 
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_token_has_the_colour_of_its_exit(line, temperature, capsys, monkeypatch):
+def test_every_token_has_the_colour_of_its_exit(line, temperature, tokenizer, capsys, monkeypatch):
     steps, add, exits = [], Streamed.add, LINES[line]
     monkeypatch.setattr(Streamed, "add", lambda self, step: (steps.append(step), add(self, step)))
     common = ["--prompt", QUESTION, "--temperature", temperature, "--max-new-tokens", 40]
@@ -70,11 +69,11 @@ def test_every_token_has_the_colour_of_its_exit(line, temperature, capsys, monke
     shown, _, block = capsys.readouterr().out.partition("\n\n")
     pairs = ESCAPES.findall(shown)
     found = in_runs((int(color) if color else None, text or plain) for color, text, plain in pairs)
-    assert found == in_runs(plain_colours(steps, Tokenizer(WEIGHTS / "mini-7b"), exits))
-    legend = [line for line in block.splitlines() if line.startswith("colours")]
-    colors = [int(color) for line in legend for color, *_ in ESCAPES.findall(line) if color]
-    assert colors == list(COLORS[: len(exits)]) and len(legend) == (exits != ())
-    assert (len({color for color, _ in found}) > 1) == (exits != ())
+    assert found == in_runs(plain_colours(steps, tokenizer, exits))
+    legend = "".join(line for line in block.splitlines() if line.startswith("colours"))
+    colors = [int(color) for color, *_ in ESCAPES.findall(legend) if color]
+    assert colors == list(COLORS[: len(exits)]) and bool(legend) == bool(exits)
+    assert (len({color for color, _ in found}) > 1) == bool(exits)
     assert program(*common, *line.split(), "--color", "never") == 0
     assert "".join(text for _, text in found) == capsys.readouterr().out.partition("\n\n")[0]
 
@@ -95,10 +94,8 @@ def test_when_there_are_colours(tty, no_color, term, monkeypatch):
 @pytest.mark.parametrize("colors", [{}, {2: 36}])
 def test_a_terminal_is_shown_what_it_would_obey(colors, monkeypatch):
     """An answer may hold any character; but in files and pipes, control characters are spelt."""
-    said, spelt = (
-        "\tb\n\x1b]0;\x07\x9b2J\r\x7f 日\u3000.",
-        "\tb\n\\x1b]0;\\x07\\x9b2J\\x0d\\x7f 日\u3000.",
-    )
+    said = "\tb\n\x1b]0;\x07\x9b2J\r\x7f 日\u3000."
+    spelt = "\tb\n\\x1b]0;\\x07\\x9b2J\\x0d\\x7f 日\u3000."
     tokenizer, step = Mock(decode=lambda ids: said), Mock(tokens=[7], sources=[2])
     for tty, expected in ((False, said), (True, spelt)):
         out = io.StringIO()
@@ -171,44 +168,40 @@ def prompts(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize("method", ["ar", "s2d"])
-def test_a_conversation_has_its_earlier_turns_in_context(method, talk):
-    """--prompt is its first turn."""
-    out, error = talk(["", "   ", NEXT], "--method", method, "--prompt", QUESTION)
-    target = load_model(WEIGHTS / "mini-7b", dtype="float64")
-    tokenizer, messages = Tokenizer(WEIGHTS / "mini-7b"), []
+@pytest.mark.parametrize(("method", "system"), [("ar", None), ("s2d", "Be brief.")])
+def test_a_conversation_has_its_earlier_turns_in_context(method, system, talk, mini, tokenizer):
+    """--prompt is its first turn, and a system message stays in front."""
+    options = ("--system", system) if system else ()
+    out, error = talk(["", "   ", NEXT], "--method", method, "--prompt", QUESTION, *options)
+    messages = []
     for line, shown in zip((QUESTION, NEXT), out.splitlines()):
-        tokens = generate(target, tokenizer.encode_chat([*messages, line]), method="ar").tokens
-        messages += [line, tokenizer.decode(tokens)]
+        prompt = tokenizer.encode_chat([*messages, line], system=system)
+        messages += [line, tokenizer.decode(generate(mini("mini-7b"), prompt, method="ar").tokens)]
         assert shown == messages[-1]
     line = r"(\d+) tokens in (\d+) passes of the target \(([\d.]+) each\), [\d.]+ tokens/s"
     gains = re.findall(line, error)
     assert len(gains) == 2 and all((float(each) > 1) == (method != "ar") for *_, each in gains)
 
 
-def test_what_does_not_fit_is_forgotten_and_said(talk, prompts):
-    """A context of 512: the first turns are dropped, and too long a message refused."""
-    lines = [*[QUESTION] * 12, "far too long " * 400, NEXT]
+def test_what_does_not_fit_is_forgotten_and_said(talk, prompts, tokenizer):
+    """A context of 512: the first turns are dropped, too long a message is refused, answers end."""
+    full = QUESTION
+    while (n := len(tokenizer.encode_chat([full]))) < SIZE - 4:
+        full = "so " + full
+    lines = [*[QUESTION] * 12, "far too long " * 400, NEXT, full]
     _, error = talk(lines, "--max-new-tokens", "60")
     assert re.search(rf"the context of {SIZE} tokens is full: turns forgotten: 1\n", error)
     assert error.count("say it in fewer words") == 1
-    longest = max(map(len, prompts))
-    assert len(prompts) == 13 and SIZE / 2 < longest <= SIZE - 60
-    last = Tokenizer(WEIGHTS / "mini-7b").encode_chat([NEXT])
-    assert prompts[-1][-5:] == last[-5:]
-    assert len(prompts[-1]) > len(last) + 100  # what was refused takes nothing with it
+    *others, last_but_one, last = prompts
+    assert len(prompts) == 14 and SIZE / 2 < max(map(len, others)) <= SIZE - 60
+    asked = tokenizer.encode_chat([NEXT])
+    assert last_but_one[-5:] == asked[-5:]
+    assert len(last_but_one) > len(asked) + 100  # what was refused takes nothing with it
+    assert last == tokenizer.encode_chat([full]) and f"{SIZE - n} tokens in" in error
+    assert error.count(f"the context of {SIZE} tokens is full: the answer ends here") == 1
 
 
-def test_an_answer_that_fills_the_context_says_so(talk):
-    tokenizer, line = Tokenizer(WEIGHTS / "mini-7b"), QUESTION
-    while len(tokenizer.encode_chat([line])) < SIZE - 4:
-        line = "so " + line
-    _, error = talk([line], "--method", "ar")
-    assert f"the context of {SIZE} tokens is full: the answer ends here" in error
-    assert f"{SIZE - len(tokenizer.encode_chat([line]))} tokens in" in error
-
-
-def test_keys_end_an_answer_or_the_conversation(talk, prompts, monkeypatch):
+def test_keys_end_an_answer_or_the_conversation(talk, prompts, tokenizer, monkeypatch):
     """Ctrl-C at the prompt does nothing, within an answer it ends that; what was said stays."""
     steps, add = [], Streamed.add
 
@@ -221,26 +214,18 @@ def test_keys_end_an_answer_or_the_conversation(talk, prompts, monkeypatch):
     monkeypatch.setattr(Streamed, "add", interrupted)
     no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")
     out, error = talk([KeyboardInterrupt(), QUESTION, no_text, "And its language?"])
-    tokenizer = Tokenizer(WEIGHTS / "mini-7b")
     begun = tokenizer.decode(steps[0].tokens + steps[1].tokens)
     assert out.splitlines()[1] == begun and "interrupted" in error and "not UTF-8" in error
     assert prompts[1] == tokenizer.encode_chat([QUESTION, begun, "And its language?"])
 
 
-def test_reset_and_several_lines(talk, prompts):
+def test_reset_and_several_lines(talk, prompts, tokenizer):
     out, error = talk([QUESTION, "/reset", "One\\", "two", "three\\", EOFError()])
-    encode = Tokenizer(WEIGHTS / "mini-7b").encode_chat
-    assert prompts[:2] == [encode([QUESTION]), encode(["One\ntwo"])]
-    answer = out.splitlines()[1]
-    assert prompts[2] == encode(["One\ntwo", answer, "three"])
+    answer, encode = out.splitlines()[1], tokenizer.encode_chat
+    first, *others = prompts
+    assert first == encode([QUESTION])
+    assert others == [encode(["One\ntwo"]), encode(["One\ntwo", answer, "three"])]
     assert "/reset begins a new one; a line that ends with \\ goes on in the next" in error
-
-
-def test_a_system_message_stays(talk, prompts):
-    talk([QUESTION, NEXT], "--system", "Be brief.", "--max-new-tokens", "4")
-    encode = partial(Tokenizer(WEIGHTS / "mini-7b").encode_chat, system="Be brief.")
-    first = encode([QUESTION])
-    assert prompts[0] == first and prompts[1][: len(first)] == first
 
 
 def test_a_real_ctrl_c():

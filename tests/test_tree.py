@@ -7,7 +7,8 @@ import torch
 from helpers import path_of, random_llama, random_parents, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from s2d import draft, generate
+from s2d import exits as exits_module
+from s2d import generate
 from s2d.decode import Scorer
 from s2d.model import widened
 from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
@@ -138,7 +139,7 @@ def test_no_tensor_grows_with_the_square_of_the_context(method, monkeypatch):
     The draft's second segment first runs behind 200 and 1,000 tokens of context, the third far
     behind both.
     """
-    monkeypatch.setattr(draft, "WINDOW", 32)
+    monkeypatch.setattr(exits_module, "WINDOW", 32)
     largest = {}
     for length in (256, 1024):
         options = dict(eos_token_ids=(), max_position_embeddings=2 * length, num_hidden_layers=3)

@@ -7,7 +7,7 @@ python -m s2d.bench sweep                 # thresholds, stops and tree sizes, on
 import sys
 from argparse import ArgumentTypeError
 
-from ..program import Parser, numbers, path, run_program
+from ..program import Parser, comma_separated, path, run_program
 from ..weights import DTYPES
 from . import agreement, quality, shapes, speed
 
@@ -20,7 +20,7 @@ def count(text):
 
 OPTIONS = {
     "targets": dict(
-        type=lambda text: text.split(","),
+        type=comma_separated(str),
         default="7b,13b,70b",
         metavar="7b,13b,70b|PATH,...",
         help="large models",
@@ -29,7 +29,7 @@ OPTIONS = {
     "draft": dict(type=path, help="default: the one beside the first target, else mini-draft"),
     "methods": dict(nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all"),
     "temperature": dict(
-        type=numbers(float), default=(0.0, 1.0), metavar="T,T,...", help="0 is greedy"
+        type=comma_separated(float), default=(0.0, 1.0), metavar="T,T,...", help="0 is greedy"
     ),
     "questions": dict(type=path, help="in Spec-Bench's format; default: held-out ones"),
     "limit": dict(type=count, default=2, help="questions of each of the six groups"),

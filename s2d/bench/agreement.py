@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import torch
 
+from ..extras.draft_head import draft_head
 from ..generate import generate
 from ..ngram import ORDER, NGrams, top
 from ..soft import exit_hidden
@@ -15,8 +16,7 @@ from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
 from ..weights.datastore import find_datastore, open_datastore
-from ..weights.get import draft_beside
-from .methods import find_target
+from ..weights.get import draft_beside, find_target
 from .specbench import choose_questions, group_of
 from .tables import render
 
@@ -28,9 +28,10 @@ def exits_right(draft, exits, tokens, expected):
     """Whether each of ``exits`` finds ``expected`` (T,) likeliest after ``tokens`` (T,): (E, T)."""
     right = []
     for hidden in exit_hidden(draft, tokens[None], exits):
-        likeliest = draft.draft_logits(hidden[0]).argmax(dim=-1)  # (T,)
-        if draft.draft_vocabulary is not None:
-            likeliest = draft.draft_vocabulary[likeliest]
+        head = draft_head(draft)
+        likeliest = draft.logits(hidden[0], head).argmax(dim=-1)  # (T,)
+        if head:
+            likeliest = head.tokens[likeliest]
         right.append(likeliest == expected)
     return torch.stack(right)
 
@@ -60,7 +61,7 @@ def report(args):
     target, template = load_model(source, args.device, args.dtype), chat_template(source)
     draft = load_model(path, args.device, args.dtype)
     untrained = load_model(source, args.device, args.dtype, num_layers=exits[-1])
-    store = find_datastore(source, path)
+    store = find_datastore(source, target.config, path)
     datastore = open_datastore(store, source, target.config) if store else None
     tokenizer, right, sure = Tokenizer(source), defaultdict(list), []
     for question in choose_questions(args.questions, "held-out", args.limit):

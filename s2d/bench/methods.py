@@ -1,4 +1,4 @@
-"""From what a user names a target to its folder, a method to options; the peer's methods.
+"""From what a user names a method to options; the peer's methods.
 
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a growing tree as 4x8x24
 (top_k, depth, size), ``stop`` as a number, the file of a decision model, or "decision" for the one
@@ -9,29 +9,15 @@ about questions.
 import time
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import torch
 
 from ..extras.decision import read_stop
 from ..generate import METHODS
-from ..program import numbers, optional
+from ..program import comma_separated, optional
 from ..tree import Dynamic
 from ..weights import empty_model
 from ..weights.config import config_to_dict
-from ..weights.get import real_folder
-
-WEIGHTS = Path(__file__).parent.parent.parent / "weights"
-
-
-def find_target(name):
-    """7b, 13b and 70b: the miniatures; smollm2-...: what s2d.weights gets; all others: folders."""
-    if folder := real_folder(name, WEIGHTS):
-        return folder
-    folder = WEIGHTS / f"mini-{name}" if name in ("7b", "13b", "70b") else Path(name)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no model folder at {folder}")
-    return folder
 
 
 def default_methods(draft):
@@ -62,8 +48,8 @@ def parse_method(text, draft, draft_path, target_path):
         beside = draft_path / f"decision-{size}.safetensors"
         return read_stop(str(beside) if value == "decision" else value, draft)
 
-    readers = {"exits": numbers(int), "thresholds": numbers(float), "draft_length": int}
-    readers |= {"tree": tree, "init": str, "stop": stop}
+    readers = {"exits": comma_separated(int), "thresholds": comma_separated(float)}
+    readers |= {"draft_length": int, "tree": tree, "init": str, "stop": stop}
     try:
         pairs = [each.partition("=")[::2] for each in settings if each != "compile"]
         options = {key: readers[key](value) for key, value in pairs}
@@ -76,10 +62,12 @@ def parse_method(text, draft, draft_path, target_path):
 
 def tree(value):
     """4,2,2,1 -> the numbers of children, level by level; 4x8x24 -> a Dynamic."""
-    shape = [int(number) for number in value.split("x" if "x" in value else ",")]
-    if "x" in value and len(shape) != 3:
+    if "x" not in value:
+        return comma_separated(int)(value)
+    shape = [int(number) for number in value.split("x")]
+    if len(shape) != 3:
         raise ValueError("a dynamic tree is three numbers, such as 4x8x24")
-    return Dynamic(*shape) if "x" in value else shape
+    return Dynamic(*shape)
 
 
 def peer_of(model):

@@ -1,6 +1,6 @@
 """The last table as a picture: a bar a method, a panel for each target and temperature.
 
-Knows nothing about models. matplotlib is imported here only.
+Knows nothing about measuring. matplotlib is imported here only.
 """
 
 from pathlib import Path

@@ -15,8 +15,8 @@ from ..text.tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
 from ..train.dialogues import encode_dialogue
 from ..weights import load_model
+from ..weights.get import WEIGHTS, find_target
 from .agreement import exits_right
-from .methods import WEIGHTS, find_target
 
 DRAFT = WEIGHTS / "mini-draft"
 LOSSY = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")

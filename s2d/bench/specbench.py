@@ -1,4 +1,4 @@
-"""Questions and answers in Spec-Bench's files (arXiv 2401.07851). Knows nothing about models."""
+"""Questions and answers in Spec-Bench's files (arXiv 2401.07851). Knows nothing about decoding."""
 
 import json
 import re

@@ -13,17 +13,10 @@ from ..text.tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
 from ..weights.config import read_config
 from ..weights.datastore import find_datastore, open_datastore
-from ..weights.get import draft_beside
+from ..weights.get import WEIGHTS, draft_beside, find_target
 from .check import check_methods
 from .measure import measure, runners
-from .methods import (
-    WEIGHTS,
-    default_methods,
-    find_target,
-    parse_method,
-    sweep_methods,
-    transformers_methods,
-)
+from .methods import default_methods, parse_method, sweep_methods, transformers_methods
 from .plot import check_plot, write_plot
 from .specbench import check_answers, choose_questions, write_answers
 from .tables import final_table, render, summarise, target_table
@@ -89,8 +82,9 @@ def choose_methods(args):
 def give_datastore(methods, target_path, draft_path):
     """Add the target's or the draft's datastore, if there is one, to methods that use exit 0."""
     using = [options for _, options in methods.values() if 0 in options.get("exits", ())]
-    if using and (store := find_datastore(target_path, draft_path)):
-        found = open_datastore(store, target_path, read_config(target_path))
+    config = read_config(target_path)
+    if using and (store := find_datastore(target_path, config, draft_path)):
+        found = open_datastore(store, target_path, config)
         for options in using:
             options["datastore"] = found
 

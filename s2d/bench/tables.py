@@ -1,4 +1,4 @@
-"""From the benchmark's records to its tables. Knows nothing about models or timing."""
+"""From the benchmark's records to its tables. Knows nothing about measuring."""
 
 import statistics
 from collections import Counter

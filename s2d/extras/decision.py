@@ -15,9 +15,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from ..draft import Prediction
+from ..exits import Prediction
 from ..fields import number, shown, whole
 from ..files import check_free, staged_file
+from ..tree import CONTEXT
 
 FEATURES = ("hidden", "stats")
 TOP = 10
@@ -56,24 +57,26 @@ class Decision(nn.Module):
 
 
 class PathStop:
-    """The stopping policy of a decision model: no path is likely enough to be accepted whole.
+    """The stopping rule of a decision model: no path is likely enough to be accepted whole.
 
     A path's probability is the product of its nodes'. ``decision`` gives these, as a Decision does,
     and has a ``threshold``.
     """
 
+    reason, least = "policy", 0.0
+
     def __init__(self, decision):
         self.decision = decision
         self.paths = None  # the probability that the target accepts the path to each node; last, 1
 
-    def __call__(self, expanded, prediction, children, frontier) -> bool:
-        """Whether drafting ends, after ``children`` (R, K) of the nodes ``expanded`` were added.
+    def ends(self, tree, expanded, prediction, children) -> bool:
+        """As LeastProbable's, asked after every round.
 
-        ``frontier`` would be expanded next. Nodes have numbers in the order they were added in; -1
-        is the context. Where the target gave the children itself, they count as accepted.
+        Nodes have numbers in the order they were added in. Where the target gave the children
+        itself, they count as accepted.
         """
-        if expanded[0] == -1:
-            self.paths = torch.ones(1, device=children.device)
+        if expanded[0] == CONTEXT:
+            self.paths = torch.ones(1, device=children.device)  # CONTEXT, -1, finds the last one
         above = self.paths[list(expanded)][:, None]  # (R, 1)
         if not isinstance(prediction, Prediction):
             nodes = above.expand(children.shape)
@@ -81,7 +84,7 @@ class PathStop:
             probs = prediction.probs.gather(1, children)
             nodes = above * child_probabilities(self.decision(prediction), probs)  # (R, K)
         self.paths = torch.cat((self.paths[:-1], nodes.flatten(), self.paths[-1:]))
-        return bool((self.paths[list(frontier)] < self.decision.threshold).all())
+        return bool((self.paths[list(tree.frontier)] < self.decision.threshold).all())
 
 
 def child_probabilities(first, probs):
@@ -115,20 +118,23 @@ def save_decision(decision, path, replace=False):
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 
 
-def load_decision(path, draft):
-    """The decision model at ``path``; ValueError where it is none, or for another draft."""
+def load_decision(path, draft=None):
+    """The decision model at ``path``; ValueError where it is none, or for another ``draft``."""
     config, tensors = read_decision(path)
-    if (config["hidden_size"], config["draft"]) != (draft.config.hidden_size, fingerprint(draft)):
-        raise ValueError(
-            f"{path} was made for draft {config['draft']} of width {config['hidden_size']}; "
-            f"this draft is {fingerprint(draft)} of width {draft.config.hidden_size}"
-        )
     decision = Decision(**config)
     try:
         decision.load_state_dict(tensors)
     except RuntimeError as error:
         raise ValueError(f"{path} is not a decision model ({error})") from None
-    return decision.to(draft.device).requires_grad_(False)
+    decision.requires_grad_(False)
+    if draft is None:
+        return decision
+    if (decision.hidden_size, decision.draft) != (draft.config.hidden_size, fingerprint(draft)):
+        raise ValueError(
+            f"{path} was made for draft {decision.draft} of width {decision.hidden_size}; "
+            f"this draft is {fingerprint(draft)} of width {draft.config.hidden_size}"
+        )
+    return decision.to(draft.device)
 
 
 def read_decision(path):
@@ -155,11 +161,9 @@ def read_decision(path):
     return config, tensors
 
 
-def read_stop(text, draft):
+def read_stop(text, draft=None):
     """What a user gave as --stop: a number is a probability, all else a decision model's file."""
     try:
         return float(text)
     except ValueError:
-        if draft is None:
-            raise ValueError(f"{text} judges layers; it does not go with exit 0 alone") from None
         return load_decision(text, draft)

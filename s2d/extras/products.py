@@ -13,6 +13,7 @@ from torch import nn
 
 from ..model import MLP, Attention
 from .costs import SIZES, kept, padded, quickest_of_each, time_passes
+from .draft_head import draft_head
 
 MOST = 2049  # rows of a pass whose cost is asked for
 LAID_OUT_FOR = 8  # rows; the layout for these is as good for 1 to 16
@@ -197,8 +198,8 @@ def quicken(model):
     for block in model.model["layers"]:
         quicken_block(block, model.config, names)
     model.lm_head = Product(model.lm_head.weight, names)
-    if model.draft_head is not None:
-        model.draft_head = Fixed(model.draft_head.weight, names)
+    if head := draft_head(model):
+        head.rows = Fixed(head.rows.weight, names)
 
 
 def quickest(timed):

@@ -13,6 +13,7 @@ import torch
 from ..draft import SortedDraft
 from ..proposal import empty_proposal
 from ..sampling import warp
+from ..tree import CONTEXT
 from ..verify import Verdict, walks, without
 
 
@@ -24,7 +25,7 @@ class TargetRoots:
 
     def __init__(self, drafter: SortedDraft):
         self.drafter, self.shape = drafter, drafter.shape
-        self.exact = drafter.shape.width == 1
+        self.exact = drafter.shape.roots == 1
         self.roots = None  # a Roots, after the first pass
 
     def propose(self, context, budget, sampling):
@@ -37,11 +38,11 @@ class TargetRoots:
         """One walk a root; the longest wins."""
         tree = proposal.tree
         p = None if sampling.greedy else sampling.warp(logits)
-        starts = (tree.parents == -1).nonzero().flatten().tolist() or [-1]
-        found = walks(tree, proposal.q, logits, p, sampling, starts)
+        roots = (tree.parents == CONTEXT).nonzero().flatten().tolist() or [CONTEXT]
+        found = walks(tree, proposal.q, logits, p, sampling, roots)
         path, bonus, draws = max(found, key=lambda walk: len(walk[0]))
         after_path = logits[path[-1] + 1 if path else 0]
-        self.roots = next_roots(bonus, after_path, self.shape.width, sampling)
+        self.roots = next_roots(bonus, after_path, self.shape.roots, sampling)
         return Verdict(path, tree.tokens[path].tolist(), draws, p)
 
     def keep(self, n, proposal, verdict, logits):
@@ -54,6 +55,8 @@ class Roots(NamedTuple):
     tokens: torch.Tensor
     probs: torch.Tensor
     q: torch.Tensor  # nobody reads it: a root faces no test
+
+    free, confidence = False, 1.0
 
     def likeliest(self, count):
         return self.tokens, self.probs

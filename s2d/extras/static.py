@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from ..model import Llama
 from .compiled import compiled_block, compiled_head, run_block, shape_of, way_of
 from .costs import SIZES, kept, time_passes
+from .draft_head import DraftHead, draft_head
 from .graphs import SHORTEST, Recordings, bucket
 from .products import lay_out, quicken
 
@@ -49,7 +50,7 @@ class StaticLlama(Llama):
         """
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
-        head = self.draft_head or self.lm_head
+        head = draft_head(self).rows if draft_head(self) else self.lm_head
         for rows in ROWS:
             compiled_block(self.shape, rows, self.dtype, self.way(rows))
             compiled_head(self.shape, head.out_features, rows, self.dtype, self.way(rows))
@@ -117,23 +118,14 @@ class StaticLlama(Llama):
             hidden = run(self.model["layers"][index], hidden, (cos, sin), mask, slots, keys, values)
         return hidden
 
-    def logits(self, hidden):
-        return self.compiled_logits(super().logits, self.lm_head, hidden)
-
-    def draft_logits(self, hidden):
-        if self.draft_vocabulary is None:
-            return self.logits(hidden)
-        return self.compiled_logits(super().draft_logits, self.draft_head, hidden)
-
-    def compiled_logits(self, eager, head, hidden):
-        """Hidden (R, hidden) -> logits (R, V) by the Product ``head``, or by ``eager``."""
+    def logits(self, hidden, head=None):
         T = hidden.shape[-2]
         if on_gpu(hidden.device) or hidden.dim() != 2 or T > ROWS[-1]:
-            return eager(hidden)
+            return super().logits(hidden, head)
         rows = padded_to(T)
         if rows not in self.sizes:
-            return eager(hidden)
-        way = self.way(rows)
+            return super().logits(hidden, head)
+        head, way = head.rows if head else self.lm_head, self.way(rows)
         run = compiled_head(self.shape, head.out_features, rows, hidden.dtype, way)
         weight = head.packed if way == "by_layout" else head.weight
         return run(way, self.model["norm"], weight, filled(hidden, rows))[:T]
@@ -145,8 +137,8 @@ def static_twin(model):
         twin = StaticLlama(model.config)
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     twin.load_state_dict(weights, assign=True)
-    if model.draft_vocabulary is not None:
-        twin.keep_tokens(model.draft_vocabulary)
+    if head := draft_head(model):
+        twin.draft_head = DraftHead(twin.lm_head, head.tokens)
     twin.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
     if not on_gpu(model.device):
         quicken(twin)

@@ -1,4 +1,4 @@
-"""Chat templates: how a model wants to be spoken to. Knows nothing about pieces of text and ids.
+"""Chat templates: how a model wants to be spoken to. Knows nothing about ids.
 
 It is written in the model's folder, or known for the families that this project began with.
 """
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -105,6 +104,17 @@ class ChatTemplate:
         return text
 
 
+def built_in(template, user, answer, system, first):
+    """A round in the template "vicuna" or "llama-2": (what comes before the answer, all of it)."""
+    if template == "llama-2":
+        before = f"<<SYS>>\n{system}\n<</SYS>>\n\n" if system and first else ""
+        prompt = f"[INST] {(before + user).strip()} [/INST]"
+        return prompt, f"{prompt} {(answer or '').strip()} "
+    before = VICUNA_SYSTEM if system is None else system
+    prompt = f"{before} " * bool(before and first) + f"USER: {user} ASSISTANT:"
+    return prompt, f"{prompt} {answer}"
+
+
 class Sandbox:
     """A process for a template (sandbox.py): whatever thread asks, it can be ended at any time."""
 
@@ -142,44 +152,3 @@ def require_jinja():
     found = version("jinja2")
     if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
         raise ValueError(f"a chat template needs {JINJA}, this is {found}: pip install '{JINJA}'")
-
-
-def rounds(tokenizer, messages, template="vicuna", system=None):
-    """Yield (ids of the prompt, ids of the answer with its EOS) of each round of a dialogue.
-
-    The ids of an answer still to come are empty. Arguments as for ``Tokenizer.encode_chat``.
-    """
-    if isinstance(template, ChatTemplate):
-        yield from _rounds_by_template(tokenizer, messages, template, system)
-        return
-    bos, eos = ([] if each is None else [each] for each in (tokenizer.bos_id, tokenizer.eos_id))
-    for turn in range(0, len(messages), 2):
-        user, answer = messages[turn], (messages[turn + 1 : turn + 2] or [None])[0]
-        if template == "llama-2":
-            first = f"<<SYS>>\n{system}\n<</SYS>>\n\n" if system and turn == 0 else ""
-            prompt = f"[INST] {(first + user).strip()} [/INST]"
-            whole = f"{prompt} {(answer or '').strip()} "
-        else:
-            first = VICUNA_SYSTEM if system is None else system
-            prompt = f"{first} " * bool(first and turn == 0) + f"USER: {user} ASSISTANT:"
-            whole = f"{prompt} {answer}"
-        start = bos if turn == 0 or template == "llama-2" else []
-        ids = tokenizer.encode_marked(prompt)
-        # An answer begins with a space, so no piece reaches from the prompt into it.
-        rest = tokenizer.encode_marked(whole)[len(ids) :] if (answer or "").strip() else []
-        yield start + ids, rest + eos * (answer is not None)
-
-
-def _rounds_by_template(tokenizer, messages, template, system):
-    """What a template puts after an answer's EOS belongs to the next round's prompt."""
-    said, rest, render = "", [], partial(template.render, system=system)
-    for turn in range(0, len(messages), 2):
-        asked = render(messages[: turn + 1], to_be_answered=True)
-        answered = render(messages[: turn + 2]) if turn + 1 < len(messages) else asked
-        if not (asked.startswith(said) and answered.startswith(asked)):
-            raise ValueError("the chat template rewrites earlier turns; no round can be told apart")
-        prompt = rest + tokenizer.encode_marked(asked[len(said) :])
-        answer = tokenizer.encode_marked(answered[len(asked) :])
-        end = answer.index(tokenizer.eos_id) + 1 if tokenizer.eos_id in answer else len(answer)
-        yield prompt, answer[:end]
-        said, rest = answered, answer[end:]

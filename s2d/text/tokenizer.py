@@ -5,9 +5,10 @@ tokenizer.json. A text is encoded as transformers does it: the text of a special
 that token wherever it occurs, in what a user types too.
 """
 
+from functools import partial
 from pathlib import Path
 
-from .chat import ChatTemplate, rounds
+from .chat import ChatTemplate, built_in
 from .special_tokens import check_bos, read_special_tokens
 from .tokenizer_json import JsonModel
 from .tokenizer_model import SentencePieceModel
@@ -74,8 +75,37 @@ class Tokenizer:
         return [token for pair in pairs for ids in pair for token in ids]
 
     def rounds(self, messages, template="vicuna", system=None):
-        """Yield the ids of the prompt and of the answer of each round, see ``chat.rounds``."""
-        return rounds(self, messages, template, system)
+        """Yield (ids of the prompt, ids of the answer with its EOS) of each round of a dialogue.
+
+        The ids of an answer still to come are empty. Arguments as for ``encode_chat``.
+        """
+        if isinstance(template, ChatTemplate):
+            yield from self._rounds_by_template(messages, partial(template.render, system=system))
+            return
+        bos, eos = ([] if each is None else [each] for each in (self.bos_id, self.eos_id))
+        for turn in range(0, len(messages), 2):
+            user, answer = messages[turn], (messages[turn + 1 : turn + 2] or [None])[0]
+            prompt, whole = built_in(template, user, answer, system, turn == 0)
+            start = bos if turn == 0 or template == "llama-2" else []
+            ids = self.encode_marked(prompt)
+            # An answer begins with a space, so no piece reaches from the prompt into it.
+            rest = self.encode_marked(whole)[len(ids) :] if (answer or "").strip() else []
+            yield start + ids, rest + eos * (answer is not None)
+
+    def _rounds_by_template(self, messages, render):
+        """What a template puts after an answer's EOS belongs to the next round's prompt."""
+        said, rest = "", []
+        for turn in range(0, len(messages), 2):
+            asked = render(messages[: turn + 1], to_be_answered=True)
+            answered = render(messages[: turn + 2]) if turn + 1 < len(messages) else asked
+            if not (asked.startswith(said) and answered.startswith(asked)):
+                why = "the chat template rewrites earlier turns"
+                raise ValueError(f"{why}; no round can be told apart")
+            prompt = rest + self.encode_marked(asked[len(said) :])
+            answer = self.encode_marked(answered[len(asked) :])
+            end = answer.index(self.eos_id) + 1 if self.eos_id in answer else len(answer)
+            yield prompt, answer[:end]
+            said, rest = answered, answer[end:]
 
 
 def checked(text):

@@ -1,7 +1,8 @@
 """Looking at an answer: where each token came from, and every step of it as a page.
 
-    with traced("page.html", Recorder(target, tokenizer, prompt, names, options)) as recorder:
-        for step in start(target, prompt, **options):
+    generation = start(target, prompt, draft, method, **options)
+    with traced("page.html", Recorder(tokenizer, prompt, names, generation.plan)) as recorder:
+        for step in generation:
             recorder.add(step)
 
 terminal.py has the colours of an answer while it streams. For the page, record.py turns Steps into
@@ -13,9 +14,9 @@ from contextlib import contextmanager
 
 from ..program import tell
 from .page import check_page, write_page
-from .record import Recorder, in_force
+from .record import Recorder
 
-__all__ = ["Recorder", "check_page", "in_force", "traced"]
+__all__ = ["Recorder", "check_page", "traced"]
 
 
 @contextmanager

@@ -1,10 +1,9 @@
-"""A conversation on a terminal, a line a turn. Knows nothing about models or drafting."""
+"""A conversation on a terminal, a line a turn. Knows nothing about drafts or exits."""
 
 import importlib
 import sys
 from contextlib import suppress
 
-from ..generate import start
 from ..program import tell
 from .terminal import Streamed, announced, gain
 
@@ -12,11 +11,12 @@ KEYS = "Ctrl-C ends an answer, Ctrl-D the conversation, /reset begins a new one;
 KEYS += "a line that ends with \\ goes on in the next"
 
 
-def converse(target, tokenizer, encode, options, first, colors):
+def converse(begin, tokenizer, encode, size, reserve, first, colors):
     """Ctrl-C ends an answer, Ctrl-D all; what no longer fits the context is forgotten.
 
-    ``encode``: messages -> the ids of their prompt; ``first`` is the first line, or None;
-    ``options`` are those of ``start``.
+    ``begin``: the ids of a prompt -> a Generation; ``encode``: messages -> the ids of their prompt;
+    ``size`` is the context's, of which an answer gets ``reserve``; ``first`` is the first line, or
+    None.
     """
     tell(KEYS)
     if sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
@@ -24,7 +24,7 @@ def converse(target, tokenizer, encode, options, first, colors):
             importlib.import_module("readline")
     if hasattr(sys.stdin, "reconfigure"):  # a line that is not UTF-8 takes no other with it
         sys.stdin.reconfigure(errors="surrogateescape")
-    size, messages = target.config.max_position_embeddings, []
+    messages = []
     for line in lines(first):
         if line == "/reset":
             messages = []
@@ -34,10 +34,10 @@ def converse(target, tokenizer, encode, options, first, colors):
         if tokens >= size:
             tell(f"that makes {tokens} tokens, and the context holds {size}; say it in fewer words")
             continue
-        messages, prompt, forgotten = fit([*messages, line], encode, options, size)
+        messages, prompt, forgotten = fit([*messages, line], encode, size - reserve)
         if forgotten:
             tell(f"the context of {size} tokens is full: turns forgotten: {forgotten}")
-        generation = start(target, prompt, **options)
+        generation = begin(prompt)
         streamed = Streamed(tokenizer, sys.stdout, colors)
         try:
             for step in announced(generation, len(prompt)):
@@ -53,10 +53,10 @@ def converse(target, tokenizer, encode, options, first, colors):
             tell(f"the context of {size} tokens is full: the answer ends here")
 
 
-def fit(messages, encode, options, size):
-    """The last of ``messages`` that leave space for an answer, their prompt, turns forgotten."""
+def fit(messages, encode, most):
+    """The last of ``messages`` of at most so many tokens, their prompt, turns forgotten."""
     forgotten, prompt = 0, encode(messages)
-    while len(messages) > 1 and len(prompt) + min(options["max_new_tokens"], size // 4) > size:
+    while len(messages) > 1 and len(prompt) > most:
         messages, forgotten = messages[2:], forgotten + 1
         prompt = encode(messages)
     return messages, prompt, forgotten
@@ -64,10 +64,9 @@ def fit(messages, encode, options, size):
 
 def lines(first):
     """``first``, unless it says nothing, then what the user types."""
-    line = (first or "").strip() or ask()
-    while line:
-        yield line
-        line = ask()
+    if first and first.strip():
+        yield first.strip()
+    yield from iter(ask, None)
 
 
 def ask():

@@ -11,6 +11,7 @@ from tempfile import TemporaryFile
 from ..cache import KVCache
 from ..decode import Scorer, decode_step
 from ..draft import SortedDraft
+from ..exits import LayerExit
 from ..files import check_free, stage_of, staged_file
 from ..sampling import warp
 from ..tree import ancestor_mask
@@ -18,9 +19,9 @@ from ..verify import follow, residual, verify_chain, verify_sampled
 
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
-DRAFTING = (SortedDraft.grow, SortedDraft.predict, SortedDraft.catch_up, SortedDraft.keep)
-VERIFYING = (follow, verify_chain, verify_sampled, residual, warp)
-CODE = (decode_step, Scorer.__call__, *DRAFTING, KVCache.keep, ancestor_mask, *VERIFYING)
+CODE = (decode_step, Scorer.__call__, SortedDraft.grow, SortedDraft.predict)
+CODE += (LayerExit.catch_up, LayerExit.keep, KVCache.keep, ancestor_mask)
+CODE += (follow, verify_chain, verify_sampled, residual, warp)
 
 
 def check_page(file):
@@ -28,8 +29,7 @@ def check_page(file):
     file = Path(file)
     check_free(file, "page", lambda old: old.read_text("utf-8").startswith(BEGINNING), replace=True)
     try:
-        with TemporaryFile(dir=file.parent, prefix=stage_of(file).name):  # a name as long
-            pass
+        TemporaryFile(dir=file.parent, prefix=stage_of(file).name).close()  # a name as long
     except OSError as error:
         wrong = f"{file} cannot be written ({error.strerror}); name another file"
         raise ValueError(wrong) from None
@@ -41,12 +41,9 @@ def write_page(data, file):
     for function in CODE:
         path = f"{function.__module__.replace('.', '/')}.py"
         code[function.__qualname__] = {"file": path, "text": inspect.getsource(function)}
-    parts = {
-        "STYLE": (FOLDER / "page.css").read_text(encoding="utf-8"),
-        "SCRIPT": (FOLDER / "page.js").read_text(encoding="utf-8"),
-        "DATA": as_script(data | {"code": code}),
-    }
-    pieces = (FOLDER / "page.html").read_text(encoding="utf-8").split("@@")
+    parts = {name: (FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js")}
+    parts["data"] = as_script(data | {"code": code})
+    pieces = (FOLDER / "page.html").read_text("utf-8").split("@@")
     page = BEGINNING + "".join(parts.get(piece, piece) for piece in pieces)
     with staged_file(file) as stage:
         stage.write_text(page, encoding="utf-8")

@@ -5,16 +5,15 @@ it turn one Step into numbers.
 """
 
 import statistics
-from inspect import signature
+from dataclasses import replace
 
 import torch
 
-from ..extras.products import row_costs
-from ..generate import LEAST, TREE_METHODS, choose_exits, choose_shape, start
 from ..ngram import ORDER, NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import warp
 from ..text.tokenizer import TextStream
+from ..tree import CONTEXT
 from ..verify import residual, without
 
 LIKELIEST = 6  # tokens of p that are shown besides those drafted or emitted,
@@ -22,16 +21,15 @@ LIKELIEST_OF_DRAFT = 3  # and those of q
 
 
 class Recorder:
-    """Keeps each Step of an answer; ``names`` are the models', ``options`` those of ``start``."""
+    """Keeps each Step of an answer that follows a Plan; ``names`` are the models'."""
 
-    def __init__(self, target, tokenizer, prompt, names, options):
+    def __init__(self, tokenizer, prompt, names, plan):
         self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
         self.alone = None  # milliseconds that the target alone takes for a token
-        options = in_force(target, options)
-        options["stop"] = None if callable(options["stop"]) else options["stop"]
-        shown = "method temperature top_p top_k seed init replacement exits thresholds stop"
+        options, shown = plan.in_force(), "method temperature top_p top_k seed init replacement"
+        shown += " exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
-        self.ngrams, self.text = NGrams(options["datastore"]), []  # what exit 0 knows
+        self.ngrams, self.text = NGrams(plan.options.datastore), []  # what exit 0 knows
         self.read(prompt)
 
     def read(self, tokens):
@@ -41,8 +39,7 @@ class Recorder:
     def add(self, step):
         kept = recorded(step, self.about["exits"], self.about["replacement"])
         nodes = kept["nodes"]
-        numbers = range(len(nodes["tokens"]))
-        nodes["suffixes"] = [self.suffix(node, **nodes) for node in numbers]
+        nodes["suffixes"] = [self.suffix(node, **nodes) for node in range(len(nodes["tokens"]))]
         self.steps.append(kept)
         self.read(step.tokens)
 
@@ -53,11 +50,14 @@ class Recorder:
         before = self.text[-ORDER:] + path_to(parents[node], tokens, parents)
         return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
 
-    def time_alone(self, target, prompt, **options):
-        """See how long the target alone takes for a token, on the first few of its own answer."""
+    def time_alone(self, begin, options):
+        """See how long the target alone takes for a token, on the first few of its own answer.
+
+        ``begin``: Options -> a Generation; ``options`` are the target's alone.
+        """
         emitted = sum(len(step["tokens"]) for step in self.steps)
-        options["max_new_tokens"] = max(2, min(16, emitted))
-        seconds = [step.seconds for step in start(target, prompt, **options)]
+        options = replace(options, max_new_tokens=max(2, min(16, emitted)))
+        seconds = [step.seconds for step in begin(options=options)]
         if len(seconds) > 1:  # the first one is the prefill
             self.alone = short(1000 * statistics.median(seconds[1:]))
 
@@ -66,39 +66,15 @@ class Recorder:
         stream = TextStream(self.tokenizer)
         answer = [stream.push([token]) for step in self.steps for token in step["tokens"]]
         answer[-1:] = [answer[-1] + stream.finish()] if answer else []
-        known = {token for step in self.steps for token in step["nodes"]["tokens"] + step["tokens"]}
-        known.update(*(each["ids"] for step in self.steps for each in step["positions"]))
-        known.update(*(each for step in self.steps for each in step["nodes"]["suffixes"]))
+        known = set()
+        for step in self.steps:
+            ids = [position["ids"] for position in step["positions"]]
+            known.update(step["nodes"]["tokens"], *step["nodes"]["suffixes"], *ids)
         before = self.tokenizer.encode("a")  # a token at the beginning may lose its space
         start_of_piece = len(self.tokenizer.decode(before))
         pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
-        return {
-            "about": self.about,
-            "prompt": self.tokenizer.decode(self.prompt),
-            "answer": answer,
-            "pieces": pieces,
-            "alone_ms": self.alone,
-            "steps": self.steps,
-        }
-
-
-def in_force(target, options):
-    """``options`` of ``start`` as they hold for ``target``, with every default."""
-    known = list(signature(start).parameters.values())[2:]  # after target and tokens
-    defaults = {each.name: each.default for each in known}
-    options = defaults | options
-    draft, method = options["draft"], options["method"]
-    given = (options[name] for name in ("exits", "thresholds", "stop"))
-    exits, thresholds, stop = choose_exits(target, draft, method, *given)
-    options |= {"exits": exits, "thresholds": thresholds, "stop": stop}
-    if method == "ar":
-        return options
-    layers = draft if exits[-1] > 0 else None
-    given = (options[name] for name in ("temperature", "draft_length", "tree"))
-    costs = row_costs(target) if exits == (0,) and stop == LEAST else None
-    shape = choose_shape(target.config, layers, method, *given, costs)
-    tree = method in TREE_METHODS
-    return options | ({"tree": vars(shape)} if tree else {"draft_length": shape.depth})
+        shown = {"about": self.about, "answer": answer, "pieces": pieces, "steps": self.steps}
+        return shown | {"prompt": self.tokenizer.decode(self.prompt), "alone_ms": self.alone}
 
 
 def recorded(step, exits, replacement):
@@ -109,50 +85,43 @@ def recorded(step, exits, replacement):
     q = None if verdict.p is None else proposal.q  # (R, V)
     rounds = [[(layer, short(sure)) for layer, sure in tried] for tried in proposal.confidences]
     of_nodes = [parent + 1 for parent in parents], tokens  # each node's token in its parent's row
-    seconds = [step.draft_seconds, step.target_seconds]
-    seconds.append(step.seconds - sum(seconds))
+    nodes = {"tokens": tokens, "parents": parents, "p": cut(p, of_nodes), "q": cut(q, of_nodes)}
+    rest = step.seconds - step.draft_seconds - step.target_seconds
     return {
         "n": step.n,
         "tokens": step.tokens,
         "sources": step.sources,
         "path": verdict.path,
-        "nodes": {
-            "tokens": tokens,
-            "parents": parents,
-            "exits": proposal.exits,
-            "rounds": proposal.rounds,
-            "p": cut(p, of_nodes),
-            "q": cut(q, of_nodes),
-        },
+        "nodes": nodes | {"exits": proposal.exits, "rounds": proposal.rounds},
         "rounds": rounds,
         "stopped": proposal.stopped,
         "positions": positions(step, p, q, tokens, parents, replacement),
         "caches": caches(step, exits),
-        "ms": [short(1000 * each) for each in seconds],
+        "ms": [short(1000 * each) for each in (step.draft_seconds, step.target_seconds, rest)],
     }
 
 
 def positions(step, p, q, tokens, parents, replacement):
     """The positions that the verifier came to: after the context, and after each accepted node."""
-    path, found = step.verdict.path, []
-    bonus = step.tokens[len(path) :]  # empty where the answer ends before it
-    draws = iter(step.verdict.draws)
-    for node, accepted in zip([-1, *path], [*path, None]):
+    path, draws, found = step.verdict.path, iter(step.verdict.draws), []
+    for node, accepted in zip([CONTEXT, *path], [*path, None]):
         children = [child for child, parent in enumerate(parents) if parent == node]
-        if node == -1 and step.proposal.exits[:1] == [TARGET]:
+        if node == CONTEXT and step.proposal.exits[:1] == [TARGET]:
             children = []  # roots of the target face no test
-        own = bonus if accepted is None else []
+        bonus = step.tokens[len(path) :] if accepted is None else []  # none behind an EOS
         row_p, row_q = p[node + 1], q[node + 1] if q is not None and children else None
-        ids = [*(tokens[child] for child in children), *own]
-        ids += row_p.topk(min(LIKELIEST, len(row_p))).indices.tolist()
-        if row_q is not None:
-            ids += row_q.topk(min(LIKELIEST_OF_DRAFT, len(row_q))).indices.tolist()
-        ids = list(dict.fromkeys(ids))
+        ids = [*(tokens[child] for child in children), *bonus, *likeliest(row_p, LIKELIEST)]
+        ids = list(dict.fromkeys(ids + likeliest(row_q, LIKELIEST_OF_DRAFT)))
         left, tests = tested(row_p, row_q, children, accepted, tokens, draws, replacement)
         stages = [{"p": cut(rest_p, ids), "q": cut(rest_q, ids)} for rest_p, rest_q in left]
-        shown = {"accepted": accepted, "bonus": own[0] if own else None}
+        shown = {"accepted": accepted, "bonus": bonus[0] if bonus else None}
         found.append(shown | {"ids": ids, "stages": stages, "tests": tests})
     return found
+
+
+def likeliest(row, count):
+    """The ``count`` likeliest tokens of a row (V,), if there is one."""
+    return [] if row is None else row.topk(min(count, len(row))).indices.tolist()
 
 
 def tested(p, q, children, accepted, tokens, draws, replacement):
@@ -180,14 +149,14 @@ def tested(p, q, children, accepted, tokens, draws, replacement):
 
 def caches(step, exits):
     """Of each KV cache its name, how many slots the target's pass leaves filled, and are kept."""
-    n, path = step.n, step.verdict.path
-    found = [{"name": "target", "filled": n + len(step.proposal.tree), "kept": n + len(path)}]
-    first, layers = 1, [exit_layer for exit_layer in exits if exit_layer]  # exit 0 has no layers
-    slots = [step.proposal.slots[node] for node in path]
-    for last, filled in zip(layers, step.proposal.filled):
-        kept = min(filled, n + sum(n + slot < filled for slot in slots))
-        found.append({"name": f"draft, layers {first} to {last}", "filled": filled, "kept": kept})
-        first = last + 1
+    n, path, proposal = step.n, step.verdict.path, step.proposal
+    found = [{"name": "target", "filled": n + len(proposal.tree), "kept": n + len(path)}]
+    # For each exit how many positions its segment had seen; exit 0 has no layers.
+    segments = [pair for pair in zip(exits, proposal.filled) if pair[0]]
+    for above, (last, filled) in zip([0, *exits[-len(segments) :]], segments):
+        kept = min(filled, n + sum(n + proposal.slots[node] < filled for node in path))
+        name = f"draft, layers {above + 1} to {last}"
+        found.append({"name": name, "filled": filled, "kept": kept})
     return found
 
 

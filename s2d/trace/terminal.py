@@ -5,7 +5,7 @@ Knows nothing about models.
 
 import os
 import sys
-from itertools import chain, cycle, groupby, islice
+from itertools import cycle, groupby, islice
 
 from ..program import CONTROLS, tell
 from ..text.tokenizer import TextStream
@@ -21,10 +21,8 @@ def colors_of(exits, choice, out):
     ``choice`` is "always", "never", or "auto": where ``out`` is a terminal that knows colours, and
     NO_COLOR is not set.
     """
-    wanted = choice == "always"
-    if choice == "auto":
-        refused = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        wanted = out and out.isatty() and not refused
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    wanted = choice == "always" or choice == "auto" and out.isatty() and not plain
     return dict(zip(exits, cycle(COLORS))) if wanted else {}
 
 
@@ -49,12 +47,10 @@ class Streamed:
         self.shown = CONTROLS if out and out.isatty() else {}
 
     def add(self, step):
-        if not self.colors:
-            self.write(self.stream.push(step.tokens).translate(self.shown))
-            return
-        for source, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
+        pairs = zip(step.sources, step.tokens)
+        for color, run in groupby(pairs, key=lambda pair: self.colors.get(pair[0])):
             text = self.stream.push([token for _, token in run])
-            self.write(paint(text.translate(self.shown), self.colors.get(source)))
+            self.write(paint(text.translate(self.shown), color))
 
     def write(self, text):
         if self.out is not None:
@@ -67,20 +63,18 @@ class Streamed:
 
 def announced(steps, count):
     """``steps``; until the first comes, a terminal says that a long prompt is read."""
-    note = f"reading a prompt of {count} tokens ..."
-    if count < LONG or not sys.stderr.isatty():
-        yield from steps
-        return
-    steps = iter(steps)
-    tell(note, end="\r")
-    try:
-        first = list(islice(steps, 1))
-    finally:
-        print(" " * len(note), end="\r", file=sys.stderr, flush=True)
-    yield from chain(first, steps)
+    note, steps = f"reading a prompt of {count} tokens ...", iter(steps)
+    if count >= LONG and sys.stderr.isatty():
+        tell(note, end="\r")
+        try:
+            first = list(islice(steps, 1))
+        finally:
+            print(" " * len(note), end="\r", file=sys.stderr, flush=True)
+        yield from first
+    yield from steps
 
 
-def report(generation, method, colors=()):
+def report(generation, colors=()):
     """The short block under the text, with a legend where there are colours."""
     stats, speed = generation.stats, generation.tokens_per_second
     tokens, why = len(generation.tokens), ENDS[generation.ended]
@@ -92,8 +86,9 @@ def report(generation, method, colors=()):
         counts = sorted(stats.exit_counts.items())
         parts = [f"{count / drafted:.0%} {exit_name(layer)}" for layer, count in counts]
         lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
-    if generation.costs:
-        alone, *others = generation.costs
+    plan = generation.plan
+    if plan.costs and not plan.shape.fixed:
+        alone, *others = plan.costs
         times = f"{others[-1] / alone:.1f} times as long here as one that checks none"
         lines.append(f"passes         one that checks {len(others)} drafted tokens takes {times};")
         lines.append("               so each step sends as many as give the most tokens a second")
@@ -101,7 +96,8 @@ def report(generation, method, colors=()):
         legend = [paint(exit_name(layer), color) for layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
     lossy = "no: with several roots from the target the text is not the target's own"
-    lines.append(f"exact          {'yes' if generation.exact else lossy}, method {method}")
+    exact, method = "yes" if generation.exact else lossy, plan.options.method
+    lines.append(f"exact          {exact}, method {method}")
     return "\n".join(lines)
 
 

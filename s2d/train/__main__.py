@@ -9,8 +9,8 @@ import torch
 
 from ..extras.decision import FEATURES
 from ..extras.parallel import joined
-from ..program import REPLACE, Parser, numbers, path, run_program, seed
-from ..weights import check_device, load_model
+from ..program import REPLACE, Parser, comma_separated, path, run_program, seed
+from ..weights import check_device, load_model, own_device
 from ..weights.adapter import folders_read
 from ..weights.config import read_config
 from .decision import train_decision
@@ -27,12 +27,14 @@ def main(arguments=None):
 
 def start(args):
     """The program; where torchrun started several processes, the part of this one in it."""
-    together = torch.distributed.is_torchelastic_launched()
-    with joined(args.device) if together else nullcontext((None, args.device)) as (mesh, device):
-        args.device = str(check_device(device))
-        if mesh and (args.program != "soft" or args.lora or args.data == "self"):
-            alone = "all but soft, and soft with --lora or --data self, trains in a single process"
-            raise ValueError(f"{alone}; start it without torchrun")
+    launched = torch.distributed.is_torchelastic_launched()
+    device = own_device(args.device) if launched else check_device(args.device)
+    with joined(device) if launched else nullcontext() as mesh:
+        args.device = str(device)
+        together = args.program == "soft" and not args.lora and not args.draft_vocabulary
+        if mesh and (not together or args.data == "self"):
+            alone = "all but soft, and soft with --lora, --draft-vocabulary or --data self"
+            raise ValueError(f"{alone}, trains in a single process; start it without torchrun")
         run = Run(args.out, args.device, args.seed, args.resume, mesh, args.replace)
         if args.program == "soft":
             soft(args, run)
@@ -100,7 +102,8 @@ def parse(arguments):
     add = program("soft", "a sorted draft from the first layers of a Llama").add_argument
     add("--init", type=path, required=True, help="folder of the Llama to cut from")
     add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
-    add("--exits", type=numbers(int), required=True, help="layers it predicts after, e.g. 6,9,12")
+    after = "layers it predicts after, e.g. 6,9,12"
+    add("--exits", type=comma_separated(int), required=True, help=after)
     add("--data", default="mini", help="ShareGPT JSON, mini (the corpus) or self (the Llama's own)")
     add("--text", type=path, help="where the Llama's own text is kept; default: beside --out")
     add("--lora", type=int, metavar="RANK", help="learn and save only low-rank adapters")

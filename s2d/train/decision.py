@@ -1,6 +1,6 @@
 """Training a decision model (extras/decision.py): draft, let the target verify, learn from that.
 
-Improved MCSD (arXiv 2409.10644, "decision model"). Knows nothing about trees.
+Improved MCSD (arXiv 2409.10644, "decision model"). Knows nothing about caches.
 """
 
 from itertools import islice

@@ -1,7 +1,7 @@
 """Training divided among processes by PyTorch's FSDP2, and checkpoints, also for one process.
 
 Weights, gradients and AdamW's state are divided among the ranks, and the weights of a layer are
-gathered when it runs. Knows nothing about losses and text.
+gathered when it runs. Knows nothing about text.
 """
 
 import json

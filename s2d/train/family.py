@@ -15,7 +15,8 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from ..model import Llama, LlamaConfig
+from ..exits import DraftConfig
+from ..model import Llama
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
 from .fit import check_out
@@ -27,7 +28,7 @@ VOCAB_SIZE = 1024
 def shape(layers, width, heads, kv_heads):
     """A miniature Llama with Llama's own proportions (8/3 of the width in the MLP, heads of 32)."""
     sizes = VOCAB_SIZE, width, math.ceil(width / 6) * 16, layers, heads, kv_heads, width // heads
-    return LlamaConfig(*sizes, max_position_embeddings=512)
+    return DraftConfig(*sizes, max_position_embeddings=512)
 
 
 # Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns

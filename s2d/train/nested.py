@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from ..extras.draft_head import DraftHead
 from ..files import remove_ours
 from ..program import tell
 from ..text.chat import chat_template
@@ -75,8 +76,9 @@ def train_and_save(model, exits, rows, recipe, run, init, distillation=None, ran
     """
     tokens, labels = rows
     if keep is not None:
-        model.keep_tokens(most_frequent(labels, keep, model.config.vocab_size))
-        labels = among(model.draft_vocabulary.cpu(), labels, model.config.vocab_size)
+        tokens_kept = most_frequent(labels, keep, model.config.vocab_size)
+        model.draft_head = DraftHead(model.lm_head, tokens_kept)
+        labels = among(tokens_kept, labels, model.config.vocab_size)
     if rank:
         add_adapters(model, rank, run.seed)
     fit_and_tell(model, exits, (tokens, labels), recipe, run, distillation)

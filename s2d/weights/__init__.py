@@ -1,4 +1,4 @@
-"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about drafting."""
+"""A Hugging Face folder (config.json and safetensors) <-> a Llama. Knows nothing about decoding."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..extras.draft_head import DraftHead, draft_head
 from ..extras.products import CACHED, quicken
 from ..extras.products import DTYPES as QUICK_DTYPES
 from ..extras.static import StaticLlama
@@ -39,20 +40,28 @@ DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16
 
 
 def load_model(
-    path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False, quick=True
+    path,
+    device="cpu",
+    dtype="auto",
+    num_layers=None,
+    share=None,
+    compile=False,
+    quick=True,
+    config=None,
 ):
     """Load a Llama from ``path``, tensor by tensor straight onto ``device``.
 
     ``device``: see ``check_device``; ``dtype``: see ``choose_dtype``. ``num_layers`` keeps only the
     first layers. ``share``, a function of a tensor's name and shape, returns the slices of it to
-    read, one for each dimension (extras/parallel.py). With ``compile`` its short passes are
+    read, one for each dimension (divided.py). With ``compile`` its short passes are
     compiled (extras/static.py), which takes a minute the first time. On a CPU, products of few rows
     of a model over 40 MB go the fastest way there is (extras/products.py) in float32 and bfloat16,
-    unless ``quick`` is False. Raises FileNotFoundError for a missing folder or file and ValueError
-    for anything that is not a Llama this project can run.
+    unless ``quick`` is False. ``config`` is what ``read_config`` said of it, if that is known.
+    Raises FileNotFoundError for a missing folder or file and ValueError for anything that is not a
+    Llama this project can run.
     """
     path, device = Path(path), check_device(device)
-    config = read_config(path)
+    config = config or read_config(path)
     source, layers, adapter = weights_of(path, config)
     if num_layers is not None:
         if not 1 <= num_layers <= (count := config.num_hidden_layers):
@@ -81,7 +90,7 @@ def load_model(
         model.lm_head.weight = model.model["embed_tokens"].weight
     kept = None if num_layers else draft_vocabulary(path, config.vocab_size)
     if kept is not None:
-        model.keep_tokens(kept)
+        model.draft_head = DraftHead(model.lm_head, kept)
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if on_cpu and (compile or quick):
         quicken(model)
@@ -170,8 +179,8 @@ def write_config(model, folder, dtype):
     """config.json, as of weights in ``dtype``, and what came with a draft."""
     config = json.dumps(config_to_dict(model.config, dtype), indent=2)
     (folder / "config.json").write_text(config + "\n")
-    if model.draft_vocabulary is not None:
-        (folder / DRAFT_VOCABULARY).write_text(json.dumps(model.draft_vocabulary.tolist()) + "\n")
+    if head := draft_head(model):
+        (folder / DRAFT_VOCABULARY).write_text(json.dumps(head.tokens.tolist()) + "\n")
 
 
 def copy_companions(source, destination):
@@ -202,6 +211,12 @@ def check_device(device):
     return torch.device(name)
 
 
+def own_device(device):
+    """As ``check_device``, for one of several processes: of "cuda" it is a GPU of its own."""
+    device = check_device(device)
+    return check_device(f"cuda:{os.environ['LOCAL_RANK']}") if device.type == "cuda" else device
+
+
 def placement(*models):
     """One line for people: where models are, in which dtype, and how much memory that takes."""
     device, dtype = models[0].device, str(models[0].dtype).removeprefix("torch.")
@@ -216,10 +231,12 @@ def placement(*models):
 
 
 def choose_dtype(dtype, device, path):
-    """A dtype's name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
+    """A dtype or its name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
 
     Where the device does not compute in a half-precision dtype, "auto" is float32.
     """
+    if dtype in DTYPES.values():
+        return dtype
     if dtype != "auto" and dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
     if dtype != "auto":

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face folder <-> LlamaConfig. Knows nothing about tensors.
+"""config.json of a Hugging Face folder <-> DraftConfig. Knows nothing about tensors.
 
 Every field is validated here. What no list names is refused: it may change what a model computes.
 """
@@ -6,8 +6,8 @@ Every field is validated here. What no list names is refused: it may change what
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..exits import DraftConfig
 from ..fields import errors_name, flag, number, numbers, read_json, refuse_unknown, shown, whole
-from ..model import LlamaConfig
 from ..text.special_tokens import read_special_tokens, read_tokenizer_json
 
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -61,7 +61,7 @@ OFF |= {"num_beams": 1, "guidance_scale": 1}  # 0, null, or an empty list for al
 
 
 def read_config(path):
-    """config.json of a folder, as transformers 4 or 5 writes it -> LlamaConfig."""
+    """config.json of a folder, as transformers 4 or 5 writes it -> DraftConfig."""
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"no model folder at {path}")
@@ -117,7 +117,7 @@ def unread_settings(folder):
 
 
 def config_from_dict(raw):
-    """The fields of a config.json -> LlamaConfig; ValueError names the first that is not good."""
+    """The fields of a config.json -> DraftConfig; ValueError names the first that is not good."""
     if raw.get("quantization_config") is not None:
         raise ValueError("it has a quantization_config; quantised weights are not supported")
     refuse_unknown(raw | {"model_type": str(raw.get("model_type"))}, READ | INERT | TOLD, ONLY)
@@ -135,7 +135,7 @@ def config_from_dict(raw):
         raise ValueError(f"max_position_embeddings {positions} x head_dim {head_dim} is too large")
     if (bos := raw.get("bos_token_id", 1)) is not None:
         bos = whole({"bos_token_id": bos}, "bos_token_id", low=0, high=sizes["vocab_size"] - 1)
-    return LlamaConfig(
+    return DraftConfig(
         **sizes,
         **read_rope(raw),
         **read_drafting(raw, sizes["num_hidden_layers"]),
@@ -147,7 +147,7 @@ def config_from_dict(raw):
 
 
 def read_rope(raw):
-    """The fields of LlamaConfig about rotation."""
+    """The fields of DraftConfig about rotation."""
     rope = rope_said(raw)
     kind = rope.get("rope_type", "default")
     if kind not in ("default", "linear", "llama3"):
@@ -214,7 +214,7 @@ def eos_ids(raw, vocab_size):
 
 
 def config_to_dict(config, dtype):
-    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
+    """DraftConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
     raw |= asdict(config)
     factor, llama3, eos = (raw.pop(key) for key in ("rope_factor", "rope_llama3", "eos_token_ids"))

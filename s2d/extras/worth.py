@@ -1,0 +1,56 @@
+"""What is worth sending to the target, by what its passes cost on this machine.
+
+Knows nothing about how costs are measured (costs.py).
+"""
+
+from dataclasses import replace
+from itertools import accumulate
+
+from ..generate import TABLE_ALONE, TABLE_DRAWN
+from ..tree import Dynamic, KConfig
+from .products import lay_out, row_costs
+
+TRUST = 0.8  # of what a draft says of its paths: so measured on sampled text
+PAYING = 1.35  # times a pass over one row: a pass that checks TABLE_DRAWN may take so long
+
+
+def prepared(plan, target, draft):
+    """``plan`` for these models, whose weights are laid out for passes of several rows.
+
+    Where nothing was said of how much exit 0 drafts, the costs of the target's passes decide it.
+    """
+    for model in (target, draft) if plan.exits[-1] > 0 else (target,):
+        lay_out(model)
+    options, shape, tree = plan.options, plan.shape, KConfig(TABLE_DRAWN)
+    said = plan.exits != (0,) or options.stop is not None or options.init != "draft"
+    costs = None if said else row_costs(target)
+    if not costs:
+        return plan
+    if shape == tree and options.tree is None and costs[tree.size] >= PAYING * costs[0]:
+        shape = Dynamic(*TABLE_ALONE.draft_tree)
+    costs = tuple(costs[: shape.size + 1])
+    return replace(plan, shape=shape, stop=max(plan.stop, worth_a_row(costs)), costs=costs)
+
+
+def most_tokens_a_second(probs, costs):
+    """How many nodes to send of some whose paths have ``probs``, the most probable first.
+
+    ``costs``: seconds of a pass over 1, 2, ... rows. A pass over N nodes and the position before
+    them emits one token, and as many more as nodes are accepted: the sum of their ``probs``, were
+    the draft not a little too sure.
+
+    >>> most_tokens_a_second([0.8, 0.5, 0.1], [1.0, 1.2, 1.3, 1.5])
+    2
+    """
+    tokens = accumulate((TRUST * prob for prob in probs), initial=1.0)
+    rates = [count / seconds for count, seconds in zip(tokens, costs)]
+    return max(range(len(rates)), key=rates.__getitem__)
+
+
+def worth_a_row(costs):
+    """The probability of a path under which no drafted token pays, however many there are of it.
+
+    >>> round(worth_a_row([1.0, 1.4, 1.4]), 2)  # were it not a little too sure: 0.2
+    0.25
+    """
+    return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST
