@@ -13,6 +13,7 @@ from argparse import Namespace
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from torch.distributed import is_torchelastic_launched
 
@@ -81,7 +82,9 @@ def run(args, load_target=None):
     prompt = encode_prompt(args, tokenizer, encode if template else None, target_path, config)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype, config=config)
-    draft = load(draft_path, args.device, target.dtype) if draft_path else None
+    draft = None
+    if draft_path:
+        draft = load(draft_path, args.device, target.dtype, config=draft_config)
     what = "target and draft" if draft else "target"
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
     if args.stop:
@@ -115,7 +118,9 @@ def answer(args, begin, tokenizer, prompt, options, colors, about):
     generation = begin(options=options)
     streamed = Streamed(tokenizer, None if args.json else sys.stdout, colors)
     said = about(generation.plan)
-    recorder = Recorder(tokenizer, prompt, said, generation.plan) if args.trace else None
+    names = {"target": said["model"], "draft": said["draft"]}
+    names = {what: found and Path(found).resolve().name for what, found in names.items()}
+    recorder = Recorder(tokenizer, prompt, names, generation.plan) if args.trace else None
     with traced(args.trace, recorder) if recorder else nullcontext():
         try:
             for step in announced(generation, len(prompt)):
@@ -198,7 +203,7 @@ def choose_draft(args, target_path, config):
     if folder is None and is_whole(beside):
         folder = beside if read_config(beside).vocab_size == config.vocab_size else None
     layers = exits[0] > 0 if exits else bool(args.draft)  # and no table
-    store = None if layers else find_datastore(target_path, config, folder or beside)
+    store = None if layers else find_datastore(target_path, folder or beside, config)
     if exits is None and not args.draft and (store or not folder):
         exits = (0,)
         if not folder:

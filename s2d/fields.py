@@ -19,9 +19,9 @@ def errors_name(source):
 
 def read_json(path, kind=dict, missing=None):
     """A JSON object (or list) from a file, ``missing`` if given where there is no file."""
-    if not path.is_file() and missing is not None:
-        return missing
     if not path.is_file():
+        if missing is not None:
+            return missing
         raise FileNotFoundError(f"{path} is missing")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)
@@ -52,7 +52,7 @@ def field(raw, key, default, types, expected, low=-math.inf, high=math.inf):
     value = default if raw.get(key) is None else raw[key]
     if value is None:
         raise ValueError(f"it has no {key!r}")
-    if type(value) not in types or not low <= value <= high:
+    if type(value) not in types or high < math.inf and not low <= value <= high:
         raise ValueError(f"{key} is {shown(value)}; expected {expected}")
     return value
 
@@ -73,9 +73,7 @@ def flag(raw, key, default=False):
 
 def numbers(raw, key, read, default=(), **bounds):
     """A list of numbers, each through ``read``, which is ``whole`` or ``number``."""
-    value = default if raw.get(key) is None else raw[key]
-    if not isinstance(value, (list, tuple)):
-        raise ValueError(f"{key} is {shown(value)}; expected a list of numbers")
+    value = field(raw, key, default, (list, tuple), "a list of numbers")
     return tuple(read({key: item}, key, **bounds) for item in value)
 
 

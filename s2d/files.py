@@ -88,17 +88,17 @@ def staged_folder(folder, kind="model", replace=False):
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _only_writer_of(folder):
-        stage, former = stage_of(folder), former_of(folder)
-        if former.exists() and not folder.exists():
-            os.replace(former, folder)
-        check_free(folder, kind, replace=replace)
-        for leftover in (stage, former):
-            shutil.rmtree(leftover, ignore_errors=True)
-        stage.mkdir()
-        if folder.exists():
-            stage.chmod(folder.stat().st_mode & 0o777 | 0o700)
+    with _only_writer_of(folder) as stage:
+        former = former_of(folder)
         try:
+            if former.exists() and not folder.exists():
+                os.replace(former, folder)
+            check_free(folder, kind, replace=replace)
+            shutil.rmtree(former, ignore_errors=True)
+            for leftover in stage.iterdir():
+                leftover.unlink()
+            if folder.exists():
+                stage.chmod(folder.stat().st_mode & 0o777 | 0o700)
             with _full_disk_is_an_oserror(folder):
                 yield stage
             (stage / MANIFEST).write_text(_manifest(stage, kind), encoding="utf-8")
@@ -115,24 +115,22 @@ def staged_folder(folder, kind="model", replace=False):
 
 @contextmanager
 def _only_writer_of(folder):
-    """Hold a lock, which the system takes back from a process that was killed."""
-    path = folder.with_name(f".{folder.name}.s2d-lock")
-    if path.is_symlink():
-        raise ValueError(f"{path} is a link, and no lock that was written here; remove it")
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # what is there is not emptied
-    with open(os.open(path, flags, 0o666), "r+") as lock:
+    """Its stage, with a lock, which the system takes back from a process that was killed."""
+    stage = stage_of(folder)
+    stage.mkdir(exist_ok=True)
+    lock = os.open(stage, os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A writer that has just ended removed its lock: then the one held here is no longer it.
-            held = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+            # A writer that has just ended has moved its stage: then it is not the one locked here.
+            held = os.path.samestat(os.fstat(lock), stage.stat())
         except (BlockingIOError, FileNotFoundError):
             held = False
         if not held:
             raise ValueError(f"{folder} is being written by another process; wait for it to end")
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield stage
+    finally:
+        os.close(lock)
 
 
 @contextmanager

@@ -188,7 +188,7 @@ class Llama(nn.Module):
         self.register_buffer("rope_sin", sin, persistent=False)
         self.compiled = False  # whether its passes are (extras/static.py)
         self.row_costs = None  # seconds of passes by rows, once they are known (extras/products.py)
-        self.mesh = None  # of a model that is divided among processes (extras/parallel.py)
+        self.mesh = None  # of a model that is divided among processes (weights/divided.py)
 
     @property
     def device(self) -> torch.device:

@@ -11,11 +11,9 @@ CHUNK = 1024  # positions whose logits are in memory at a time
 
 
 def exit_hidden(model, tokens: torch.Tensor, exits, recompute=False):
-    """Hidden states (B, T, hidden) at each of the increasing ``exits`` in turn, in one pass over
-    ``tokens`` (B, T).
+    """Yields hidden states (B, T, hidden) at each of the increasing ``exits``; tokens are (B, T).
 
-    With ``recompute`` a layer keeps its input only and runs again in the backward pass (activation
-    checkpointing).
+    With ``recompute`` a layer keeps its input only and runs again in the backward pass.
     """
     hidden, start = model.embed(tokens), 0
     for exit_layer in exits:

@@ -9,27 +9,29 @@ import re
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from stat import S_ISLNK, S_ISVTX
+from stat import S_ISVTX
 
 import torch
 
 
 def private_folder(*names):
-    """The folder ``names`` in the user's cache directory; it is made where there is none.
+    """The folder ``names`` in the user's cache directory, by its real path; made if there is none.
 
-    Raises ValueError where anybody else owns or may write the folder, anything in it or a part of
-    the way to it. Root may, who can do everything.
+    Raises ValueError where anybody else owns or may write the folder, anything in it or a folder
+    above it. Root may, who can do everything.
     """
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     except RuntimeError:
         raise ValueError("there is no home directory; name a folder in XDG_CACHE_HOME") from None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    refuse_foreign_way(folder / "s2d")
     for name in ("s2d", *names):
         folder = folder / name
         folder.mkdir(mode=0o700, exist_ok=True)
-        refuse_foreign(folder)
+    folder = folder.resolve()  # where links lead is checked, and then used
+    for part in reversed(folder.parents):
+        refuse_foreign(part, allowed=S_ISVTX)  # folders such as /tmp keep what users own apart
+    refuse_foreign(folder)
     for parent, folders, files in os.walk(folder):
         for name in folders + files:
             with suppress(FileNotFoundError):  # another process has removed it since it was listed
@@ -37,25 +39,16 @@ def private_folder(*names):
     return folder
 
 
-def refuse_foreign_way(path):
-    """``refuse_foreign`` for all folders above ``path``; such as /tmp keep what users own apart."""
-    for part in reversed(path.parents):
-        refuse_foreign(part, allowed=S_ISVTX)
-
-
 def refuse_foreign(path, allowed=0):
-    """Raise ValueError where another user owns ``path`` or may write it, or what it links to.
+    """Raise ValueError where another user owns ``path`` or may write it.
 
-    ``allowed``: a bit of the mode with which others may write.
+    A link counts as what all may write. ``allowed``: a bit of the mode with which others may.
     """
     found = path.lstat()
     if found.st_uid not in (os.getuid(), 0):
         how = "remove it, or name a folder of your own in XDG_CACHE_HOME"
         raise ValueError(f"{path} belongs to another user and could run any code; {how}")
-    if S_ISLNK(found.st_mode):  # Linux shows the mode 0777 for every link
-        refuse_foreign_way(target := path.parent / path.readlink())
-        refuse_foreign(target, allowed)
-    elif found.st_mode & 0o022 and not found.st_mode & allowed:
+    if found.st_mode & 0o022 and not found.st_mode & allowed:  # of a link on Linux 0777
         raise ValueError(f"{path} can be written by other users; remove it, or chmod go-w it")
 
 

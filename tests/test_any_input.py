@@ -125,8 +125,6 @@ def read_object(file):
     return json.loads(file.read_text())
 
 
-# -------------------------------------------------------------------------------- what is handed in
-
 # Half surrogate pairs and control characters too.
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 EDGES = st.sampled_from([-1, 0, 1, 2, 2**10, 2**20, 2**20 + 1, 2**24, 2**31, 2**63, 2**64, 10**300])
@@ -195,9 +193,6 @@ SOME_OPTIONS = st.tuples(
     st.sampled_from(["--temperature=0", "--temperature=1", "--temperature=1.5"]),
     st.sampled_from(["--json", "--chat", "--init=target", "--with-replacement"]),
 )
-
-
-# ---------------------------------------------------------------------------------- a model's files
 
 
 @cases(200)
@@ -319,8 +314,6 @@ def test_any_tokenizer_json(models, parts, inside):
     run_changed(models, "json", "tokenizer.json", content, "--prompt", "A" * 50 + ";")
 
 
-# -------------------------------------------------------------------------- a decision model's file
-
 KINDS = "BOOL F4 F6_E2M3 F8_E4M3 F8_E8M0 I8 U16 F16 BF16 I32 U32 C64 F64 U64".split()
 
 
@@ -335,22 +328,17 @@ def test_any_header_of_a_decision_model(models, data, options):
     changes = st.dictionaries(st.sampled_from(sorted(config)), st.none() | JSON, max_size=2)
     changed = changes.map(lambda each: with_fields(config, each))
     metadata = st.builds(lambda text: json.dumps({"decision": text}), changed | JSON | ANY_TEXT)
-    described = {
-        "dtype": st.sampled_from(KINDS).map(json.dumps) | JSON,
-        "shape": st.lists(st.integers(0, 50), max_size=3).map(json.dumps) | JSON,
-        "data_offsets": st.lists(NUMBERS, max_size=3).map(json.dumps) | JSON,
-    }
-    changes = {}
+    dtypes = {"dtype": st.sampled_from(KINDS).map(json.dumps) | JSON}
+    sizes = dict.fromkeys(("shape", "data_offsets"), SHORT_LISTS | JSON)
+    described = st.fixed_dictionaries({}, optional=dtypes | sizes)
+    changes = {"__metadata__": data.draw(metadata | metadata | JSON)}
     for name in data.draw(st.lists(st.sampled_from(sorted(header)), max_size=2, unique=True)):
-        change = data.draw(st.fixed_dictionaries({}, optional=described))
-        changes[name] = data.draw(st.just(with_fields(header[name], change)) | st.none() | JSON)
-    changes["__metadata__"] = data.draw(metadata | metadata | JSON)
+        changed = described.map(lambda each, name=name: with_fields(header[name], each))
+        changes[name] = data.draw(changed | st.none() | JSON)
     text = with_fields(header, changes).encode()
     content = len(text).to_bytes(8, "little") + text + tensors
     run_changed(models, "decision", DECISION, content, *options)
 
-
-# ------------------------------------------------------------------------------------------ options
 
 NUMERALS = (NUMBERS | st.floats(-0.5, 1.5)).map(str)
 LISTED = st.lists(st.integers(-1, 6).map(str) | NUMERALS, max_size=4).map(",".join)
@@ -400,8 +388,6 @@ def test_any_options(models, sensible, strange, joined, stdin):
     with contextlib.chdir(models.target.parent):  # where pages may be written, under any name
         run_case(*arguments, stdin=stdin)
 
-
-# -------------------------------------------------------------------------------- once found faults
 
 OPTIONS = [
     (["--temperature", "1", "--top-p", "1e-9"], None),  # keeps the likeliest token

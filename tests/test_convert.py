@@ -81,19 +81,6 @@ def test_dtype_and_a_single_file(tmp_path, tokenizer, shared):
     assert json.loads((tmp_path / "v/config.json").read_text())["torch_dtype"] == dtype
 
 
-def test_what_is_in_no_llama_or_quantised(tmp_path, tokenizer, capsys):
-    [shard] = write_vicuna(tmp_path / "hub", tokenizer, 10**9)
-    state, name = torch.load(tmp_path / "hub" / shard), "model.layers.0.self_attn.q_proj.weight"
-    for changes, message in (
-        ({name: state[name].to(torch.int8)}, f"{name} is of dtype torch.int8; quantised weights"),
-        ({f"{name}_scale": torch.ones(64)}, f"has the tensor '{name}_scale', which is none of"),
-        ({"step": 5}, "is damaged or holds more than tensors"),
-    ):
-        torch.save(state | changes, tmp_path / "hub" / shard)
-        refuses(main, capsys, message, "convert", tmp_path / "hub", tmp_path / "v")
-        assert not (tmp_path / "v").exists()
-
-
 @pytest.mark.parametrize("sizes", [100_000, 10**9])
 def test_an_lm_head_that_is_tied_but_not_the_embedding(tmp_path, tokenizer, capsys, sizes):
     shards = write_vicuna(tmp_path / "hub", tokenizer, sizes, tie_word_embeddings=True)
@@ -127,12 +114,22 @@ def test_what_cannot_be_converted(tmp_path, tokenizer, capsys):
         def __reduce__(self):
             return print, ("this must not run",)
 
-    whole = (hub / shards[1]).read_bytes()
+    whole, state = (hub / shards[1]).read_bytes(), torch.load(hub / shards[1])
+    name = next(name for name in state if name.endswith("_proj.weight"))
+    for changes, message in (
+        ({name: state[name].to(torch.int8)}, f"{name} is of dtype torch.int8; quantised weights"),
+        ({f"{name}_scale": torch.ones(64)}, f"has the tensor '{name}_scale', which is none of"),
+        ({"step": 5}, "is damaged or holds more than tensors"),
+        (
+            {"lm_head.weight": Anything()},
+            "more than tensors (only tensors are read, as a pickle can run any code)\n",
+        ),
+    ):
+        torch.save(state | changes, hub / shards[1])
+        refused(message)
     for damaged in (whole[: len(whole) // 2], b"", b"\xff" * 2000):
         (hub / shards[1]).write_bytes(damaged)
         refused("is damaged or holds more than tensors")
-    torch.save({"lm_head.weight": Anything()}, hub / shards[1])
-    refused("more than tensors (only tensors are read, as a pickle can run any code)\n")
     (hub / shards[1]).unlink()
     refused("tensors are missing")
     (hub / shards[1]).write_bytes(whole)
@@ -149,10 +146,6 @@ def test_check_names_what_is_wrong(tmp_path, tokenizer, capsys):
     folder, few = tmp_path / "v", tmp_path / "few"
     save_model(random_llama(1, vocab_size=1024), folder, tmp_path / "hub", max_shard_bytes=50_000)
     refuses(main, capsys, "with python -m s2d.weights convert", "check", tmp_path / "hub")
-    change_json(folder / "config.json", vocab_size=500)
-    message = "has shape (1024, 32), config.json asks for (500, 32)"
-    refuses(main, capsys, message, "check", folder)
-    change_json(folder / "config.json", vocab_size=1024)
     shard = sorted(folder.glob("model-*"))[1]
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-10])

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, raises_line, random_llama
+from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
 
 from s2d import generate
 from s2d.exits import Prediction
@@ -28,8 +28,8 @@ def test_the_two_feature_sets():
     logits, hidden = torch.randn(3, 20, generator=generator), torch.randn(3, 8, generator=generator)
     stats = Decision("stats", 8, 0.4, "").inputs(prediction(logits))
     for row, probs in zip(stats, logits.double().softmax(-1)):
-        largest = sorted(probs.tolist())[:-11:-1]
-        assert row.tolist() == pytest.approx([-(probs @ probs.log()).item(), *largest], abs=1e-6)
+        expected = [-(probs @ probs.log()).item(), *sorted(probs.tolist())[:-11:-1]]
+        assert row.tolist() == pytest.approx(expected, abs=1e-6)
     few = Decision("stats", 8, 0.4, "").inputs(prediction([[0.0, 0.0, 0.0]]))  # of three tokens
     assert few[0, 1:].tolist() == pytest.approx([1 / 3] * 3 + [0] * 7)
     scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
@@ -50,14 +50,14 @@ def test_siblings_divide_what_the_first_leaves():
     assert alone.item() == pytest.approx(0.7)
 
 
-class Fixed:
-    """Says the same probability of everything."""
+def fixed(probability):
+    """A decision model that says the same of everything."""
 
-    def __init__(self, probability, threshold):
-        self.probability, self.threshold = probability, threshold
+    def says(prediction):
+        return torch.full((len(prediction.hidden),), probability)
 
-    def __call__(self, prediction):
-        return torch.full((len(prediction.hidden),), self.probability)
+    says.threshold = 0.5
+    return says
 
 
 @pytest.mark.parametrize("setting", [dict(method="sd"), dict(method="s2d-tree", tree=(1,) * 6)])
@@ -65,11 +65,11 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
     """0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
     options = dict(draft=target, max_new_tokens=40, exits=[4], **setting)
-    stopped = generate(target, [3, 1], stop=Fixed(0.8, 0.5), **options)
+    stopped = generate(target, [3, 1], stop=fixed(0.8), **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
     assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
     assert stopped.stats.draft_forwards == pytest.approx(4 * stopped.stats.steps, abs=3)
-    never = generate(target, [3, 1], stop=Fixed(1.0, 0.5), **options)
+    never = generate(target, [3, 1], stop=fixed(1.0), **options)
     assert set(never.stats.accept_lengths[:-1]) == {7}
 
 
@@ -112,23 +112,16 @@ def test_auc_against_counting_pairs():
     assert auc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])) == 1.0
 
 
-def test_files_keep_their_configuration_and_their_draft(tmp_path):
+def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
-    made = Decision("hidden", draft.config.hidden_size, 0.35, fingerprint(draft))
+    made = Decision("hidden", 32, 0.35, fingerprint(draft))
     save_decision(made, file)
-    loaded = load_decision(file, draft)
+    loaded = load_decision(file, random_llama(1).float())  # a draft in another dtype is the same
     assert (loaded.features, loaded.threshold, loaded.draft) == ("hidden", 0.35, fingerprint(draft))
     some = prediction(torch.randn(3, 61), torch.randn(3, 32))
     assert torch.equal(loaded(some), made(some))
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
-    assert fingerprint(draft) == fingerprint(random_llama(1).float())
-    assert fingerprint(draft) != fingerprint(random_llama(2))
-
-
-def test_what_does_not_fit_is_refused(tmp_path):
-    draft, file = random_llama(1), tmp_path / "d.safetensors"
     refused = partial(raises_line, load_decision)
-    save_decision(Decision("stats", 32, 0.4, fingerprint(draft)), file)
     other = f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32"
     refused(ValueError, other, file, random_llama(2))
     refused(ValueError, "of width 64", file, random_llama(1, hidden_size=64))
@@ -137,27 +130,26 @@ def test_what_does_not_fit_is_refused(tmp_path):
         refused(ValueError, "is not a decision model", WEIGHTS / "mini-draft" / name, draft)
 
 
-def train_decision(out, *more):
-    arguments = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft", "--out", out]
-    return train.main(["decision", *map(str, [*arguments, *more])])
-
-
 def test_the_training_command(tmp_path, capsys):
-    out = tmp_path / "new" / "d.safetensors"
-    assert train_decision(out, "--prompts", 5, "--epochs", 2, "--features", "stats") == 0
+    models = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
+    out, train_decision = tmp_path / "new/d.safetensors", partial(program, train.main, "decision")
+    more = "--prompts", 5, "--epochs", 2, "--features", "stats"
+    assert train_decision(*models, "--out", out, *more) == 0
     assert re.search(r"kept out: \d+ drafted tokens, AUC 0\.\d+", capsys.readouterr().out)
     assert out.is_file()
     (tmp_path / "mine").write_text("mine")
-    refused = partial(assert_refused, capsys)
-    refused("is there already", train_decision, out)
-    refused("too few to train on", train_decision, out, "--prompts", "2", "--replace")
-    refused("no model folder", train_decision, out, "--target", "nowhere", "--replace")
-    refused("the threshold is within 0..1", train_decision, out, "--threshold", "2", "--replace")
-    refused("and no decision model", train_decision, tmp_path / "mine", "--replace")
-    refused("which is read", train_decision, out, "--data", out, "--replace")
+    for message, *more in (
+        ("is there already",),
+        ("too few to train on", "--prompts", "2", "--replace"),
+        ("no model folder", "--target", "nowhere", "--replace"),
+        ("the threshold is within 0..1", "--threshold", "2", "--replace"),
+        ("and no decision model", "--out", tmp_path / "mine", "--replace"),
+        ("which is read", "--data", out, "--replace"),
+    ):
+        assert_refused(capsys, message, train_decision, *models, "--out", out, *more)
 
 
-@pytest.mark.parametrize("target", ["7b", "13b", "70b"])
-def test_shipped_models_belong_to_the_shipped_draft(mini, target):
-    file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
-    assert 0.0 < load_decision(file, mini("mini-draft")).threshold < 1.0
+def test_shipped_models_belong_to_the_shipped_draft(mini):
+    for target in ("7b", "13b", "70b"):
+        file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
+        assert 0.0 < load_decision(file, mini("mini-draft")).threshold < 1.0

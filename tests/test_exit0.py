@@ -3,9 +3,8 @@
 import itertools
 
 import pytest
-import torch
 from enumeration import assert_lossless
-from helpers import random_llama
+from helpers import path_of, random_llama, random_tokens
 
 from s2d import generate
 from s2d.extras.datastore import Datastore
@@ -74,7 +73,7 @@ def test_greedy_text_is_the_targets_whatever_is_combined(stored):
 def test_a_tree_holds_the_most_probable_paths():
     """Against all paths of the table, listed here; nodes by level, none below the stop."""
     target = random_llama(3, eos_token_ids=(), scale=0.1)
-    prompt = torch.randint(0, 6, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    prompt = random_tokens(1, 60, vocab=6)
     shape, stop = Dynamic(4, 3, 7), 0.03
     step = next(iter(start(target, prompt, method="s2d-tree", tree=shape, stop=stop)))
     ngrams = NGrams()
@@ -88,9 +87,8 @@ def test_a_tree_holds_the_most_probable_paths():
         }
         paths |= level
     best = sorted(paths, key=paths.get, reverse=True)[: shape.size]
-    tree, found = step.proposal.tree, []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist()):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
+    tokens, parents = step.proposal.tree.tokens, step.proposal.tree.parents.tolist()
+    found = [(*tokens[path_of(parents, node)].tolist(),) for node in range(len(parents))]
     assert sorted(found) == sorted(path for path in best if paths[path] >= stop)
     assert [len(path) for path in found] == sorted(len(path) for path in found)
     assert step.proposal.depth == max(map(len, found))
@@ -112,21 +110,16 @@ def test_fixed_trees_are_filled_with_other_tokens():
         assert first == 3 and len({first, *others}) == 4
 
 
-def test_a_datastore_of_another_vocabulary_is_refused():
-    with pytest.raises(ValueError, match="the datastore has token 100, the target has 61"):
-        generate(random_llama(3), [5, 6], datastore=Datastore([6, 100, 0], end=0))
-
-
-def test_a_datastore_that_nothing_reads_is_refused():
-    target, store = random_llama(3), Datastore([6, 10, 0], end=0)
-    only = "a datastore is for exit 0, not for"
-    for draft, message, how in (
-        (target, only, dict(exits=[2, 4])),
-        (target, only, {}),
-        (None, "ar does not use datastore", dict(method="ar")),
+def test_a_datastore_of_another_vocabulary_or_that_nothing_reads_is_refused():
+    target, only = random_llama(3), "a datastore is for exit 0, not for"
+    for largest, message, how in (
+        (100, "the datastore has token 100, the target has 61", {}),
+        (10, only, dict(draft=target, exits=[2, 4])),
+        (10, only, dict(draft=target)),
+        (10, "ar does not use datastore", dict(method="ar")),
     ):
         with pytest.raises(ValueError, match=message):
-            generate(target, [5, 6], draft, datastore=store, **how)
+            generate(target, [5, 6], datastore=Datastore([6, largest, 0], end=0), **how)
 
 
 def test_what_the_table_does_not_know_costs_nothing():

@@ -13,6 +13,7 @@ from helpers import WEIGHTS
 
 from s2d import Tokenizer, generate, load_model
 from s2d.bench.specbench import held_out_prompts
+from s2d.cache import KVCache
 
 
 class Clock:
@@ -27,20 +28,11 @@ class Clock:
         self.seconds += time.perf_counter() - self.began
 
 
-class Positions:
-    """A KV cache that holds nothing but its length."""
-
-    length = 0
-
-    def advance(self, count):
-        self.length += count
-
-    def keep(self, length, path):
-        self.length = min(self.length, length) + len(path)
-
-
 class Oracle:
-    """A draft in name only: after position i it says text[i + 1]; hidden states are positions."""
+    """A draft in name only: after position i it says text[i + 1]; hidden states are positions.
+
+    It has no layers, so its KV cache holds nothing but its length.
+    """
 
     device, dtype = torch.device("cpu"), torch.float32
 
@@ -53,7 +45,7 @@ class Oracle:
         return ()
 
     def new_cache(self, capacity, start, stop):
-        return Positions()
+        return KVCache(0, 1, capacity, 1, self.device, self.dtype)
 
     def embed(self, tokens):
         self.clock.start()

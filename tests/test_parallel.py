@@ -120,12 +120,14 @@ def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
 
 
 RUN = str(ROOT / "run.py"), "--target", "70b"
+SOFT = "-m s2d.train soft --init x --layers 1 --exits 1 --out x".split()
 REFUSED = [
     (2, [*RUN, "--interactive"], "run.py: --interactive is for a target in one process"),
     (2, [*RUN, "--compile"], "run.py: --compile is for a target in one process"),
     (2, [*RUN, "--trace", "/nowhere/page.html"], "run.py: /nowhere/page.html"),
     (3, RUN, "8 heads with 2 key/value heads cannot be divided among 3 processes"),
     (2, "-m s2d.train mini --out /nonexistent".split(), "trains in a single process; start it"),
+    (2, [*SOFT, "--draft-vocabulary", "9"], "soft with --lora, --draft-vocabulary or --data self"),
 ]
 
 

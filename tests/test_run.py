@@ -378,6 +378,7 @@ def test_what_exit_0_alone_takes(tmp_path, capsys):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     store = tmp_path / "mini-7b/datastore.safetensors"
     store.write_bytes(b"")
-    assert run.choose_draft(args, tmp_path / "mini-7b") == (None, store)
+    config = read_config(tmp_path / "mini-7b")
+    assert run.choose_draft(args, tmp_path / "mini-7b", config) == (None, store)
     named = run.parse(["--target", "7b", "--draft", str(tmp_path / "mini-draft")])
-    assert run.choose_draft(named, tmp_path / "mini-7b") == (tmp_path / "mini-draft", None)
+    assert run.choose_draft(named, tmp_path / "mini-7b", config) == (tmp_path / "mini-draft", None)

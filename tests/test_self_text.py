@@ -19,20 +19,13 @@ from safetensors.torch import load_file, save_file
 
 from s2d import Tokenizer, generate, load_model
 from s2d.soft import soft_losses
-from s2d.text.chat import chat_template
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
 from s2d.train.dialogues import one_a_row
 from s2d.train.nested import among, most_frequent
-from s2d.weights import checksum
+from s2d.weights import checksum, datastore
 from s2d.weights.config import read_config
-from s2d.weights.datastore import (
-    DATASTORE,
-    find_datastore,
-    load_datastore,
-    tokenizer_checksum,
-    write_datastore,
-)
+from s2d.weights.datastore import load_datastore, tokenizer_checksum, write_datastore
 
 BEFORE, AFTER = [1, 30], [2, 40, 41]  # a user's turn ends with 2, as answers do
 TEMPLATE = (
@@ -70,11 +63,8 @@ def test_answers_are_what_the_model_says_to_its_questions(short):
     kinds = [prompt[2:4] == [7, 8] or prompt[2] == 9 for prompt, *_ in made]
     assert 0.3 < sum(kinds) / len(kinds) < 0.8
     assert conversations(model, 1500, 1) == made != conversations(model, 1500, 2)
-
-
-def test_a_conversation_that_the_context_cannot_hold_is_refused():
-    message = "more than the model's context of 128"
-    raises_line(conversations, ValueError, message, random_llama(0), 1, 0)
+    small, message = random_llama(0, max_position_embeddings=64), "the model's context of 64"
+    raises_line(conversations, ValueError, message, small, 1, 0)
 
 
 def test_labels_are_what_the_model_finds_likeliest_at_each_position():
@@ -117,18 +107,6 @@ def test_the_draft_vocabulary_is_what_occurs_most(capsys):
     assert among(kept, labels, 9).tolist() == [[1, 1, 1, -100], [0, 0, -100, -100]]
     assert "16.7% of 6 tokens are outside" in capsys.readouterr().err
     raises_line(most_frequent, ValueError, "from 1 to 9 tokens, got 10", labels, 10, 9)
-
-
-def test_the_loss_of_a_draft_vocabulary_is_that_of_its_rows():
-    model, tokens = random_llama(2), torch.randint(0, 61, (2, 9))
-    labels = torch.randint(0, 61, (2, 9))
-    limit_to(model, torch.tensor([3, 8, 40]))
-    kept = among(model.draft_head.tokens, labels.int().where(labels % 3 > 0, 8), 61)
-    ours = soft_losses(model, tokens, kept, (2, 4))
-    for exit_layer, loss in zip((2, 4), ours):
-        logits = model.logits(model.run_layers(model.embed(tokens), 0, exit_layer))[..., [3, 8, 40]]
-        plain = torch.nn.functional.cross_entropy(logits[kept >= 0], kept[kept >= 0].long())
-        assert abs(loss - plain) < 1e-5
 
 
 @pytest.fixture
@@ -205,31 +183,28 @@ def test_adapters_go_on_after_a_stop_to_the_same_weights(asking, monkeypatch, ca
 
 def test_what_cannot_be_sampled(asking, capsys):
     """A file that does not begin as those of samples do is left as it is."""
-
-    def refused(message, *more):
-        assert_refused(capsys, message, soft, asking, *more)
-
-    mine, text = asking / "mine.json", asking / "some.jsonl"
+    mine, text, config = (asking / name for name in ("mine", "text", "base/tokenizer_config.json"))
     for content in (b'{"model": "00000000"}\n', b'[{"id": 1}]', b'{"model": "', b"\xff\xfe\n"):
         mine.write_bytes(content)
-        refused("was sampled from another model, or is none of these files", "--text", mine)
+        message = "was sampled from another model, or is none of these files"
+        assert_refused(capsys, message, soft, asking, "--text", mine)
         assert mine.read_bytes() == content
     header = {"model": checksum(load_model(asking / "base", dtype="float32"))}
     lines = [header, *[{"p": [1, 5], "a": [6, 7, 2], "T": 0.0}] * 1000]
     text.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for count in (0, 2000):
-        limits = f"has from 1 to 1024 tokens, got {count}"
-        refused(limits, "--text", text, "--draft-vocabulary", count)
-    refused("expected at least", "--millions", "0")
-    refused("is from 1 to 4096, got 0", "--lora", "0")
-    config = asking / "base/tokenizer_config.json"
-    config.write_text('{"chat_template": "{{ bos_token }}"}')
-    refused("leaves out what the user says")
-    config.write_text("{}")
-    refused("needs a chat template of its own")
+    for template, message, *more in (
+        (TEMPLATE, "from 1 to 1024 tokens, got 0", "--text", text, "--draft-vocabulary", 0),
+        (TEMPLATE, "from 1 to 1024 tokens, got 2000", "--text", text, "--draft-vocabulary", 2000),
+        (TEMPLATE, "expected at least", "--millions", "0"),
+        (TEMPLATE, "is from 1 to 4096, got 0", "--lora", "0"),
+        ("{{ bos_token }}", "leaves out what the user says"),
+        (..., "needs a chat template of its own"),
+    ):
+        change_json(config, chat_template=template)
+        assert_refused(capsys, message, soft, asking, *more)
 
 
-def datastore(folder, *more):
+def make(folder, *more):
     return program(train.main, "text", "--target", folder / "base", "--device", "cpu", *more)
 
 
@@ -239,12 +214,12 @@ def read_datastore(folder, name="base/datastore.safetensors"):
 
 def test_a_datastore_of_a_models_answers(asking, capsys):
     """Every answer behind the template's words and before an EOS; killed, it goes on."""
-    assert datastore(asking, "--millions", "0.002") == 0
+    assert make(asking, "--millions", "0.002") == 0
     said = capsys.readouterr().err
     assert "answer tokens of 2000" in said and "later runs of this target draft from it" in said
     raw = asking / "base/datastore.self.jsonl"
     first, text = read_datastore(asking), raw.read_text()
-    _, after = self_text.ways_to_ask(Tokenizer(asking / "base"), chat_template(asking / "base"))
+    _, after = self_text.ways_to_ask(asking / "base")
     expected, count = [], 0
     for record in map(json.loads, text.splitlines()[1:]):
         assert record["p"][-len(after) :] == after
@@ -253,18 +228,18 @@ def test_a_datastore_of_a_models_answers(asking, capsys):
         count += len(record["a"])
     assert first == expected
     raw.write_text(text + '{"p": [1, 2')  # as a kill leaves it
-    assert_refused(capsys, "is there already", datastore, asking, "--millions", "0.0035")
-    assert datastore(asking, "--millions", "0.0035", "--replace") == 0
+    assert_refused(capsys, "is there already", make, asking, "--millions", "0.0035")
+    assert make(asking, "--millions", "0.0035", "--replace") == 0
     assert raw.read_text().startswith(text) and len(read_datastore(asking)) > 3500
     assert read_datastore(asking)[: len(first)] == first  # more of it, in the same order
     longer = raw.read_bytes()
-    assert datastore(asking, "--millions", "0.001", "--replace") == 0  # what there is is enough
+    assert make(asking, "--millions", "0.001", "--replace") == 0  # what there is is enough
     assert raw.read_bytes() == longer and 1000 <= len(read_datastore(asking)) < 1400
     capsys.readouterr()
     for answer in ([1024], [-1], [1.5], [[1]], "xx", 7):
         raw.write_text(text + json.dumps({"p": [1], "a": answer, "T": 0}) + "\n")
         more = "--millions", "0.0001", "--replace"
-        assert_refused(capsys, "is damaged", datastore, asking, *more)
+        assert_refused(capsys, "is damaged", make, asking, *more)
     assert len(read_datastore(asking)) >= 1000  # what was there is still there
 
 
@@ -274,7 +249,7 @@ def test_a_datastore_of_any_text(tmp_path):
     (tmp_path / "a.txt").write_text("The capital of Tadastan.", encoding="utf-8")
     (tmp_path / "b.txt").write_text("Zwölf Boxkämpfer\n", encoding="utf-8")
     out = tmp_path / "new/store.safetensors"
-    assert datastore(tmp_path, "--from", tmp_path / "a.txt", tmp_path / "b.txt", "--out", out) == 0
+    assert make(tmp_path, "--from", tmp_path / "a.txt", tmp_path / "b.txt", "--out", out) == 0
     tokenizer = Tokenizer(tmp_path / "base")
     a, b = (tokenizer.encode((tmp_path / f"{name}.txt").read_text("utf-8")) for name in "ab")
     assert read_datastore(tmp_path, "new/store.safetensors") == [*a, 2, *b, 2]
@@ -305,18 +280,18 @@ def test_what_is_no_datastore_of_this_model(tmp_path):
 
 
 def test_a_drafts_datastore_is_found_where_it_is_for_the_same_vocabulary(tmp_path):
-    target, draft = WEIGHTS / "mini-7b", tmp_path / "draft"
-    draft.mkdir()
+    target, draft, find = WEIGHTS / "mini-7b", tmp_path / "draft", datastore.find_datastore
+    own, drafts = (folder / datastore.DATASTORE for folder in (tmp_path, draft))
     config, right = read_config(target), tokenizer_checksum(target)
     for size, tokenizer, fits in ((1024, "other", 0), (1000, right, 0), (1024, right, 1)):
-        write_datastore(draft / DATASTORE, [[5, 6]], 2, size, tokenizer, "text", replace=True)
-        assert find_datastore(target, config, draft) == (draft / DATASTORE if fits else None)
-    assert find_datastore(target, config, tmp_path / "none") is None
+        write_datastore(drafts, [[5, 6]], 2, size, tokenizer, "text", replace=True)
+        assert find(target, draft, config) == (drafts if fits else None)
+    assert find(target, tmp_path / "none", config) is None
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
     message = "tokenizer.json is not a tokenizer that is known here; download it again"
-    raises_line(find_datastore, ValueError, message, tmp_path, config, draft)
-    write_datastore(tmp_path / DATASTORE, [[5]], 2, 1024, "other", "text")  # a target's own
-    assert find_datastore(tmp_path, config, draft) == tmp_path / DATASTORE
+    raises_line(find, ValueError, message, tmp_path, draft, config)
+    write_datastore(own, [[5]], 2, 1024, "other", "text")  # a target's own
+    assert find(tmp_path, draft, config) == own
 
 
 def test_what_a_datastore_is_not_made_of(asking, capsys):
@@ -334,5 +309,5 @@ def test_what_a_datastore_is_not_made_of(asking, capsys):
         ("one of the arguments --millions --from is required",),
         ("needs a chat template of its own", "--millions", "1"),
     ):
-        assert_refused(capsys, message, datastore, asking, *more)
+        assert_refused(capsys, message, make, asking, *more)
     assert weights.read_bytes() == before and not (asking / "base/datastore.self.jsonl").exists()

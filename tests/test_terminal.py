@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from unittest.mock import Mock
@@ -20,7 +19,6 @@ from helpers import program as program_of
 
 import run
 from s2d import generate
-from s2d.trace import conversation
 from s2d.trace.terminal import COLORS, Streamed, colors_of
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
@@ -74,7 +72,8 @@ def test_every_token_has_the_colour_of_its_exit(line, temperature, tokenizer, ca
     colors = [int(color) for color, *_ in ESCAPES.findall(legend) if color]
     assert colors == list(COLORS[: len(exits)]) and bool(legend) == bool(exits)
     assert (len({color for color, _ in found}) > 1) == bool(exits)
-    assert program(*common, *line.split(), "--color", "never") == 0
+    plain = "auto" if temperature else "never"  # this is no terminal
+    assert program(*common, *line.split(), "--color", plain) == 0
     assert "".join(text for _, text in found) == capsys.readouterr().out.partition("\n\n")[0]
 
 
@@ -93,7 +92,7 @@ def test_when_there_are_colours(tty, no_color, term, monkeypatch):
 
 @pytest.mark.parametrize("colors", [{}, {2: 36}])
 def test_a_terminal_is_shown_what_it_would_obey(colors, monkeypatch):
-    """An answer may hold any character; but in files and pipes, control characters are spelt."""
+    """An answer may hold any character: files and pipes have it as it is, a terminal spelt."""
     said = "\tb\n\x1b]0;\x07\x9b2J\r\x7f 日\u3000."
     spelt = "\tb\n\\x1b]0;\\x07\\x9b2J\\x0d\\x7f 日\u3000."
     tokenizer, step = Mock(decode=lambda ids: said), Mock(tokens=[7], sources=[2])
@@ -104,41 +103,29 @@ def test_a_terminal_is_shown_what_it_would_obey(colors, monkeypatch):
         assert out.getvalue() == (f"\033[36m{expected}\033[0m" if colors else expected)
 
 
-def test_on_a_real_terminal(monkeypatch, capsys):
-    """Colours without being asked for, and none into a file."""
+def test_a_conversation_on_a_real_terminal(monkeypatch):
+    """Colours come unasked, what was typed by a key; a line says that a long prompt is read."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    arguments = "--prompt", QUESTION, "--max-new-tokens", "20"
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*RUN, *arguments], stdout=theirs, stderr=subprocess.DEVNULL)
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):  # the other end is closed
-        while part := os.read(ours, 4096):
-            shown += part
-    assert process.wait() == 0 and b"\033[36m" in shown and b"colours" in shown
-    assert program(*arguments) == 0 and "\033" not in capsys.readouterr().out
-
-
-def test_a_conversation_on_a_real_terminal():
-    """What was typed comes back by a key; while a long prompt is read, a line says so."""
-    ours, theirs = pty.openpty()
-    line = "--interactive --max-new-tokens 2 --color never --prompt".split()
+    line = "--interactive --max-new-tokens 20 --prompt".split()
     ends = dict(stdin=theirs, stdout=theirs, stderr=theirs)
     process = subprocess.Popen([*RUN, *line, "word " * 200], **ends)
     os.close(theirs)
 
-    def shown(turns):
+    def shown():
         text = b""
-        while text.count(b" tokens in ") < turns or not text.endswith(b"> "):
+        while b" tokens in " not in text or not text.endswith(b"> "):
             text += os.read(ours, 4096)
         return text
 
-    assert re.search(rb"\nreading a prompt of \d{3} tokens \.{3}\r {34}\r[^ ]", shown(1))
+    first = shown()
+    assert re.search(rb"\nreading a prompt of \d{3} tokens \.{3}\r {34}\r[^ ]", first)
+    assert any(b"\033[%dm" % color in first for color in COLORS)
     os.write(ours, b"And yoo\x7fu?\n")
-    shown(1)
+    shown()
     os.write(ours, b"\033[A\n")  # the key up
-    assert b"And you?" in shown(1)
+    assert b"And you?" in shown()
     os.write(ours, b"\x04")
     assert process.wait() == 0
 
@@ -158,13 +145,12 @@ def talk(monkeypatch, capsys):
 @pytest.fixture
 def prompts(monkeypatch):
     """The prompts that a conversation gives to the decoder."""
-    given, start = [], conversation.start
+    given, converse = [], run.converse
 
-    def watched(target, prompt, **options):
-        given.append(prompt)
-        return start(target, prompt, **options)
+    def watched(begin, *others):
+        converse(lambda prompt: given.append(prompt) or begin(prompt), *others)
 
-    monkeypatch.setattr(conversation, "start", watched)
+    monkeypatch.setattr(run, "converse", watched)
     return given
 
 

@@ -80,8 +80,6 @@ def test_llama_tokenizer_on_spec_bench():
             assert theirs(turn).input_ids == ours.encode(turn)
 
 
-# ----------------------------------------------------------------------------------- special tokens
-
 NAMES = ["<|im_start|>", "<|im_end|>", "<|im_end|>x", "<mask>", "<pad>"]
 IDS = {name: number for number, name in enumerate(NAMES, 1024)}
 PLAIN = {"lstrip": True, "special": False}
@@ -212,9 +210,6 @@ def test_what_beside_sentencepiece_is_not_known_or_disagrees(tmp_path, config, f
     raises_line(Tokenizer, ValueError, re.escape(message), folder)
 
 
-# ----------------------------------------------------------------------------------- tokenizer.json
-
-
 def test_tokenizer_json_gives_the_ids_of_transformers(trained):
     for changes in ({}, {"add_bos_token": False}, {"add_bos_token": True}, {"bos_token": None}):
         ours, theirs = with_config(trained, **changes)
@@ -274,16 +269,15 @@ def test_faults_inside_a_tokenizer_json(trained, tmp_path, capfd, part, change, 
 
 
 def test_what_beside_a_tokenizer_json_disagrees_with_it(trained):
-    by_ids = (
+    named = {"extra_special_tokens": ["<|new|>"]}
+    message = "names the token '<|new|>', but tokenizer.json"
+    raises_line(with_config, ValueError, re.escape(message), trained, **named)
+    for by_id, message in (
         ({"5": added("<|eot|>")}, "<|eot|>' is token 5 in the files beside it, but 4 in its"),
         ({"900": added("<|new|>")}, "<|new|>' is token 900 in the files beside it, but None in"),
         ({"4": added("<|eot|>", rstrip=True)}, "it says something else; make them agree"),
-    )
-    named = {"extra_special_tokens": ["<|new|>"]}, "names the token '<|new|>', but tokenizer.json"
-    for config, message in (
-        named,
-        *(({"added_tokens_decoder": each}, said) for each, said in by_ids),
     ):
+        config = {"added_tokens_decoder": by_id}
         raises_line(with_config, ValueError, re.escape(message), trained, **config)
 
 

@@ -70,21 +70,16 @@ def prompt(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def record(mini, tokenizer, prompt):
-    """record(options[, file]): as ``recorded``, of an answer to the question."""
-    return functools.partial(recorded, mini("mini-7b"), tokenizer, prompt)
-
-
-@pytest.fixture(scope="module")
-def known(mini, record, tmp_path_factory):
+def known(mini, tokenizer, prompt, tmp_path_factory):
     """known(method, temperature) -> (page, record, Steps, Generation), of an answer."""
     folder = tmp_path_factory.mktemp("pages")
 
     @functools.cache
     def make(name, temperature):
         more = {"temperature": temperature, "max_new_tokens": 40, "seed": 3}
+        options = options_of(name, mini("mini-draft"), **more)
         file = folder / f"{name}-{temperature:g}.html"
-        return file, *record(options_of(name, mini("mini-draft"), **more), file)
+        return file, *recorded(mini("mini-7b"), tokenizer, prompt, options, file)
 
     return make
 
@@ -168,7 +163,7 @@ def test_a_record_is_what_happened(name, temperature, known, prompt, tokenizer):
     assert rejected or not temperature or name in ("ar", "s2d-tree", "table alone", "roots")
 
 
-def test_caches_hold_what_the_record_says(mini, record, monkeypatch):
+def test_caches_hold_what_the_record_says(known, monkeypatch):
     """Their real lengths, before and after every step."""
     lengths, keep = [], SortedDraft.keep
 
@@ -178,13 +173,13 @@ def test_caches_hold_what_the_record_says(mini, record, monkeypatch):
         lengths.append((before, [each.filled for each in self.exits]))
 
     monkeypatch.setattr(SortedDraft, "keep", watched)
-    data, *_ = record(options_of("s2d-tree", mini("mini-draft"), max_new_tokens=40))
+    _, data, *_ = known.__wrapped__("s2d-tree", 0.0)  # anew, and not from before
     caches = [step["caches"][1:] for step in data["steps"]]
     shown = [tuple([cache[key] for cache in each] for key in ("filled", "kept")) for each in caches]
     assert shown == lengths and len({tuple(before) for before, _ in lengths}) > 3
 
 
-def test_why_drafting_stopped(mini, record):
+def test_why_drafting_stopped(mini, tokenizer, prompt):
     never = Mock(side_effect=lambda prediction: torch.zeros(len(prediction.probs)), threshold=0.5)
     table = {"method": "s2d", "exits": [0], "stop": 0.2, "draft_length": 3}
     for options, reasons in (
@@ -195,7 +190,7 @@ def test_why_drafting_stopped(mini, record):
         (table, {"confidence", "context"}),
     ):
         options |= {"draft": mini("mini-draft"), "max_new_tokens": 30}
-        data, *_ = record(options)
+        data, *_ = recorded(mini("mini-7b"), tokenizer, prompt, options)
         assert {step["stopped"] for step in data["steps"]} == reasons
         assert data["steps"][-1]["stopped"] == "context"
         for step in data["steps"]:

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -70,13 +71,9 @@ def student(seed=2):
 
 def losses_of(out, resume=False, stop_after=None, **changes):
     """Losses of a small training of 12 steps, one (2,) for each."""
-    run, losses = fit.Run(out, resume=resume), []
-    training = fit.fit(student(), (2, 4), (ROWS, LABELS), replace(RECIPE, **changes), run)
-    for step, loss in training:
-        losses.append(loss.tolist())
-        if step == stop_after:
-            break
-    return losses
+    run, recipe = fit.Run(out, resume=resume), replace(RECIPE, **changes)
+    training = fit.fit(student(), (2, 4), (ROWS, LABELS), recipe, run)
+    return [loss.tolist() for _, loss in islice(training, stop_after)]
 
 
 def test_resume_gives_the_same_losses(tmp_path, monkeypatch):
@@ -129,13 +126,15 @@ def test_every_epoch_sees_every_row_in_an_order_of_its_own():
     assert first == sorted(second) == sorted(third) == list(range(10)) and second != third
 
 
-def test_labels_are_the_assistants_words(tokenizer):
+@pytest.mark.parametrize("template, space", [("vicuna", ""), ("llama-2", " ")])
+def test_labels_are_the_assistants_words(template, space, tokenizer):
+    """And what the template puts behind them in the assistant's turn."""
     messages, eos = ["Hi there", "Hello Anna", "How are you?", "Fine"], [tokenizer.eos_id]
-    hello, fine = (tokenizer.encode(text)[1:] + eos for text in ("Hello Anna", "Fine"))
-    ids, is_answer = dialogues.encode_dialogue(tokenizer, messages)
-    assert ids == tokenizer.encode_chat(messages[:3]) + fine
+    hello, fine = (tokenizer.encode(text + space)[1:] + eos for text in ("Hello Anna", "Fine"))
+    ids, is_answer = dialogues.encode_dialogue(tokenizer, messages, template)
+    assert ids == tokenizer.encode_chat(messages[:3], template) + fine
     assert [token for token, answer in zip(ids, is_answer) if answer] == hello + fine
-    tokens, labels = dialogues.pack([messages] * 3, tokenizer, 99, 10, answers_only=True)
+    tokens, labels = dialogues.pack([messages] * 3, tokenizer, 99, 10, True, template)
     used = tokens.numel()
     assert tokens.flatten().tolist() == (ids * 3)[:used]
     learnt = [token if answer else -100 for token, answer in zip(ids * 3, is_answer * 3)]
@@ -235,18 +234,12 @@ def test_user_errors(tiny, tmp_path, capsys):
 
 
 def test_soft_takes_the_template_of_the_model(tiny, tmp_path):
-    """A Llama-2 folder's dialogues have [INST]; what follows it in the model's turn is learnt."""
-    tiny = tiny.rename(tiny.with_name("Llama-2-tiny-chat"))
-    (tmp_path / "d.json").write_text(json.dumps([record(*["Hi", "Yes. "] * 9)]))
-    recipe = replace(RECIPE, length=20)
-    tokens, labels = nested.rows_of(tiny, tmp_path / "d.json", "cpu", recipe, None, 0)
-    tokenizer = Tokenizer(tiny / "tokenizer.model")
-    whole = tokenizer.encode_chat(["Hi", "Yes. "] * 8 + ["Hi"], "llama-2")
-    assert tokens.flatten().tolist() == whole[: tokens.numel()]
-    asked = len(tokenizer.encode_chat(["Hi"], "llama-2"))
-    answer = tokenizer.encode_chat(["Hi", "Yes. ", "Hi"], "llama-2")[asked:-asked]
-    learnt = labels[labels != -100].tolist()
-    assert learnt[: 2 * len(answer)] == answer * 2 and tokenizer.decode(answer) == "Yes. "
+    """A Llama-2 folder's dialogues have [INST]."""
+    tiny, texts = tiny.rename(tiny.with_name("Llama-2-tiny-chat")), ["Hi", "Yes. "] * 9
+    (tmp_path / "d.json").write_text(json.dumps([record(*texts)]))
+    found = nested.rows_of(tiny, tmp_path / "d.json", fit.Run(tmp_path), replace(RECIPE, length=20))
+    expected = dialogues.pack([texts], Tokenizer(tiny), None, 20, True, "llama-2")
+    assert len(found[0]) > 4 and all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])

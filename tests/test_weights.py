@@ -15,9 +15,9 @@ from transformers import GenerationConfig, LlamaForCausalLM
 
 from s2d import load_model, weights
 from s2d.extras.decision import Decision, save_decision
-from s2d.files import check_free, former_of, staged_file, staged_folder
+from s2d.files import MANIFEST, check_free, former_of, stage_of, staged_file, staged_folder
 from s2d.weights import save_model
-from s2d.weights.config import config_from_dict, unread_settings
+from s2d.weights.config import config_from_dict, read_config, unread_settings
 
 refused = partial(raises_line, load_model)
 
@@ -66,19 +66,27 @@ def test_damaged_files(folder, sharded):
 
 
 def test_wrong_tensors(folder):
-    tensors = load_file(folder / "model.safetensors")
-    name = "model.layers.2.mlp.up_proj.weight"
-    save_file(tensors | {name: torch.zeros(3, 4)}, folder / "model.safetensors")
-    refused(ValueError, r"up_proj.weight has shape \(3, 4\), .* asks for \(48, 32\)", folder)
-    save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors")
-    refused(ValueError, f"has no tensor {name}", folder)
+    """Quantised ones, too: cast to float they would load as noise."""
+    file, name = folder / "model.safetensors", "model.layers.2.mlp.up_proj.weight"
+    tensors = load_file(file)
+    weight = tensors.pop(name)
+    for other, message in (
+        ({}, f"has no tensor {name}"),
+        ({name: torch.zeros(3, 4)}, rf"{name} has shape \(3, 4\), .* asks for \(48, 32\)"),
+        ({name: weight.to(torch.float8_e4m3fn)}, f"{name} is of dtype F8_E4M3; quantised"),
+        ({name: weight.to(torch.int8)}, f"{name} is of dtype I8; quantised weights"),
+    ):
+        save_file(tensors | other, file)
+        refused(ValueError, message, folder)
 
 
-LLAMA_3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
-LLAMA_3_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+WITHOUT_CONTEXT = {"rope_type": "llama3", "factor": 8.0} | BANDS
+LLAMA_3_ROPE = WITHOUT_CONTEXT | {"original_max_position_embeddings": 8192}
 DEFAULT, LINEAR = {"rope_type": "default"}, {"type": "linear", "factor": 2.0}
 REFUSED = [
     (dict(model_type="mistral"), "model_type is 'mistral'"),
+    (dict(quantization_config={"quant_method": "x"}), "it has a quantization_config"),
     (dict(rope_scaling=LINEAR | {"type": "yarn"}), "rope type 'yarn' is not supported"),
     (dict(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "has no 'low_freq_factor'"),
     (dict(rope_scaling=LLAMA_3_ROPE | {"low_freq_factor": 4}), "must be below"),
@@ -121,22 +129,12 @@ def test_configs_that_are_refused(folder):
         (folder / "config.json").write_text(before)
     twice = {"rope_parameters": LINEAR, "rope_scaling": LINEAR}
     inside = {"rope_theta": ..., "rope_parameters": DEFAULT | {"rope_theta": 5000.0}}
-    for changes in (twice | {"logit_scale": None}, inside):  # these are not
+    outside = {"rope_scaling": WITHOUT_CONTEXT, "original_max_position_embeddings": 16}
+    for changes in (twice | {"logit_scale": None}, inside, outside):  # these are not
         change_json(folder / "config.json", **changes)
         agrees_with_transformers(folder)
         (folder / "config.json").write_text(before)
-
-
-def test_quantised_weights_are_refused(folder):
-    """Cast to float they would load as noise."""
-    change_json(folder / "config.json", quantization_config={"quant_method": "compressed-tensors"})
-    refused(ValueError, "it has a quantization_config", folder)
-    change_json(folder / "config.json", quantization_config=None)
-    tensors = load_file(folder / "model.safetensors")
-    name = "model.layers.1.mlp.up_proj.weight"
-    for dtype, shown in ((torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")):
-        save_file(tensors | {name: tensors[name].to(dtype)}, folder / "model.safetensors")
-        refused(ValueError, f"{name} is of dtype {shown}; quantised weights", folder)
+    assert config_from_dict(json.loads(before) | outside).rope_llama3 == (1.0, 4.0, 16)
 
 
 @pytest.mark.parametrize("sizes", [20_000, 2**30])
@@ -188,14 +186,6 @@ def agrees_with_transformers(folder):
     assert (ours - expected).abs().max() < 1e-6 * expected.abs().max()
 
 
-def test_the_original_context_may_be_outside_of_the_rotary_embedding(folder):
-    key = "original_max_position_embeddings"
-    rope = {name: value for name, value in LLAMA_3_ROPE.items() if name != key}
-    change_json(folder / "config.json", rope_scaling=rope, **{key: 16})
-    assert load_model(folder).config.rope_llama3 == (1.0, 4.0, 16)
-    agrees_with_transformers(folder)
-
-
 def test_one_file_is_preferred_to_an_index_of_files_that_are_gone(folder, sharded):
     index = (sharded / "model.safetensors.index.json").read_text()
     (folder / "model.safetensors.index.json").write_text(index)
@@ -203,6 +193,12 @@ def test_one_file_is_preferred_to_an_index_of_files_that_are_gone(folder, sharde
     shard = sorted(sharded.glob("model-*"))[0]
     (folder / shard.name).write_bytes(shard.read_bytes())
     refused(ValueError, f"has both model.safetensors and .* with {shard.name}; remove", folder)
+
+
+def test_a_config_that_is_known_is_not_read_again(folder):
+    config = read_config(folder)
+    (folder / "config.json").unlink()
+    assert load_model(folder, dtype="float32", config=config).config is config
 
 
 def test_one_tensor_in_two_shards(sharded):
@@ -279,6 +275,11 @@ def test_devices_and_dtypes(folder, monkeypatch):
     for count, name in ((0, "cpu"), (1, "cuda"), (8, "cuda")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert weights.check_device("auto") == torch.device(name)
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    for name, own in (("auto", "cuda:7"), ("cuda:1", "cuda:7"), ("cpu", "cpu")):
+        assert weights.own_device(name) == torch.device(own)
+    monkeypatch.setenv("LOCAL_RANK", "8")
+    raises_line(weights.own_device, ValueError, "'cuda:8' was asked .* sees 8 GPUs", "cuda")
     monkeypatch.undo()
     model = load_model(folder, dtype="float64")
     size = sum(p.nbytes for p in model.parameters()) / 1e9
@@ -340,20 +341,14 @@ def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
 
 
 def test_two_writers_of_one_folder(tmp_path):
-    lock, mine = tmp_path / ".m.s2d-lock", tmp_path / "mine"
-    mine.write_text("mine")
-    lock.symlink_to(mine)
-    raises_line(save_model, ValueError, "is a link", random_llama(0), tmp_path / "m")
-    assert mine.read_text() == "mine" and lock.is_symlink()
-    lock.unlink()
-    mine.rename(lock)  # as of a process that was killed
+    stage_of(tmp_path / "m").mkdir()
+    (stage_of(tmp_path / "m") / "left").write_text("by a process that was killed")
     with staged_folder(tmp_path / "m") as stage:
         (stage / "first").write_text("1")
         message = "is being written by another process"
         raises_line(save_model, ValueError, message, random_llama(0), tmp_path / "m")
-        assert lock.read_text() == "mine"  # it is not emptied
         (stage / "second").write_text("2")
-    assert {path.name for path in (tmp_path / "m").iterdir()} > {"first", "second"}
+    assert set(os.listdir(tmp_path / "m")) == {"first", "second", MANIFEST}
     save_model(random_llama(0), tmp_path / "m", replace=True)
     assert load_model(tmp_path / "m") and os.listdir(tmp_path) == ["m"]
 

@@ -61,7 +61,7 @@ def report(args):
     target, template = load_model(source, args.device, args.dtype), chat_template(source)
     draft = load_model(path, args.device, args.dtype)
     untrained = load_model(source, args.device, args.dtype, num_layers=exits[-1])
-    store = find_datastore(source, target.config, path)
+    store = find_datastore(source, path, target.config)
     datastore = open_datastore(store, source, target.config) if store else None
     tokenizer, right, sure = Tokenizer(source), defaultdict(list), []
     for question in choose_questions(args.questions, "held-out", args.limit):

@@ -83,7 +83,7 @@ def give_datastore(methods, target_path, draft_path):
     """Add the target's or the draft's datastore, if there is one, to methods that use exit 0."""
     using = [options for _, options in methods.values() if 0 in options.get("exits", ())]
     config = read_config(target_path)
-    if using and (store := find_datastore(target_path, config, draft_path)):
+    if using and (store := find_datastore(target_path, draft_path, config)):
         found = open_datastore(store, target_path, config)
         for options in using:
             options["datastore"] = found

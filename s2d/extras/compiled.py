@@ -20,8 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..model import Block, LlamaConfig, RMSNorm
 from ..program import tell
 from ..user_cache import key_of, machine, private_folder
-from .costs import SIZES
-from .products import quicken_block
+from .products import PLAIN, join_block, products_of
 
 FEW = 2  # rows for which sums are the quickest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
@@ -49,8 +48,9 @@ def compiled_block(shape, rows, dtype, way):
     """
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
-    quickest = "by_layout" if way == "by_layout" else "by_linear"
-    quicken_block(block, shape, [quickest] * (SIZES[-1] + 1))
+    join_block(block, shape)
+    for each in products_of(block):
+        each.names = ["by_layout" if way == "by_layout" else "by_linear"] * len(PLAIN)
     hidden, rope = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
     length = 8 * rows + 5  # any number but one that means something else here
     kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
@@ -83,7 +83,7 @@ def compiled(function, example, what, details):
     names = here.parents[1] / "model.py", here.with_name("products.py"), here
     sources = [name.read_bytes() for name in names]
     file = folder / key_of((what, details, torch.get_num_threads(), sources))
-    with kept_by_pytorch_in(folder):
+    with compiler_for(folder):
         try:
             with file.open("rb") as opened:
                 result = torch.compiler.load_compiled_function(opened)
@@ -113,26 +113,20 @@ def made(function, example, what, file):
 
 
 @contextmanager
-def kept_by_pytorch_in(folder):
+def compiler_for(folder):
     """Have PyTorch compile by OPTIONS and keep it all in ``folder``, where only the user can write.
 
     Its own choice is the temporary directory, where another user may have been first.
     """
-    from torch._inductor import config  # takes a second to import
+    from torch._inductor import config, utils  # takes a second to import
 
     teach_compiler()
-    name = "TORCHINDUCTOR_CACHE_DIR"
-    former = os.environ.get(name)
     mask = os.umask(0o077)
-    os.environ[name] = str(folder)
     try:
-        with config.patch(OPTIONS):
+        with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
             yield
     finally:
         os.umask(mask)
-        os.environ.pop(name)
-        if former is not None:
-            os.environ[name] = former
 
 
 # Compiled code calls the library for this operation, whatever layout the weight then has. PyTorch's

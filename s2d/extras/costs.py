@@ -7,6 +7,7 @@ anything that it depends on is another one, or where the record is damaged.
 import json
 import os
 import time
+from bisect import bisect_left
 from contextlib import suppress
 from math import inf
 
@@ -17,7 +18,7 @@ from ..files import staged_file
 from ..model import DECODING_KERNELS
 from ..user_cache import key_of, machine, private_folder
 
-SIZES = 1, 2, 4, 8, 16  # rows that are timed; a number between two costs what the larger one does
+SIZES = 1, 2, 4, 8, 16  # rows that are timed
 # With these a processor looks like a lesser one to the libraries.
 VARIABLES = "ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"
 CONTEXT = 400  # positions behind which a pass is timed
@@ -26,12 +27,17 @@ STEADY = 1.3  # times as long: a second timing that takes no more agrees
 HOPELESS = 3.0  # times as slow as another
 
 
-def padded(rows):
-    """The smallest of SIZES that holds so many rows."""
-    return next(size for size in SIZES if size >= rows)
+def size_of(rows):
+    """The place in SIZES of what so many rows cost: a number between two costs as the larger."""
+    return bisect_left(SIZES, rows)
 
 
-def kept(what, names, measure):
+def quickest(timed):
+    """{name: seconds for each of SIZES} -> the name of the quickest, for each of SIZES."""
+    return [min(timed, key=lambda name: timed[name][i]) for i in range(len(SIZES))]
+
+
+def kept(what, measure):
     """``measure()``, {name: seconds for each of SIZES}, or what was kept of it under ``what``.
 
     It is asked twice, and kept where both agree: not if the machine was busy with something else.
@@ -41,13 +47,10 @@ def kept(what, names, measure):
         file = private_folder("costs") / f"{key_of((here, what))}.json"
     except (OSError, ValueError):  # there is no place to keep it
         return measure()
-    try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError, RecursionError):
-        found = None
-    if not is_timing(found, names):
+    found = read(file)
+    if found is None:
         both = measure(), measure()
-        found = {name: [*map(min, *(each[name] for each in both))] for name in names}
+        found = {name: [*map(min, *(each[name] for each in both))] for name in both[0]}
         if agree(*both):
             write(file, found)
     return found
@@ -55,25 +58,26 @@ def kept(what, names, measure):
 
 def agree(first, second):
     """Whether the quickest of two timings are nearly as long, for each of SIZES."""
-    quickest = [[min(column) for column in zip(*each.values())] for each in (first, second)]
-    return all(max(pair) < STEADY * min(pair) for pair in zip(*quickest))
+    pairs = zip(*([min(column) for column in zip(*each.values())] for each in (first, second)))
+    return all(max(pair) < STEADY * min(pair) for pair in pairs)
+
+
+def read(file):
+    """What ``write`` put there; None where there is nothing, or it is damaged in any way."""
+    try:
+        checksum, text = file.read_text().splitlines()
+    except (OSError, ValueError):
+        return None
+    return json.loads(text) if checksum == key_of(text) else None
 
 
 def write(file, found):
-    """Keep it; on a full disk it is timed again."""
+    """Keep it behind its checksum; on a full disk it is timed again."""
+    text = json.dumps(found)
     with suppress(OSError):
         with staged_file(file) as stage:
-            stage.write_text(json.dumps(found))
+            stage.write_text(f"{key_of(text)}\n{text}\n")
         file.chmod(0o600)
-
-
-def is_timing(found, names):
-    """Whether it is {name: seconds for each of SIZES} for all ``names``."""
-    if not isinstance(found, dict) or sorted(found) != sorted(names):
-        return False
-    rows = list(found.values())
-    whole = all(isinstance(row, list) and len(row) == len(SIZES) for row in rows)
-    return whole and all(type(each) is float and 0 < each < inf for row in rows for each in row)
 
 
 @torch.inference_mode()
@@ -97,12 +101,12 @@ def time_passes(model):
 def quickest_of_each(function, names, *arguments):
     """{name: seconds of the quickest call of ``function(name, *arguments)``} for all ``names``.
 
-    They take turns, so that a slow moment is no fault of one of them. What is far
-    slower than another is not asked again. The first call of each does not count.
+    They take turns, so that a slow moment is no fault of one of them. What is far slower than
+    another is not asked again. The first call of each does not count.
     """
     for name in names:
         function(name, *arguments)
-    best = dict.fromkeys(names, float("inf"))
+    best = dict.fromkeys(names, inf)
     racing = list(names)
     for _ in range(ROUNDS):
         for name in racing:

@@ -146,12 +146,9 @@ def read_decision(path):
         known = isinstance(raw, dict) and raw.get("features") in FEATURES
         if not known or not isinstance(raw.get("draft"), str):
             raise ValueError(f"its header is {shown(raw)}")
-        config = {
-            "features": raw["features"],
-            "hidden_size": whole(raw, "hidden_size"),
-            "threshold": number(raw, "threshold", low=0.0, high=1.0),
-            "draft": raw["draft"],
-        }
+        config = {name: raw[name] for name in ("features", "draft")}
+        config["hidden_size"] = whole(raw, "hidden_size")
+        config["threshold"] = number(raw, "threshold", low=0.0, high=1.0)
     except FileNotFoundError:
         raise FileNotFoundError(f"no decision model at {path}") from None
     except KeyError:

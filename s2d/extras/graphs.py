@@ -14,15 +14,14 @@ class Recordings:
 
     def __init__(self):
         self.caches = {}  # {(start, stop): KVCache}
-        self.replays = {}  # {(cache, start, stop, rows, length): Replayed}
+        self.replays = {}  # {(cache, start, stop, rows, length): what replays that pass}
 
     def cache(self, start, stop, capacity, new_cache):
         """An empty KV cache for layers start..stop-1, the former one where that is long enough."""
         longest = bucket(capacity)
         cache = self.caches.get((start, stop))
         if cache is None or cache.keys.shape[3] < longest:
-            for key in [key for key in self.replays if key[0] is cache]:
-                del self.replays[key]
+            self.replays = {key: run for key, run in self.replays.items() if key[0] is not cache}
             cache = self.caches[start, stop] = new_cache(longest)
         cache.keep(0, [])
         for part in (cache.keys, cache.values):
@@ -32,24 +31,24 @@ class Recordings:
     def run(self, key, function, inputs):
         """``function(*inputs)``, recorded when ``key`` comes for the first time."""
         if key not in self.replays:
-            self.replays[key] = Replayed(function, inputs)
-        return self.replays[key](*inputs)
+            self.replays[key] = replayed(function, inputs)
+        return self.replays[key](inputs)
 
 
-class Replayed:
-    """A pass recorded at fixed addresses. A call replays it and returns a copy of its output."""
+def replayed(function, example):
+    """``function``, recorded at fixed addresses: a call replays it and copies what it wrote."""
+    own = [tensor.clone() for tensor in example]
+    for _ in range(2):  # libraries set themselves up in their first calls: not to be recorded
+        function(*own)
+    replay, output = recorded(function, own)
 
-    def __init__(self, function, example):
-        self.inputs = [tensor.clone() for tensor in example]
-        for _ in range(2):  # libraries set themselves up in their first calls: not to be recorded
-            function(*self.inputs)
-        self.replay, self.output = recorded(function, self.inputs)
+    def run(inputs):
+        for tensor, new in zip(own, inputs):
+            tensor.copy_(new)
+        replay()
+        return output.clone()
 
-    def __call__(self, *inputs):
-        for own, new in zip(self.inputs, inputs):
-            own.copy_(new)
-        self.replay()
-        return self.output.clone()
+    return run
 
 
 def recorded(function, inputs):

@@ -7,12 +7,14 @@ products of one input are done at once: queries, keys and values; gate and up. T
 lie in one memory; the model's names and values stay what they are.
 """
 
+from bisect import bisect_left
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ..model import MLP, Attention
-from .costs import SIZES, kept, padded, quickest_of_each, time_passes
+from .costs import SIZES, kept, quickest, quickest_of_each, size_of, time_passes
 from .draft_head import draft_head
 
 MOST = 2049  # rows of a pass whose cost is asked for
@@ -20,10 +22,6 @@ LAID_OUT_FOR = 8  # rows; the layout for these is as good for 1 to 16
 CACHED = 40e6  # bytes of a model that processors keep in their caches: its products stay plain
 DTYPES = torch.float32, torch.bfloat16  # in which there is more than one way
 BYTES = 48e6  # of weights that ways are timed with: more than caches hold
-
-
-def by_linear(x, weight):
-    return F.linear(x, weight)
 
 
 def from_left(x, weight):
@@ -44,7 +42,9 @@ def without_library(x, weight):
 
 
 def by_layout(x, weight):
-    """The library's, for a weight in a layout of its own; of any other it makes that first."""
+    """The library's, once the weight is ``laid_out`` for it; before that the plain one."""
+    if not weight.is_mkldnn:
+        return F.linear(x, weight)
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
@@ -53,7 +53,9 @@ def laid_out(weight):
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), LAID_OUT_FOR)
 
 
-WAYS = {way.__name__: way for way in (by_linear, from_left, without_library, by_layout)}
+WAYS = {"by_linear": F.linear}
+WAYS |= {way.__name__: way for way in (from_left, without_library, by_layout)}
+PLAIN = ["by_linear"] * (len(SIZES) + 1)  # for each of SIZES, and for more rows
 
 
 def possible_ways(dtype):
@@ -70,95 +72,84 @@ def version_of(tensor):
     return 0 if tensor.is_inference() else tensor._version
 
 
-class Product(nn.Linear):
-    """An nn.Linear without bias; ``names``: the way, in WAYS, for 0, 1, 2, ... rows.
+class Product(nn.Module):
+    """An nn.Linear without bias; ``names``: the way, in WAYS, for each size as in PLAIN.
 
-    Until ``lay_out``, what goes ``by_layout`` is multiplied plainly. So are weights that learn or
-    were cast or changed (but by ``.data``, which nobody sees), and what asks for a gradient.
+    Weights that learn or were changed (but by ``.data``, which nobody sees) are multiplied plainly,
+    and so is what asks for a gradient. Casts and moves have all multiplied plainly from then on.
     """
 
-    def __init__(self, weight, names):
-        super().__init__(*weight.shape[::-1], bias=False, device="meta")
-        self.weight, self.packed = weight, weight.detach()
-        self.names, self.version = names, version_of(weight)
-        self.ways = [WAYS["by_linear" if name == "by_layout" else name] for name in names]
-        self.many, self.original = by_linear, (weight,)
+    def __init__(self, weight, names=PLAIN):
+        super().__init__()
+        if isinstance(weight, nn.Parameter):
+            self.weight = weight
+        else:  # made of parameters of the model
+            self.register_buffer("weight", weight, persistent=False)
+        self.names, self.packed, self.version = names, weight.detach(), version_of(weight)
+        self.original = (weight,)  # in a tuple, as it is no second parameter
 
     def forward(self, x):
-        rows = x.numel() // self.in_features
-        if torch.compiler.is_compiling() and rows < len(self.names):  # there compiled.py decides
-            return F.linear(x, self.packed if self.names[rows] == "by_layout" else self.weight)
+        if torch.compiler.is_compiling():  # there compiled.py decides, for all sizes at once
+            return F.linear(x, self.packed if self.names[0] == "by_layout" else self.weight)
         if x.requires_grad or self.changed():
-            return F.linear(x, self.weight)
-        return self.multiply(x, rows)
+            return self.plain(x)
+        name = self.names[bisect_left(SIZES, x.numel() // x.size(-1))]
+        return WAYS[name](x, self.packed if name == "by_layout" else self.weight)
 
-    def multiply(self, x, rows):
-        """The product of so many rows, the quickest way."""
-        way = self.ways[rows] if rows < len(self.ways) else self.many
-        return way(x, self.packed if way is by_layout else self.weight)
+    def plain(self, x):
+        return F.linear(x, self.weight)
 
     def changed(self):
         """Whether the weight learns, or was changed since."""
-        weight = self.weight
-        known = weight is self.original[0] and version_of(weight) == self.version
+        weight, (original,) = self.weight, self.original
+        known = weight is original and version_of(weight) == self.version
         return weight.requires_grad or not known
-
-    def _apply(self, function, recurse=True):
-        """Casts and moves: what was laid out is not, then."""
-        before = self.weight.dtype, self.weight.device
-        super()._apply(function, recurse)
-        if before != (self.weight.dtype, self.weight.device):
-            self.packed, self.many = self.weight.detach(), by_linear
-            self.names, self.ways = (["by_linear"] * len(self.names), [by_linear] * len(self.names))
-        return self
 
     def lay_out(self):
         """Make what ``by_layout`` needs, a second copy of the weight."""
         if "by_layout" in self.names and not self.packed.is_mkldnn:
             self.packed = laid_out(self.weight.detach())
-            self.ways = [WAYS[name] for name in self.names]
-            self.many = by_layout if self.ways[-1] is by_layout else by_linear
+
+    def _apply(self, function, recurse=True):
+        before = self.weight.dtype, self.weight.device
+        super()._apply(function, recurse)
+        if before != (self.weight.dtype, self.weight.device):
+            self.names, self.packed = PLAIN, self.weight.detach()
+        return self
+
+    def __getstate__(self):
+        return self.__dict__ | {"packed": self.weight}  # a copy or a file lacks the layout
 
 
-class Fixed(Product):
-    """A Product whose weight is no parameter of the model: it is made of some."""
-
-    def __init__(self, weight, names):
-        super().__init__(nn.Parameter(weight, requires_grad=False), names)
-        del self.weight
-        self.register_buffer("weight", weight, persistent=False)
-        self.original = (weight,)
-
-
-class Joint(Fixed):
+class Joint(Product):
     """Products of one input as one. The weights of ``linears`` become parts of its own."""
 
-    def __init__(self, linears, names):
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        super().__init__(weight, names)
-        self.sizes, self.linears = [len(linear.weight) for linear in linears], linears
-        for linear, part in zip(linears, weight.split(self.sizes)):
+    def __init__(self, linears):
+        super().__init__(torch.cat([linear.weight.detach() for linear in linears]))
+        self.sizes = [len(linear.weight) for linear in linears]
+        for linear, part in zip(linears, self.weight.split(self.sizes)):
             linear.weight = nn.Parameter(part, requires_grad=False)
-        self.parts = [linear.weight for linear in linears]
+        self.linears, self.originals = linears, [linear.weight for linear in linears]
+
+    def plain(self, x):
+        return torch.cat([F.linear(x, linear.weight) for linear in self.linears], dim=-1)
 
     def changed(self):
-        """Whether a part learns, was changed or is another one: then this weight does not serve."""
         return any(
             linear.weight is not part or part.requires_grad or version_of(part) != self.version
-            for linear, part in zip(self.linears, self.parts)
+            for linear, part in zip(self.linears, self.originals)
         )
 
 
 class Joined:
-    """Of an Attention or an MLP: what it makes of its input is one product, ``joint``."""
+    """Of an Attention or an MLP: what it makes of its input is one product, ``joint``.
+
+    The modules of the parts keep their weights, but are not called: their hooks are not, either.
+    """
 
     def project(self, x):
         joint = self.joint
-        if torch.compiler.is_compiling():
-            return joint(x).split(joint.sizes, dim=-1)
-        if x.requires_grad or joint.changed():
-            return super().project(x)
-        return joint.multiply(x, x.numel() // joint.in_features).split(joint.sizes, dim=-1)
+        return joint.forward(x).split(joint.sizes, dim=-1)
 
 
 class JoinedAttention(Joined, Attention):
@@ -169,7 +160,7 @@ class JoinedMLP(Joined, MLP):
     """Gate and up at once."""
 
 
-def join(kind, config, former, names):
+def join(kind, config, former):
     """The ``kind`` of Joined with the weights of ``former``, whose last product stands alone."""
     with torch.device("meta"):
         module = kind(config)
@@ -177,71 +168,71 @@ def join(kind, config, former, names):
     for name, linear in linears.items():
         setattr(module, name, linear)
     *first, last = linears
-    module.joint = Joint([linears[name] for name in first], names)
-    setattr(module, last, Product(linears[last].weight, names))
+    module.joint = Joint([linears[name] for name in first])
+    setattr(module, last, Product(linears[last].weight))
     return module
 
 
-def quicken_block(block, config, names):
-    block.self_attn = join(JoinedAttention, config, block.self_attn, names)
-    block.mlp = join(JoinedMLP, config, block.mlp, names)
+def join_block(block, config):
+    block.self_attn = join(JoinedAttention, config, block.self_attn)
+    block.mlp = join(JoinedMLP, config, block.mlp)
+
+
+def products_of(module):
+    return [each for each in module.modules() if isinstance(each, Product)]
 
 
 def quicken(model):
     """Have the products of ``model``, on a CPU, go the fastest way there is here."""
-    shapes, layers = product_shapes(model.model["layers"][0]), len(model.model["layers"])
-    what, timed = ("ways", shapes, layers, model.dtype), {"by_linear": [1.0] * len(SIZES)}
-    if model.dtype in DTYPES:
-        ways = possible_ways(model.dtype)
-        timed = kept(what, ways, lambda: time_ways(shapes, layers, model.dtype))
-    names = quickest(timed)
     for block in model.model["layers"]:
-        quicken_block(block, model.config, names)
-    model.lm_head = Product(model.lm_head.weight, names)
+        join_block(block, model.config)
+    weights = [product.weight for product in products_of(model)]
+    model.lm_head = Product(model.lm_head.weight)
     if head := draft_head(model):
-        head.rows = Fixed(head.rows.weight, names)
-
-
-def quickest(timed):
-    """{way: seconds for each of SIZES} -> the quickest for 0, 1, ... rows."""
-    best = [min(timed, key=lambda way: timed[way][i]) for i in range(len(SIZES))]
-    rest = [best[SIZES.index(padded(rows))] for rows in range(1, SIZES[-1] + 1)]
-    return ["by_linear", *rest]
-
-
-def product_shapes(block):
-    """(out, in) of the four products of a block once they are ``Joined``."""
-    shapes = []
-    for part in (block.self_attn, block.mlp):
-        *first, last = (linear.weight.shape for linear in part.children())
-        shapes += [(sum(shape[0] for shape in first), first[0][1]), tuple(last)]
-    return shapes
+        head.rows = Product(head.rows.weight)
+    if model.dtype in DTYPES:
+        names = quickest_ways(weights)
+        for product in products_of(model):
+            product.names = names
 
 
 @torch.inference_mode()
-def time_ways(shapes, layers, dtype):
-    """{way: seconds for each of SIZES} of products with weights of ``shapes`` in some layers."""
-    size = sum(out * inner for out, inner in shapes) * dtype.itemsize
-    count = min(layers, -(-int(BYTES) // size))
-    weights = [torch.full(shape, 0.01, dtype=dtype) for shape in shapes * count]
-    cases = {name: weights for name in possible_ways(dtype)}
+def quickest_ways(weights):
+    """The quickest ways of products with ``weights``, four a block, as in PLAIN."""
+    blocks = -(-int(BYTES) // sum(weight.nbytes for weight in weights[:4]))
+    weights = weights[: 4 * blocks]
+    ways = possible_ways(weights[0].dtype)
+    what = "ways", ways, [tuple(weight.shape) for weight in weights], weights[0].dtype
+    best = quickest(kept(what, lambda: time_ways(ways, weights)))
+    return [*best, "by_layout" if best[-1] == "by_layout" else "by_linear"]
+
+
+def time_ways(ways, weights):
+    """{way: seconds for each of SIZES} of products with all ``weights``, one after another."""
+    cases, widths = {name: weights for name in ways}, {weight.shape[1] for weight in weights}
     if "by_layout" in cases:
         cases["by_layout"] = [laid_out(weight) for weight in weights]
 
     def products(name, rows):
-        inputs = {inner: torch.full((1, rows, inner), 0.01, dtype=dtype) for _, inner in shapes}
+        inputs = {width: weights[0].new_full((1, rows, width), 0.01) for width in widths}
         for weight in cases[name]:
             WAYS[name](inputs[weight.shape[1]], weight)
 
-    by_rows = [quickest_of_each(products, cases, rows) for rows in SIZES]
-    return {name: [seconds[name] for seconds in by_rows] for name in cases}
+    by_size = [quickest_of_each(products, cases, rows) for rows in SIZES]
+    return {name: [seconds[name] for seconds in by_size] for name in cases}
 
 
 def lay_out(model):
     """Lay out what passes of several rows need: at most one more copy of the weights."""
-    for module in model.modules():
-        if isinstance(module, Product):
-            module.lay_out()
+    for product in products_of(model):
+        product.lay_out()
+
+
+def each_row(seconds):
+    """Seconds of a pass over each of SIZES -> over 1, 2, ... MOST rows."""
+    more = max(0.0, seconds[-1] - seconds[-2]) / (SIZES[-1] - SIZES[-2])  # of a row beyond these
+    short = [seconds[size_of(rows)] for rows in range(1, SIZES[-1] + 1)]
+    return short + [seconds[-1] + more * n for n in range(1, MOST - SIZES[-1] + 1)]
 
 
 def row_costs(model):
@@ -251,10 +242,6 @@ def row_costs(model):
         return None
     if model.row_costs is None:
         lay_out(model)
-        ways = getattr(model.lm_head, "names", None)
-        what = "passes", model.config, model.dtype, model.compiled, ways
-        timed = kept(what, ["pass"], lambda: {"pass": time_passes(model)})["pass"]
-        each = max(0.0, timed[-1] - timed[-2]) / (SIZES[-1] - SIZES[-2])  # of a row beyond these
-        more = [timed[-1] + each * n for n in range(1, MOST - SIZES[-1] + 1)]
-        model.row_costs = [timed[SIZES.index(padded(n))] for n in range(1, SIZES[-1] + 1)] + more
+        what = "passes", model.config, model.dtype, getattr(model.lm_head, "names", None)
+        model.row_costs = each_row(kept(what, lambda: {"pass": time_passes(model)})["pass"])
     return model.row_costs

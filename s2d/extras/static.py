@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from ..model import Llama
 from .compiled import compiled_block, compiled_head, run_block, shape_of, way_of
-from .costs import SIZES, kept, time_passes
-from .draft_head import DraftHead, draft_head
+from .costs import SIZES, kept, quickest, size_of, time_passes
+from .draft_head import draft_head
 from .graphs import SHORTEST, Recordings, bucket
-from .products import lay_out, quicken
+from .products import each_row, lay_out, products_of
 
 ROWS = SIZES  # passes are padded up to these; prompts and large trees run as they are
 
@@ -26,7 +26,8 @@ class StaticLlama(Llama):
     """A Llama whose passes over few tokens behind a context are compiled, or recorded on a GPU.
 
     Recorded passes have one set of KV caches: on a GPU one generation at a time can use the model,
-    as its target or as its draft.
+    as its target or as its draft. Passes are plain once weights were found changed; they are asked
+    where a KV cache is made.
     """
 
     def __init__(self, config):
@@ -51,30 +52,37 @@ class StaticLlama(Llama):
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
         head = draft_head(self).rows if draft_head(self) else self.lm_head
-        for rows in ROWS:
-            compiled_block(self.shape, rows, self.dtype, self.way(rows))
-            compiled_head(self.shape, head.out_features, rows, self.dtype, self.way(rows))
         ways = [self.way(rows) for rows in ROWS]
+        for rows, way in zip(ROWS, ways):
+            compiled_block(self.shape, rows, self.dtype, way)
+            compiled_head(self.shape, len(head.weight), rows, self.dtype, way)
         if self.config.max_position_embeddings < 2 * ROWS[-1]:  # too short to be timed
             return
-        what = "compiled", self.config, self.dtype, ways
-        timed = kept(what, ["plain", "compiled"], self.time_both)
-        pairs = zip(ROWS, timed["compiled"], timed["plain"])
-        self.sizes = [rows for rows, compiled, plain in pairs if compiled <= plain]
-
-    def way(self, rows):
-        """How a compiled pass over so many rows multiplies."""
-        return way_of(rows, self.lm_head.names[rows])
+        timed = kept(("compiled", self.config, self.dtype, ways), self.time_both)
+        chosen = zip(ROWS, quickest(timed))
+        self.sizes = [rows for rows, name in chosen if name == "compiled"]
+        self.row_costs = each_row([min(pair) for pair in zip(*timed.values())])
 
     def time_both(self):
-        """Seconds of passes over each of ROWS, compiled and as they are."""
+        """{name: seconds of passes over each of ROWS}, compiled and as they are."""
         lay_out(self)
         timed = {}
-        for name, self.sizes in (("plain", ()), ("compiled", ROWS)):
+        for name, self.sizes in (("compiled", ROWS), ("plain", ())):
             timed[name] = time_passes(self)
         return timed
 
+    def way(self, rows):
+        """How a compiled pass over so many rows multiplies."""
+        return way_of(rows, self.lm_head.names[size_of(rows)])
+
+    def padded(self, rows):
+        """The size that a pass over so many rows is padded up to; None where it stays plain."""
+        size = next((size for size in ROWS if size >= rows), None)
+        return size if size in self.sizes else None
+
     def new_cache(self, capacity, start=0, stop=None, batch=1):
+        if any(product.changed() for product in products_of(self)):
+            self.sizes = ()
         padded_capacity = capacity + ROWS[-1]
         if not on_gpu(self.device) or batch > 1:
             return super().new_cache(padded_capacity, start, stop, batch)
@@ -85,13 +93,11 @@ class StaticLlama(Llama):
     def run_layers(self, hidden, start=0, stop=None, positions=None, mask=None, cache=None):
         B, T, _ = hidden.shape
         S = 0 if cache is None else cache.length
-        gpu = on_gpu(hidden.device)
-        if S == 0 or B > 1 or T > ROWS[-1] or S + T > self.longest - ROWS[-1]:
-            return super().run_layers(hidden, start, stop, positions, mask, cache)
-        rows = padded_to(T)
-        if rows not in self.sizes:
+        rows = self.padded(T)
+        if rows is None or S == 0 or B > 1 or S + T > self.longest - ROWS[-1]:
             return super().run_layers(hidden, start, stop, positions, mask, cache)
         stop = self.config.num_hidden_layers if stop is None else stop
+        gpu = on_gpu(hidden.device)
         length = bucket(S + rows) if gpu else S + rows  # slots of the cache that the pass reads
         slots = self.slots[S : S + rows]  # of them, those that it writes
         if mask is None:
@@ -101,13 +107,13 @@ class StaticLlama(Llama):
         positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
         rope = self.rope_cos[positions], self.rope_sin[positions]
         inputs = filled(hidden, rows), *rope, mask, slots
-        way = None if gpu else self.way(rows)
-        run = run_block if gpu else compiled_block(self.shape, rows, hidden.dtype, way)
-        blocks = partial(self.blocks, partial(run, way), start, stop, cache, length)
         if gpu:
-            hidden = self.recordings.run((cache, start, stop, rows, length), blocks, inputs)
+            run = partial(self.blocks, partial(run_block, None), start, stop, cache, length)
+            hidden = self.recordings.run((cache, start, stop, rows, length), run, inputs)
         else:
-            hidden = blocks(*inputs)
+            way = self.way(rows)
+            block = partial(compiled_block(self.shape, rows, hidden.dtype, way), way)
+            hidden = self.blocks(block, start, stop, cache, length, *inputs)
         cache.advance(T)
         return hidden[:, :T]
 
@@ -120,39 +126,17 @@ class StaticLlama(Llama):
 
     def logits(self, hidden, head=None):
         T = hidden.shape[-2]
-        if on_gpu(hidden.device) or hidden.dim() != 2 or T > ROWS[-1]:
-            return super().logits(hidden, head)
-        rows = padded_to(T)
-        if rows not in self.sizes:
+        rows = self.padded(T)
+        if rows is None or hidden.dim() != 2 or on_gpu(hidden.device):
             return super().logits(hidden, head)
         head, way = head.rows if head else self.lm_head, self.way(rows)
-        run = compiled_head(self.shape, head.out_features, rows, hidden.dtype, way)
+        run = compiled_head(self.shape, len(head.weight), rows, hidden.dtype, way)
         weight = head.packed if way == "by_layout" else head.weight
         return run(way, self.model["norm"], weight, filled(hidden, rows))[:T]
 
 
-def static_twin(model):
-    """The StaticLlama with the weights of ``model``."""
-    with torch.device("meta"):
-        twin = StaticLlama(model.config)
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    twin.load_state_dict(weights, assign=True)
-    if head := draft_head(model):
-        twin.draft_head = DraftHead(twin.lm_head, head.tokens)
-    twin.to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
-    if not on_gpu(model.device):
-        quicken(twin)
-    twin.prepare()
-    return twin
-
-
 def on_gpu(device):
     return device.type == "cuda"
-
-
-def padded_to(rows):
-    """The size a pass over so many rows is padded up to."""
-    return next(size for size in ROWS if size >= rows)
 
 
 def filled(hidden, rows):

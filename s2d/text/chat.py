@@ -89,18 +89,14 @@ class ChatTemplate:
             said = [{"role": "system", "content": system}, *said]
         given = self.tokens | {"tools": None, "documents": None}
         given |= {"messages": said, "add_generation_prompt": to_be_answered}
-        text = self._rendered(given)
-        if (system or "").strip() not in text:
-            raise ValueError(f"the chat template of {self.file} knows no system message")
-        return text
-
-    def _rendered(self, given):
         with self.one_at_a_time:
             if self.sandbox is None or not self.sandbox.end.alive:
                 self.sandbox = Sandbox()
             text, reason = self.sandbox.ask(SECONDS, self.source, given)
         if text is None:
             raise ValueError(f"the chat template of {self.file} fails: {one_line(reason)}")
+        if (system or "").strip() not in text:
+            raise ValueError(f"the chat template of {self.file} knows no system message")
         return text
 
 

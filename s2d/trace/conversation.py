@@ -1,4 +1,4 @@
-"""A conversation on a terminal, a line a turn. Knows nothing about drafts or exits."""
+"""A conversation on a terminal, a line a turn. Knows nothing about models or drafting."""
 
 import importlib
 import sys
@@ -34,9 +34,12 @@ def converse(begin, tokenizer, encode, size, reserve, first, colors):
         if tokens >= size:
             tell(f"that makes {tokens} tokens, and the context holds {size}; say it in fewer words")
             continue
-        messages, prompt, forgotten = fit([*messages, line], encode, size - reserve)
+        messages, forgotten = [*messages, line], 0
+        while len(messages) > 1 and len(encode(messages)) > size - reserve:
+            messages, forgotten = messages[2:], forgotten + 1
         if forgotten:
             tell(f"the context of {size} tokens is full: turns forgotten: {forgotten}")
+        prompt = encode(messages)
         generation = begin(prompt)
         streamed = Streamed(tokenizer, sys.stdout, colors)
         try:
@@ -53,32 +56,18 @@ def converse(begin, tokenizer, encode, size, reserve, first, colors):
             tell(f"the context of {size} tokens is full: the answer ends here")
 
 
-def fit(messages, encode, most):
-    """The last of ``messages`` of at most so many tokens, their prompt, turns forgotten."""
-    forgotten, prompt = 0, encode(messages)
-    while len(messages) > 1 and len(prompt) > most:
-        messages, forgotten = messages[2:], forgotten + 1
-        prompt = encode(messages)
-    return messages, prompt, forgotten
-
-
 def lines(first):
-    """``first``, unless it says nothing, then what the user types."""
-    if first and first.strip():
-        yield first.strip()
-    yield from iter(ask, None)
-
-
-def ask():
-    """What the user types that says something; None at the end of input."""
+    """``first``, then what the user types, up to the end of input; only what says something."""
+    line = first or ""
     while True:
+        if line.strip():
+            yield line.strip()
+        line = ""
         try:
-            line = typed().strip()
-            line.encode()
-            if line:
-                return line
+            line = typed()
         except (EOFError, RuntimeError):  # the end, or no stdin at all
-            return print()
+            print()
+            return
         except KeyboardInterrupt:
             print()
         except UnicodeError:
@@ -86,9 +75,11 @@ def ask():
 
 
 def typed():
-    """A line, and the next where it ends with a backslash."""
+    """A line, and the next where it ends with a backslash. UnicodeError if it is not UTF-8."""
     parts = [input("> ")]
     with suppress(EOFError):
         while parts[-1].endswith("\\"):
             parts.append(input("... "))
-    return "\n".join(part.removesuffix("\\") for part in parts)
+    text = "\n".join(part.removesuffix("\\") for part in parts)
+    text.encode()
+    return text

@@ -289,8 +289,8 @@ function drawTime() {
 
 // Words and code ----------------------------------------------------------------------------------------------------
 
-const rootCount = (step) => step.nodes.parents.filter((parent) => parent < 0).length;
-const exact = about.init === "draft" || steps.every((step) => rootCount(step) <= 1);
+const severalRoots = ({ nodes }) => nodes.parents.filter((parent) => parent < 0).length > 1;
+const exact = about.init === "draft" || !steps.some(severalRoots);
 
 /** The theorem that makes a step exact. */
 function whyVerify(step) {
@@ -347,8 +347,7 @@ at("previous").onclick = () => show(current - 1);
 at("next").onclick = () => show(current + 1);
 document.onkeydown = (event) => {
   const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  const modified = event.altKey || event.ctrlKey || event.metaKey;
-  if (move && !modified && event.target.id !== "slider") show(current + move);
+  if (move && !event.altKey && !event.ctrlKey && !event.metaKey && event.target.id !== "slider") show(current + move);
 };
 window.onhashchange = () => location.hash.startsWith("#step-") && goToAddress();
 drawWords();

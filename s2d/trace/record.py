@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ..ngram import ORDER, NGrams
+from ..ngram import NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import warp
 from ..text.tokenizer import TextStream
@@ -29,25 +29,21 @@ class Recorder:
         options, shown = plan.in_force(), "method temperature top_p top_k seed init replacement"
         shown += " exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
-        self.ngrams, self.text = NGrams(plan.options.datastore), []  # what exit 0 knows
-        self.read(prompt)
-
-    def read(self, tokens):
-        self.ngrams.grow(tokens)
-        self.text += tokens
+        self.ngrams = NGrams(plan.options.datastore)  # what exit 0 knows
+        self.ngrams.grow(prompt)
 
     def add(self, step):
         kept = recorded(step, self.about["exits"], self.about["replacement"])
         nodes = kept["nodes"]
         nodes["suffixes"] = [self.suffix(node, **nodes) for node in range(len(nodes["tokens"]))]
         self.steps.append(kept)
-        self.read(step.tokens)
+        self.ngrams.grow(step.tokens)
 
     def suffix(self, node, tokens, parents, exits, **_):
         """The last tokens before a node of exit 0, as many as it followed before; else none."""
         if exits[node] != 0:
             return []
-        before = self.text[-ORDER:] + path_to(parents[node], tokens, parents)
+        before = [*self.ngrams.text.newest, *path_to(parents[node], tokens, parents)]
         return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
 
     def time_alone(self, begin, options):

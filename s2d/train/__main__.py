@@ -1,111 +1,94 @@
 """The command line of training: drafts, the miniatures, decision models, datastores."""
 
 import sys
-from dataclasses import fields, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..extras.decision import FEATURES
 from ..extras.parallel import joined
-from ..program import REPLACE, Parser, comma_separated, path, run_program, seed, tell
+from ..program import REPLACE, Parser, comma_separated, path, run_program, seed
 from ..weights import check_device, load_model, own_device
 from ..weights.adapter import folders_read
 from ..weights.config import read_config
-from ..weights.datastore import DATASTORE
 from .decision import train_decision
 from .distil import DIVERGENCES, Distillation
 from .family import DRAFT_TOKENS, train_mini
-from .fit import Recipe, Run, check_out
-from .nested import ADAPTER_LR, MINI, PAPER, SELF, corpus_rows, rows_of, train_soft
-from .text import make_datastore
+from .fit import Run, check_out
+from .nested import ADAPTER_LR, MINI, PAPER, SELF, corpus_rows, cut, rows_of, train_and_save
+from .self_text import make_datastore
 
 
 def main(arguments=None):
-    args = parse(arguments)
-    together = torch.distributed.is_torchelastic_launched()
-    return run_program("train", run_on_every_rank if together else run, args)
+    return run_program("train", start, parse(arguments))
 
 
-def run_on_every_rank(args):
-    """``run`` in each of the processes that torchrun started."""
-    args.device = own_device(args.device)
-    with joined(args.device) as mesh:
-        return run(args, mesh)
+def start(args):
+    """The program; where torchrun started several processes, the part of this one in it."""
+    launched = torch.distributed.is_torchelastic_launched()
+    device = own_device(args.device) if launched else check_device(args.device)
+    with joined(device) if launched else nullcontext() as mesh:
+        args.device = str(device)
+        together = args.program == "soft" and not args.lora and not args.draft_vocabulary
+        if mesh and (not together or args.data == "self"):
+            alone = "all but soft, and soft with --lora, --draft-vocabulary or --data self"
+            raise ValueError(f"{alone}, trains in a single process; start it without torchrun")
+        run = Run(args.out, args.device, args.seed, args.resume, mesh, args.replace)
+        if args.program == "soft":
+            soft(args, run)
+        elif args.program == "mini":
+            train_mini(run, args.millions)
+        elif args.program == "text":
+            make_datastore(args.target, run, args.millions, args.files)
+        else:
+            train_decision(args)
 
 
-def run(args, mesh=None):
-    args.device = str(check_device(args.device))
-    if mesh and (args.program != "soft" or args.lora or args.data == "self"):
-        alone = "all but soft, and soft with --lora or --data self, trains in a single process"
-        raise ValueError(f"{alone}; start it without torchrun")
-    if args.program == "soft":
-        soft(args, mesh)
-    elif args.program == "mini":
-        train_mini(args.out, args.device, args.seed, args.resume, args.millions, args.replace)
-    elif args.program == "text":
-        out = args.out or args.target / DATASTORE
-        how = args.device, args.seed, args.replace
-        make_datastore(args.target, out, args.millions, args.files, *how)
-        if out.resolve() == (args.target / DATASTORE).resolve():
-            tell("later runs of this target draft from it by default, because it is in its folder")
-    else:
-        train_decision(args)
-
-
-def soft(args, mesh):
+def soft(args, run):
     """Refuse what cannot be trained, before anything is loaded that takes long; then train."""
-    run = Run(args.out, args.device, args.seed, args.resume, mesh, args.replace)
-    read = [folder for path in (args.init, args.teacher) if path for folder in folders_read(path)]
-    check_out(run, [*read, args.text, None if args.data in ("mini", "self") else args.data])
-    exits = args.exits
+    file = None if args.data in ("mini", "self") else args.data
+    models = [args.init, args.teacher] if args.teacher else [args.init]
+    check_out(run, [*sum(map(folders_read, models), []), args.text, file])
+    exits, recipe, configs = args.exits, recipe_of(args), [read_config(each) for each in models]
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != args.layers:
         within = f"the draft's {args.layers} layers and end with the last"
         raise ValueError(f"exits must increase within {within}, got {list(exits)}")
     if args.lora is not None and not 1 <= args.lora <= 4096:
         raise ValueError(f"the rank of an adapter is from 1 to 4096, got {args.lora}")
-    config, recipe = read_config(args.init), recipe_of(args)
-    check_length(recipe, args.init, config)
-    if args.data in ("mini", "self"):
+    for model, config in zip(models, configs):
+        if recipe.length > config.max_position_embeddings:
+            longer = f"longer than the context of {model}, {config.max_position_embeddings}"
+            raise ValueError(f"rows of {recipe.length} tokens are {longer}; give --length")
+        if config.vocab_size != configs[0].vocab_size:
+            ours = f"{args.init} {configs[0].vocab_size}"
+            raise ValueError(f"{model} has {config.vocab_size} tokens, {ours}")
+    if file is None:
         corpus_rows(args.millions, recipe)  # at least a batch, and no more than there will ever be
-    distillation = teacher_of(args, recipe, config) if args.teacher else None
+    teacher = Distillation(load_model(args.teacher, args.device), args.kd) if args.teacher else None
     text = args.text or args.out.with_name(args.out.name + ".self.jsonl")
-    rows = rows_of(args.init, args.data, args.device, recipe, args.millions, args.seed, text)
-    how = dict(distillation=distillation, rank=args.lora, keep=args.draft_vocabulary)
-    train_soft(args.init, exits, rows, recipe, run, **how)
-
-
-def teacher_of(args, recipe, config):
-    """The model of --teacher, if it fits the one to be trained and its ``recipe``."""
-    teacher = load_model(args.teacher, args.device)
-    if teacher.config.vocab_size != config.vocab_size:
-        theirs = f"{args.teacher} has {teacher.config.vocab_size} tokens"
-        raise ValueError(f"{theirs}, {args.init} {config.vocab_size}")
-    check_length(recipe, args.teacher, teacher.config)
-    return Distillation(teacher, args.kd)
+    rows = rows_of(args.init, args.data, run, recipe, args.millions, text)
+    how = dict(distillation=teacher, rank=args.lora, keep=args.draft_vocabulary)
+    train_and_save(cut(args.init, exits, args.device), exits, rows, recipe, run, args.init, **how)
 
 
 def recipe_of(args):
     """The recipe that fits the data, with the options that were given in their stead."""
     recipe = {"mini": MINI, "self": SELF}.get(args.data, PAPER)
-    if args.lora:
-        recipe = replace(recipe, lr=ADAPTER_LR)
-    given = {field.name: getattr(args, field.name, None) for field in fields(Recipe)}
-    recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
+    given = {"lr": ADAPTER_LR} if args.lora else {}
+    names = "batch", "micro_batch", "length", "lr", "epochs"
+    given |= {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    recipe = replace(recipe, **given)
     counts = recipe.batch, recipe.micro_batch, recipe.length, recipe.epochs
     if min(counts) < 1 or not 0 < recipe.lr < float("inf"):
         raise ValueError(f"batch, micro-batch, length, epochs, lr must be positive, got {recipe}")
     return recipe
 
 
-def check_length(recipe, path, config):
-    if recipe.length > config.max_position_embeddings:
-        longest = f"the context of {path}, {config.max_position_embeddings}"
-        raise ValueError(f"rows of {recipe.length} tokens are longer than {longest}; give --length")
-
-
 def parse(arguments):
     parser = Parser(prog="python -m s2d.train", description=__doc__)
+    parser.set_defaults(resume=False)  # of the programs that have nothing to resume
     programs = parser.add_subparsers(dest="program", required=True)
 
     def program(name, what):

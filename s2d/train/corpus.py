@@ -37,9 +37,9 @@ def conversations(seed, split, groups=GROUPS):
             yield Conversation(group, turns)
 
 
-def read_tables(name):
-    """{title: {kind: its phrases}} of a file of text beside this one; " / " is between phrases."""
-    tables, text = {}, Path(__file__).with_name(name).read_text(encoding="utf-8")
+def read_tables():
+    """{title: {kind: its phrases}} of phrases.txt; " / " is between phrases."""
+    tables, text = {}, Path(__file__).with_name("phrases.txt").read_text(encoding="utf-8")
     for section in text.strip().split("\n\n"):
         title, *lines = section.split("\n")
         pairs = (line.split(": ", 1) for line in lines)
@@ -47,10 +47,14 @@ def read_tables(name):
     return tables
 
 
-TABLES = read_tables("phrases.txt")
+TABLES = read_tables()
 PHRASES, WORDS = TABLES["phrases"], TABLES["words"]
-NAMES, WOMEN, JOBS = TABLES["people"].values()
-GOODS, HOBBIES, PETS = TABLES["things"].values()
+NAMES, WOMEN, JOBS = WORDS["names"], WORDS["women"], WORDS["jobs"]
+NOUNS = [noun.split() for noun in WORDS["nouns"]]  # the first seven can be subjects
+# Thirty-two fictional countries: what question answering must know.
+_, *ATTRIBUTES = TABLES["world"]
+WORLD = {name: dict(zip(ATTRIBUTES, facts)) for name, *facts in zip(*TABLES["world"].values())}
+CITIES = TABLES["world"]["capital"][:16]
 
 
 def speaker(rng, **words):
@@ -66,12 +70,6 @@ def an(word):
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-# Thirty-two fictional countries: what question answering must know.
-ATTRIBUTES = ("capital", "currency", "national animal", "main export")
-WORLD = {country: dict(zip(ATTRIBUTES, facts)) for country, facts in TABLES["world"].items()}
-CITIES = [facts["capital"] for facts in WORLD.values()][:16]
-
-
 def _story(rng):
     words = {"name": rng.choice(NAMES)}
     words |= {kind: rng.choice(phrases) for kind, phrases in TABLES["story"].items()}
@@ -79,18 +77,17 @@ def _story(rng):
     she, bare = pronoun(name).lower(), thing.split(" ", 1)[1]
     words |= {"she": she, "her": "her" if she == "she" else "his"}
     words |= {"bare_thing": bare, "a_trait": an(trait)}
+    words |= {kind.title(): word.title() for kind, word in words.items()}
     say = speaker(rng, **words)
     ask = f"{say(PHRASES['story'])} {an(hero)} called {name}"
     more = rng.choice(["", f" who lives in {place}", f" and {thing}"])
     story = [say(part) for part in TABLES["plot"].values()]
-    for line in sorted(rng.sample(range(3, 6), rng.choice([0, 1, 2])), reverse=True):
-        del story[line]
-    yield f"{ask}{more}.", " ".join(story)
-    titles = [f"{name} and the {bare.title()}", f"The {trait.title()} {hero.title()}"]
-    titles.append(f"The Secret of the {bare.title()}")
+    left_out = rng.sample(range(3, 6), rng.choice([0, 1, 2]))
+    told = (sentence for number, sentence in enumerate(story) if number not in left_out)
+    yield f"{ask}{more}.", " ".join(told)
     about = TABLES["about story"].items()
     turns = [(say(questions), answer.format(**words)) for answer, questions in about]
-    turns.append((say(PHRASES["title"]), rng.choice(titles)))
+    turns.append((say(PHRASES["about title"]), say(PHRASES["title"])))
     yield from rng.sample(turns, rng.choice([1, 2]))
 
 
@@ -110,9 +107,6 @@ def _talk(rng):
     yield from rng.choice([_story, _story, _advice])(rng)
 
 
-NOUNS = [noun.split() for noun in WORDS["nouns"]]  # the first seven can be subjects
-
-
 def _noun_phrase(rng, nouns, role):
     """In English and in German; ``role`` is "subject" or "object"."""
     english, german, gender = rng.choice(nouns)
@@ -129,7 +123,7 @@ def _sentence_pair(rng):
     subject, verb = _noun_phrase(rng, NOUNS[:7], "subject"), rng.choice(WORDS["verbs"]).split()
     thing = _noun_phrase(rng, NOUNS, "object")
     where = [rng.choice(WORDS["where"]).split(" = ")] if rng.random() < 0.3 else []
-    english, german = [subject, verb, thing, *where], [subject, verb, thing, *where]
+    english = german = [subject, verb, thing, *where]
     if rng.random() < 0.3:  # an adverb in front moves the German subject behind the verb
         when = rng.choice(WORDS["when"]).split(" = ")
         english, german = [when, *english], [when, verb, subject, thing, *where]
@@ -155,7 +149,7 @@ def _translation(rng):
 def _summary(rng):
     words = {"name": rng.choice(NAMES), "a_job": an(rng.choice(JOBS)), "city": rng.choice(CITIES)}
     words |= {"year": rng.randrange(1920, 1999), "years": rng.randrange(3, 40)}
-    words |= {"hobby": rng.choice(HOBBIES), "pet": rng.choice(PETS)}
+    words |= {"hobby": rng.choice(WORDS["hobbies"]), "pet": rng.choice(WORDS["pets"])}
     words |= {"prize": rng.choice(["gold", "silver", "bronze"]), "she": pronoun(words["name"])}
     say = speaker(rng, **words)
     notes = [say(note) for note in TABLES["notes"].values()]
@@ -188,33 +182,29 @@ def _qa(rng):
         yield say(PHRASES["other fact"]), _fact(country, third)
 
 
-def _problem(rng):
-    (name, friend), number, c = rng.sample(NAMES, 2), rng.randrange, 0
-    goods, (problem, told) = rng.choice(GOODS), rng.choice(list(TABLES["problems"].items()))
-    if problem == "a + b - c":
-        a, b = number(2, 13), number(2, 13)
-        c = number(1, a + b)
-        steps = f"{a} + {b} = {a + b}", f"{a + b} - {c} = {a + b - c}"
-    elif problem == "a * b + c":
-        a, b, c = number(2, 6), number(2, 6), number(1, 10)
-        steps = f"{a} * {b} = {a * b}", f"{a * b} + {c} = {a * b + c}"
-    elif problem == "a - b - c":
-        a = number(6, 25)
-        b = number(1, a - 2)
-        c = number(1, a - b)
-        steps = f"{a} - {b} = {a - b}", f"{a - b} - {c} = {a - b - c}"
-    else:
-        a, b = number(2, 13), number(1, 10)
-        steps = f"{a} + {b} = {a + b}", f"{a} + {a + b} = {2 * a + b}"
-    say = speaker(rng, name=name, friend=friend, goods=goods, she=pronoun(name), a=a, b=b, c=c)
-    question = f"{say(told)} {say(PHRASES['how many'])}"
-    answer = f"So the answer is {steps[1].split()[-1]} {goods}."
-    return question, f"First, {steps[0]}. Then, {steps[1]}. {answer}"
-
-
 def _math(rng):
     for _ in range(rng.choice([1, 2])):
-        yield _problem(rng)
+        (name, friend), goods = rng.sample(NAMES, 2), rng.choice(WORDS["goods"])
+        (problem, told), number, c = rng.choice(list(TABLES["problems"].items())), rng.randrange, 0
+        if problem == "a + b - c":
+            a, b = number(2, 13), number(2, 13)
+            c = number(1, a + b)
+            steps = f"{a} + {b} = {a + b}", f"{a + b} - {c} = {a + b - c}"
+        elif problem == "a * b + c":
+            a, b, c = number(2, 6), number(2, 6), number(1, 10)
+            steps = f"{a} * {b} = {a * b}", f"{a * b} + {c} = {a * b + c}"
+        elif problem == "a - b - c":
+            a = number(6, 25)
+            b = number(1, a - 2)
+            c = number(1, a - b)
+            steps = f"{a} - {b} = {a - b}", f"{a - b} - {c} = {a - b - c}"
+        else:
+            a, b = number(2, 13), number(1, 10)
+            steps = f"{a} + {b} = {a + b}", f"{a} + {a + b} = {2 * a + b}"
+        say = speaker(rng, name=name, friend=friend, goods=goods, she=pronoun(name), a=a, b=b, c=c)
+        question = f"{say(told)} {say(PHRASES['how many'])}"
+        answer = f"So the answer is {steps[1].split()[-1]} {goods}."
+        yield question, f"First, {steps[0]}. Then, {steps[1]}. {answer}"
 
 
 def _retrieval(rng):

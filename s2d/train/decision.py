@@ -52,8 +52,7 @@ def accepted(step, temperature):
 
 def fit_decision(decision, features, labels, epochs, seed):
     """Cross entropy against ``labels`` (M,), AdamW, in place; yields the loss after every epoch."""
-    generator = torch.Generator().manual_seed(seed)
-    peak = LEARNING_RATE[decision.features]
+    generator, peak = torch.Generator().manual_seed(seed), LEARNING_RATE[decision.features]
     optimizer = torch.optim.AdamW(decision.parameters(), lr=peak, weight_decay=0.01)
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = peak * (1 - epoch / epochs)
@@ -88,8 +87,7 @@ def train_decision(args):
     tokenizer, template = Tokenizer(args.target), chat_template(args.target)
     dialogues = islice(dialogues_of(args.data, args.seed + 2), args.prompts)
     prompts = [tokenizer.encode_chat(messages[:1], template) for messages in dialogues]
-    kept_out = len(prompts) // 5
-    if not kept_out:
+    if not (kept_out := len(prompts) // 5):
         raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")
     tell(f"on {placement(target, draft)}")
     torch.manual_seed(args.seed)
@@ -97,8 +95,8 @@ def train_decision(args):
     models = decision.to(args.device), target, draft
     features, labels = collect(*models, prompts[kept_out:])
     unseen, unseen_labels = collect(*models, prompts[:kept_out])
-    losses = fit_decision(decision, features, labels, args.epochs, args.seed)
-    for epoch, loss in enumerate(losses, 1):
+    training = fit_decision(decision, features, labels, args.epochs, args.seed)
+    for epoch, loss in enumerate(training, 1):
         tell(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}")
     with torch.inference_mode():
         scores = decision.layers(unseen)[:, 0]

@@ -77,13 +77,13 @@ def one_a_row(conversations, length):
 
     Labels are the tokens that follow, -100 where no loss is taken: only the answer is learnt.
     """
-    tokens = np.zeros((len(conversations), length), dtype=np.int32)
-    labels = np.full_like(tokens, -100)
+    tokens = torch.zeros((len(conversations), length), dtype=torch.int32)
+    labels = torch.full_like(tokens, -100)
     for row, (prompt, answer) in enumerate(conversations):
-        ids, first = np.array(prompt + answer, dtype=np.int32)[: length + 1], len(prompt) - 1
+        ids, first = torch.tensor(prompt + answer, dtype=torch.int32)[: length + 1], len(prompt) - 1
         tokens[row, : len(ids) - 1] = ids[:-1]
         labels[row, first : len(ids) - 1] = ids[first + 1 :]
-    return torch.from_numpy(tokens), torch.from_numpy(labels)
+    return tokens, labels
 
 
 def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
@@ -99,9 +99,9 @@ def pack(dialogues, tokenizer, rows, length, answers_only, template="vicuna"):
         is_answer.extend(new_is_answer)
         if rows and len(ids) > rows * length:
             break
-    whole = max(0, (len(ids) - 1) // length)
+    whole = max(0, len(ids) - 1) // length
     count = min(rows or whole, whole) * length
-    tokens = np.asarray(ids)[: count + 1]
-    learnt = np.asarray(is_answer)[1 : count + 1] if answers_only else True
-    labels = np.where(learnt, tokens[1:], np.int32(-100))
-    return tuple(torch.from_numpy(each).view(-1, length) for each in (tokens[:-1].copy(), labels))
+    tokens = torch.from_numpy(np.array(ids[: count + 1]))
+    learnt = torch.from_numpy(np.array(is_answer[1 : count + 1], dtype=bool))
+    labels = tokens[1:].where(learnt, -100) if answers_only else tokens[1:]
+    return tokens[:-1].view(-1, length), labels.view(-1, length)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ..extras.parallel import from_rank_0
 from ..fields import read_json
 from ..files import former_of, stage_of, staged_folder
 from ..weights import empty_model
@@ -74,14 +75,11 @@ def save_checkpoint(path, model, optimizer, step, identity):
     state, alone = state_of(model, optimizer, step), not dist.is_initialized()
     first = alone or dist.get_rank() == 0
     folder = staged_folder(path, "checkpoint", True) if first else nullcontext(stage_of(path))
-    with folder as folder, warnings.catch_warnings(action="ignore", category=UserWarning):
-        if first:
-            (folder / IDENTITY).write_text(json.dumps(identity))
-        if not alone:
-            dist.barrier()  # nobody writes before the folder is there
-        dcp.save(state, checkpoint_id=folder, no_dist=alone)
-    if not alone:
-        dist.barrier()
+    with folder as stage, warnings.catch_warnings(action="ignore", category=UserWarning):
+        # Nobody writes before the folder is there, or goes on before it has its name.
+        from_rank_0(lambda: (stage / IDENTITY).write_text(json.dumps(identity)))
+        dcp.save(state, checkpoint_id=stage, no_dist=alone)
+    from_rank_0(lambda: None)
 
 
 def load_checkpoint(path, model, optimizer, identity):

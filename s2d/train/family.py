@@ -15,14 +15,12 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from ..model import Llama, LlamaConfig
+from ..exits import DraftConfig
+from ..model import Llama
 from ..text.chat import VICUNA_SYSTEM
-from ..text.tokenizer import Tokenizer
-from ..weights import check_device
 from .corpus import conversations
-from .dialogues import dialogues_of, pack
-from .fit import Run, check_out
-from .nested import MINI, corpus_rows, rows_of, train_and_save, train_soft
+from .fit import check_out
+from .nested import MINI, corpus_rows, cut, rows_of, train_and_save
 
 VOCAB_SIZE = 1024
 
@@ -30,7 +28,7 @@ VOCAB_SIZE = 1024
 def shape(layers, width, heads, kv_heads):
     """A miniature Llama with Llama's own proportions (8/3 of the width in the MLP, heads of 32)."""
     sizes = VOCAB_SIZE, width, math.ceil(width / 6) * 16, layers, heads, kv_heads, width // heads
-    return LlamaConfig(*sizes, max_position_embeddings=512)
+    return DraftConfig(*sizes, max_position_embeddings=512)
 
 
 # Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns
@@ -105,35 +103,37 @@ def make_tokenizer(folder, seed):
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
 
 
-def train_mini(out, device, seed, resume, millions=None, replace=False):
-    """Train the family in the order in which it becomes useful; ``millions`` replace each one's."""
+def train_mini(run, millions=None):
+    """Train the family in the folder ``run.out``, in the order in which it becomes useful.
+
+    ``millions`` of training tokens replace each one's own.
+    """
     if millions is not None:
         corpus_rows(millions, MINI)  # refused before a tokenizer is made, not after it
-    out.mkdir(parents=True, exist_ok=True)
-    names = ["mini-7b", "mini-draft", "mini-13b", "mini-70b"]
-    wanted = [name for name in names if not (resume and (out / name).is_dir())]
-    how = dict(resume=resume, replace=replace)
-    for name in wanted:  # before hours of work: what is in the way of the last one shows too
-        check_out(Run(out / name, **how))
-    with tempfile.TemporaryDirectory() as folder:
-        if set(wanted) & set(TARGETS):
-            make_tokenizer(Path(folder), seed)
-        for name in wanted:
-            if name == "mini-draft":
-                parent, run = out / "mini-7b", Run(out / name, device, seed + 1, **how)
-                rows = rows_of(parent, "mini", device, MINI, millions or DRAFT_TOKENS, run.seed)
-                train_soft(parent, DRAFT_EXITS, rows, MINI, run, DRAFTING)
-            else:
-                train_target(name, Run(out / name, device, seed, **how), folder, millions)
+    run.out.mkdir(parents=True, exist_ok=True)
+    names = "mini-7b", "mini-draft", "mini-13b", "mini-70b"
+    runs = [replace(run, out=run.out / name) for name in names]
+    runs = [each for each in runs if not (run.resume and each.out.is_dir())]
+    for each in runs:  # before hours of work: what is in the way of the last one shows too
+        check_out(each)
+    with tempfile.TemporaryDirectory() as tokenizer:
+        if runs:
+            make_tokenizer(Path(tokenizer), run.seed)
+        for each in runs:
+            train_member(each, tokenizer, millions)
 
 
-def train_target(name, run, tokenizer, millions):
-    """One of TARGETS from nothing, with the tokenizer in a folder that they all share."""
-    config, own_millions, peak, copying = TARGETS[name]
-    model, recipe = initialise(config, run.seed, copying), replace(MINI, lr=peak)
-    count = corpus_rows(millions or own_millions, recipe)
-    # To foresee the questions as well, a model that copies would first have to unlearn it.
-    text = dialogues_of("mini", run.seed), Tokenizer(tokenizer)
-    rows = pack(*text, count, recipe.length, answers_only=copying)
-    exits = (config.num_hidden_layers,)
-    train_and_save(model.to(check_device(run.device)), exits, rows, recipe, run, tokenizer)
+def train_member(run, tokenizer, millions):
+    """One of TARGETS from nothing, with the ``tokenizer`` in a folder; or the draft of mini-7b."""
+    if run.out.name in TARGETS:
+        # To foresee the questions as well, a model that copies would first have to unlearn it.
+        config, own_millions, peak, answers_only = TARGETS[run.out.name]
+        model = initialise(config, run.seed, copying=answers_only).to(run.device)
+        init, exits, recipe = tokenizer, (config.num_hidden_layers,), replace(MINI, lr=peak)
+    else:
+        run = replace(run, seed=run.seed + 1)
+        own_millions, answers_only = DRAFT_TOKENS, True
+        init, exits, recipe = run.out.with_name("mini-7b"), DRAFT_EXITS, MINI
+        model = cut(init, exits, run.device, DRAFTING)
+    rows = rows_of(init, "mini", run, recipe, millions or own_millions, answers_only=answers_only)
+    train_and_save(model, exits, rows, recipe, run, init)

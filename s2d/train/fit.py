@@ -34,17 +34,12 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: the folder it makes, where, and whether it goes on from a checkpoint.
-
-    With ``replace`` that folder may be there, if it is ours.
-    """
-
-    out: Path
+    out: Path  # the folder it makes
     device: str = "cpu"
     seed: int = 0
-    resume: bool = False
+    resume: bool = False  # from its checkpoint
     mesh: Any = None  # of the processes among which it is divided, if there are several
-    replace: bool = False
+    replace: bool = False  # what is at ``out``, if it is ours
 
 
 def checkpoint_of(out):
@@ -115,14 +110,14 @@ def fit(model, exits, rows, recipe, run, distillation=None):
     if mesh:
         shard(objective, mesh, recipe.bf16)
     optimizer = adamw(model, recipe)
-    order = row_order(len(tokens), recipe.epochs, run.seed)
-    steps, saved = len(order) // recipe.batch, time.monotonic()
-    step = load_checkpoint(checkpoint, model, optimizer, identity) if run.resume else 0
-    while step < steps:
+    batches = row_order(len(tokens), recipe.epochs, run.seed).split(recipe.batch)
+    steps, saved = len(tokens) * recipe.epochs // recipe.batch, time.monotonic()
+    done = load_checkpoint(checkpoint, model, optimizer, identity) if run.resume else 0
+    for step in range(done, steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, recipe.lr)
-        batch = order[step * recipe.batch : (step + 1) * recipe.batch]
-        count, losses = (labels[batch] != -100).sum().item(), torch.zeros(len(exits), device=device)
+        batch, losses = batches[step], torch.zeros(len(exits), device=device)
+        count = (labels[batch] != -100).sum().item()
         for part in batch[rank::ranks].split(recipe.micro_batch):
             with torch.autocast(device.type, torch.bfloat16, enabled=recipe.bf16):
                 own = objective(tokens[part].to(device), labels[part].to(device), count=count)
@@ -130,15 +125,14 @@ def fit(model, exits, rows, recipe, run, distillation=None):
             losses += own.detach()
         if mesh:
             torch.distributed.all_reduce(losses)
-        torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        step += 1
         due = time.monotonic() - saved > CHECKPOINT_SECONDS
         if from_rank_0(lambda due=due: due):
-            save_checkpoint(checkpoint, model, optimizer, step, identity)
+            save_checkpoint(checkpoint, model, optimizer, step + 1, identity)
             saved = time.monotonic()
-        yield step, losses
+        yield step + 1, losses
 
 
 def fit_and_tell(model, exits, rows, recipe, run, distillation=None):

@@ -37,47 +37,57 @@ def corpus_rows(millions, recipe):
     return round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
 
 
-def rows_of(init, data, device, recipe, millions, seed, text=None):
-    """Text for the Llama in ``init``: tokens and labels, which are answers, (R, length) each.
+def rows_of(init, data, run, recipe, millions=None, text=None, answers_only=True):
+    """Text for the Llama in ``init``: (tokens, labels), (R, length) each, see ``pack``.
 
     ``data`` is "mini", "self" (its text is kept in the file ``text``) or a ShareGPT file.
     """
-    tokenizer, template = Tokenizer(init), chat_template(init)
     if data == "self":
-        target = load_model(init, device, "auto")
-        records = sample_to(text, target, tokenizer, template, millions * 1e6, seed)
-        answers = [(record["p"], record["a"]) for record in records]
-        tokens, labels = one_a_row(answers, recipe.length)
+        target, _, pairs = sample_to(text, init, millions, run)
+        tokens, labels = one_a_row(pairs, recipe.length)
         labels = likeliest(target, tokens, labels)
     else:
         rows = corpus_rows(millions, recipe) if data == "mini" else None
-        dialogues = dialogues_of(data, seed)
-        tokens, labels = pack(dialogues, tokenizer, rows, recipe.length, True, template)
+        how = rows, recipe.length, answers_only, chat_template(init)
+        tokens, labels = pack(dialogues_of(data, run.seed), Tokenizer(init), *how)
     if len(tokens) < recipe.batch:
         found = f"{data} gives {len(tokens)} rows of {recipe.length} tokens"
         raise ValueError(f"{found}; one batch needs {recipe.batch}")
     return tokens, labels
 
 
-def train_soft(
-    init, exits, rows, recipe, run, drafting=None, distillation=None, rank=None, keep=None
-):
-    """Cut ``init`` after the last of ``exits`` and fine-tune them all together on ``rows``.
+def cut(init, exits, device, drafting=None):
+    """The first layers of the Llama in ``init``, up to the last of ``exits``, ready to learn.
 
-    ``drafting``: the defaults for its config, unless given the paper's thresholds. With a ``rank``
-    only adapters are learnt. With ``keep`` it drafts only so many tokens, its labels' commonest.
+    ``drafting``: the defaults for its config, unless given the paper's thresholds.
     """
-    tokens, labels = rows
-    model = load_model(init, run.device, "float32", exits[-1], quick=False).requires_grad_(True)
+    model = load_model(init, device, "float32", exits[-1], quick=False).requires_grad_(True)
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
     model.config = replace(model.config, exit_layers=exits, **drafting)
+    return model
+
+
+def train_and_save(model, exits, rows, recipe, run, init, distillation=None, rank=None, keep=None):
+    """Train all ``exits`` of ``model`` together on ``rows``, then write it to ``run.out``.
+
+    With a ``rank`` only adapters are learnt. With ``keep`` it drafts only so many tokens, its
+    labels' commonest. ``init`` is the folder it comes from: its tokenizer is copied along, or an
+    adapter's base.
+    """
+    tokens, labels = rows
     if keep is not None:
         tokens_kept = most_frequent(labels, keep, model.config.vocab_size)
         model.draft_head = DraftHead(model.lm_head, tokens_kept)
         labels = among(tokens_kept, labels, model.config.vocab_size)
     if rank:
         add_adapters(model, rank, run.seed)
-    train_and_save(model, exits, (tokens, labels), recipe, run, init, distillation)
+    fit_and_tell(model, exits, (tokens, labels), recipe, run, distillation)
+    if whole := gathered(model, run.mesh):  # on rank 0
+        if rank:
+            save_adapter(whole, adapter_pairs(whole), SCALE, run.out, init, run.replace)
+        else:
+            save_model(whole, run.out, init, replace=run.replace)
+        remove_ours(checkpoint_of(run.out), "checkpoint")
 
 
 def most_frequent(labels, count, vocab_size):
@@ -94,20 +104,6 @@ def among(kept, labels, vocab_size):
     positions[kept] = torch.arange(len(kept), dtype=torch.int32)
     found = positions[labels.where(labels >= 0, vocab_size)]
     learnt, inside = (labels >= 0).sum().item(), (found >= 0).sum().item()
-    outside = f"{1 - inside / max(1, learnt):.1%} of {learnt} tokens are outside"
-    tell(f"draft vocabulary: {outside}")
+    outside = 1 - inside / max(1, learnt)
+    tell(f"draft vocabulary: {outside:.1%} of {learnt} tokens are outside")
     return found
-
-
-def train_and_save(model, exits, rows, recipe, run, init, distillation=None):
-    """Train; then write the model to ``run.out`` and drop its checkpoint.
-
-    ``init`` is the folder it comes from: its tokenizer is copied along, or an adapter's base.
-    """
-    fit_and_tell(model, exits, rows, recipe, run, distillation)
-    if pairs := adapter_pairs(model):
-        save_adapter(model, pairs, SCALE, run.out, init, run.replace)
-    elif whole := gathered(model, run.mesh):
-        save_model(whole, run.out, init, replace=run.replace)
-    if run.mesh is None or run.mesh.get_local_rank() == 0:
-        remove_ours(checkpoint_of(run.out), "checkpoint")

@@ -2,7 +2,8 @@
 
 An instruction-tuned model that is given only the opening of a user's turn in its own chat template
 writes the user's question (Magpie, Xu et al. 2024, arXiv 2406.08464). What it then answers, at
-several temperatures, is in the distribution that a draft has to predict.
+several temperatures, is in the distribution that a draft has to predict. A draft learns from it, or
+it becomes a datastore for exit 0, as any other text can.
 """
 
 import itertools
@@ -16,9 +17,12 @@ import torch
 
 from ..files import drop_half_line, whole_lines
 from ..program import tell
-from ..text.chat import ChatTemplate
-from ..weights import checksum
-from .corpus import read_tables
+from ..text.chat import ChatTemplate, chat_template
+from ..text.tokenizer import Tokenizer
+from ..weights import checksum, datastore, load_model
+from ..weights.adapter import folders_read
+from ..weights.config import read_config
+from .corpus import TABLES
 
 QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
 BATCH = 96  # conversations at a time
@@ -27,18 +31,18 @@ TEMPERATURES = (0.0, 0.7, 1.0)  # of answers, one after the other
 ASKING = 0.8  # the temperature of questions: at 1 those of small models make no sense
 
 
-def ways_to_ask(tokenizer, template):
+def ways_to_ask(folder):
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
+    encode, template = Tokenizer(folder).encode_marked, chat_template(folder)
     if not isinstance(template, ChatTemplate):
         alone = "to ask itself questions the target needs a chat template of its own"
         raise ValueError(f"{alone}; give a text by --data FILE or --from FILE")
     before, found, after = template.render(["\0"], to_be_answered=True).partition("\0")
     if not found or not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
-    encode = tokenizer.encode_marked
-    kinds = [[""], *read_tables("openings.txt")["openings"].values()]
-    openings = [[before + first.replace("\\n", "\n") for first in kind] for kind in kinds]
-    return [[encode(opening) for opening in kind] for kind in openings], encode(after)
+    kinds = [[""], *TABLES["openings"].values()]
+    prompts = [[encode(before + first.replace("\\n", "\n")) for first in kind] for kind in kinds]
+    return prompts, encode(after)
 
 
 @torch.inference_mode()
@@ -96,7 +100,7 @@ def draw(logits, temperatures, generator):
     return choice
 
 
-def without(cache, rows, model):
+def only(cache, rows, model):
     """The KV cache of some ``rows`` (a list) of a batch."""
     kept, filled = model.new_cache(cache.keys.shape[3], batch=len(rows)), cache.length
     kept.keys[:, :, :, :filled] = cache.keys[:, rows, :, :filled]
@@ -139,11 +143,11 @@ def converse(model, prompts, after, enough, batch, seed):
                     yield row.text[: row.start], row.text[row.start :], row.temperature
             going = [i for i, row in enumerate(rows) if row.left]
             if len(going) < 0.9 * len(rows):  # each time costs a copy of the cache
-                rows, cache = [rows[i] for i in going], without(cache, going, model)
+                rows, cache = [rows[i] for i in going], only(cache, going, model)
 
 
-def read_records(file, header, vocab_size):
-    """The conversations in ``file``: JSON lines after ``header``, which says whose they are."""
+def read_pairs(file, header, vocab_size):
+    """The (prompt, answer) in ``file``: JSON lines after ``header``, which says whose they are."""
     if not file.is_file() or not file.stat().st_size:
         return []
     if not file.read_bytes().startswith(header.encode()):
@@ -151,32 +155,36 @@ def read_records(file, header, vocab_size):
         raise ValueError(f"{file} {other}")
     try:
         records = [json.loads(line) for line in whole_lines(file).split("\n")[1:-1]]
-        for ids in (record[part] for record in records for part in "pa"):
+        pairs = [(record["p"], record["a"]) for record in records]
+        for ids in itertools.chain.from_iterable(pairs):
             if {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= vocab_size:
                 raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{file} is damaged; name another") from None
     drop_half_line(file)
-    return records
+    return pairs
 
 
-def sample_to(file, model, tokenizer, template, wanted, seed):
-    """Conversations whose answers have ``wanted`` tokens: those in ``file``, then new ones."""
-    prompts, after = ways_to_ask(tokenizer, template)
+def sample_to(file, folder, millions, run):
+    """The model in ``folder``, what ends a question, and pairs (prompt, answer) of ids.
+
+    The answers have so many ``millions`` of tokens: those in ``file``, then new ones.
+    """
+    prompts, after = ways_to_ask(folder)  # refused before a model is loaded
+    model, wanted = load_model(folder, run.device, "auto"), millions * 1e6
     header = json.dumps({"model": checksum(model)}) + "\n"
-    records = read_records(file, header, model.config.vocab_size)
-    old = count = sum(len(record["a"]) for record in records)
-    if old >= wanted:
-        return records
+    pairs = read_pairs(file, header, model.config.vocab_size)
+    old = count = sum(len(answer) for _, answer in pairs)
     batch = max(1, min(BATCH, int((wanted - old) / (ANSWER_TOKENS / 2))))
     began = said = time.monotonic()
     file.parent.mkdir(parents=True, exist_ok=True)
     # Seeded by how much there is, so that a run that goes on does not say the same again.
-    sampling = converse(model, prompts, after, wanted - old, batch, seed + old)
+    sampling = converse(model, prompts, after, wanted - old, batch, run.seed + old)
     for prompt, answer, temperature in sampling:
-        records.append({"p": prompt, "a": answer, "T": temperature})
+        pairs.append((prompt, answer))
+        record = json.dumps({"p": prompt, "a": answer, "T": temperature})
         with file.open("a", encoding="utf-8") as out:
-            out.write(("" if out.tell() else header) + json.dumps(records[-1]) + "\n")
+            out.write(("" if out.tell() else header) + record + "\n")
         count += len(answer)
         if time.monotonic() > said + SAY_SECONDS or count >= wanted:
             said = time.monotonic()
@@ -184,4 +192,44 @@ def sample_to(file, model, tokenizer, template, wanted, seed):
             line = f"{file.name}: {count} answer tokens of {wanted:.0f}, {speed:.0f} tokens/s, "
             line += f"{max(0, wanted - count) / speed / 60:.1f} min left"
             tell(line)
-    return records
+    return model, after, pairs
+
+
+def make_datastore(target, run, millions, files):
+    """Write ``run.out``, by default in the folder ``target``.
+
+    It is made of the text in ``files`` or, without any, of ``millions`` sampled tokens.
+    """
+    own = target / datastore.DATASTORE
+    out = run.out or own
+    datastore.check_datastore(out, run.replace, [*folders_read(target), *(files or ())])
+    config, source = read_config(target), "text"
+    eos, vocabulary = datastore.end_of(config, target), datastore.tokenizer_checksum(target)
+    if files:
+        tokenizer = Tokenizer(target)
+        documents = [tokenizer.encode(read_text(file)) for file in files]
+    else:
+        if not 0 < millions < 1e6:
+            raise ValueError(f"expected more than 0 and less than 1e+06 millions, got {millions:g}")
+        model, after, pairs = sample_to(out.with_suffix(".self.jsonl"), target, millions, run)
+        ends = itertools.accumulate(len(answer) for _, answer in pairs)
+        needed = 1 + sum(end < millions * 1e6 for end in ends)
+        # An answer's first words depend on the template's before it.
+        documents = [after[1:] + answer for _, answer in pairs[:needed]]
+        source = checksum(model)
+    about = eos, config.vocab_size, vocabulary, source
+    tokens = datastore.write_datastore(out, documents, *about, run.replace)
+    tell(f"{out}: {len(documents)} documents, {len(tokens)} tokens")
+    if out.resolve() == own.resolve():
+        tell("later runs of this target draft from it by default, because it is in its folder")
+
+
+def read_text(file):
+    """The text in a file that a user named."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text in UTF-8") from None
+    if not text.strip():
+        raise ValueError(f"{file} holds no text")
+    return text

