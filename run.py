@@ -174,7 +174,8 @@ def read_options(args, chosen, draft_config):
     names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init"
     given = {name: getattr(args, name) for name in names.split()} | chosen
     given |= {"tree": tree_shape(args, draft_config), "replacement": args.with_replacement}
-    return Options(**given, stop=args.stop and read_stop(args.stop))
+    options = Options(**given, stop=args.stop)  # unused options are refused before files are read
+    return replace(options, stop=read_stop(args.stop)) if args.stop else options
 
 
 def tree_shape(args, draft_config):
