@@ -5,11 +5,18 @@ import sys
 import pytest
 import torch
 from enumeration import assert_lossless
-from helpers import WEIGHTS, nearly_equal, path_of, raises_line, random_llama, random_tokens
+from helpers import (
+    WEIGHTS,
+    held_out_prompts,
+    nearly_equal,
+    path_of,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 from theirs import assert_greedy, load_transformers
 
 from s2d import generate
-from s2d.bench.specbench import held_out_prompts
 from s2d.generate import METHODS, start
 from s2d.proposal import TARGET
 from s2d.tree import Dynamic, ancestor_mask

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from helpers import WEIGHTS
+from helpers import WEIGHTS, held_out_prompts
 
 from s2d import Tokenizer, generate, load_model
-from s2d.bench.specbench import held_out_prompts
 
 
 class Clock:

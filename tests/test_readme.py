@@ -7,12 +7,11 @@ import subprocess
 
 import pytest
 from browser import Browser
-from helpers import ROOT, WEIGHTS, need_compiler, refuses
+from helpers import ROOT, WEIGHTS, held_out_prompts, need_compiler, refuses
 
 import run
 from s2d import generate
 from s2d.bench import __main__ as bench
-from s2d.bench.specbench import held_out_prompts
 from s2d.train import __main__ as train
 from s2d.train import corpus
 from s2d.weights import __main__ as weights
@@ -112,9 +111,8 @@ def test_a_missing_tool_skips_its_tests_and_is_an_error_in_ci(tool, monkeypatch)
 def test_the_quality_report(capsys):
     bench.main(["quality", "--targets", "7b", "--count", "2"])
     report = capsys.readouterr().out
-    assert re.search(r"mini-7b( +[\d.]+%){5}\n", report)
-    assert re.search(r"before SoFT( +[\d.]+%){3}\n +mini-draft( +[\d.]+%){3}\n", report)
-    assert re.search(r"lossy\n +mini-7b( +[\d.]+%){2}( +-[\d.]+){2}\n", report)
+    for row in ("mini-7b", "mini-7b --init target"):
+        assert re.search(rf"^{row}( +[\d.]+%){{5}} +-[\d.]+$", report, re.MULTILINE)
     refuses(bench.main, capsys, "no model folder at", "quality", "--targets", "nowhere")
 
 

@@ -1,7 +1,7 @@
 """The benchmark's command line: speed without a name before the options, or another program.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
-python -m s2d.bench sweep                 # thresholds, stops and tree sizes, on training prompts
+python -m s2d.bench sweep --methods s2d:stop={0.2,0.35,0.5}    # on training prompts
 """
 
 import sys
@@ -19,18 +19,11 @@ def count(text):
 
 
 OPTIONS = {
-    "targets": dict(
-        type=lambda text: text.split(","),
-        default="7b,13b,70b",
-        metavar="7b,13b,70b|PATH,...",
-        help="large models",
-    ),
+    "targets": dict(type=numbers(str), default="7b,13b,70b", metavar="7b|PATH,...", help="several"),
     "target": dict(required=True, metavar="7b|13b|70b|PATH", help="whose answers are predicted"),
     "draft": dict(type=path, help="default: the one beside the first target, else mini-draft"),
     "methods": dict(nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all"),
-    "temperature": dict(
-        type=numbers(float), default=(0.0, 1.0), metavar="T,T,...", help="0 is greedy"
-    ),
+    "temperature": dict(type=numbers(float), default="0,1", metavar="T,...", help="0 is greedy"),
     "questions": dict(type=path, help="in Spec-Bench's format; default: held-out ones"),
     "limit": dict(type=count, default=2, help="questions of each of the six groups"),
     "rounds": dict(type=count, default=3, help="in each all methods take turns"),
