@@ -9,7 +9,6 @@ from helpers import refuses
 from s2d import generate
 from s2d.bench import __main__ as bench
 from s2d.bench import shapes
-from s2d.bench.methods import peer_of
 from s2d.weights import empty_model
 
 METHODS = "ar", "s2d", "s2d-tree"
@@ -33,19 +32,18 @@ def test_the_draft_is_the_targets_first_layers():
         assert ask[0].tokens == ask[1].tokens == ask[2].tokens
         accepted.append(ask[1].stats.acceptance_rate)
     assert accepted[0] > 0.85 and accepted[1] < 0.7
-    tokens = torch.arange(128)[None]
-    ours, theirs = model(tokens), peer_of(model)(tokens).logits
-    assert (ours - theirs).abs().max() < 1e-3  # transformers' RMSNorm rounds to float32
 
 
 def test_the_benchmark_runs_on_a_cpu(capsys):
     arguments = "shapes --shapes tiny --device cpu --dtype float64 --context 40 --rounds 1"
     assert bench.main(f"{arguments} --repetitions 1 --max-new-tokens 20 --hf".split()) == 0
     text = capsys.readouterr().out
+    difference, same = re.search(r"a logit (\S+) of.* token at (\S+)% of 128 pos", text).groups()
+    assert float(difference) < 1e-3 and same == "100.0"  # theirs: RMSNorm rounds to float32
     rows = [line.split("  ")[0] for line in text.splitlines() if "  " in line]
     nodes = ["1 node", *(f"{n} nodes" for n in (2, 4, 8, 16, 32, 64))]
     segments = [f"draft layers {layers}" for layers in ("1-2", "3-3", "4-4")]
-    assert rows == ["pass", *nodes, *segments, "method", *METHODS, "transformers"]
+    assert rows == ["pass", *nodes, *segments, "method", *METHODS]
     assert re.search(r"^64 nodes +[\d.]+ +\d+%$", text, re.M)
     assert re.search(r"^ar +1\.00 / 1\.00 +1\.00-1\.00 +[\d.]+ ", text, re.M)
 

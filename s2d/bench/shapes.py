@@ -17,7 +17,7 @@ from ..model import DECODING_KERNELS, LlamaConfig
 from ..tree import TreeAttention
 from ..weights import DTYPES, check_device, empty_model, placement
 from .measure import measure, runners
-from .methods import peers_of
+from .methods import peer_of
 from .tables import render, summarise, target_table
 
 POSITIONS, NODES = 4096, (1, 2, 4, 8, 16, 32, 64)
@@ -97,10 +97,9 @@ def pass_table(model, context, repetitions, bandwidth):
 
 
 def decoding_table(model, args):
-    """Whole generations, which take turns; with --hf transformers' as well."""
+    """Whole generations, by methods that take turns."""
     methods = {name: (False, {"method": name}) for name in ("ar", "s2d", "s2d-tree")}
-    peers = {"transformers": peers_of(model, None)["transformers"]} if args.hf else {}
-    runs = runners({False: (model, model)}, methods, peers, 0.0, args.max_new_tokens)
+    runs = runners({False: (model, model)}, methods, {}, 0.0, args.max_new_tokens)
 
     def ask(run, _, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -110,6 +109,17 @@ def decoding_table(model, args):
         return record | {"generations": [generation]}
 
     return target_table(summarise(sum(measure(runs, [None], args.rounds, "decoding", ask), [])))
+
+
+@torch.inference_mode()
+def beside_transformers(model):
+    """One line on our logits and those of transformers' Llama, which takes the same weights."""
+    tokens = torch.arange(128, device=model.device)[None]
+    ours, theirs = model(tokens).float(), peer_of(model)(tokens).logits.float()
+    same = (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).float().mean().item()
+    difference = f"{(ours - theirs).abs().max():.3g} of {theirs.std():.3g} (standard deviation)"
+    likeliest = f"same likeliest token at {same:.1%} of 128 positions"
+    return f"beside transformers: largest difference of a logit {difference}, {likeliest}"
 
 
 def report(args):
@@ -123,9 +133,11 @@ def report(args):
     print(f"torch {torch.__version__}, a large copy moves {bandwidth / 1e9:.0f} GB/s")
     for shape in args.shapes:
         model = random_model(SHAPES[shape], device, dtype)
-        print(f"\n{shape} on {placement(model)}\n")
+        print(f"\n{shape} on {placement(model)}")
+        if args.hf:
+            print(beside_transformers(model))
         passes = pass_table(model, args.context, args.repetitions, bandwidth)
-        print(f"{render(passes)}\n", flush=True)
+        print(f"\n{render(passes)}\n", flush=True)
         print(render(decoding_table(model, args)), flush=True)
         del model
         if on_gpu:

@@ -1,13 +1,14 @@
 """From the benchmark's records to its tables. Knows nothing about models or timing."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import fields
 from statistics import mean, median
 
 from ..decode import Stats
 from ..train.corpus import GROUPS
 
-COLUMNS = "tokens/s, draft passes, accepted/published, exits, draft/target/rest, exact".split(", ")
+COLUMNS = ["spread", "tokens/s", "draft passes", "accepted/published", "exits"]
+COLUMNS += ["draft/target/rest", "exact"]
 
 
 def summarise(records):
@@ -16,31 +17,32 @@ def summarise(records):
     Speedups are ratios of tokens per second to "ar" in the same round: overall, and by group. What
     stands in one of COLUMNS is a text.
     """
-    tokens, seconds, generations = Counter(), Counter(), {}
+    found, summary = defaultdict(list), {}
     for record in records:
         for group in {record["group"], "overall"}:
-            key = record["method"], group
-            tokens[*key, record["round"]] += sum(map(len, record["tokens"]))
-            seconds[*key, record["round"]] += sum(record["wall_time"])
-            generations.setdefault(key, []).extend(filter(None, record["generations"]))
-    rates = {key: count / seconds[key] for key, count in tokens.items() if count}
-    rounds = sorted({record["round"] for record in records})
-
-    def by_round(method, group):
-        pairs = [((method, group, number), ("ar", group, number)) for number in rounds]
-        return [(rates[a], rates[a] / rates[b]) for a, b in pairs if a in rates and b in rates]
-
-    summary = {}
+            found[record["method"], group].append(record)
     for method in dict.fromkeys(record["method"] for record in records):
         summary[method] = row = {"groups": {}}
-        for group in [group for group in (*GROUPS, "overall") if (method, group) in generations]:
-            speeds, ratios = zip(*by_round(method, group))
+        for group in [group for group in (*GROUPS, "overall") if (method, group) in found]:
+            speeds, base = by_round(found[method, group]), by_round(found["ar", group])
+            ratios = [speeds[number] / base[number] for number in speeds]
             row["groups"][group] = {"speedup": median(ratios)}
-            if own := generations[method, group]:  # none are the peer's
+            own = [g for record in found[method, group] for g in record["generations"] if g]
+            if own:  # the peer has none
                 row["groups"][group]["mat"] = total(own).mean_accepted_tokens
-        row |= row["groups"]["overall"] | {"low": min(ratios), "high": max(ratios)}
-        row |= (by_step(own) if own else {}) | {"tokens/s": f"{median(speeds):.1f}"}
+        row |= row["groups"]["overall"] | (by_step(own) if own else {})
+        row["tokens/s"] = f"{median(speeds.values()):.1f}"
+        row["spread"] = f"{min(ratios):.2f}-{max(ratios):.2f}"
     return summary
+
+
+def by_round(records):
+    """{round: tokens per second}."""
+    tokens, seconds = Counter(), Counter()
+    for record in records:
+        tokens[record["round"]] += sum(map(len, record["tokens"]))
+        seconds[record["round"]] += sum(record["wall_time"])
+    return {number: tokens[number] / seconds[number] for number in tokens}
 
 
 def total(generations):
@@ -58,24 +60,22 @@ def by_step(generations):
     exits, left = sorted(stats.exit_counts.items()), stats.exit_counts.total()
     rates = stats.acceptance_rate, stats.published_acceptance_rate
     draft, target = stats.draft_seconds / stats.seconds, stats.target_seconds / stats.seconds
+    parts = draft, target, 1 - draft - target
     return {
         "draft passes": f"{stats.draft_forwards / stats.steps:.1f}",  # a step
         "accepted/published": "/".join(f"{rate:.0%}" for rate in rates) if exits else "",
         "exits": " ".join(f"{exit_layer}:{count / left:.0%}" for exit_layer, count in exits),
-        "draft/target/rest": "/".join(
-            f"{part:.0%}" for part in (draft, target, 1 - draft - target)
-        ),
+        "draft/target/rest": "/".join(f"{part:.0%}" for part in parts),
         "exact": "yes" if all(generation.exact for generation in generations) else "NO",
     }
 
 
 def target_table(summary):
     """One target at one temperature in full: rows of text."""
-    lines = [["method", *next(iter(summary.values()))["groups"], "spread", *COLUMNS]]
+    lines = [["method", *next(iter(summary.values()))["groups"], *COLUMNS]]
     for method, row in summary.items():
-        spread = f"{row['low']:.2f}-{row['high']:.2f}"
         texts = [row.get(column, "") for column in COLUMNS]
-        lines.append([method, *map(cell, row["groups"].values()), spread, *texts])
+        lines.append([method, *map(cell, row["groups"].values()), *texts])
     return lines
 
 
