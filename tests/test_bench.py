@@ -249,7 +249,7 @@ def test_compiled_methods_stand_beside_the_others(small, monkeypatch, capsys):
         assert re.search(rf"^mini-7b {method}: identical; logits", output, re.M)
 
 
-def test_agreement_is_what_a_plain_count_says(mini, tokenizer, capsys):
+def test_agreement_is_what_a_plain_count_says(mini, tokenizer):
     """Beside logits over the whole vocabulary, token by token; without and with a vocabulary."""
     target, draft = mini("mini-7b"), load_model(DRAFT, dtype="float64")
     prompt = held_out_prompts(tokenizer, 1)[0]
@@ -264,13 +264,6 @@ def test_agreement_is_what_a_plain_count_says(mini, tokenizer, capsys):
                 hidden = draft.run_layers(draft.embed(tokens), stop=exit_layer)
                 likeliest = kept[draft.logits(hidden[0, -1])[kept].argmax()].item()
                 assert row[number] == (likeliest == token)
-    arguments = f"agreement --target {WEIGHTS}/mini-7b --limit 1 --max-new-tokens 8"
-    assert bench.main(arguments.split()) == 0
-    output = capsys.readouterr().out
-    [*_, two, three, four, first, second, third] = re.search(r"^all (.*)$", output, re.M)[1].split()
-    for trained, untrained in ((two, first), (three, second), (four, third)):
-        assert float(trained.rstrip("%")) > float(untrained.rstrip("%"))
-    assert "exit 0 says" in output
 
 
 def test_exit_0_agrees_as_a_plain_count_says():
@@ -311,17 +304,10 @@ def test_answer_files_say_what_spec_bench_reads(small, tmp_path, capsys):
                 counted = len(count(text).input_ids) - 1
                 assert abs(counted - tokens) <= 2  # EOS, and where a text was cut
     specbench.check_answers(tmp_path / "out", ["mini-7b-T0"])  # a next run replaces them
-    file, mine = tmp_path / "out/mini-7b-T0-ar.jsonl", tmp_path / "mine"
-    message, before = "ar.jsonl is in the way, and no answer file", file.read_bytes()
+    file.write_bytes(changed := file.read_bytes() + b"mine\n")
     capsys.readouterr()
-    mine.write_bytes(before)
-    file.write_bytes(before + b"mine\n")
-    refuses(bench.main, capsys, message, *small)
-    assert file.read_bytes() == before + b"mine\n"
-    file.unlink()
-    file.symlink_to(mine)
-    refuses(bench.main, capsys, message, *small)
-    assert file.is_symlink() and mine.read_bytes() == before
+    refuses(bench.main, capsys, "s2d.jsonl is in the way, and no answer file", *small)
+    assert file.read_bytes() == changed
 
 
 def test_ties_are_told_from_bugs():
@@ -455,15 +441,18 @@ MISTAKES = {
     "--rounds 0": "--rounds: must be at least 1, got 0",
     "--questions {tmp}/long.jsonl": "no question fits the context of a target",
     "agreement --target nowhere": "no model folder at nowhere",
+    "quality --targets nowhere": "no model folder at nowhere",
+    "shapes --device cuda": "torch sees no GPU here; use --device cpu",
+    "shapes --context 4033": "--context is at most 4032",
     "--plot speed.png": "speed.png has to end in .svg",
 }
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_mistakes_are_one_line(arguments, tmp_path, capsys):
+def test_mistakes_are_one_line(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     long = {"question_id": 1, "category": "qa", "turns": ["word " * 600]}
     write_questions(tmp_path / "long.jsonl", long)
-    line = arguments.format(tmp=tmp_path).split()
-    assert program(bench.main, *line, "--limit", "1") == 2
+    assert program(bench.main, *arguments.format(tmp=tmp_path).split()) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if "min left here" not in line]
     assert len(errors) == 1 and MISTAKES[arguments] in errors[0]

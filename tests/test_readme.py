@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from browser import Browser
-from helpers import ROOT, WEIGHTS, held_out_prompts, need_compiler, refuses
+from helpers import ROOT, WEIGHTS, held_out_prompts, need_compiler
 
 import run
 from s2d import generate
@@ -112,7 +112,6 @@ def test_the_quality_report(capsys):
     report = capsys.readouterr().out
     for row in ("mini-7b", "mini-7b --init target"):
         assert re.search(rf"^{row}( +[\d.]+%){{5}} +-[\d.]+$", report, re.MULTILINE)
-    refuses(bench.main, capsys, "no model folder at", "quality", "--targets", "nowhere")
 
 
 def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
