@@ -38,7 +38,6 @@ OPTIONS = {
     "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture"),
     "shapes": dict(nargs="+", choices=shapes.SHAPES, default=["7b", "13b"], help="sizes to make"),
     "context": dict(type=count, default=512, help="tokens of the prompt"),
-    "repetitions": dict(type=count, default=20, help="of each forward pass; shown: the median"),
     "count": dict(type=count, default=100, help="held-out prompts per group"),
 }
 SPEED = (
@@ -50,7 +49,7 @@ PROGRAMS = {  # name -> module, the options that it takes
     "sweep": (speed, SPEED),
     "agreement": (agreement, "target draft questions limit max-new-tokens device dtype"),
     "quality": (quality, "targets count device"),
-    "shapes": (shapes, "shapes context repetitions rounds max-new-tokens device dtype hf"),
+    "shapes": (shapes, "shapes context rounds max-new-tokens device dtype hf"),
 }
 
 

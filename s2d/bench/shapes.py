@@ -7,12 +7,11 @@ its tokens that is measured. Knows nothing about files and text.
 
 from functools import partial
 from itertools import pairwise
-from statistics import median
 
 import torch
 from torch.nn.attention import sdpa_kernel
+from torch.utils.benchmark import Timer
 
-from ..decode import clock
 from ..model import DECODING_KERNELS, LlamaConfig
 from ..tree import TreeAttention
 from ..weights import DTYPES, check_device, empty_model, placement
@@ -47,26 +46,21 @@ def random_model(config, device, dtype, scale=SCALE):
     return model.requires_grad_(False).to(device=device, dtype=dtype).eval()
 
 
-def median_seconds(device, function, repetitions):
-    """Wall time of ``function()``, after one call that does not count."""
-    times = []
-    for _ in range(repetitions + 1):
-        began = clock(device)
-        function()
-        times.append(clock(device) - began)
-    return median(times[1:])
+def median_seconds(function):
+    """Of a call, among as many as fit in half a second."""
+    timer = Timer("f()", globals={"f": function}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=0.5).median
 
 
-def copy_bandwidth(device, repetitions):
+def copy_bandwidth(device):
     """Bytes a second that a large copy reads and writes: what this memory can do in practice."""
     source = torch.ones(2**30 if device.type == "cuda" else 2**27, dtype=torch.uint8, device=device)
-    copy = partial(torch.empty_like(source).copy_, source)
-    return 2 * source.nbytes / median_seconds(device, copy, repetitions)
+    return 2 * source.nbytes / median_seconds(partial(torch.empty_like(source).copy_, source))
 
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def pass_table(model, context, repetitions, bandwidth):
+def pass_table(model, context, bandwidth):
     """Passes over trees behind ``context`` positions, and of a token through the draft's segments.
 
     ``bandwidth``: bytes a second of a copy; a pass through all layers reads all weights.
@@ -82,7 +76,7 @@ def pass_table(model, context, repetitions, bandwidth):
             out = model.run_layers(hidden[:, :rows], start, stop, cache=cache, **tree)
             model.logits(out[0])
 
-        seconds = median_seconds(model.device, run, repetitions)
+        seconds = median_seconds(run)
         share = "" if stop else f"{weights / seconds / bandwidth:.0%}"
         lines.append([name, f"{seconds * 1e3:.2f}", share])
 
@@ -117,9 +111,9 @@ def beside_transformers(model):
     tokens = torch.arange(128, device=model.device)[None]
     ours, theirs = model(tokens).float(), peer_of(model)(tokens).logits.float()
     same = (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).float().mean().item()
-    difference = f"{(ours - theirs).abs().max():.3g} of {theirs.std():.3g} (standard deviation)"
+    differs = f"{(ours - theirs).abs().max():.3g} of {theirs.std():.3g} (standard deviation)"
     likeliest = f"same likeliest token at {same:.1%} of 128 positions"
-    return f"beside transformers: largest difference of a logit {difference}, {likeliest}"
+    return f"beside transformers: largest difference of a logit {differs}, {likeliest}"
 
 
 def report(args):
@@ -129,15 +123,14 @@ def report(args):
     dtype = (DTYPES | {"auto": torch.bfloat16 if on_gpu else torch.float32})[args.dtype]
     if args.context > (longest := POSITIONS - max(NODES)):
         raise ValueError(f"--context is at most {longest} for these shapes")
-    bandwidth = copy_bandwidth(device, args.repetitions)
+    bandwidth = copy_bandwidth(device)
     print(f"torch {torch.__version__}, a large copy moves {bandwidth / 1e9:.0f} GB/s")
     for shape in args.shapes:
         model = random_model(SHAPES[shape], device, dtype)
         print(f"\n{shape} on {placement(model)}")
         if args.hf:
             print(beside_transformers(model))
-        passes = pass_table(model, args.context, args.repetitions, bandwidth)
-        print(f"\n{render(passes)}\n", flush=True)
+        print(f"\n{render(pass_table(model, args.context, bandwidth))}\n", flush=True)
         print(render(decoding_table(model, args)), flush=True)
         del model
         if on_gpu:
