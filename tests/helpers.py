@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from s2d.bench.specbench import corpus_questions
 from s2d.model import Llama, LlamaConfig
 from s2d.tree import TokenTree
 
@@ -58,12 +57,6 @@ def nearly_equal(seed, **changes):
 def random_tokens(seed, count, vocab=61):
     """A list of ids."""
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def held_out_prompts(tokenizer, per_group):
-    """Chat prompts of the six groups, ``per_group`` of each, that no training run has seen."""
-    questions = corpus_questions("held-out", per_group)
-    return [tokenizer.encode_chat(question["turns"][:1]) for question in questions]
 
 
 def leading(tree, count):

@@ -12,7 +12,7 @@ from itertools import count, product
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, held_out_prompts, program, raises_line, random_llama, refuses
+from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 from transformers import AutoTokenizer
 
 from s2d import generate, load_model
@@ -249,10 +249,10 @@ def test_compiled_methods_stand_beside_the_others(small, monkeypatch, capsys):
         assert re.search(rf"^mini-7b {method}: identical; logits", output, re.M)
 
 
-def test_agreement_is_what_a_plain_count_says(mini, tokenizer):
+def test_agreement_is_what_a_plain_count_says(mini, held_out_prompts):
     """Beside logits over the whole vocabulary, token by token; without and with a vocabulary."""
     target, draft = mini("mini-7b"), load_model(DRAFT, dtype="float64")
-    prompt = held_out_prompts(tokenizer, 1)[0]
+    prompt = held_out_prompts(1)[0]
     answer = generate(target, prompt, method="ar", max_new_tokens=12).tokens
     for kept in (torch.arange(1024), torch.tensor(sorted(set(answer[::2])))):
         draft.keep_tokens(kept)
@@ -362,11 +362,11 @@ def plant(bug, positions, mask, tree, n):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_planted_bugs_are_found_in_the_passes(dtype, mini, tokenizer, monkeypatch):
+def test_planted_bugs_are_found_in_the_passes(dtype, mini, held_out_prompts, monkeypatch):
     """Each is called a bug, or in doubt; the right passes are as good as plain ones."""
     monkeypatch.setattr(check, "NEW_TOKENS", 6)
     target, draft = (load_model(WEIGHTS / name, dtype=dtype) for name in ("mini-7b", "mini-draft"))
-    prompts = held_out_prompts(tokenizer, 1)
+    prompts = held_out_prompts(1)
     score = Scorer.__call__
 
     def judged(bug):

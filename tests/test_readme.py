@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from browser import Browser
-from helpers import ROOT, WEIGHTS, held_out_prompts, need_compiler
+from helpers import ROOT, WEIGHTS, need_compiler
 
 import run
 from s2d import generate
@@ -114,13 +114,13 @@ def test_the_quality_report(capsys):
         assert re.search(rf"^{row}( +[\d.]+%){{5}} +-[\d.]+$", report, re.MULTILINE)
 
 
-def test_mean_accepted_tokens_of_the_exits_differ(mini, tokenizer):
+def test_mean_accepted_tokens_of_the_exits_differ(mini, held_out_prompts):
     """Accepted lengths of the miniature are like the paper's, and deeper exits do better."""
     ask = partial(generate, mini("mini-7b"), draft=mini("mini-draft"), method="sd", stop=0)
     accepted = {}
     for exit_layer in (2, 4):
         how = dict(exits=[exit_layer], draft_length=6, max_new_tokens=64)
-        outputs = [ask(prompt, **how) for prompt in held_out_prompts(tokenizer, 6)]
+        outputs = [ask(prompt, **how) for prompt in held_out_prompts(6)]
         accepted[exit_layer] = total(outputs).mean_accepted_tokens
     assert 2.3 < accepted[4] < 5.0 and accepted[2] < 0.9 * accepted[4]
 
