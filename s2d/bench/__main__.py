@@ -19,7 +19,7 @@ def count(text):
 
 
 OPTIONS = {
-    "targets": dict(type=numbers(str), default="7b,13b,70b", metavar="7b,...", help="large models"),
+    "targets": dict(type=numbers(str), default="7b,13b,70b", metavar="7b|PATH,...", help="models"),
     "target": dict(required=True, metavar="7b|13b|70b|PATH", help="whose answers are predicted"),
     "draft": dict(type=path, help="default: the one beside the first target, else mini-draft"),
     "methods": dict(nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all"),
