@@ -9,7 +9,6 @@ from helpers import WEIGHTS, nearly_equal, path_of, raises_line, random_llama, r
 from theirs import assert_greedy, load_transformers
 
 from s2d import generate
-from s2d.bench.specbench import held_out_prompts
 from s2d.generate import METHODS, start
 from s2d.proposal import TARGET
 from s2d.tree import Dynamic, ancestor_mask
@@ -46,12 +45,12 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, number):
+def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, number, held_out_prompts):
     """12 prompts a target, each through a third of the settings; EOS ends many of them."""
     name, ended_inside = TARGETS[number], 0
     target, draft = mini(name), mini("mini-draft")
     theirs = load_transformers(WEIGHTS / name, torch.float64)
-    for index, prompt in enumerate(held_out_prompts(tokenizer, PER_GROUP)[number::3]):
+    for index, prompt in enumerate(held_out_prompts(PER_GROUP)[number::3]):
         alone = generate(target, prompt, method="ar", max_new_tokens=NEW).tokens
         assert_greedy(theirs, prompt, alone, NEW)
         for setting in SETTINGS[index % 3 :: 3]:

@@ -6,69 +6,40 @@ model in float64, and by how far the target's plain passes are from that: a step
 may be as far from it, and no farther. Knows nothing about timing.
 """
 
-from dataclasses import dataclass
+from collections import namedtuple
 from itertools import zip_longest
 
 import torch
 
 from ..generate import start
-from ..tree import TokenTree, ancestor_mask
+from ..tree import ancestor_mask
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
 # Times the plain passes' error: up to the first all is well, from the second on something is wrong.
 AS_GOOD, WORSE = 1.25, 1.4
+# What a step's target pass over a tree says, ``checked``, and what plain passes: logits (N+1, V).
+Pass = namedtuple("Pass", "context tree checked plain")
+# Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b, -1 for
+# one that had ended; ``plain`` (2,) are the target's own logits of these.
+Difference = namedtuple("Difference", "tokens a b plain")
 
 
-@dataclass
-class Pass:
-    """What a step's target pass, ``checked``, and plain passes say: logits (N+1, V)."""
+def observe_methods(models, records, methods):
+    """{method: (passes, differences, whether it claims to be lossless)} for all but "ar".
 
-    context: list[int]
-    tree: TokenTree
-    checked: torch.Tensor
-    plain: torch.Tensor
-
-
-@dataclass
-class Difference:
-    """Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b.
-
-    Where one of them had ended, its token is -1.
+    ``models`` {whether compiled: (target, draft)} made the greedy ``records`` with ``methods``
+    {name: (whether compiled, options of ``generate``)}.
     """
-
-    tokens: list[int]
-    a: int
-    b: int
-    plain: torch.Tensor  # (2,) the target's own logits of a and b
-
-
-def check_methods(load, dtype, drafts, records, methods):
-    """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar".
-
-    ``load(dtype, compile=...)`` is the target that made the greedy ``records``, with ``drafts``
-    {whether compiled: draft} and ``methods``. Right is True, False or, where that cannot be told or
-    the method does not claim to be lossless, None.
-    """
-    found = observe_methods(load, dtype, drafts, records, methods)
-    precise = load("float64")  # the target itself is out of memory
-    for method, (passes, differences, exact) in found.items():
-        line, right = verdict(precise, passes, differences)
-        yield (method, line, right) if exact else (method, f"not a lossless method; {line}", None)
-
-
-def observe_methods(load, dtype, drafts, records, methods):
-    """{method: (passes, differences, whether it claims to be lossless)}, as in check_methods."""
     alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
     prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
-    target, found = load(dtype), {}
-    targets = {compiled: load(dtype, compile=True) if compiled else target for compiled in drafts}
+    plain, found = models[False][0], {}
     for method, (compiled, options) in methods.items():
         if method != "ar":
             own = [record for record in records if record["method"] == method]
-            differences = [first_difference(target, alone[r["question_id"]], r) for r in own]
-            models = targets[compiled], target, drafts[compiled]
-            passes = [observe_pass(*models, options, *each) for each in enumerate(prompts)]
+            differences = [first_difference(plain, alone[r["question_id"]], r) for r in own]
+            given = plain, *models[compiled], options
+            passes = [observe_pass(*given, *each) for each in enumerate(prompts)]
             exact = all(each.exact for record in own for each in record["generations"])
             found[method] = passes, [each for each in differences if each], exact
     return found
@@ -86,7 +57,7 @@ def plain_logits(model, context, tree):
 
 
 @torch.inference_mode()
-def observe_pass(target, plain, draft, options, number, prompt):
+def observe_pass(plain, target, draft, options, number, prompt):
     """One Pass of a greedy generation: that of its step ``number``, counted round and round.
 
     ``plain`` takes the plain passes: the target or, where it is compiled, the same not compiled.
@@ -115,7 +86,7 @@ def last_logits(model, tokens, pair):
 
 @torch.inference_mode()
 def verdict(precise, passes, differences):
-    """One line on a method, and whether it is good: True, False, or None for cannot tell.
+    """One line on a method, and whether it is lossless: True, False, or None for cannot tell.
 
     ``precise`` is the target in float64. A tie is two tokens no farther apart than two passes can
     move them, each by as much as the target's own pass is wrong about one of the two there. Farther
