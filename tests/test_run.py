@@ -182,7 +182,7 @@ MISTAKES = {
     "--prompt=": "the prompt is empty",
     "--device tpu9": "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N",
     "--chat --raw": "not allowed with",
-    "--exits 0 --stop {w}/mini-draft/decision-7b.safetensors": "a decision model judges layers; exit 0 has none",
+    "--exits 0 --stop {w}/mini-draft/decision-7b.safetensors": "judges layers; exit 0 has none",
     "--exits 0 --draft /nowhere": "--exits 0 uses no layers of --draft",
     "--interactive --target {m}/lonely --method ar": "lonely knows no chat template",
     "--interactive --json": "--interactive does not go with --json",
