@@ -380,6 +380,7 @@ def test_what_exit_0_alone_takes(tmp_path, capsys):
     store = tmp_path / "mini-7b/datastore.safetensors"
     store.write_bytes(b"")
     config = read_config(tmp_path / "mini-7b")
-    assert run.choose_draft(args, tmp_path / "mini-7b", config) == (None, store)
+    assert run.choose_draft(args, tmp_path / "mini-7b", config)[:2] == (None, store)
     named = run.parse(["--target", "7b", "--draft", str(tmp_path / "mini-draft")])
-    assert run.choose_draft(named, tmp_path / "mini-7b", config) == (tmp_path / "mini-draft", None)
+    found = run.choose_draft(named, tmp_path / "mini-7b", config)
+    assert found[:2] == (tmp_path / "mini-draft", None)
