@@ -182,7 +182,7 @@ MISTAKES = {
     "--prompt=": "the prompt is empty",
     "--device tpu9": "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N",
     "--chat --raw": "not allowed with",
-    "--exits 0 --stop {w}/mini-draft/decision-7b.safetensors": "a decision model judges layers; exit 0 has none",
+    "--exits 0 --stop {w}/mini-draft/decision-7b.safetensors": "judges layers; exit 0 has none",
     "--exits 0 --draft /nowhere": "--exits 0 uses no layers of --draft",
     "--interactive --target {m}/lonely --method ar": "lonely knows no chat template",
     "--interactive --json": "--interactive does not go with --json",
@@ -380,6 +380,7 @@ def test_what_exit_0_alone_takes(tmp_path, capsys):
     store = tmp_path / "mini-7b/datastore.safetensors"
     store.write_bytes(b"")
     config = read_config(tmp_path / "mini-7b")
-    assert run.choose_draft(args, tmp_path / "mini-7b", config) == (None, store)
+    assert run.choose_draft(args, tmp_path / "mini-7b", config)[:2] == (None, store)
     named = run.parse(["--target", "7b", "--draft", str(tmp_path / "mini-draft")])
-    assert run.choose_draft(named, tmp_path / "mini-7b", config) == (tmp_path / "mini-draft", None)
+    found = run.choose_draft(named, tmp_path / "mini-7b", config)
+    assert found[:2] == (tmp_path / "mini-draft", None)

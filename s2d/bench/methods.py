@@ -21,7 +21,7 @@ from ..weights.datastore import find_datastore, open_datastore
 
 
 def datastore_of(target, draft, config):
-    """The Datastore of the target with its ``config``, or of the draft, in these folders; or None."""
+    """The Datastore of the target, or of the draft, in these folders; None where there is none."""
     found = find_datastore(target, draft, config)
     return open_datastore(found, target, config) if found else None
 

@@ -12,7 +12,8 @@ import torch
 from torch.nn.attention import sdpa_kernel
 from torch.utils.benchmark import Timer
 
-from ..model import DECODING_KERNELS, LlamaConfig
+from ..exits import DraftConfig
+from ..model import DECODING_KERNELS
 from ..tree import TreeAttention
 from ..weights import DTYPES, check_device, empty_model, placement
 from .measure import measure, runners
@@ -21,7 +22,7 @@ from .tables import render, summarise, target_table
 
 POSITIONS, NODES = 4096, (1, 2, 4, 8, 16, 32, 64)
 FIXED = dict(max_position_embeddings=POSITIONS, eos_token_ids=(), thresholds=(0.6, 0.6, 0.0))
-llama = partial(LlamaConfig, **FIXED)
+llama = partial(DraftConfig, **FIXED)
 SHAPES = {  # one to try this program with, then Llama-2 and Vicuna v1.5; each is its own draft
     "tiny": llama(1024, 64, 176, 8, 4, 2, 16, exit_layers=(2, 3, 4)),
     "7b": llama(32000, 4096, 11008, 32, 32, 32, 128, exit_layers=(6, 9, 12)),
