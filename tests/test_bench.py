@@ -22,7 +22,7 @@ from s2d.bench.check import Difference, first_difference, observe_pass, verdict
 from s2d.bench.methods import parse_method, peers_of
 from s2d.decode import Scorer, Stats
 from s2d.extras import compiled, static
-from s2d.generate import Generation
+from s2d.generate import Generation, start
 from s2d.model import widened
 from s2d.train import corpus
 from s2d.tree import Dynamic, TreeAttention
@@ -85,6 +85,8 @@ METHODS = {
     "mcsd:tree=4,2,2,1:init=target": {"tree": (4, 2, 2, 1), "init": "target"},
     "s2d-tree:tree=4x8x24:stop=0.3": {"tree": Dynamic(4, 8, 24), "stop": 0.3},
     "s2d:thresholds=.9,.9,0": {"thresholds": (0.9, 0.9, 0.0)},
+    "s2d:coupled:stop=0.3": {"stop": 0.3, "coupled": True},
+    "s2d:coupled=1": "method 's2d:coupled=1': no option 'coupled'",
     "fast": "unknown method 'fast'",
     "s2d:speed=9": "method 's2d:speed=9': no option 'speed'",
     "s2d:draft_length=x": "invalid literal",
@@ -321,9 +323,12 @@ def test_ties_are_told_from_bugs():
     passes = [observe_pass(*models, number, [5, number]) for number in range(4)]
     prompt = next(p for p in product(range(61), repeat=2) if logits(p).argmax() in (7, 9))
 
-    def difference(*answers):
-        both = ({"prompts": [list(prompt)], "tokens": [each]} for each in answers)
-        return first_difference(single, *both)
+    def difference(*answers, **options):
+        made = {
+            "prompts": [[*prompt]],
+            "generations": [start(single, [*prompt], None, "ar", **options)],
+        }
+        return first_difference(single, *(made | {"tokens": [each]} for each in answers))
 
     tie = difference([7, 5], [9, 5])
     assert (tie.tokens, tie.a, tie.b) == (list(prompt), 7, 9)
@@ -335,6 +340,8 @@ def test_ties_are_told_from_bugs():
         ([tie, tie], "2 ties by rounding, largest gap 0.0e[+]00; logits ", True),
         ([tie, unlikely], bug, False),
         ([difference([7, 5], [7])], "BUG: an answer ends where", False),
+        # Above T = 0 the race tells these two apart.
+        ([difference([7], [9], temperature=0.5)], "BUG: .* 1 by more than rounding", False),
     ):
         text, good = verdict(target, passes, differences)
         assert re.match(line, text) and good is expected
@@ -344,8 +351,10 @@ def test_ties_are_told_from_bugs():
     off = [{"plain": p.plain + 0.6 * gap, "checked": p.checked + 0.6 * gap} for p in passes]
     noisy = [each._replace(**changes) for each, changes in zip(passes, off)]
     for noise, own, expected in ((0.4, passes, False), (0.6, passes, True), (0.0, noisy, None)):
-        found = Difference(list(prompt), 7, 8, exact + noise * gap)
+        found = Difference(list(prompt), 7, 8, exact + noise * gap, torch.zeros(2))
         assert verdict(target, own, [found])[1] is expected
+        even = found._replace(race=exact.flip(0))  # the race makes up for the gap
+        assert verdict(target, passes, [even])[1] is True
 
 
 def plant(bug, positions, mask, tree, n):
@@ -392,15 +401,25 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, held_out_prompts, mon
     assert judged("position off by one") is False
 
 
-def test_check_exits_with_1_for_a_bug(small, monkeypatch, capsys):
+SAMPLED = "--temperature 1 --methods s2d:coupled s2d s2d-tree"
+
+
+def test_check_compares_sampled_texts_too_where_they_must_be_equal(small, capsys):
+    assert bench.main([*small, "--check", "--rounds", "2", *SAMPLED.split()]) == 0
+    checked = re.findall(r"^mini-7b (\S+): (\w+)", capsys.readouterr().out, re.M)
+    assert checked == [("s2d:coupled", "identical"), ("s2d-tree", "identical")]
+
+
+@pytest.mark.parametrize(("more", "name"), [("", "s2d"), (SAMPLED, "s2d:coupled")])
+def test_check_exits_with_1_for_a_bug(more, name, small, monkeypatch, capsys):
     def wrong(*arguments, method, **options):
         output = generate(*arguments, method=method, **options)
         output.tokens[3:] = [99] * (method == "s2d") + output.tokens[3:-1]
         return output
 
     monkeypatch.setattr(measure, "generate", wrong)
-    assert bench.main([*small, "--check"]) == 1
-    bug = "mini-7b s2d: BUG: .* 2 different answers, 2 by more than rounding explains"
+    assert bench.main([*small, "--check", *more.split()]) == 1
+    bug = f"mini-7b {name}: BUG: .* 2 different answers, 2 by more than rounding explains"
     assert re.search(bug, capsys.readouterr().out)
 
 

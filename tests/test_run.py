@@ -116,6 +116,11 @@ def test_options_reach_the_decoder(capsys):
     assert replaced["options"]["tree"] == {"widths": [4, 2, 2, 1]}
     sampled = [warm("--seed", seed)["tokens"] for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
+    one_race = warm("--method", "ar", "--seed", "1")["tokens"]
+    for method in ("sd", "s2d", "mcsd --init target", "s2d-tree"):
+        answer = warm("--coupled", "--seed", "1", "--method", *method.split())
+        assert answer["tokens"] == one_race and answer["exact"] and answer["options"]["coupled"]
+    assert warm("--method", "s2d-tree")["options"]["coupled"] and not without["options"]["coupled"]
     for option, least in (("--top-p", "0.000001"), ("--top-k", "1")):
         assert warm(option, least)["tokens"] == alone["tokens"]
 
@@ -178,6 +183,7 @@ MISTAKES = {
     "--tree 2,2": "method s2d does not use tree; leave it out, or use mcsd or s2d-tree",
     "--method s2d-tree --tree 2,2 --tree-size 9": "--tree gives a fixed shape",
     "--temperature -1": "temperature, if not 0: expected a number from 1e-06 to 1e+38, got -1.0",
+    "--method mcsd --with-replacement --coupled": "replacement is for tokens that are tested",
     "--method s2d-tree --with-replacement": "siblings of a tree of fixed shape",
     "--prompt=": "the prompt is empty",
     "--device tpu9": "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N",

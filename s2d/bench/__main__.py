@@ -36,7 +36,7 @@ OPTIONS = {
     "dtype": dict(default="auto", choices=("auto", *DTYPES), help="auto: the model's own"),
     "hf": dict(action="store_true", help="transformers beside ours"),
     "compile": dict(action="store_true", help="every method compiled as well"),
-    "check": dict(action="store_true", help="greedy answers against ar's; exit code 1 for a bug"),
+    "check": dict(action="store_true", help="answers against ar's; exit code 1 for a bug"),
     "markdown": dict(action="store_true", help="tables as markdown"),
     "out": dict(type=path, help="folder for answer files, as Spec-Bench's scripts read them"),
     "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture"),

@@ -3,7 +3,8 @@
 A pass over many tokens and one over a single token run different kernels, so below float64 two
 nearly equal logits can swap their order. Such a tie is told from a bug by what is true, the same
 model in float64, and by how far the target's plain passes are from that: a step's pass over a tree
-may be as far from it, and no farther. Knows nothing about timing.
+may be as far from it, and no farther. Above T = 0 the race is part of the logits, and all else is
+the same. Knows nothing about timing.
 """
 
 from collections import namedtuple
@@ -12,6 +13,7 @@ from itertools import zip_longest
 import torch
 
 from ..generate import start
+from ..sampling import Sampler
 from ..tree import ancestor_mask
 
 PASSES = 8  # of each method that are compared, each from another question
@@ -21,28 +23,41 @@ AS_GOOD, WORSE = 1.25, 1.4
 # What a step's target pass over a tree says, ``checked``, and what plain passes: logits (N+1, V).
 Pass = namedtuple("Pass", "context tree checked plain")
 # Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b, -1 for
-# one that had ended; ``plain`` (2,) are the target's own logits of these.
-Difference = namedtuple("Difference", "tokens a b plain")
+# one that had ended; ``plain`` (2,) are the target's own logits of these, and ``race`` (2,) what is
+# added to logits to decide.
+Difference = namedtuple("Difference", "tokens a b plain race")
 
 
 def observe_methods(models, records, methods):
     """{method: (passes, differences, whether it claims to be lossless)} for all but "ar".
 
-    ``models`` {whether compiled: (target, draft)} made the greedy ``records`` with ``methods``
-    {name: (whether compiled, options of ``generate``)}.
+    ``models`` {whether compiled: (target, draft)} made the ``records`` with ``methods`` {name:
+    (whether compiled, options of ``generate``)}. Of those above T = 0 the coupled ones count.
     """
-    alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
-    prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
+    alone = {key(record): record for record in records if record["method"] == "ar"}
+    prompts = list({r["question_id"]: r["prompts"][0] for r in alone.values()}.values())[:PASSES]
     plain, found = models[False][0], {}
     for method, (compiled, options) in methods.items():
-        if method != "ar":
-            own = [record for record in records if record["method"] == method]
-            differences = [first_difference(plain, alone[r["question_id"]], r) for r in own]
+        own = [r for r in records if r["method"] == method and comparable(r)]
+        if method != "ar" and own:
+            differences = [first_difference(plain, alone[key(r)], r) for r in own]
             given = plain, *models[compiled], options
             passes = [observe_pass(*given, *each) for each in enumerate(prompts)]
             exact = all(each.exact for record in own for each in record["generations"])
             found[method] = passes, [each for each in differences if each], exact
     return found
+
+
+def key(record):
+    """What a method's record and the target's own have in common."""
+    options = record["generations"][0].plan.options
+    return record["question_id"], options.temperature, options.seed
+
+
+def comparable(record):
+    """Whether its text should be the target's own."""
+    plan = record["generations"][0].plan
+    return plan.coupled or plan.options.temperature == 0
 
 
 def plain_logits(model, context, tree):
@@ -72,11 +87,19 @@ def observe_pass(plain, target, draft, options, number, prompt):
 @torch.inference_mode()
 def first_difference(target, alone, other):
     """The first Difference of two records, or None: afterwards turns have another context."""
-    for prompt, own, theirs in zip(alone["prompts"], alone["tokens"], other["tokens"]):
+    turns = zip(alone["prompts"], alone["tokens"], other["tokens"], alone["generations"])
+    for prompt, own, theirs, generation in turns:
         for position, (a, b) in enumerate(zip_longest(own, theirs, fillvalue=-1)):
             if a != b:
-                tokens = prompt + own[:position]
-                return Difference(tokens, a, b, last_logits(target, tokens, [a, b]))
+                tokens, options = prompt + own[:position], generation.plan.options
+                race = race_of(options, len(tokens), target.config.vocab_size)[[a, b]]
+                return Difference(tokens, a, b, last_logits(target, tokens, [a, b]), race)
+
+
+def race_of(options, position, vocab_size):
+    """What decides beside the logits (V,): logits - T log e is largest where p / e is, if T > 0."""
+    numbers = Sampler(options.seed, "cpu").numbers_at(position, vocab_size)
+    return -options.temperature * numbers.log()
 
 
 def last_logits(model, tokens, pair):
@@ -98,7 +121,8 @@ def verdict(precise, passes, differences):
         if min(each.a, each.b) < 0:
             return "BUG: an answer ends where the target's own goes on, or goes on there", False
         exact = last_logits(precise, each.tokens, [each.a, each.b])
-        gap, noise = exact.diff().abs().item(), (each.plain - exact).abs().max().item()
+        gap = (exact + each.race).diff().abs().item()
+        noise = (each.plain - exact).abs().max().item()
         gaps.append(gap)
         doubts += 2 * noise < gap <= 2 * worst
         bugs += gap > 2 * max(noise, worst)

@@ -2,8 +2,8 @@
 
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a growing tree as 4x8x24
 (top_k, depth, size), ``stop`` as a number, the file of a decision model, or "decision" for the one
-beside the draft. With ``compile``, which takes no value, its passes are compiled. Knows nothing
-about questions.
+beside the draft. Two take no value: ``coupled``, and ``compile``, with which its passes are
+compiled. Knows nothing about questions.
 """
 
 import time
@@ -59,8 +59,10 @@ def parse_method(text, draft, draft_path, target_path):
     readers = {"exits": comma_separated(int), "thresholds": comma_separated(float)}
     readers |= {"draft_length": int, "tree": tree, "init": str, "stop": stop}
     try:
-        pairs = [each.partition("=")[::2] for each in settings if each != "compile"]
+        valued = [each for each in settings if each not in ("compile", "coupled")]
+        pairs = [each.partition("=")[::2] for each in valued]
         options = {key: readers[key](value) for key, value in pairs}
+        options |= {"coupled": True} if "coupled" in settings else {}
     except (KeyError, ValueError) as error:
         wrong = f"no option {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"method {text!r}: {wrong}") from None

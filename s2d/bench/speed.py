@@ -74,8 +74,8 @@ def measure_target(args, name, path, drafts, methods, questions, records):
         records[name, temperature] = own = []
         for finished in measure(runs, questions, args.rounds, label, ask):
             own += finished
-    greedy = args.check and records.get((name, 0.0))
-    return observe_methods(models, greedy, methods) if greedy else {}
+    everything = sum((records[name, temperature] for temperature in args.temperature), [])
+    return observe_methods(models, everything, methods) if args.check else {}
 
 
 def tell_losses(name, precise, observed):
