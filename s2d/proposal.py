@@ -29,7 +29,8 @@ class Proposal:
     depth: int = 0  # the tree's number of levels
     # For each round the exits it tried, each with its confidence; the last one was used.
     confidences: list[list[tuple[int, float]]] = ()
-    stopped: str = ""  # why: "length" of the shape, full "context", low "confidence", "policy"
+    # Why it ends: "length" of the shape, "context" (no more may follow), "confidence", "policy".
+    stopped: str = ""
     filled: list[int] = ()  # for each exit how many positions its segment had then seen
 
     @property
