@@ -5,7 +5,15 @@ import sys
 import pytest
 import torch
 from enumeration import assert_lossless
-from helpers import WEIGHTS, nearly_equal, path_of, raises_line, random_llama, random_tokens
+from helpers import (
+    WEIGHTS,
+    ByLastToken,
+    nearly_equal,
+    path_of,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 from theirs import assert_greedy, load_transformers
 
 from s2d import generate
@@ -15,16 +23,6 @@ from s2d.tree import Dynamic, ancestor_mask
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
 PER_GROUP, NEW = 6, 40  # 36 prompts in all
-
-
-class ByLastToken:
-    """A whimsical decision model: its answers depend on the tokens drafted, by hidden states."""
-
-    def __init__(self, threshold=0.5):
-        self.threshold = threshold
-
-    def __call__(self, prediction):
-        return (prediction.hidden.sum(dim=-1) % 1.0).float()
 
 
 SETTINGS = [
