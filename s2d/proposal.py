@@ -119,7 +119,8 @@ class FixedTree:
 
     def proposal(self, worth_sending):
         """The Proposal of all levels."""
-        tokens = torch.cat([self.parents[:0], *self.tokens])  # (N,)
+        none = self.parents[:0]  # where there is no level
+        tokens = torch.cat([none, *self.tokens])  # (N,)
         q = torch.cat(self.q) if self.q else None
         tree = TokenTree(tokens, self.parents[: len(tokens)])
         return Proposal(tree, q, range(len(tokens)), self.rounds, len(self.tokens))
