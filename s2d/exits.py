@@ -110,6 +110,8 @@ class LayerExit:
     The segment has a KV cache of its own and, for the next exit, keeps what its layers gave.
     """
 
+    reads_slots = True
+
     def __init__(self, model, below, layer, threshold, capacity, last):
         self.model, self.below, self.layer, self.threshold = model, below, layer, threshold
         self.dtype, self.longest = model.dtype, model.config.max_position_embeddings
@@ -179,7 +181,7 @@ class LayerExit:
 class TableExit:
     """Exit 0: no layers; what followed the last tokens before, by a table (an NGrams)."""
 
-    layer, longest, filled = 0, math.inf, 0
+    layer, longest, filled, reads_slots = 0, math.inf, 0, False
 
     def __init__(self, ngrams, threshold, vocab_size, device, dtype):
         self.ngrams, self.threshold = ngrams, threshold
