@@ -14,7 +14,7 @@ from statistics import mean, median
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from ..decode import Scorer, clock
+from ..decode import Scorer, clock, run_pass
 from ..generate import generate
 from ..model import DECODING_KERNELS, LlamaConfig
 from ..tree import Dynamic, TokenTree
@@ -89,7 +89,7 @@ def pass_table(model, draft, context, repetitions, bandwidth):
 
     def score(seen, tree):
         scorer.cache.length = seen
-        scorer(prompt, tree)
+        scorer.rows(run_pass(model, scorer.wanted(prompt, tree)))
         scorer.keep(context, [])
 
     def run_segment(start, stop, cache):
