@@ -1,9 +1,30 @@
-"""The KV cache: pre-allocated keys and values; append, cut back, keep a path.
+"""The KV cache: pre-allocated keys and values; append, attend, cut back, keep a path.
 
 Knows nothing about models, drafts or trees.
 """
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
+
+    ``mask`` (R, S+T) is about the last R queries. Others stand before them only where S is 0: those
+    of a prompt, which are causal. Kernels need no mask for that, so a prompt needs no square one.
+    """
+    T, gqa = q.shape[2], q.shape[1] != k.shape[1]
+    if T == 1 and gqa:  # the heads of a group as queries: keys and values are read once
+        grouped = q.reshape(*k.shape[:2], -1, q.shape[3])  # (B, G, H/G, D)
+        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, enable_gqa=gqa)
+    R = mask.shape[-2]
+    if R == T:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
+    prompt = attend(q[:, :, :-R], k[:, :, :-R], v[:, :, :-R], None)
+    return torch.cat((prompt, attend(q[:, :, -R:], k, v, mask)), dim=2)
 
 
 class KVCache:
@@ -36,6 +57,10 @@ class KVCache:
         all_values.narrow(2, self.length, T).copy_(values)
         end = self.length + T
         return all_keys.narrow(2, 0, end), all_values.narrow(2, 0, end)
+
+    def attend(self, layer, q, k, v, mask):
+        """``attend`` of queries (B, H, T, D) to old and new together; the new ones are written."""
+        return attend(q, *self.write(layer, k, v), mask)
 
     def advance(self, count):
         """Count ``count`` more slots as filled, once all layers have written them."""

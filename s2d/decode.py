@@ -13,6 +13,7 @@ from numbers import Integral, Real
 import torch
 from torch.nn.attention import sdpa_kernel
 
+from .cache import KVCache
 from .model import DECODING_KERNELS
 from .proposal import TARGET, Proposal
 from .tree import TreeAttention
@@ -91,31 +92,55 @@ def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
 
     Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
     """
+    return steps_of(target, new_loop(target, tokens, drafter, sampling, limit))
+
+
+def new_loop(target, tokens, drafter, sampling, limit):
+    """The loop of ``decode``, but who runs it also runs its passes (extras/many.py: of several).
+
+    A generator, which yields a Pass and a Step in turn: ``next`` asks for the Pass, and ``send``
+    takes its logits and gives the Step.
+    """
     context = checked_list(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
     checked(limit, "limit", int, 1, target.config.max_position_embeddings)
-    return _steps(context, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
+    return _loop(context, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
 
 
-def _steps(context, scorer, drafter, sampling, limit):
+def _loop(context, scorer, drafter, sampling, limit):
     while len(context) < limit:
-        step = decode_step(context, scorer, drafter, sampling, limit)
+        step = yield from decode_step(context, scorer, drafter, sampling, limit)
         context += step.tokens
         yield step
         if step.tokens and step.tokens[-1] in scorer.target.config.eos_token_ids:
             return
 
 
+def steps_of(target, loop) -> Iterator[Step]:
+    """The Steps of one loop by itself."""
+    while step := next_step(target, loop):
+        yield step
+
+
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def decode_step(context, scorer, drafter, sampling, limit) -> Step:
-    """Draft, run the target once, verify, roll back: one step behind ``context``, a list."""
+def next_step(target, loop):
+    """The next Step of a loop, or None where it has ended."""
+    wanted = next(loop, None)
+    return wanted and loop.send(run_pass(target, wanted))
+
+
+def decode_step(context, scorer, drafter, sampling, limit) -> Iterator["Pass"]:
+    """Draft, have the target run once, verify, roll back: one Step behind ``context``, a list.
+
+    A generator, which yields the Pass, is sent its logits and returns the Step.
+    """
     n, device = len(context), scorer.target.device
     began = clock(device)
     # 1. Draft a tree of tokens; an empty one is plain decoding.
     proposal = drafter.propose(context, limit - n, sampling)
     drafted = clock(device)
     # 2. One target pass: row 0 is about what follows the context, row i + 1 what follows node i.
-    logits = scorer(context, proposal.tree)  # (N+1, V)
+    logits = scorer.rows((yield scorer.wanted(context, proposal.tree)))  # (N+1, V)
     scored = clock(device)
     # 3. Accept a path and add the bonus token, the target's own after it.
     verdict = drafter.verify(n, proposal, logits, sampling)
@@ -127,8 +152,32 @@ def decode_step(context, scorer, drafter, sampling, limit) -> Step:
     return Step(n, proposal, logits, verdict, tokens, *times)
 
 
+@dataclass
+class Pass:
+    """What the target is to run: T new positions behind a KV cache; logits from row ``first`` on.
+
+    ``tokens`` (T,) are there; ``positions`` and ``mask`` are those of ``run_layers``.
+    """
+
+    tokens: torch.Tensor
+    positions: torch.Tensor | None
+    mask: torch.Tensor | None
+    cache: KVCache
+    first: int
+
+
+def run_pass(target, wanted):
+    """A Pass by itself: its logits (T - first, V)."""
+    how = dict(positions=wanted.positions, mask=wanted.mask, cache=wanted.cache)
+    hidden = target.run_layers(target.embed(wanted.tokens[None]), **how)
+    return target.logits(hidden[0, wanted.first :])
+
+
 class Scorer:
-    """The target with its KV cache, for contexts of at most ``limit`` tokens and one tree shape."""
+    """The target's KV cache, for contexts of at most ``limit`` tokens and one tree shape.
+
+    It says which Pass is wanted, and makes rows of what comes back.
+    """
 
     def __init__(self, target, limit, shape):
         self.target, self.fixed = target, shape.fixed
@@ -137,23 +186,25 @@ class Scorer:
         self.latest = None  # logits (N+1, V) of the last pass,
         self.after_context = None  # and their row (V,) after the path that was accepted
 
-    def __call__(self, context, tree):
-        """One pass over ``tree`` and what the KV cache lacks of ``context``: logits (N+1, V)."""
+    def wanted(self, context, tree) -> Pass:
+        """The Pass over ``tree`` and what the KV cache lacks of ``context``."""
         n, seen = len(context), self.cache.length
         if not self.fixed:
             self.attention = TreeAttention(tree.parents, self.target.dtype)
         positions, mask = self.attention.span(n, seen, n + len(tree))
         new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
-        hidden = self.target.embed(torch.cat((new, tree.tokens))[None])
-        hidden = self.target.run_layers(hidden, positions=positions, mask=mask, cache=self.cache)
-        if seen == n:  # nothing is new in front of the tree: the last step gave no bonus token
-            logits = torch.cat((self.after_context[None], self.target.logits(hidden[0])))
-        else:
-            logits = self.target.logits(hidden[0, n - 1 - seen :])
+        # Nothing may be new in front of the tree: then the last step gave no bonus token, and the
+        # row after the context is known already.
+        self.latest = self.after_context[None] if seen == n else None
+        tokens, first = torch.cat((new, tree.tokens)), max(0, n - 1 - seen)
+        return Pass(tokens, positions, mask, self.cache, first)
+
+    def rows(self, logits):
+        """Of the Pass that was wanted, row 0 is about what follows the context: (N+1, V)."""
         if not logits.sum(dtype=torch.float32).isfinite():
             raise ValueError("the target's logits are NaN: its weights are damaged, or overflow")
-        self.latest = logits
-        return logits
+        self.latest = logits if self.latest is None else torch.cat((self.latest, logits))
+        return self.latest
 
     def keep(self, n, path):
         """Keep the n positions of context and the accepted ``path`` behind them."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .decode import Stats, Step, checked, checked_list, clock, decode
+from .decode import Stats, Step, checked, checked_list, clock, new_loop, steps_of
 from .draft import NoDraft, SortedDraft
 from .exits import DraftConfig, TableExit, sorted_exits
 from .model import Llama, LlamaConfig
@@ -223,17 +223,20 @@ class Generation:
     ``stats`` is a Stats of the steps so far; ``exact`` tells whether the method is lossless.
     """
 
-    def __init__(self, steps: Iterator[Step], plan: Plan, exact: bool, eos_token_ids, ends):
-        self.steps, self.plan, self.exact = steps, plan, exact
+    def __init__(self, loop, plan: Plan, exact: bool, eos_token_ids, ends, steps: Iterator[Step]):
+        self.loop, self.plan, self.exact, self.steps = loop, plan, exact, steps
         self.eos_token_ids, self.ends = eos_token_ids, ends  # {number of tokens: why no more}
         self.tokens: list[int] = []
         self.stats = Stats()
 
     def __iter__(self) -> Iterator[Step]:
         for step in self.steps:
-            self.stats.add(step)
-            self.tokens += step.tokens
+            self.add(step)
             yield step
+
+    def add(self, step: Step):
+        self.stats.add(step)
+        self.tokens += step.tokens
 
     def finish(self) -> "Generation":
         """Decode to the end."""
@@ -263,24 +266,35 @@ def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **optio
 
 def start(target: Llama, tokens, draft=None, method="s2d", **options) -> Generation:
     """As ``generate``, but it has not begun. ``tokens``: a list or 1-D tensor of ids."""
-    config, options = target.config, Options(method, **options)
-    plan = options.plan(config, draft and draft.config)
-    tokens = checked_list(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
-    n, size, longest = len(tokens), config.max_position_embeddings, int(options.max_new_tokens)
-    refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
+    return begin(ready_plan(Options(method, **options), target, draft), target, tokens, draft)
+
+
+def ready_plan(options: Options, target, draft, batch=1) -> Plan:
+    """The Plan for these models and so many prompts at once; ValueError where it cannot be."""
+    plan = options.plan(target.config, draft and draft.config)
     if plan.exits:
         from .extras.worth import prepared
 
-        plan = prepared(plan, target, draft)
+        plan = prepared(plan, target, draft, batch)
+    return plan
+
+
+def begin(plan: Plan, target, tokens, draft) -> Generation:
+    """The Generation of a Plan; ValueError where the prompt does not fit the target."""
+    config, options = target.config, plan.options
+    tokens = checked_list(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
+    n, size, longest = len(tokens), config.max_position_embeddings, int(options.max_new_tokens)
+    refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
     began, limit = clock(target.device), min(n + longest, size)
     drafter = make_drafter(plan, target, draft, limit)
     precise = torch.float64 if target.dtype == torch.float64 else torch.float32
     sampler = Sampler(int(options.seed), target.device, precise)
     how = float(options.temperature), float(options.top_p), options.replacement, sampler
     sampling = Sampling(*how, int(options.top_k), plan.coupled)
-    steps = decode(target, tokens, drafter, sampling, limit)
+    loop = new_loop(target, tokens, drafter, sampling, limit)
     ends = {size - n: "context", longest: "length"}  # "length" where both are true
-    generation = Generation(steps, plan, drafter.exact, config.eos_token_ids, ends)
+    about = plan, drafter.exact, config.eos_token_ids, ends
+    generation = Generation(loop, *about, steps_of(target, loop))
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend
 
-from .cache import KVCache
+from .cache import KVCache, attend
 
 # Attention for decoding. PyTorch prefers cuDNN's on the newest GPUs, but that one plans for tens of
 # milliseconds at each new length, and lengths change at every step.
@@ -91,25 +91,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
-
-    ``mask`` (R, S+T) is about the last R queries. Others stand before them only where S is 0: those
-    of a prompt, which are causal. Kernels need no mask for that, so a prompt needs no square one.
-    """
-    T, gqa = q.shape[2], q.shape[1] != k.shape[1]
-    if T == 1 and gqa:  # the heads of a group as queries: keys and values are read once
-        grouped = q.reshape(*k.shape[:2], -1, q.shape[3])  # (B, G, H/G, D)
-        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, enable_gqa=gqa)
-    R = mask.shape[-2]
-    if R == T:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
-    prompt = attend(q[:, :, :-R], k[:, :, :-R], v[:, :, :-R], None)
-    return torch.cat((prompt, attend(q[:, :, -R:], k, v, mask)), dim=2)
-
-
 class Attention(nn.Module):
     """Grouped-query attention: H query heads share G key/value heads."""
 
@@ -128,9 +109,8 @@ class Attention(nn.Module):
         heads = (each.view(B, T, -1, self.head_dim).transpose(1, 2) for each in self.project(x))
         q, k, v = heads  # (B, H, T, D), (B, G, T, D), (B, G, T, D)
         q, k = rotate(q, *rope), rotate(k, *rope)
-        if cache is not None:
-            k, v = cache.write(layer, k, v)  # (B, G, S+T, D)
-        return self.o_proj(attend(q, k, v, mask).transpose(1, 2).reshape(B, T, -1))
+        attended = cache.attend(layer, q, k, v, mask) if cache else attend(q, k, v, mask)
+        return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1))
 
     def project(self, x):
         """Queries, keys and values, (B, T, their heads * D) each."""
@@ -233,10 +213,7 @@ class Llama(nn.Module):
         if positions is None:
             positions = slice(S, S + T)
         rope = self.rope_cos[positions], self.rope_sin[positions]  # (T, D) each
-        if mask is None and S > 0 and T > 1:
-            mask = hidden.new_full((T, T), -torch.inf).triu(diagonal=1)
-        if mask is not None:
-            mask = widened(mask, S + T)
+        mask = whole_mask(mask, S, T, hidden)
         for index, block in enumerate(islice(self.model["layers"], start, stop)):
             hidden = block(hidden, rope, mask, cache, index)
         if cache is not None:
@@ -253,6 +230,13 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor, **given) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V); ``given``: positions, mask, cache of run_layers."""
         return self.logits(self.run_layers(self.embed(tokens), **given))
+
+
+def whole_mask(mask, S, T, like):
+    """The mask (R, S+T) of T positions behind S, by the ``mask`` of run_layers; None: causal."""
+    if mask is None and S > 0 and T > 1:
+        mask = like.new_full((T, T), -torch.inf).triu(diagonal=1)
+    return None if mask is None else widened(mask, S + T)
 
 
 def widened(mask: Tensor, length: int) -> Tensor:

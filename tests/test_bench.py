@@ -146,7 +146,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 def test_tables():
     times = {"draft_seconds": 0.3, "target_seconds": 0.6, "seconds": 1.0}
-    ours = Generation(iter(()), None, True, (), {})
+    ours = Generation(None, None, True, (), {}, iter(()))
     ours.stats = Stats([4] * 5, Counter({12: 3, 6: 9}), 30, 12, 6, 3, **times)
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]
     records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
@@ -376,10 +376,10 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, held_out_prompts, mon
     monkeypatch.setattr(check, "NEW_TOKENS", 6)
     target, draft = (load_model(WEIGHTS / name, dtype=dtype) for name in ("mini-7b", "mini-draft"))
     prompts = held_out_prompts(1)
-    score = Scorer.__call__
+    wanted = Scorer.wanted
 
     def judged(bug):
-        def wrong_score(self, context, tree):
+        def wrongly_wanted(self, context, tree):
             def wrong_span(n, start, end):
                 positions, mask = TreeAttention.span(self.attention, n, start, end)
                 if bug and start and len(tree):
@@ -388,11 +388,11 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, held_out_prompts, mon
                 return positions, mask
 
             self.attention.span = wrong_span
-            return score(self, context, tree)
+            return wanted(self, context, tree)
 
         models = target, target, draft, dict(method="mcsd")
         with monkeypatch.context() as patch:
-            patch.setattr(Scorer, "__call__", wrong_score)
+            patch.setattr(Scorer, "wanted", wrongly_wanted)
             passes = [observe_pass(*models, 1, prompt) for prompt in prompts]
         return verdict(mini("mini-7b"), passes, [])[1]
 

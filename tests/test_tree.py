@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from s2d import exits as exits_module
 from s2d import generate
-from s2d.decode import Scorer
+from s2d.decode import Scorer, run_pass
 from s2d.model import widened
 from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
 
@@ -114,7 +114,8 @@ def test_target_sees_every_node_as_the_end_of_a_chain(seed):
     for number in range(8):
         parents = random_parents(rng, rng.randrange(1, 20))
         tokens = [rng.randrange(4) for _ in parents]  # few, so that siblings are often equal
-        logits = scorer(context, TokenTree(torch.tensor(tokens), torch.tensor(parents)))
+        tree = TokenTree(torch.tensor(tokens), torch.tensor(parents))
+        logits = scorer.rows(run_pass(model, scorer.wanted(context, tree)))
         assert len(logits) == len(parents) + 1
         paths = [path_of(parents, node) for node in range(-1, len(parents))]
         for path, row in zip(paths, logits):

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from ..cache import KVCache
 from ..model import Block, LlamaConfig, RMSNorm
 from ..program import tell
 from ..user_cache import key_of, machine, private_folder
@@ -80,7 +81,8 @@ def compiled(function, example, what, details):
     """
     folder = private_folder("compiled", key_of(machine()))
     here = Path(__file__)
-    names = here.parents[1] / "model.py", here.with_name("products.py"), here
+    front = (here.parents[1] / name for name in ("cache.py", "model.py"))
+    names = *front, here.with_name("products.py"), here
     sources = [name.read_bytes() for name in names]
     file = folder / key_of((what, details, torch.get_num_threads(), sources))
     with compiler_for(folder):
@@ -148,8 +150,8 @@ def teach_compiler():
         return TensorBox.create(LinearUnary.create(x, weight, None, "none", [], ""))
 
 
-class Written:
-    """The KV cache of a compiled block: keys and values (1, G, S+T, D), written at ``slots``."""
+class Written(KVCache):
+    """That of a compiled block: keys and values (1, G, S+T, D), written at ``slots``."""
 
     def __init__(self, slots, keys, values):
         self.slots, self.keys, self.values = slots, keys, values

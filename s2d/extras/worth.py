@@ -11,10 +11,11 @@ from .products import lay_out, row_costs
 TRUST = 0.8  # of what a draft says of its paths: so measured on sampled text
 
 
-def prepared(plan, target, draft):
+def prepared(plan, target, draft, batch):
     """``plan`` for these models, whose weights are laid out for passes of several rows.
 
-    Where nothing was said of how much exit 0 drafts, the costs of the target's passes decide it.
+    Where nothing was said of how much exit 0 drafts, the costs of the target's passes decide it:
+    those of ``batch`` prompts at once, all of which draft alike.
     """
     for model in (target, draft) if plan.exits[-1] > 0 else (target,):
         lay_out(model)
@@ -23,7 +24,7 @@ def prepared(plan, target, draft):
     costs = None if said else row_costs(target)
     if not costs:
         return plan
-    costs = tuple(costs[: plan.shape.size + 1])
+    costs = tuple(costs[batch - 1 :: batch][: plan.shape.size + 1])  # with the others' rows
     return replace(plan, stop=max(plan.stop, worth_a_row(costs)), costs=costs)
 
 

@@ -19,7 +19,7 @@ from ..verify import follow, residual, verify_chain, verify_sampled
 
 FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
-CODE = (decode_step, Scorer.__call__, SortedDraft.grow, SortedDraft.predict)
+CODE = (decode_step, Scorer.wanted, Scorer.rows, SortedDraft.grow, SortedDraft.predict)
 CODE += (LayerExit.catch_up, LayerExit.keep, KVCache.keep, ancestor_mask)
 CODE += (follow, verify_chain, verify_sampled, residual, Sampler.race, warp)
 
