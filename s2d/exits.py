@@ -19,9 +19,10 @@ from .ngram import ORDER, top
 from .sampling import warp
 from .tree import TreeAttention
 
-UNKNOWN = (
-    3.0  # times its probability is what a token unknown to the table usually reaches in a race
-)
+# Of a table, whose probabilities are rough. Measured with SmolLM2 on 48 Spec-Bench prompts at T = 1
+# and T = 0.7: these accept most, and are about right above 0.3 (below, they promise too much).
+UNKNOWN = 3.0  # times its probability: what a token that the table lacks usually reaches in a race
+DAMPED = 0.5  # the power of what a token reaches in a race that says how probable it is to win
 WINDOW = 256  # how much context a catch-up runs at a time, so that masks stay small
 
 
@@ -241,9 +242,11 @@ class TablePrediction:
                 for token, number in zip(known, numbers)
             }
             best = top(raced, count)
-            total = sum(value for _, value in best) + UNKNOWN * (1.0 - sum(blend.values()))
-            tokens = filled([token for token, _ in best], count)
-            rows.append([(token, raced.get(token, 0.0) / total) for token in tokens])
+            rest = max(0.0, UNKNOWN * (1.0 - sum(blend.values())))  # rounding may lead below 0
+            weights = {token: value**DAMPED for token, value in best}
+            total = sum(weights.values()) + rest**DAMPED
+            tokens = filled(list(weights), count)
+            rows.append([(token, weights.get(token, 0.0) / total) for token in tokens])
         pairs = torch.tensor(rows, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
         return pairs[..., 0].long(), pairs[..., 1]
 
