@@ -1,0 +1,216 @@
+"""Several prompts at once: each text is the one that ``generate`` gives alone, in float64."""
+
+import random
+import weakref
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from helpers import nearly_equal, raises_line, random_tokens
+from test_decode import ByLastToken
+
+from s2d import generate, generate_many
+from s2d.extras import many
+from s2d.extras.datastore import Datastore
+from s2d.extras.many import as_finished
+from s2d.model import Llama
+from s2d.tree import Dynamic
+
+EXITS = dict(exit_layers=(1, 2, 4), thresholds=(0.5, 0.5, 0.0))
+CHAIN, BUSH, GROWN = (
+    dict(method="s2d", draft_length=5),
+    dict(method="mcsd", tree=(3, 2, 1)),
+    dict(method="s2d-tree", tree=Dynamic(3, 4, 9)),
+)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return nearly_equal(1, **EXITS)
+
+
+def some_options(rng, store):
+    """Any that go together."""
+    shape = rng.choice([dict(method="ar"), dict(method="sd", draft_length=3), CHAIN, BUSH, GROWN])
+    options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 30, 99)))
+    if rng.random() < 0.6:
+        options |= dict(temperature=rng.choice((0.7, 1.0, 1.5)), top_p=rng.choice((0.8, 1.0)))
+    options["coupled"] = rng.random() < 0.3
+    method = options["method"]
+    if method in ("s2d", "s2d-tree") and rng.random() < 0.5:
+        options["exits"] = rng.choice(([0], [0, 2, 4], [2, 4]))
+        if options["exits"][0] == 0 and rng.random() < 0.5:
+            options["datastore"] = store
+    if method != "ar":
+        options["init"] = rng.choice(("draft", "draft", "target"))
+        stops = [0.0, 0.3] if 0 in options.get("exits", ()) else [0.0, 0.3, ByLastToken()]
+        options["stop"] = rng.choice([None, *stops])
+    if method == "mcsd" and not options["coupled"]:
+        options["replacement"] = rng.random() < 0.5
+    return options
+
+
+def some_prompts(rng):
+    """Of all lengths, some of them near the end of the target's context of 128."""
+    longest = rng.choice((5, 40, 126))
+    return [
+        random_tokens(rng.randrange(99), rng.randint(1, longest)) for _ in range(rng.randint(1, 7))
+    ]
+
+
+def alone(models, prompt, options, seed):
+    target, draft = models
+    draft = None if options.get("exits") == [0] else draft
+    return generate(target, prompt, draft, **options | {"seed": seed})
+
+
+def together(models, prompts, options, batch, **more):
+    target, draft = models
+    draft = None if options.get("exits") == [0] else draft
+    return list(generate_many(target, prompts, draft, batch=batch, **options, **more))
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_each_text_is_the_one_alone(models, part):
+    """And so is how it came about: random methods, options, prompts and numbers of them."""
+    rng, seen = random.Random(part), set()
+    store = Datastore(random_tokens(0, 300), end=5)
+    for _ in range(20):
+        options, prompts = some_options(rng, store), some_prompts(rng)
+        found = together(models, prompts, options, rng.randint(1, 8))
+        assert len(found) == len(prompts)
+        for index, (prompt, each) in enumerate(zip(prompts, found)):
+            expected = alone(models, prompt, options, options["seed"] + index)
+            assert each.tokens == expected.tokens, (options, index)
+            assert each.stats.accept_lengths == expected.stats.accept_lengths
+            assert each.stats.exit_counts == expected.stats.exit_counts
+            assert (each.ended, each.exact) == (expected.ended, expected.exact)
+            assert each.plan.options.seed == options["seed"] + index
+            assert each.stats.seconds > each.stats.target_seconds > 0
+            seen.add(each.ended)
+    assert seen == {"eos", "length", "context"}
+
+
+def shifted_mask(caches):
+    """A neighbour's positions see one column less than they may."""
+    for i, mask in enumerate(caches.masks[1:], 1):
+        if mask is not None:
+            caches.masks[i] = mask.roll(1, dims=-1)
+
+
+def shifted_positions(caches):
+    caches.positions[caches.sizes[0] :] += 1
+
+
+@pytest.mark.parametrize("wrong", [shifted_mask, shifted_positions, None])
+def test_a_wrong_seam_makes_a_wrong_text(models, wrong, monkeypatch):
+    """These tests would see a mask or a position of a neighbour that is shifted by one."""
+
+    class Wrong(many.Caches):
+        def __init__(self, passes, like):
+            super().__init__(passes, like)
+            if wrong:
+                wrong(self)
+
+    monkeypatch.setattr(many, "Caches", Wrong)
+    options = BUSH | dict(max_new_tokens=12)
+    prompts = [random_tokens(i, 9) for i in range(4)]
+    texts = [each.tokens for each in together(models, prompts, options, 4)]
+    right = [alone(models, prompt, options, 0).tokens for prompt in prompts]
+    assert (texts == right) is (wrong is None)
+
+
+def test_the_target_runs_once_for_all_and_its_head_for_what_is_needed(models):
+    """Positions of all prompts in one row; of a prompt only the last one's logits."""
+    target, rows, widths = models[0], [], []
+    hooks = [
+        target.model["layers"][0].register_forward_hook(lambda _, x, y: widths.append(x[0].shape)),
+        target.lm_head.register_forward_hook(lambda _, x, y: rows.append(len(y))),
+    ]
+    prompts = [random_tokens(i, 3 + i) for i in range(4)]
+    options = dict(method="sd", draft_length=2, max_new_tokens=6, stop=0.0)
+    found = together(models, prompts, options, 4)
+    for hook in hooks:
+        hook.remove()
+    steps = max(each.stats.steps for each in found)
+    assert len(widths) == len(rows) == steps
+    assert widths[0][:2] == (1, sum(map(len, prompts)) + 4 * 2) and rows[0] == 4 * 3
+    assert sum(rows) < 3 * sum(each.stats.steps for each in found) + 1
+
+
+def test_caches_are_those_of_a_batch_and_no_more(models, monkeypatch):
+    """Of an answer that has ended nothing stays but its tokens, whoever holds it."""
+    new, made, alive = Llama.new_cache, [], []
+
+    def watched(self, *arguments):
+        made.append(weakref.ref(cache := new(self, *arguments)))
+        alive.append(sum(each() is not None for each in made))
+        return cache
+
+    monkeypatch.setattr(Llama, "new_cache", watched)
+    prompts = [random_tokens(i, 1 + i) for i in range(12)]
+    held = []
+    for index, each in as_finished(*models[:1], prompts, models[1], batch=3, max_new_tokens=9):
+        held.append((index, each))
+    assert len(held) == 12 and len(made) == 4 * 12  # the target's, and one for each exit
+    assert max(alive) == 4 * 3 and not any(each() for each in made)
+
+
+def test_in_order_or_as_they_end(models):
+    """A prompt is taken when there is room for it; two that have ended wait for the first."""
+    target, taken, counts = models[0], [], []
+
+    def prompts():
+        for i in range(8):
+            taken.append(i)
+            yield random_tokens(i, 120 if i % 3 else 20)  # the context ends most early
+
+    options = dict(method="ar", max_new_tokens=50, batch=3)
+    found = {}
+    for index, each in as_finished(target, prompts(), **options):
+        found[index] = each
+        counts.append(len(taken) - len(found))
+    assert sorted(found) == [*range(8)] != [*found]
+    assert max(counts) == 2  # the third room is still empty when an answer is handed out
+    ordered = [each.tokens for each in generate_many(target, prompts(), **options)]
+    assert ordered == [found[i].tokens for i in range(8)]
+    given = dict(method="ar", max_new_tokens=9, temperature=1.0)
+    pair = [[5, 6], [5, 6], [5, 6]]
+    a, b, c = (each.tokens for each in generate_many(target, pair, seeds=[4, 8, 4], **given))
+    assert a == c == generate(target, [5, 6], seed=4, **given).tokens != b
+
+
+def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
+    target, prompts = models[0], [[1, 2], [1] * 128, [3], [61], [], [4]]
+    run = partial(as_finished, target, prompts, method="ar", max_new_tokens=5)
+    for batch in (1, 2, 8):
+        found = dict(run(batch=batch))
+        bad = {i: str(each) for i, each in found.items() if isinstance(each, ValueError)}
+        assert bad.keys() == {1, 3, 4} and len(found) == 6
+        assert bad[1] == "prompt 1: the prompt has 128 tokens; the target's context of 128 is full"
+        for i in (0, 2, 5):
+            assert (
+                found[i].tokens == generate(target, prompts[i], None, "ar", max_new_tokens=5).tokens
+            )
+    answers = generate_many(target, prompts, method="ar", max_new_tokens=5)
+    assert next(answers).tokens == found[0].tokens
+    raises_line(next, ValueError, "prompt 1: the prompt has 128 tokens", answers)
+
+
+def test_what_is_refused_for_all_prompts(models):
+    target, draft = models
+    how = dict(config=draft.config, modules=lambda: ())
+    compiled = SimpleNamespace(compiled=True, mesh=None, **how)
+    divided = SimpleNamespace(compiled=False, mesh="two", **how)
+    run = lambda draft, **options: [*generate_many(target, [[1], [2]], draft, **options)]  # noqa: E731
+    for message, used, options in (
+        ("batch: expected a whole number from 1", draft, dict(batch=0)),
+        ("unknown method 'x'", draft, dict(method="x")),
+        ("2 prompts, but 1 seeds", draft, dict(seeds=[1])),
+        ("compiled passes .* take one prompt at a time", compiled, {}),
+        ("several processes take one prompt at a time", divided, {}),
+    ):
+        raises_line(run, ValueError, message, used, **options)
+    last = generate_many(target, [[1], [2]], method="ar", seed=2**63 - 1)
+    raises_line(list, ValueError, "prompt 1: seed: expected", last)
+    assert list(generate_many(target, [], draft)) == []
