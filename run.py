@@ -204,7 +204,9 @@ def read_options(args, chosen, draft_config):
     names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init"
     given = {name: getattr(args, name) for name in names.split()} | chosen
     given |= {"tree": tree_shape(args, draft_config), "replacement": args.with_replacement}
-    return Options(**given, stop=args.stop and read_stop(args.stop))
+    given["coupled"] = args.coupled
+    options = Options(**given, stop=args.stop)  # unused options are refused before files are read
+    return replace(options, stop=read_stop(args.stop)) if args.stop else options
 
 
 def tree_shape(args, draft_config):
@@ -313,6 +315,8 @@ def parse(arguments):
     add("--tree-size", type=int, metavar="N", help="a growing tree: nodes sent to the target")
     alike = "sample a node's children with replacement"
     add("--with-replacement", action="store_true", help=alike)
+    dice = "above T = 0: the same seed, the same text, whatever drafts"
+    add("--coupled", action="store_true", help=dice)
     roots = "who gives a tree its first level; default: draft"
     add("--init", choices=("draft", "target"), default="draft", help=roots)
     ends = (

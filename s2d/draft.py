@@ -32,7 +32,7 @@ class NoDraft:
     def propose(self, context, budget, sampling) -> Proposal:
         """A Proposal behind ``context``, a list of tokens, if ``budget`` more may be emitted.
 
-        One of these is the bonus token. ``sampling``: how tokens are drawn.
+        The last of these is the target's own. ``sampling``: how tokens are drawn.
         """
         return self.nothing
 
@@ -55,7 +55,8 @@ class SortedDraft(NoDraft):
         self.exits, self.shape, self.rule = exits, shape, rule
         self.device, self.dtype, self.worth_sending = device, dtype, worth_sending
         self.slots = torch.zeros(1, capacity, dtype=torch.long, device=device)  # their tokens
-        self.seen = 0  # how many tokens of the context are in slots
+        self.seen = 0  # how many tokens of the context were read
+        self.fills_slots = any(each.reads_slots for each in exits)
         self.parents = shape.parents().to(device)
         self.attention = TreeAttention(self.parents, dtype) if shape.fixed else None
 
@@ -90,7 +91,7 @@ class SortedDraft(NoDraft):
             children = tree.add_level(prediction, number)  # (R, K), the new frontier is among them
             if self.rule.ends(tree, expanded, prediction, children) and tree.frontier:
                 stopped = self.rule.reason
-            elif tree.frontier:  # its tokens come into slots, where the exits find them
+            elif tree.frontier and self.fills_slots:
                 start, end = end, end + len(tree.frontier)
                 self.slots[0, start:end] = tree.frontier_tokens()
         proposal = tree.proposal(self.worth_sending)
@@ -103,7 +104,8 @@ class SortedDraft(NoDraft):
     def read(self, context):
         """Take in what is new of ``context``, a list of tokens."""
         new = context[self.seen :]
-        self.slots[0, self.seen : len(context)] = torch.tensor(new)
+        if self.fills_slots:
+            self.slots[0, self.seen : len(context)] = torch.tensor(new)
         self.seen = len(context)
         for each in self.exits:
             each.read(new)

@@ -208,6 +208,7 @@ class Plan:
         """{option: its value}, to be shown; of a shape its numbers, of a decision model None."""
         stop = None if is_decision(self.stop) else self.stop
         shown = {"exits": self.exits, "thresholds": self.thresholds, "stop": stop}
+        shown["coupled"] = self.coupled
         if self.options.method in CHAINS:
             shown["draft_length"] = self.shape.depth
         elif self.options.method in TREES:

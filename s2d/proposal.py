@@ -29,7 +29,8 @@ class Proposal:
     depth: int = 0  # the tree's number of levels
     # For each round the exits it tried, each with its confidence; the last one was used.
     confidences: list[list[tuple[int, float]]] = ()
-    stopped: str = ""  # why: "length" of the shape, full "context", low "confidence", "policy"
+    # Why it ends: "length" of the shape, "context" (no more may follow), "confidence", "policy".
+    stopped: str = ""
     filled: list[int] = ()  # for each exit how many positions its segment had then seen
 
     @property
@@ -118,7 +119,8 @@ class FixedTree:
 
     def proposal(self, worth_sending):
         """The Proposal of all levels."""
-        tokens = torch.cat([self.parents[:0], *self.tokens])  # (N,)
+        none = self.parents[:0]  # where there is no level
+        tokens = torch.cat([none, *self.tokens])  # (N,)
         q = torch.cat(self.q) if self.q else None
         tree = TokenTree(tokens, self.parents[: len(tokens)])
         return Proposal(tree, q, range(len(tokens)), self.rounds, len(self.tokens))

@@ -13,6 +13,7 @@ from helpers import ROOT, WEIGHTS, need_compiler
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
+from s2d.bench.specbench import corpus_questions
 from s2d.extras import compiled
 from s2d.user_cache import private_folder
 
@@ -76,6 +77,17 @@ def nothing_compiled(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def tokenizer():
     return Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
+
+
+@pytest.fixture(scope="session")
+def held_out_prompts(tokenizer):
+    """held_out_prompts(2) -> two chat prompts of each group, which no training run has seen."""
+
+    def prompts(per_group):
+        questions = corpus_questions("held-out", per_group)
+        return [tokenizer.encode_chat(question["turns"][:1]) for question in questions]
+
+    return prompts
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,16 @@ def limit_to(draft, tokens):
     draft.draft_head = DraftHead(draft.lm_head, tokens)
 
 
+class ByLastToken:
+    """A whimsical decision model: its answers depend on the tokens drafted, by hidden states."""
+
+    def __init__(self, threshold=0.5):
+        self.threshold = threshold
+
+    def __call__(self, prediction):
+        return (prediction.hidden.sum(dim=-1) % 1.0).float()
+
+
 def random_tokens(seed, count, vocab=61):
     """A list of ids."""
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -191,7 +191,7 @@ CHANGES = st.one_of(
 SOME_OPTIONS = st.tuples(
     st.sampled_from(METHODS).map("--method={}".format),
     st.sampled_from(["--temperature=0", "--temperature=1", "--temperature=1.5"]),
-    st.sampled_from(["--json", "--chat", "--init=target", "--with-replacement"]),
+    st.sampled_from(["--json", "--chat", "--init=target", "--with-replacement", "--coupled"]),
 )
 
 
@@ -360,7 +360,7 @@ FITTING = {f"--{name}": FEW for name in COUNTED}
 FITTING |= {"--method": st.sampled_from(METHODS), "--dtype": st.sampled_from(["auto", *DTYPES])}
 for name, *values in map(str.split, SOME.replace("\n", ";").split(";")):
     FITTING[f"--{name}"] = st.sampled_from([value.replace("_", " ") for value in values])
-FLAGS = ("--chat", "--json", "--with-replacement", "--interactive")
+FLAGS = ("--chat", "--json", "--with-replacement", "--coupled", "--interactive")
 WITH_VALUES = [st.tuples(st.just(name), values) for name, values in FITTING.items()]
 SENSIBLE = st.lists(st.one_of(*WITH_VALUES, st.tuples(st.sampled_from(FLAGS))), max_size=5)
 

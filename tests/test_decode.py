@@ -5,27 +5,24 @@ import sys
 import pytest
 import torch
 from enumeration import assert_lossless
-from helpers import WEIGHTS, nearly_equal, path_of, raises_line, random_llama, random_tokens
+from helpers import (
+    WEIGHTS,
+    ByLastToken,
+    nearly_equal,
+    path_of,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 from theirs import assert_greedy, load_transformers
 
 from s2d import generate
-from s2d.bench.specbench import held_out_prompts
 from s2d.generate import METHODS, start
 from s2d.proposal import TARGET
 from s2d.tree import Dynamic, ancestor_mask
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]
 PER_GROUP, NEW = 6, 40  # 36 prompts in all
-
-
-class ByLastToken:
-    """A whimsical decision model: its answers depend on the tokens drafted, by hidden states."""
-
-    def __init__(self, threshold=0.5):
-        self.threshold = threshold
-
-    def __call__(self, prediction):
-        return (prediction.hidden.sum(dim=-1) % 1.0).float()
 
 
 SETTINGS = [
@@ -46,12 +43,12 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, number):
+def test_greedy_equals_the_target_alone_and_transformers(mini, tokenizer, number, held_out_prompts):
     """12 prompts a target, each through a third of the settings; EOS ends many of them."""
     name, ended_inside = TARGETS[number], 0
     target, draft = mini(name), mini("mini-draft")
     theirs = load_transformers(WEIGHTS / name, torch.float64)
-    for index, prompt in enumerate(held_out_prompts(tokenizer, PER_GROUP)[number::3]):
+    for index, prompt in enumerate(held_out_prompts(PER_GROUP)[number::3]):
         alone = generate(target, prompt, method="ar", max_new_tokens=NEW).tokens
         assert_greedy(theirs, prompt, alone, NEW)
         for setting in SETTINGS[index % 3 :: 3]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from helpers import WEIGHTS
 
 from s2d import Tokenizer, generate, load_model
-from s2d.bench.specbench import held_out_prompts
+from s2d.bench.specbench import corpus_questions
 from s2d.cache import KVCache
 
 
@@ -84,8 +84,9 @@ def measure(target, prompt, text):
 
 def examples():
     """mini-70b; a prompt for each group, and its text with the target's own next 64 tokens."""
-    target = load_model(WEIGHTS / "mini-70b")
-    for prompt in held_out_prompts(Tokenizer(WEIGHTS / "mini-70b"), 1):
+    target, tokenizer = load_model(WEIGHTS / "mini-70b"), Tokenizer(WEIGHTS / "mini-70b")
+    for question in corpus_questions("held-out", 1):
+        prompt = tokenizer.encode_chat(question["turns"][:1])
         alone = generate(target, prompt, method="ar", max_new_tokens=64)
         yield target, prompt, prompt + alone.tokens
 

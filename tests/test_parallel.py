@@ -23,7 +23,8 @@ from s2d.train import distributed, fit
 from s2d.weights import save_model
 from s2d.weights.divided import load_target
 
-METHODS, CPU = ("ar", "s2d", "s2d-tree"), torch.device("cpu")
+METHODS = ("ar", False), ("s2d", False), ("s2d", True), ("s2d-tree", False)  # and whether coupled
+CPU = torch.device("cpu")
 
 
 def torchrun(ranks, *arguments, **options):
@@ -60,9 +61,9 @@ def load_pair(family):
 def answers(target, draft, seed=3):
     """[method, temperature, tokens] for every method, greedy and sampled."""
     found = []
-    for method in METHODS:
+    for method, coupled in METHODS:
         for temperature in (0.0, 1.0):
-            options = dict(temperature=temperature, max_new_tokens=20, seed=seed)
+            options = dict(temperature=temperature, max_new_tokens=20, seed=seed, coupled=coupled)
             options |= dict(exits=(1, 2)) if method != "ar" else {}
             output = generate(target, [1, 5, 9, 33], draft, method, **options)
             found.append([method, temperature, output.tokens])
@@ -78,6 +79,9 @@ def test_a_divided_target_writes_the_same_tokens(family, ranks):
     result = answer_of(ranks, "decode_on_every_rank", family, timeout=300)
     target, draft = load_pair(family)
     assert result["answers"] == [answers(target, draft)] * ranks
+    sampled = [tokens for _, temperature, tokens in result["answers"][0] if temperature]
+    alone, _, coupled, growing = sampled
+    assert alone == coupled == growing
     assert result["logits_error"] < 1e-12
     norms = sum(p.numel() for p in target.parameters() if p.dim() == 1)
     divided = sum(p.numel() for p in target.parameters() if p.dim() == 2)

@@ -14,9 +14,8 @@ from s2d import generate, load_model
 from s2d.extras import costs, products, worth
 from s2d.extras.costs import SIZES, kept
 from s2d.extras.products import WAYS, Product, possible_ways, quicken
-from s2d.extras.worth import TRUST, most_tokens_a_second, prepared, worth_a_row
-from s2d.generate import TABLE_DRAWN, Options, start
-from s2d.tree import KConfig
+from s2d.extras.worth import TRUST, most_tokens_a_second, worth_a_row
+from s2d.generate import start
 
 LIBRARY = "by_layout" in possible_ways(torch.float32)
 
@@ -187,12 +186,3 @@ def test_rows_that_cost_nothing_are_filled_and_dear_ones_left_out(monkeypatch):
         assert generation.plan.costs == (None if stop else tuple(seconds[:8]))
     assert sent["free"][0] == sent["given"][0] > sent["dear"][0] > sum(sent["hopeless"]) == 0
     assert len({tuple(sent[name, "text"]) for name in ("free", "dear", "hopeless", "given")}) == 1
-
-
-def test_above_t_0_tokens_are_drawn_where_the_pass_that_checks_them_is_cheap(monkeypatch):
-    target = random_llama(3)
-    cold, warm = (Options("s2d-tree", temperature=T).plan(target.config) for T in (0.0, 1.0))
-    for last, shape in ((1.3, KConfig(TABLE_DRAWN)), (1.4, cold.shape)):
-        monkeypatch.setattr(worth, "row_costs", lambda _, last=last: [1.0, 1.1, 1.2, 1.2, last])
-        assert prepared(warm, target, None).shape == shape
-    assert warm.shape == KConfig(TABLE_DRAWN)

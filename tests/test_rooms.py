@@ -174,16 +174,20 @@ def test_toys_explain_the_ideas(name):
     assert EXPLAINED[name] <= {test.name.split(".")[-1] for test in tests if test.examples}
 
 
+OPENED = {".py", ".js", ".css", ".html", ".txt"}  # READMEs and pictures are no program
+
+
 def lines_of(*paths):
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
 def counted():
-    """{room: lines}, as README states them."""
+    """{room: lines}, as README states them: everything that somebody could open."""
     front = {name: PACKAGE / f"{name}.py" for name in FRONT}
     rooms = {"front": lines_of(*front.values())}
     for door in DOORS:
-        rooms[door] = lines_of(*(PACKAGE / door).glob("*.py"))
+        files = (PACKAGE / door).iterdir()
+        rooms[door] = lines_of(*(each for each in files if each.suffix in OPENED))
     rooms["beside"] = lines_of(*(PACKAGE / f"{name}.py" for name in BESIDE), ROOT / "run.py")
     rooms["program"] = sum(rooms.values())
     rooms["tests"] = lines_of(*(ROOT / "tests").glob("*.py"))
@@ -191,11 +195,11 @@ def counted():
 
 
 def test_minimal_is_a_promise():
-    rooms, programs = counted(), [*PACKAGE.rglob("*.py"), ROOT / "run.py"]
-    assert rooms["front"] < 1910  # the aim is 1,650
-    assert rooms["program"] == lines_of(*programs) < 9450
-    assert rooms["tests"] < 8760
-    assert not [path.name for path in programs if lines_of(path) > 350]
+    rooms, opened = counted(), [each for each in PACKAGE.rglob("*") if each.suffix in OPENED]
+    assert rooms["program"] == lines_of(*opened, ROOT / "run.py") < 10050  # the aim is 8,900,
+    assert rooms["front"] < 2150  # of this 1,650,
+    assert rooms["tests"] < 8760  # and 8,000
+    assert not [path.name for path in PACKAGE.rglob("*.py") if lines_of(path) > 350]
 
 
 def test_lines_are_not_packed():

@@ -116,6 +116,11 @@ def test_options_reach_the_decoder(capsys):
     assert replaced["options"]["tree"] == {"widths": [4, 2, 2, 1]}
     sampled = [warm("--seed", seed)["tokens"] for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
+    one_race = warm("--method", "ar", "--seed", "1")["tokens"]
+    for method in ("sd", "s2d", "mcsd --init target", "s2d-tree"):
+        answer = warm("--coupled", "--seed", "1", "--method", *method.split())
+        assert answer["tokens"] == one_race and answer["exact"] and answer["options"]["coupled"]
+    assert warm("--method", "s2d-tree")["options"]["coupled"] and not without["options"]["coupled"]
     for option, least in (("--top-p", "0.000001"), ("--top-k", "1")):
         assert warm(option, least)["tokens"] == alone["tokens"]
 
@@ -146,9 +151,10 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         shutil.copyfile(WEIGHTS / "mini-7b/config.json", tmp_path / name / "config.json")
     args, target = run.parse(["--target", "7b"]), tmp_path / "vicuna-7b"
     config = read_config(target)
-    assert run.choose_draft(args, target, config) == (tmp_path / "vicuna-draft", None)
+    assert run.choose_draft(args, target, config)[:2] == (tmp_path / "vicuna-draft", None)
     change_json(tmp_path / "vicuna-draft/config.json", vocab_size=999)  # of another family
-    assert run.choose_draft(args, target, config) == (None, None)
+    chosen = {"method": "s2d-tree", "exits": (0,)}
+    assert run.choose_draft(args, target, config) == (None, None, chosen)
 
 
 PROMPTS = [QUESTION, "", EXAMPLE_QUESTION, "word " * 600, "Tell me a story."]
@@ -229,14 +235,15 @@ MISTAKES = {
     "--thresholds 0.5,x,0": "invalid comma-separated float value",
     "--stop nowhere": "no decision model at nowhere",
     "--stop {w}/mini-draft/model.safetensors": "is not a decision model",
-    "--tree 2,2": "--method s2d does not use --tree; leave it out, or use mcsd or",
+    "--tree 2,2": "method s2d does not use tree; leave it out, or use mcsd or s2d-tree",
     "--method s2d-tree --tree 2,2 --tree-size 9": "--tree gives a fixed shape",
     "--temperature -1": "temperature, if not 0: expected a number from 1e-06 to 1e+38, got -1.0",
+    "--method mcsd --with-replacement --coupled": "replacement is for tokens that are tested",
     "--method s2d-tree --with-replacement": "siblings of a tree of fixed shape",
     "--prompt=": "the prompt is empty",
     "--device tpu9": "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N",
     "--chat --raw": "not allowed with",
-    "--exits 0 --stop {w}/mini-draft/decision-7b.safetensors": "not go with exit 0 alone",
+    "--exits 0 --stop {w}/mini-draft/decision-7b.safetensors": "judges layers; exit 0 has none",
     "--exits 0 --draft /nowhere": "--exits 0 uses no layers of --draft",
     "--interactive --target {m}/lonely --method ar": "lonely knows no chat template",
     "--interactive --json": "--interactive does not go with --json",
@@ -252,15 +259,15 @@ MISTAKES = {
     "--batch 2": "--batch is for --prompts FILE",
     "--interactive --prompt -": "--interactive does not go with --prompt -",
 }
-DRAFTING = (
-    *["--draft /nonexistent", "--stop /nonexistent", "--exits 9,9", "--thresholds 7"],
-    *["--init draft", "--init target", "--with-replacement", "--draft-length 0"],
-    *["--tree 2,2", "--tree-top-k 2", "--tree-depth 2", "--tree-size 4"],
-)
-NOT_USED = {"ar": DRAFTING, "sd": ["--thresholds 0"], "mcsd": ["--draft-length 4"]}
+DRAFTING = {
+    **{"--draft /nonexistent": "--draft", "--stop /nonexistent": "stop", "--exits 9,9": "exits"},
+    **{"--thresholds 7": "thresholds", "--init target": "init", "--tree-depth 3": "tree"},
+    **{"--with-replacement": "replacement", "--draft-length 0": "draft_length"},
+}
+NOT_USED = {"ar": DRAFTING, "sd": ["--thresholds 7"], "mcsd": ["--draft-length 0"]}
 NOT_USED["s2d"] = "--tree-depth 3", "--with-replacement"
 MISTAKES |= {
-    f"--method {method} {option}": f"{method} does not use {option.split()[0]}; leave it out"
+    f"--method {method} {option}": f"method {method} does not use {DRAFTING[option]}; leave it out"
     for method, options in NOT_USED.items()
     for option in options
 }
@@ -442,6 +449,7 @@ def test_what_exit_0_alone_takes(tmp_path, capsys):
     store = tmp_path / "mini-7b/datastore.safetensors"
     store.write_bytes(b"")
     config = read_config(tmp_path / "mini-7b")
-    assert run.choose_draft(args, tmp_path / "mini-7b", config) == (None, store)
+    assert run.choose_draft(args, tmp_path / "mini-7b", config)[:2] == (None, store)
     named = run.parse(["--target", "7b", "--draft", str(tmp_path / "mini-draft")])
-    assert run.choose_draft(named, tmp_path / "mini-7b", config) == (tmp_path / "mini-draft", None)
+    found = run.choose_draft(named, tmp_path / "mini-7b", config)
+    assert found[:2] == (tmp_path / "mini-draft", None)

@@ -20,6 +20,7 @@ import run
 from s2d.draft import SortedDraft
 from s2d.generate import Options, start
 from s2d.proposal import TARGET
+from s2d.sampling import Sampler
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
 from s2d.tree import ancestor_mask
@@ -33,6 +34,7 @@ METHODS = {name: {} for name in ("ar", "s2d", "s2d-tree")} | {
     "table alone": {"method": "s2d-tree", "exits": [0]},
     "roots": {"method": "mcsd", "init": "target", "tree": (3, 2)},
     "replacement": {"method": "mcsd", "replacement": True, "tree": (4, 2)},
+    "coupled roots": {"method": "mcsd", "init": "target", "tree": (3, 2), "coupled": True},
 }
 program = functools.partial(program_of, run.main, "--target", "7b", "--prompt", QUESTION)
 close = functools.partial(pytest.approx, rel=1e-3, abs=1e-12)
@@ -110,7 +112,7 @@ def rejections(position, p, q, tree, replacement):
 def test_a_record_is_what_happened(name, temperature, known, prompt, tokenizer):
     """Every number again, from the Step itself."""
     _, data, steps, generation = known(name, temperature)
-    about, rejected, drafted = data["about"], 0, 0
+    about, rejected, drafted, races = data["about"], 0, 0, 0
     assert "".join(data["answer"]) == tokenizer.decode(generation.tokens)
     assert len(data["answer"]) == len(generation.tokens)
     for shown, step in zip(data["steps"], steps, strict=True):
@@ -138,12 +140,20 @@ def test_a_record_is_what_happened(name, temperature, known, prompt, tokenizer):
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1)
         above = [parent + 1 for parent in parents]
         assert nodes["p"] == close(p[above, tokens].tolist())
-        for position, node, accepted in zip(positions, [-1, *path], [*path, None], strict=True):
+        walk = zip(positions, [-1, *path], [*path, None], strict=True)
+        for number, (position, node, accepted) in enumerate(walk, step.n):
             row, tests, ids = p[node + 1], position["tests"], position["ids"]
             assert position["accepted"] == accepted and row.argmax() in ids
             assert position["stages"][0]["p"] == close(row[ids].tolist())
             free = accepted is None or name == "roots" and node == -1  # roots face no test
             assert [each["node"] for each in tests if each["accepted"]] == [accepted] * (not free)
+            assert ("numbers" in position) == (temperature > 0 and proposal.q is None)
+            if "numbers" in position:
+                numbers = Sampler(3, "cpu").numbers_at(number, len(row))
+                assert position["numbers"] == close(numbers[ids].tolist())
+                chosen = [tokens[accepted]] if accepted is not None else step.tokens[len(path) :]
+                assert (row / numbers).argmax() in chosen or not chosen
+                races += 1
             if tests and "draw" in tests[0]:
                 q = proposal.q[node + 1]
                 rejected += rejections(position, row, q, tree, name == "replacement")
@@ -160,7 +170,8 @@ def test_a_record_is_what_happened(name, temperature, known, prompt, tokenizer):
         seconds = [*parts, all_of_it - sum(parts)]
         assert shown["ms"] == pytest.approx([1000 * each for each in seconds], rel=1e-2)
     assert drafted == generation.stats.accepted
-    assert rejected or not temperature or name in ("ar", "s2d-tree", "table alone", "roots")
+    assert races >= len(steps) or not (temperature and generation.plan.coupled)
+    assert rejected or not temperature or name == "roots" or generation.plan.coupled
 
 
 def test_caches_hold_what_the_record_says(known, monkeypatch):
@@ -263,7 +274,7 @@ return Array.from({ length: arguments[0] }, (_, step) => {
 
 
 SHOWN = {"s2d": 0.0, "mcsd": 1.0, "s2d-tree": 1.0, "ar": 0.0, "roots": 1.0, "table": 1.0}
-SHOWN |= {"table alone": 0.0}
+SHOWN |= {"table alone": 0.0, "coupled roots": 1.0}
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -293,6 +304,12 @@ def test_the_page_shows_the_record(name, known, browser, tokenizer):
             assert words.count(": rejected") == len(position["tests"]) - accepted
             assert ("bonus" in words) == (position["bonus"] is not None)
             columns = [stage[key] or [] for stage in position["stages"] for key in ("p", "q")]
+            if "numbers" in position:
+                race = [p / e for p, e in zip(columns[0], position["numbers"])]
+                columns.append([each / max(race) for each in race])
+                winner = max(zip(race, position["ids"]))
+                if position["accepted"] is not None or position["bonus"] is not None:
+                    assert f"p/e = {winner[0]:.3f}" in words
             rows = zip(*filter(None, columns), strict=True)
             wide = [pytest.approx([100 * each for each in row], abs=0.006) for row in rows]
             assert widths == wide

@@ -1,7 +1,7 @@
 """The benchmark's command line: speed without a name before the options, or another program.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
-python -m s2d.bench sweep                 # thresholds, stops and tree sizes, on training prompts
+python -m s2d.bench sweep --methods s2d:stop={0.2,0.35,0.5}    # on training prompts
 """
 
 import sys
@@ -20,16 +20,13 @@ def count(text):
 
 OPTIONS = {
     "targets": dict(
-        type=comma_separated(str),
-        default="7b,13b,70b",
-        metavar="7b,13b,70b|PATH,...",
-        help="large models",
+        type=comma_separated(str), default="7b,13b,70b", metavar="7b|PATH,...", help="models"
     ),
     "target": dict(required=True, metavar="7b|13b|70b|PATH", help="whose answers are predicted"),
     "draft": dict(type=path, help="default: the one beside the first target, else mini-draft"),
     "methods": dict(nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all"),
     "temperature": dict(
-        type=comma_separated(float), default=(0.0, 1.0), metavar="T,T,...", help="0 is greedy"
+        type=comma_separated(float), default="0,1", metavar="T,...", help="0 is greedy"
     ),
     "questions": dict(type=path, help="in Spec-Bench's format; default: held-out ones"),
     "limit": dict(type=count, default=2, help="questions of each of the six groups"),
@@ -39,13 +36,12 @@ OPTIONS = {
     "dtype": dict(default="auto", choices=("auto", *DTYPES), help="auto: the model's own"),
     "hf": dict(action="store_true", help="transformers beside ours"),
     "compile": dict(action="store_true", help="every method compiled as well"),
-    "check": dict(action="store_true", help="greedy answers against ar's; exit code 1 for a bug"),
+    "check": dict(action="store_true", help="answers against ar's; exit code 1 for a bug"),
     "markdown": dict(action="store_true", help="tables as markdown"),
     "out": dict(type=path, help="folder for answer files, as Spec-Bench's scripts read them"),
     "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture"),
     "shapes": dict(nargs="+", choices=shapes.SHAPES, default=["7b", "13b"], help="sizes to make"),
     "context": dict(type=count, default=512, help="tokens of the prompt"),
-    "repetitions": dict(type=count, default=20, help="of each forward pass; shown: the median"),
     "count": dict(type=count, default=100, help="held-out prompts per group"),
 }
 SPEED = (
@@ -57,7 +53,7 @@ PROGRAMS = {  # name -> module, the options that it takes
     "sweep": (speed, SPEED),
     "agreement": (agreement, "target draft questions limit max-new-tokens device dtype"),
     "quality": (quality, "targets count device"),
-    "shapes": (shapes, "shapes context repetitions rounds max-new-tokens device dtype hf"),
+    "shapes": (shapes, "shapes context rounds max-new-tokens device dtype hf"),
 }
 
 

@@ -15,8 +15,8 @@ from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
-from ..weights.datastore import find_datastore, open_datastore
 from ..weights.get import draft_beside, find_target
+from .methods import datastore_of
 from .specbench import choose_questions, group_of
 from .tables import render
 
@@ -61,9 +61,8 @@ def report(args):
     target, template = load_model(source, args.device, args.dtype), chat_template(source)
     draft = load_model(path, args.device, args.dtype)
     untrained = load_model(source, args.device, args.dtype, num_layers=exits[-1])
-    store = find_datastore(source, path, target.config)
-    datastore = open_datastore(store, source, target.config) if store else None
-    tokenizer, right, sure = Tokenizer(source), defaultdict(list), []
+    datastore, tokenizer = datastore_of(source, path, target.config), Tokenizer(source)
+    right, sure = defaultdict(list), []
     for question in choose_questions(args.questions, "held-out", args.limit):
         prompt = tokenizer.encode_chat(question["turns"][:1], template)
         answer = generate(target, prompt, method="ar", max_new_tokens=args.max_new_tokens).tokens
@@ -72,27 +71,27 @@ def report(args):
         rows = [torch.tensor([correct for _, correct in table], device=target.device)[None]]
         for model in (draft, untrained):
             rows.append(exits_right(model, exits, tokens[:-1], tokens[1:])[:, len(prompt) - 1 :])
-        for group in (group_of(question), "all"):
-            right[group].append(torch.cat(rows))  # (1 + 2 E, tokens of the answer)
+        right[group_of(question)].append(torch.cat(rows))  # (1 + 2 E, tokens of the answer)
         sure += table
-    heads = ["exit 0", *(f"exit {each}" for each in exits)]
-    lines = [["", "tokens", *heads, *(f"untrained {each}" for each in exits)]]
-    right["all"] = right.pop("all")  # the last row
+    right["all"] = sum(right.values(), [])
+    trained, before = ([f"{kind} {each}" for each in exits] for kind in ("exit", "untrained"))
+    lines = [["", "tokens", "exit 0", *trained, *before]]
     for group, parts in right.items():
         found = torch.cat(parts, dim=1).float()
         rates = [f"{each:.1%}" for each in found.mean(dim=1).tolist()]
         lines.append([group, str(found.shape[1]), *rates])
     print(f"{len(right['all'])} greedy answers: the likeliest token is right\n\n{render(lines)}\n")
-    print(f"{render(calibration(sure))}")
+    print(render(calibration(sure)))
 
 
 def calibration(found):
     """How often exit 0 is right by its confidence, of pairs as in ``table_right``: rows of text."""
-    lines = [["exit 0 says", "positions", "mean", "right"]]
-    for low in range(BINS):
-        inside = [each for each in found if min(int(each[0] * BINS), BINS - 1) == low]
-        if inside:
-            means = [f"{sum(column) / len(inside):.0%}" for column in zip(*inside)]
-            share = f"{len(inside) / len(found):.0%}"
-            lines.append([f"{low / BINS:.1f}-{(low + 1) / BINS:.1f}", share, *means])
+    lines, bins = [["exit 0 says", "positions", "mean", "right"]], defaultdict(list)
+    for pair in found:
+        bins[min(int(pair[0] * BINS), BINS - 1)].append(pair)
+    for low, inside in sorted(bins.items()):
+        shares = [len(inside) / len(found), *(sum(column) / len(inside) for column in zip(*inside))]
+        lines.append(
+            [f"{low / BINS:.1f}-{(low + 1) / BINS:.1f}", *(f"{each:.0%}" for each in shares)]
+        )
     return lines

@@ -3,75 +3,61 @@
 A pass over many tokens and one over a single token run different kernels, so below float64 two
 nearly equal logits can swap their order. Such a tie is told from a bug by what is true, the same
 model in float64, and by how far the target's plain passes are from that: a step's pass over a tree
-may be as far from it, and no farther. Knows nothing about timing.
+may be as far from it, and no farther. Above T = 0 the race is part of the logits, and all else is
+the same. Knows nothing about timing.
 """
 
-from dataclasses import dataclass
+from collections import namedtuple
 from itertools import zip_longest
 
 import torch
 
 from ..generate import start
-from ..tree import TokenTree, ancestor_mask
+from ..sampling import Sampler
+from ..tree import ancestor_mask
 
 PASSES = 8  # of each method that are compared, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
 # Times the plain passes' error: up to the first all is well, from the second on something is wrong.
 AS_GOOD, WORSE = 1.25, 1.4
+# What a step's target pass over a tree says, ``checked``, and what plain passes: logits (N+1, V).
+Pass = namedtuple("Pass", "context tree checked plain")
+# Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b, -1 for
+# one that had ended; ``plain`` (2,) are the target's own logits of these, and ``race`` (2,) what is
+# added to logits to decide.
+Difference = namedtuple("Difference", "tokens a b plain race")
 
 
-@dataclass
-class Pass:
-    """What a step's target pass, ``checked``, and plain passes say: logits (N+1, V)."""
+def observe_methods(models, records, methods):
+    """{method: (passes, differences, whether it claims to be lossless)} for all but "ar".
 
-    context: list[int]
-    tree: TokenTree
-    checked: torch.Tensor
-    plain: torch.Tensor
-
-
-@dataclass
-class Difference:
-    """Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b.
-
-    Where one of them had ended, its token is -1.
+    ``models`` {whether compiled: (target, draft)} made the ``records`` with ``methods`` {name:
+    (whether compiled, options of ``generate``)}. Of those above T = 0 the coupled ones count.
     """
-
-    tokens: list[int]
-    a: int
-    b: int
-    plain: torch.Tensor  # (2,) the target's own logits of a and b
-
-
-def check_methods(load, dtype, drafts, records, methods):
-    """Yield (method, a line on it, whether it is right) for all ``methods`` but "ar".
-
-    ``load(dtype, compile=...)`` is the target that made the greedy ``records``, with ``drafts``
-    {whether compiled: draft} and ``methods``. Right is True, False or, where that cannot be told or
-    the method does not claim to be lossless, None.
-    """
-    found = observe_methods(load, dtype, drafts, records, methods)
-    precise = load("float64")  # the target itself is out of memory
-    for method, (passes, differences, exact) in found.items():
-        line, right = verdict(precise, passes, differences)
-        yield (method, line, right) if exact else (method, f"not a lossless method; {line}", None)
-
-
-def observe_methods(load, dtype, drafts, records, methods):
-    """{method: (passes, differences, whether it claims to be lossless)}, as in check_methods."""
-    alone = {record["question_id"]: record for record in records if record["method"] == "ar"}
-    prompts = [record["prompts"][0] for record in alone.values()][:PASSES]
-    target, found = load(dtype), {}
-    targets = {compiled: load(dtype, compile=True) if compiled else target for compiled in drafts}
+    alone = {key(record): record for record in records if record["method"] == "ar"}
+    prompts = list({r["question_id"]: r["prompts"][0] for r in alone.values()}.values())[:PASSES]
+    plain, found = models[False][0], {}
     for method, (compiled, options) in methods.items():
-        if method != "ar":
-            own = [record for record in records if record["method"] == method]
-            differences = [first_difference(target, alone[r["question_id"]], r) for r in own]
-            models = targets[compiled], target, drafts[compiled]
-            passes = [observe_pass(*models, options, *each) for each in enumerate(prompts)]
+        own = [r for r in records if r["method"] == method and comparable(r)]
+        if method != "ar" and own:
+            differences = [first_difference(plain, alone[key(r)], r) for r in own]
+            given = plain, *models[compiled], options
+            passes = [observe_pass(*given, *each) for each in enumerate(prompts)]
             exact = all(each.exact for record in own for each in record["generations"])
             found[method] = passes, [each for each in differences if each], exact
     return found
+
+
+def key(record):
+    """What a method's record and the target's own have in common."""
+    options = record["generations"][0].plan.options
+    return record["question_id"], options.temperature, options.seed
+
+
+def comparable(record):
+    """Whether its text should be the target's own."""
+    plan = record["generations"][0].plan
+    return plan.coupled or plan.options.temperature == 0
 
 
 def plain_logits(model, context, tree):
@@ -86,7 +72,7 @@ def plain_logits(model, context, tree):
 
 
 @torch.inference_mode()
-def observe_pass(target, plain, draft, options, number, prompt):
+def observe_pass(plain, target, draft, options, number, prompt):
     """One Pass of a greedy generation: that of its step ``number``, counted round and round.
 
     ``plain`` takes the plain passes: the target or, where it is compiled, the same not compiled.
@@ -101,11 +87,19 @@ def observe_pass(target, plain, draft, options, number, prompt):
 @torch.inference_mode()
 def first_difference(target, alone, other):
     """The first Difference of two records, or None: afterwards turns have another context."""
-    for prompt, own, theirs in zip(alone["prompts"], alone["tokens"], other["tokens"]):
+    turns = zip(alone["prompts"], alone["tokens"], other["tokens"], alone["generations"])
+    for prompt, own, theirs, generation in turns:
         for position, (a, b) in enumerate(zip_longest(own, theirs, fillvalue=-1)):
             if a != b:
-                tokens = prompt + own[:position]
-                return Difference(tokens, a, b, last_logits(target, tokens, [a, b]))
+                tokens, options = prompt + own[:position], generation.plan.options
+                race = race_of(options, len(tokens), target.config.vocab_size)[[a, b]]
+                return Difference(tokens, a, b, last_logits(target, tokens, [a, b]), race)
+
+
+def race_of(options, position, vocab_size):
+    """What decides beside the logits (V,): logits - T log e is largest where p / e is, if T > 0."""
+    numbers = Sampler(options.seed, "cpu").numbers_at(position, vocab_size)
+    return -options.temperature * numbers.log()
 
 
 def last_logits(model, tokens, pair):
@@ -115,7 +109,7 @@ def last_logits(model, tokens, pair):
 
 @torch.inference_mode()
 def verdict(precise, passes, differences):
-    """One line on a method, and whether it is good: True, False, or None for cannot tell.
+    """One line on a method, and whether it is lossless: True, False, or None for cannot tell.
 
     ``precise`` is the target in float64. A tie is two tokens no farther apart than two passes can
     move them, each by as much as the target's own pass is wrong about one of the two there. Farther
@@ -127,7 +121,8 @@ def verdict(precise, passes, differences):
         if min(each.a, each.b) < 0:
             return "BUG: an answer ends where the target's own goes on, or goes on there", False
         exact = last_logits(precise, each.tokens, [each.a, each.b])
-        gap, noise = exact.diff().abs().item(), (each.plain - exact).abs().max().item()
+        gap = (exact + each.race).diff().abs().item()
+        noise = (each.plain - exact).abs().max().item()
         gaps.append(gap)
         doubts += 2 * noise < gap <= 2 * worst
         bugs += gap > 2 * max(noise, worst)

@@ -2,7 +2,6 @@
 
 import random
 import time
-from collections import defaultdict
 from functools import partial
 
 from ..generate import generate
@@ -14,48 +13,45 @@ def runners(models, methods, peers, temperature, max_new_tokens):
     """{name: run(prompt, seed) -> (tokens, seconds, Generation or None)}: our methods, the peer's.
 
     ``models`` {whether compiled: (target, draft)}; ``methods`` {name: (whether compiled, options of
-    ``generate``)}; ``peers`` as methods.transformers_methods returns them.
+    ``generate``)}; ``peers`` as methods.peers_of returns them.
     """
-    context_size = models[False][0].config.max_position_embeddings
 
-    def ours(compiled, options, prompt, seed):
-        how = dict(temperature=temperature, seed=seed, **options)
-        how["max_new_tokens"] = min(max_new_tokens, context_size)
+    def run(compiled, options, prompt, seed):
+        how = dict(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens, **options)
         target, draft = models[compiled]
         generation = generate(target, prompt, draft, **how)
         return generation.tokens, generation.stats.seconds, generation
 
-    def theirs(peer, prompt, seed):
-        longest = min(max_new_tokens, context_size - len(prompt))
-        return *peer(prompt, longest, temperature, seed), None
-
-    own = {name: partial(ours, *method) for name, method in methods.items()}
-    return own | {name: partial(theirs, peer) for name, peer in peers.items()}
+    theirs = {name: partial(peer, temperature, max_new_tokens) for name, peer in peers.items()}
+    return {name: partial(run, *method) for name, method in methods.items()} | theirs
 
 
-def answer(run, question, seed, tokenizer, template, context_size):
-    """Ask the turns of ``question`` until the context is full; a record, lists by turn."""
-    messages, record = [], defaultdict(list)
+def answer(tokenizer, template, context_size, run, question, seed):
+    """Ask the turns of ``question`` until the context is full; a record, lists by turn.
+
+    It is empty where nothing fits.
+    """
+    messages, turns = [], []
     for turn in question["turns"]:
         prompt = tokenizer.encode_chat([*messages, turn], template)
         if len(prompt) >= context_size:
             break
-        tokens, seconds, generation = run(prompt, seed)
+        tokens, *took = run(prompt, seed)
         text = tokenizer.decode(tokens)
         messages += [turn, text]
-        found = {"turns": text, "prompts": prompt, "tokens": tokens, "generations": generation}
-        found |= {"new_tokens": len(tokens), "wall_time": seconds}
-        for key, value in found.items():
-            record[key].append(value)
-    return dict(record)
+        turns.append([text, prompt, tokens, *took])
+    names = "turns prompts tokens wall_time generations".split()
+    about = {key: question[key] for key in ("question_id", "category")}
+    about["group"] = group_of(question)
+    return about | dict(zip(names, map(list, zip(*turns)))) if turns else {}
 
 
-def measure(runs, questions, rounds, label, *chat):
+def measure(runs, questions, rounds, label, ask):
     """Yield the records of each of ``rounds`` rounds, one for every question and method.
 
-    ``runs`` is what ``runners`` returns, ``chat`` the last three arguments of ``answer``. Methods
-    take turns at each question, so that what slows the machine for a while slows all alike, each
-    time in another order. Before the first round each warms up on the first question.
+    ``runs`` {method: anything}; ``ask(its run, question, seed)`` returns a record, or an empty one.
+    Methods take turns at each question, so that what slows the machine for a while slows all alike,
+    each time in another order. Before the first round each warms up on the first question.
     """
     began, done, total = time.monotonic(), 0, 1 + rounds * len(questions)
     for number in range(rounds + 1):
@@ -63,10 +59,9 @@ def measure(runs, questions, rounds, label, *chat):
         for index, question in enumerate(questions if number else questions[:1]):
             seed = 1000 * number + index
             order = random.Random(seed).sample(list(runs), len(runs))
-            answers = {name: answer(runs[name], question, seed, *chat) for name in order}
-            about = {key: question[key] for key in ("question_id", "category")}
-            about |= {"round": number, "group": group_of(question)}
-            records += [about | {"method": name} | answers[name] for name in runs if answers[name]]
+            answers = {name: ask(runs[name], question, seed) for name in order}
+            for name in filter(answers.get, runs):
+                records.append({"round": number, "method": name} | answers[name])
             done += 1
             left = (time.monotonic() - began) / done * (total - done) / 60
             tell(f"{label}: {done}/{total} questions, {left:.1f} min left here")

@@ -2,13 +2,12 @@
 
 A method is a name, or a name with options of ``generate``: lists as 2,3,4, a growing tree as 4x8x24
 (top_k, depth, size), ``stop`` as a number, the file of a decision model, or "decision" for the one
-beside the draft. With ``compile``, which takes no value, its passes are compiled. Knows nothing
-about questions.
+beside the draft. Two take no value: ``coupled``, and ``compile``, with which its passes are
+compiled. Knows nothing about questions.
 """
 
 import time
 from functools import partial
-from itertools import product
 
 import torch
 
@@ -16,8 +15,29 @@ from ..extras.decision import read_stop
 from ..generate import METHODS
 from ..program import comma_separated, optional
 from ..tree import Dynamic
-from ..weights import empty_model
+from ..weights import empty_model, load_model
 from ..weights.config import config_to_dict
+from ..weights.datastore import find_datastore, open_datastore
+
+
+def datastore_of(target, draft, config):
+    """The Datastore of the target, or of the draft, in these folders; None where there is none."""
+    found = find_datastore(target, draft, config)
+    return open_datastore(found, target, config) if found else None
+
+
+def choose_methods(args):
+    """(names of methods, {whether compiled: draft}), the draft None where only "ar" is asked."""
+    needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
+    load = partial(load_model, args.draft, args.device, args.dtype)
+    drafts = {False: load() if needed else None}
+    names = ["ar", *(args.methods or default_methods(drafts[False]))]  # all are compared to "ar"
+    if args.compile:
+        names = [name.replace(":compile", "") for name in names]
+        names = [each for name in names for each in (name, f"{name}:compile")]
+    if any("compile" in name for name in names):
+        drafts[True] = load(compile=True) if needed else None
+    return list(dict.fromkeys(names)), drafts
 
 
 def default_methods(draft):
@@ -26,37 +46,26 @@ def default_methods(draft):
     return ["ar", *(f"sd:exits={e}" for e in exits), "mcsd", "s2d", "s2d-tree"]
 
 
-def sweep_methods(draft):
-    """Settings of s2d and s2d-tree to choose defaults from."""
-    deeper = len(draft.config.exit_layers) - 1
-    thresholds = [",".join([str(t)] * deeper + ["0"]) for t in (0.5, 0.8)]
-    thresholds += [",".join([str(t)] + ["0"] * deeper) for t in (0.4, 0.6, 0.8)]
-    stops = (0.2, 0.35, 0.5)
-    chains = [f"s2d:thresholds={t}:draft_length=12:stop={p}" for t, p in product(thresholds, stops)]
-    shapes = ("2x6x8", "2x8x12", "3x8x16", "4x8x24", "3x12x32")
-    return ["ar", *chains, *(f"s2d-tree:tree={shape}" for shape in shapes)]
-
-
 def parse_method(text, draft, draft_path, target_path):
     """(whether it runs compiled, options of ``generate``), of "s2d:draft_length=8" for example."""
     name, *settings = text.split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
-    size = target_path.name.removeprefix("mini-")
 
     def stop(value):
-        beside = draft_path / f"decision-{size}.safetensors"
+        beside = draft_path / f"decision-{target_path.name.removeprefix('mini-')}.safetensors"
         return read_stop(str(beside) if value == "decision" else value, draft)
 
     readers = {"exits": comma_separated(int), "thresholds": comma_separated(float)}
     readers |= {"draft_length": int, "tree": tree, "init": str, "stop": stop}
     try:
-        pairs = [each.partition("=")[::2] for each in settings if each != "compile"]
+        valued = [each for each in settings if each not in ("compile", "coupled")]
+        pairs = [each.partition("=")[::2] for each in valued]
         options = {key: readers[key](value) for key, value in pairs}
-    except KeyError as error:
-        raise ValueError(f"method {text!r}: no option {error}") from None
-    except ValueError as error:
-        raise ValueError(f"method {text!r}: {error}") from None
+        options |= {"coupled": True} if "coupled" in settings else {}
+    except (KeyError, ValueError) as error:
+        wrong = f"no option {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"method {text!r}: {wrong}") from None
     return "compile" in settings, {"method": name, **options}
 
 
@@ -72,8 +81,7 @@ def tree(value):
 
 def peer_of(model):
     """transformers' Llama with the weights of ``model``, in the same memory."""
-    # Measured beside us, not a dependency.
-    transformers = optional("transformers", "-r tests/requirements.txt")
+    transformers = optional("transformers", "-r tests/requirements.txt")  # is no dependency
     config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
     peer = empty_model(config, transformers.LlamaForCausalLM)
     peer.load_state_dict(model.state_dict(), assign=True)
@@ -81,22 +89,23 @@ def peer_of(model):
     return peer.to(model.device).eval()
 
 
-def transformers_methods(target, draft):
-    """{name: function of prompt, new tokens, temperature, seed -> (tokens, seconds)} of the peer.
+def peers_of(target, draft):
+    """{name: run(temperature, new tokens, prompt, seed) -> (tokens, seconds, None)} of the peer.
 
     Its own ``generate`` alone, assisted by the same draft if there is one, and with prompt look-up.
     """
-    device, peer = target.device, peer_of(target)
+    peer, size = peer_of(target), target.config.max_position_embeddings
 
-    def run(prompt, max_new_tokens, temperature, seed, **how):
+    def run(temperature, max_new_tokens, prompt, seed, **how):
         torch.manual_seed(seed)
-        tokens = torch.tensor([prompt], device=device)
-        how |= {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": 0}
+        tokens = torch.tensor([prompt], device=target.device)
+        how |= {"attention_mask": torch.ones_like(tokens), "pad_token_id": 0, "do_sample": False}
+        how["max_new_tokens"] = min(max_new_tokens, size - len(prompt))
         if temperature:
             how |= {"do_sample": True, "temperature": temperature, "top_k": 0}
         began = time.perf_counter()
-        output = peer.generate(tokens, attention_mask=torch.ones_like(tokens), **how)
-        return output[0, len(prompt) :].tolist(), time.perf_counter() - began
+        output = peer.generate(tokens, **how)[0, len(prompt) :].tolist()
+        return output, time.perf_counter() - began, None
 
     peers = {"transformers": run}
     if draft:

@@ -17,28 +17,26 @@ STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
 
 
 def check_plot(file):
-    """ValueError where matplotlib is missing, or ``file`` is none to write: ask before measuring.
-
-    Returns matplotlib and its Figure.
-    """
-    package = "matplotlib==3.11.2"
-    figure = optional("matplotlib.figure", package).Figure
+    """matplotlib. ValueError without it, or where ``file`` is none to write: ask early."""
+    for module in ("matplotlib.figure", "matplotlib"):
+        matplotlib = optional(module, "matplotlib==3.11.2")
     if Path(file).suffix != ".svg":
         raise ValueError(f"--plot writes SVG: {file} has to end in .svg")
     check_free(file, "picture", lambda old: MARK.encode() in old.read_bytes(), replace=True)
-    return optional("matplotlib", package), figure
+    return matplotlib
 
 
 def write_plot(file, summaries):
     """{(target, temperature): summary}, as tables.summarise makes them -> an SVG file."""
-    matplotlib, figure_of = check_plot(file)
+    matplotlib = check_plot(file)
     targets, temperatures = (list(dict.fromkeys(part)) for part in zip(*summaries))
     methods = list(dict.fromkeys(name for each in summaries.values() for name in each))
     with matplotlib.rc_context(STYLE):
         wide = 0.09 * max(map(len, methods)) + 3 * len(temperatures)
         high = (0.5 + 0.24 * len(methods)) * len(targets) + 0.3
-        figure, how = figure_of((wide, high), layout="constrained"), {"squeeze": False}
-        grid = figure.subplots(len(targets), len(temperatures), sharex=True, sharey=True, **how)
+        figure = matplotlib.figure.Figure((wide, high), layout="constrained")
+        how = dict(sharex=True, sharey=True, squeeze=False)
+        grid = figure.subplots(len(targets), len(temperatures), **how)
         for (target, temperature), summary in summaries.items():
             axes = grid[targets.index(target)][temperatures.index(temperature)]
             speeds = [row["speedup"] for row in summary.values()]

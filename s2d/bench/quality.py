@@ -1,7 +1,7 @@
-"""What the miniatures know: exact answers of the targets, next-token accuracy of the draft's exits.
+"""What roots from the target cost: exact answers of targets, and how likely they find their own.
 
-A third table shows what the one method that is not lossless, target-initialised roots, does to the
-targets' answers. Prompts are held-out ones. Knows nothing about speed.
+That is the one method that is not lossless, beside the target alone, on held-out prompts. Knows
+nothing about speed.
 """
 
 from itertools import islice
@@ -13,12 +13,10 @@ from ..generate import generate
 from ..program import one_line
 from ..text.tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
-from ..train.dialogues import encode_dialogue
 from ..weights import load_model
 from ..weights.get import WEIGHTS, find_target
-from .agreement import exits_right
+from .tables import render
 
-DRAFT = WEIGHTS / "mini-draft"
 LOSSY = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
 
 
@@ -41,46 +39,16 @@ def answers(model, tokenizer, group, count, **options):
     return right / count, torch.cat(log_probs).mean().item()
 
 
-def row(*cells):
-    print("".join(f"{cell:>16}" for cell in cells), flush=True)
-
-
-def results_of(folder, count, device, **options):
-    """What ``answers`` says of the target in ``folder``, by group, with the means as the last."""
-    model, tokenizer = load_model(folder, device), Tokenizer(folder)
-    results = [answers(model, tokenizer, group, count, **options) for group in EXACT_GROUPS]
-    return [*results, [mean(values) for values in zip(*results)]]
-
-
-def accuracy(draft, exits, texts):
-    """Per cent of the answer tokens of ``texts``, pairs (ids, which are an answer's): E texts."""
-    right = []
-    for ids, is_answer in texts:
-        tokens = torch.tensor(ids, device=draft.device)
-        right.append(exits_right(draft, exits, tokens[:-1], tokens[1:])[:, is_answer[1:]])
-    return [f"{each:.1%}" for each in torch.cat(right, dim=1).float().mean(dim=1).tolist()]
-
-
 def report(args):
-    """Three tables; the draft's exits stand beside the same layers of a target."""
-    count, device, alone = args.count, args.device, {}
-    print(f"exact match at T=0, {count} held-out prompts per group")
-    row("target", *EXACT_GROUPS, "mean")
+    """A table with two rows a target: alone, and with roots from itself."""
+    draft = load_model(WEIGHTS / "mini-draft", args.device)
+    lines = [["", *EXACT_GROUPS, "mean", "log-probability"]]
     for folder in [find_target(name) for name in args.targets]:
-        alone[folder] = results_of(folder, count, device, method="ar")
-        row(one_line(folder.name), *(f"{score:.1%}" for score, _ in alone[folder]))
-    draft, tokenizer = load_model(DRAFT, device), Tokenizer(DRAFT)
-    exits, held_out = draft.config.exit_layers, islice(conversations(1, "held-out"), count)
-    texts = [encode_dialogue(tokenizer, sum(each.turns, ())) for each in held_out]
-    print(f"\nnext-token accuracy on held-out answers, {count} conversations")
-    row("", *(f"exit {e}" for e in exits))
-    first = load_model(WEIGHTS / "mini-7b", device, num_layers=exits[-1])
-    row("before SoFT", *accuracy(first, exits, texts))
-    row(DRAFT.name, *accuracy(draft, exits, texts))
-    what = "exact match, mean log-probability of a token"
-    print(f"\nroots from the target (mcsd, tree 6,1,1,1,1,1): {what}")
-    row("target", "ar", "lossy", "ar", "lossy")
-    for folder, (*_, (score, log_prob)) in alone.items():
-        lossy, lossy_log_prob = results_of(folder, count, device, draft=draft, **LOSSY)[-1]
-        changes = f"{score:.1%}", f"{lossy:.1%}", f"{log_prob:.3f}", f"{lossy_log_prob:.3f}"
-        row(one_line(folder.name), *changes)
+        model, tokenizer = load_model(folder, args.device), Tokenizer(folder)
+        for what, how in (("", {"method": "ar"}), (" --init target", LOSSY | {"draft": draft})):
+            found = [answers(model, tokenizer, each, args.count, **how) for each in EXACT_GROUPS]
+            exact, log_probs = zip(*found)
+            rates = [f"{score:.1%}" for score in (*exact, mean(exact))]
+            lines.append([one_line(folder.name) + what, *rates, f"{mean(log_probs):.3f}"])
+    print(f"exact match at T=0, {args.count} held-out prompts per group, and the target's mean")
+    print(f"log-probability of a token; --init target: mcsd, six roots\n\n{render(lines)}")

@@ -1,194 +1,139 @@
-"""Full-size Llamas with random weights: what forward passes cost, and what the memory allows.
+"""Full-size Llamas with random weights: what forward passes and whole generations cost.
 
-Speed does not ask what the weights say, acceptance does. Here the draft is the first layers of its
-target, and what the layers after the draft's first exit add is scaled down until draft and target
-agree to a degree that is measured. Knows nothing about files and text.
+Speed does not ask what the weights say, acceptance does. Here the draft is the target's own first
+layers, and what those after its first exit add is scaled down until the target accepts a part of
+its tokens that is measured. Knows nothing about files and text.
 """
 
-import os
-from copy import copy
-from dataclasses import replace
 from functools import partial
-from statistics import mean, median
+from itertools import pairwise
 
 import torch
 from torch.nn.attention import sdpa_kernel
+from torch.utils.benchmark import Timer
 
-from ..decode import Scorer, clock, run_pass
-from ..generate import generate
-from ..model import DECODING_KERNELS, LlamaConfig
-from ..tree import Dynamic, TokenTree
+from ..exits import DraftConfig
+from ..model import DECODING_KERNELS
+from ..tree import TreeAttention
 from ..weights import DTYPES, check_device, empty_model, placement
-from .agreement import exits_right
+from .measure import measure, runners
 from .methods import peer_of
-from .tables import render
+from .tables import render, summarise, target_table
 
-POSITIONS = 4096
-llama = partial(LlamaConfig, max_position_embeddings=POSITIONS, eos_token_ids=())
-SHAPES = {  # one to try this program with, then Llama-2 and Vicuna v1.5
-    "tiny": llama(1024, 64, 176, 8, 4, 2, 16),
-    "7b": llama(32000, 4096, 11008, 32, 32, 32, 128),
-    "13b": llama(32000, 5120, 13824, 40, 40, 40, 128),
+POSITIONS, NODES = 4096, (1, 2, 4, 8, 16, 32, 64)
+FIXED = dict(max_position_embeddings=POSITIONS, eos_token_ids=(), thresholds=(0.6, 0.6, 0.0))
+llama = partial(DraftConfig, **FIXED)
+SHAPES = {  # one to try this program with, then Llama-2 and Vicuna v1.5; each is its own draft
+    "tiny": llama(1024, 64, 176, 8, 4, 2, 16, exit_layers=(2, 3, 4)),
+    "7b": llama(32000, 4096, 11008, 32, 32, 32, 128, exit_layers=(6, 9, 12)),
+    "13b": llama(32000, 5120, 13824, 40, 40, 40, 128, exit_layers=(6, 9, 12)),
 }
-NODES = (1, 2, 4, 8, 16, 32, 64)
 LOGIT_STD = 12.0  # of a confident model: one of 32,000 tokens then has most of the probability
-SCALE = 0.05  # of what layers after the draft's first exit add
+SCALE = 0.05  # of what layers after the first exit add
 
 
-def random_model(config, device, dtype, full_layers, scale=SCALE):
-    """A random Llama; each layer after ``full_layers`` adds ``scale`` times what the others add."""
+def random_model(config, device, dtype, scale=SCALE):
+    """A random Llama; each layer after its first exit adds ``scale`` times what the others add."""
     model, state = empty_model(config), {}
     generator = torch.Generator(device).manual_seed(0)
     for name, empty in model.named_parameters():
+        into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        late = into_residual and int(name.split(".")[2]) >= config.exit_layers[0]
+        std = scale if late else LOGIT_STD if name.startswith("lm_head") else 1.0
         state[name] = torch.ones(empty.shape, device=device, dtype=dtype)
         if empty.dim() == 2:
-            std = LOGIT_STD if name.startswith("lm_head") else 1.0
-            into_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-            if into_residual and int(name.split(".")[2]) >= full_layers:
-                std = scale
             state[name].normal_(0.0, std * empty.shape[1] ** -0.5, generator=generator)
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(False).to(device=device, dtype=dtype).eval()
 
 
-def first_layers(model, exits):
-    """A draft with these ``exits``: the first layers of ``model`` itself."""
-    draft = copy(model)
-    draft.config = replace(model.config, exit_layers=exits, thresholds=(0.6, 0.6, 0.0))
-    return draft
+def median_seconds(function):
+    """Of a call, among as many as fit in half a second."""
+    timer = Timer("f()", globals={"f": function}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=0.5).median
 
 
-def seconds(device, function, repetitions):
-    """Median wall time of ``function()``, after one call that does not count."""
-    times = []
-    for _ in range(repetitions + 1):
-        began = clock(device)
-        function()
-        times.append(clock(device) - began)
-    return median(times[1:])
-
-
-def copy_bandwidth(device, repetitions):
-    """Bytes per second that a large copy reads and writes: what this memory can do in practice."""
+def copy_bandwidth(device):
+    """Bytes a second that a large copy reads and writes: what this memory can do in practice."""
     source = torch.ones(2**30 if device.type == "cuda" else 2**27, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds(device, lambda: target.copy_(source), repetitions)
+    return 2 * source.nbytes / median_seconds(partial(torch.empty_like(source).copy_, source))
 
 
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
-def pass_table(model, draft, context, repetitions, bandwidth):
-    """The target's pass over ``context`` tokens and over trees behind them; the draft's segments.
+def pass_table(model, context, bandwidth):
+    """Passes over trees behind ``context`` positions, and of a token through the draft's segments.
 
-    A segment is run for one token there, LM head included.
+    ``bandwidth``: bytes a second of a copy; a pass through all layers reads all weights.
     """
-    scorer = Scorer(model, context, Dynamic(1, 1, max(NODES)))
-    prompt = random_tokens(model, context, 0)
-    hidden = torch.randn(1, 1, draft.config.hidden_size, device=draft.device).to(draft.dtype)
+    cache = model.new_cache(context + max(NODES))
+    hidden = torch.randn(1, max(NODES), model.config.hidden_size).to(model.lm_head.weight)
     weights = sum(p.nbytes for p in model.parameters()) - model.model["embed_tokens"].weight.nbytes
-
-    def score(seen, tree):
-        scorer.cache.length = seen
-        scorer.rows(run_pass(model, scorer.wanted(prompt, tree)))
-        scorer.keep(context, [])
-
-    def run_segment(start, stop, cache):
-        cache.length = context
-        draft.logits(draft.run_layers(hidden, start, stop, cache=cache)[0])
-
     lines = [["pass", "ms", "of a copy's speed"]]
-    for nodes in (0, *NODES):
-        numbers = torch.arange(nodes, device=model.device)
-        tree = TokenTree(numbers, numbers // 2 - 1)  # any tree will do
-        took = seconds(model.device, partial(score, context if nodes else 0, tree), repetitions)
-        name = f"{nodes} node{'s'[: nodes > 1]}" if nodes else f"prompt of {context}"
-        lines.append([name, f"{took * 1e3:.2f}", f"{weights / took / bandwidth:.0%}"])
-    for start, stop in zip((0, *draft.config.exit_layers), draft.config.exit_layers):
-        run = partial(run_segment, start, stop, draft.new_cache(context + 1, start, stop))
-        took = seconds(draft.device, run, repetitions)
-        lines.append([f"draft layers {start + 1}-{stop}", f"{took * 1e3:.2f}", ""])
+
+    def add(name, rows, start=0, stop=None, **tree):
+        def run():
+            cache.length = context
+            out = model.run_layers(hidden[:, :rows], start, stop, cache=cache, **tree)
+            model.logits(out[0])
+
+        seconds = median_seconds(run)
+        share = "" if stop else f"{weights / seconds / bandwidth:.0%}"
+        lines.append([name, f"{seconds * 1e3:.2f}", share])
+
+    for nodes in NODES:
+        parents = torch.arange(nodes, device=model.device) // 2 - 1  # any tree will do
+        attention = TreeAttention(parents, model.dtype)
+        positions, mask = attention.span(context, context, context + nodes)
+        add(f"{nodes} node{'s'[: nodes > 1]}", nodes, positions=positions, mask=mask)
+    for start, stop in pairwise((0, *model.config.exit_layers)):
+        add(f"draft layers {start + 1}-{stop}", 1, start, stop)
     return lines
 
 
-def random_tokens(model, length, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(model.config.vocab_size, (length,), generator=generator).tolist()
+def decoding_table(model, args):
+    """Whole generations, by methods that take turns."""
+    methods = {name: (False, {"method": name}) for name in ("ar", "s2d", "s2d-tree")}
+    runs = runners({False: (model, model)}, methods, {}, 0.0, args.max_new_tokens)
+
+    def ask(run, _, seed):
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(model.config.vocab_size, (args.context,), generator=generator)
+        tokens, seconds, generation = run(prompt.tolist(), seed)
+        record = {"group": "overall", "tokens": [tokens], "wall_time": [seconds]}
+        return record | {"generations": [generation]}
+
+    return target_table(summarise(sum(measure(runs, [None], args.rounds, "decoding", ask), [])))
 
 
 @torch.inference_mode()
-def agreement(target, draft, length):
-    """How often each exit's likeliest next token is the target's on random text: E numbers."""
-    tokens = torch.tensor(random_tokens(target, length, 1), device=target.device)
-    expected = target(tokens[None])[0].argmax(dim=-1)
-    right = exits_right(draft, draft.config.exit_layers, tokens, expected)
-    return right.float().mean(dim=1).tolist()
-
-
-def decoding_table(target, draft, context, new_tokens, rounds):
-    """Tokens per second of whole generations, the methods in turn, and the median speedups."""
-    methods = "ar", "s2d", "s2d-tree"
-    lines, found = [["method", "tokens/s", "speedup", "MAT"]], []
-    for number in range(rounds + 1):
-        prompt = random_tokens(target, context, number)
-        how = dict(draft=draft, max_new_tokens=new_tokens)
-        found.append([generate(target, prompt, method=method, **how) for method in methods])
-    alone, *_ = columns = list(zip(*found[1:]))  # the first round warms up
-    for method, own in zip(methods, columns):
-        speeds = [each.tokens_per_second for each in own]
-        ratio = median(a / b.tokens_per_second for a, b in zip(speeds, alone))
-        mat = mean(each.stats.mean_accepted_tokens for each in own)
-        lines.append([method, f"{median(speeds):.1f}", f"{ratio:.2f}", f"{mat:.2f}"])
-    return lines
-
-
-@torch.inference_mode()
-def beside_transformers(model, length):
+def beside_transformers(model):
     """One line on our logits and those of transformers' Llama, which takes the same weights."""
-    tokens = torch.tensor([random_tokens(model, length, 0)], device=model.device)
+    tokens = torch.arange(128, device=model.device)[None]
     ours, theirs = model(tokens).float(), peer_of(model)(tokens).logits.float()
     same = (ours.argmax(dim=-1) == theirs.argmax(dim=-1)).float().mean().item()
-    difference = f"{(ours - theirs).abs().max():.3g} of {theirs.std():.3g} (standard deviation)"
-    likeliest = f"same likeliest token at {same:.1%} of {length} positions"
-    return f"beside transformers: largest difference of a logit {difference}, {likeliest}"
-
-
-def refuse_too_large(args, device, dtype):
-    """ValueError where a prompt does not fit the shapes, or on a CPU a shape its memory."""
-    if args.context > (longest := POSITIONS - max(NODES)):
-        raise ValueError(f"--context is at most {longest} for these shapes")
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for shape in args.shapes:
-        needed = sum(p.numel() for p in empty_model(SHAPES[shape]).parameters()) * dtype.itemsize
-        if device.type == "cpu" and needed > memory:
-            needs = f"{shape} needs {needed / 1e9:.0f} GB in {dtype}"
-            raise ValueError(f"{needs}, this machine has {memory / 1e9:.0f} GB and no GPU")
+    differs = f"{(ours - theirs).abs().max():.3g} of {theirs.std():.3g} (standard deviation)"
+    likeliest = f"same likeliest token at {same:.1%} of 128 positions"
+    return f"beside transformers: largest difference of a logit {differs}, {likeliest}"
 
 
 def report(args):
+    """All tables of each shape; its model is out of memory before the next one is made."""
     device = check_device(args.device)
     on_gpu = device.type == "cuda"
     dtype = (DTYPES | {"auto": torch.bfloat16 if on_gpu else torch.float32})[args.dtype]
-    refuse_too_large(args, device, dtype)
-    bandwidth = copy_bandwidth(device, args.repetitions)
+    if args.context > (longest := POSITIONS - max(NODES)):
+        raise ValueError(f"--context is at most {longest} for these shapes")
+    bandwidth = copy_bandwidth(device)
     print(f"torch {torch.__version__}, a large copy moves {bandwidth / 1e9:.0f} GB/s")
     for shape in args.shapes:
-        report_shape(shape, device, dtype, bandwidth, args)
+        model = random_model(SHAPES[shape], device, dtype)
+        print(f"\n{shape} on {placement(model)}")
+        if args.hf:
+            print(beside_transformers(model))
+        print(f"\n{render(pass_table(model, args.context, bandwidth))}\n", flush=True)
+        print(render(decoding_table(model, args)), flush=True)
+        del model
         if on_gpu:
             print(f"\npeak memory {torch.cuda.max_memory_allocated(device) / 1e9:.2f} GB")
             torch.cuda.reset_peak_memory_stats(device)
-
-
-def report_shape(shape, device, dtype, bandwidth, args):
-    """All tables of one shape; its models are out of memory afterwards."""
-    exits, context = (2, 3, 4) if shape == "tiny" else (6, 9, 12), args.context
-    model = random_model(SHAPES[shape], device, dtype, exits[0])
-    draft = first_layers(model, exits)
-    print(f"\n{shape} on {placement(model)}")
-    if args.hf:
-        print(beside_transformers(model, 128))
-    parts = zip(exits, agreement(model, draft, 256))
-    agree = ", ".join(f"exit {exit_layer} {part:.0%}" for exit_layer, part in parts)
-    print(f"draft and target agree: {agree}", flush=True)
-    passes = pass_table(model, draft, context, args.repetitions, bandwidth)
-    print(f"\n{render(passes)}\n", flush=True)
-    print(render(decoding_table(model, draft, context, args.max_new_tokens, args.rounds)))

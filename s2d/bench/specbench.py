@@ -3,7 +3,7 @@
 import json
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import islice
 from pathlib import Path
 
@@ -11,12 +11,6 @@ from ..files import check_free, staged_file
 from ..train.corpus import GROUPS, conversations
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
-
-
-def held_out_prompts(tokenizer, per_group):
-    """Chat prompts of the six groups, ``per_group`` of each, that no training run has seen."""
-    questions = corpus_questions("held-out", per_group)
-    return [tokenizer.encode_chat(question["turns"][:1]) for question in questions]
 
 
 def choose_questions(path, split, per_group):
@@ -40,8 +34,8 @@ def read_questions(path, limit):
     taken, questions = Counter(), []
     try:
         for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
-            read = json.loads(line)
-            question = {key: read[key] for key in ("question_id", "category", "turns")}
+            question = json.loads(line)
+            question = {key: question[key] for key in ("question_id", "category", "turns")}
             texts = [question["category"], *question["turns"]]
             if isinstance(question["turns"], str) or {*map(type, texts)} - {str}:
                 raise ValueError("category is a text, turns is a list of texts")
@@ -82,19 +76,18 @@ def id_of(name):
 def write_answers(folder, name, records):
     """A file a method, as Spec-Bench's evaluation/speed.py and equal.py read it: the last round."""
     check_answers(folder, [name])
-    last = max(record["round"] for record in records)
-    for method in dict.fromkeys(record["method"] for record in records):
-        model_id, lines = id_of(f"{name}-{method}"), []
-        for record in records:
-            if (record["method"], record["round"]) == (method, last):
-                choice = {key: record[key] for key in ("turns", "new_tokens", "wall_time")}
-                lengths = [each.stats.accept_lengths for each in record["generations"] if each]
-                choice["decoding_steps"] = list(map(len, lengths)) or record["new_tokens"]
-                choice["accept_lengths"] = sum(lengths, [])
-                line = {key: record[key] for key in ("question_id", "category")}
-                answer_id = f"{model_id}-{record['question_id']}"
-                line |= {"model_id": model_id, "answer_id": answer_id, "tstamp": time.time()}
-                line["choices"] = [{"index": 0, **choice}]
-                lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    files, last = defaultdict(list), max(record["round"] for record in records)
+    for record in (record for record in records if record["round"] == last):
+        model_id = id_of(f"{name}-{record['method']}")
+        lengths = [each.stats.accept_lengths for each in record["generations"] if each]
+        choice = {"index": 0, "turns": record["turns"]}
+        choice |= {"new_tokens": list(map(len, record["tokens"])), "wall_time": record["wall_time"]}
+        choice["decoding_steps"] = list(map(len, lengths)) or choice["new_tokens"]
+        choice["accept_lengths"] = sum(lengths, [])
+        line = {key: record[key] for key in ("question_id", "category")}
+        line |= {"model_id": model_id, "answer_id": f"{model_id}-{record['question_id']}"}
+        line |= {"tstamp": time.time(), "choices": [choice]}
+        files[model_id].append(json.dumps(line, ensure_ascii=False) + "\n")
+    for model_id, lines in files.items():
         with staged_file(folder / f"{model_id}.jsonl") as stage:
             stage.write_text("".join(lines), encoding="utf-8")

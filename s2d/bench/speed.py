@@ -1,6 +1,6 @@
 """Every method on every target, beside transformers, as speedups over the target in the same run.
 
-With ``sweep``: many settings on training prompts, the best first.
+With ``sweep``: on training prompts, to choose settings by, and the best first.
 """
 
 from functools import partial
@@ -11,12 +11,10 @@ from ..program import one_line, tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
-from ..weights.config import read_config
-from ..weights.datastore import find_datastore, open_datastore
 from ..weights.get import WEIGHTS, draft_beside, find_target
-from .check import check_methods
-from .measure import measure, runners
-from .methods import default_methods, parse_method, sweep_methods, transformers_methods
+from .check import observe_methods, verdict
+from .measure import answer, measure, runners
+from .methods import choose_methods, datastore_of, parse_method, peers_of
 from .plot import check_plot, write_plot
 from .specbench import check_answers, choose_questions, write_answers
 from .tables import final_table, render, summarise, target_table
@@ -46,15 +44,9 @@ def report(args):
     records, code = {}, 0  # {(target, temperature): records}
     try:
         for name, path in targets.items():
-            give_datastore(methods[name], path, args.draft)
-            measure_target(args, name, path, drafts, methods[name], questions, records)
-            if args.check and records.get((name, 0.0)):  # the measured target is out of memory
-                load = partial(load_model, path, args.device)
-                asked = load, args.dtype, drafts, records[name, 0.0], methods[name]
-                for method, line, good in check_methods(*asked):
-                    print(f"{name} {method}: {line}", flush=True)
-                    code = max(code, int(good is False))
-                print()
+            observed = measure_target(args, name, path, drafts, methods[name], questions, records)
+            if observed:  # the measured target is out of memory
+                code = max(code, tell_losses(name, load_model(path, device, "float64"), observed))
     except KeyboardInterrupt:
         tell("interrupted: what follows is of the rounds that were finished")
         code = 130
@@ -64,44 +56,38 @@ def report(args):
     return code
 
 
-def choose_methods(args):
-    """(names of methods, {whether compiled: draft}), the draft None where only "ar" is asked."""
-    needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
-    load = partial(load_model, args.draft, args.device, args.dtype)
-    drafts = {False: load() if needed else None}
-    defaults = sweep_methods if args.sweep else default_methods
-    names = ["ar", *(args.methods or defaults(drafts[False]))]  # all are compared to "ar"
-    if args.compile:
-        names = [name.replace(":compile", "") for name in names]
-        names = [each for name in names for each in (name, f"{name}:compile")]
-    if any("compile" in name for name in names):
-        drafts[True] = load(compile=True) if needed else None
-    return list(dict.fromkeys(names)), drafts
-
-
-def give_datastore(methods, target_path, draft_path):
-    """Add the target's or the draft's datastore, if there is one, to methods that use exit 0."""
-    using = [options for _, options in methods.values() if 0 in options.get("exits", ())]
-    config = read_config(target_path)
-    if using and (store := find_datastore(target_path, draft_path, config)):
-        found = open_datastore(store, target_path, config)
-        for options in using:
-            options["datastore"] = found
-
-
 def measure_target(args, name, path, drafts, methods, questions, records):
-    """All rounds of a target, added to ``records``."""
+    """All rounds of a target, added to ``records``. With --check what ``observe_methods`` saw."""
     load = partial(load_model, path, args.device, args.dtype)
     models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
-    where = placement(*filter(None, models[False]))
-    peers = transformers_methods(*models[False]) if args.hf else {}
-    chat = Tokenizer(path), chat_template(path), models[False][0].config.max_position_embeddings
+    where, target = placement(*filter(None, models[False])), models[False][0]
+    using = [options for _, options in methods.values() if 0 in options.get("exits", ())]
+    found = datastore_of(path, args.draft, target.config) if using else None
+    for options in using:
+        options["datastore"] = found
+    peers = peers_of(*models[False]) if args.hf else {}
+    size = target.config.max_position_embeddings
+    ask = partial(answer, Tokenizer(path), chat_template(path), size)
     for temperature in args.temperature:
         runs = runners(models, methods, peers, temperature, args.max_new_tokens)
         label = f"{name} T={temperature:g} on {where}"
         records[name, temperature] = own = []
-        for finished in measure(runs, questions, args.rounds, label, *chat):
+        for finished in measure(runs, questions, args.rounds, label, ask):
             own += finished
+    everything = sum((records[name, temperature] for temperature in args.temperature), [])
+    return observe_methods(models, everything, methods) if args.check else {}
+
+
+def tell_losses(name, precise, observed):
+    """A line on each of the methods of a target, ``precise`` in float64: 1 for a bug, or 0."""
+    code = 0
+    for method, (passes, differences, exact) in observed.items():
+        line, right = verdict(precise, passes, differences)
+        claim = "" if exact else "not a lossless method; "
+        print(f"{name} {method}: {claim}{line}", flush=True)
+        code |= exact and right is False
+    print()
+    return code
 
 
 def show(records, args):

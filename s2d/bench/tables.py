@@ -1,92 +1,81 @@
 """From the benchmark's records to its tables. Knows nothing about measuring."""
 
-import statistics
-from collections import Counter
+from collections import Counter, defaultdict
+from dataclasses import fields
+from statistics import mean, median
 
+from ..decode import Stats
 from ..train.corpus import GROUPS
 
-COLUMNS = ["spread", "draft passes", "accepted/published", "exits", "draft/target/rest", "exact"]
+COLUMNS = ["spread", "tokens/s", "draft passes", "accepted/published", "exits"]
+COLUMNS += ["draft/target/rest", "exact"]
 
 
 def summarise(records):
     """{method: {"speedup": median over rounds, "mat": ..., ...}} of one target and temperature.
 
-    Speedups are ratios of tokens per second to "ar" in the same round: overall, and by group.
+    Speedups are ratios of tokens per second to "ar" in the same round: overall, and by group. What
+    stands in one of COLUMNS is a text.
     """
-    tokens, seconds = Counter(), Counter()
+    found, summary = defaultdict(list), {}
     for record in records:
-        for group in (record["group"], "overall"):
-            key = record["method"], group, record["round"]
-            tokens[key] += sum(record["new_tokens"])
-            seconds[key] += sum(record["wall_time"])
-    rounds = sorted({record["round"] for record in records})
-    present = {record["group"] for record in records} | {"overall"}
-    groups = [group for group in (*GROUPS, "overall") if group in present]
-
-    def ratios(method, group):
-        pairs = [((method, group, number), ("ar", group, number)) for number in rounds]
-        pairs = [(a, b) for a, b in pairs if tokens[a] and tokens[b]]
-        return [tokens[a] / seconds[a] * seconds[b] / tokens[b] for a, b in pairs]
-
-    summary = {}
+        for group in {record["group"], "overall"}:
+            found[record["method"], group].append(record)
     for method in dict.fromkeys(record["method"] for record in records):
-        spread = ratios(method, "overall")
-        row = {"speedup": statistics.median(spread), "low": min(spread), "high": max(spread)}
-        row["groups"] = {}
-        for group in groups:
-            generations = generations_of(records, method, group)
-            mat = {"mat": mean_accepted_tokens(generations)} if generations else {}
-            row["groups"][group] = {"speedup": statistics.median(ratios(method, group)), **mat}
-        summary[method] = row | (by_step(generations) if generations else {})
+        summary[method] = row = {"groups": {}}
+        for group in [group for group in (*GROUPS, "overall") if (method, group) in found]:
+            speeds, base = by_round(found[method, group]), by_round(found["ar", group])
+            ratios = [speeds[number] / base[number] for number in speeds]
+            row["groups"][group] = {"speedup": median(ratios)}
+            own = [g for record in found[method, group] for g in record["generations"] if g]
+            if own:  # the peer has none
+                row["groups"][group]["mat"] = total(own).mean_accepted_tokens
+        row |= row["groups"]["overall"] | (by_step(own) if own else {})
+        row["tokens/s"] = f"{median(speeds.values()):.1f}"
+        row["spread"] = f"{min(ratios):.2f}-{max(ratios):.2f}"
     return summary
 
 
-def generations_of(records, method, group):
-    """All Generations of a method; none of the peer's."""
-    own = [record for record in records if record["method"] == method]
-    own = [record for record in own if group in (record["group"], "overall")]
-    return [each for record in own for each in record["generations"] if each]
+def by_round(records):
+    """{round: tokens per second}."""
+    tokens, seconds = Counter(), Counter()
+    for record in records:
+        tokens[record["round"]] += sum(map(len, record["tokens"]))
+        seconds[record["round"]] += sum(record["wall_time"])
+    return {number: tokens[number] / seconds[number] for number in tokens}
 
 
-def mean_accepted_tokens(generations):
-    steps = sum(generation.stats.steps for generation in generations)
-    return sum(len(generation.tokens) for generation in generations) / steps
+def total(generations):
+    """Their Stats, as if they were one."""
+    whole = Stats()
+    for generation in generations:
+        for name in (field.name for field in fields(Stats)):
+            setattr(whole, name, getattr(whole, name) + getattr(generation.stats, name))
+    return whole
 
 
 def by_step(generations):
-    """What the Generations of one of our methods say beside its speed."""
-
-    def total(name):
-        return sum(getattr(generation.stats, name) for generation in generations)
-
-    levels, roots = total("draft_levels"), total("root_levels")
-    exits = sum((Counter(generation.stats.exit_counts) for generation in generations), Counter())
+    """What the Generations of one of our methods say beside its speed, for COLUMNS."""
+    stats = total(generations)
+    exits, left = sorted(stats.exit_counts.items()), stats.exit_counts.total()
+    rates = stats.acceptance_rate, stats.published_acceptance_rate
+    draft, target = stats.draft_seconds / stats.seconds, stats.target_seconds / stats.seconds
+    parts = draft, target, 1 - draft - target
     return {
-        "mat": mean_accepted_tokens(generations),
-        "rate": total("accepted") / max(1, levels - roots),
-        "published": (total("accepted") + roots) / max(1, levels),
-        "forwards": total("draft_forwards") / total("steps"),
-        "exits": {layer: exits[layer] / exits.total() for layer in sorted(exits)},
-        "draft": total("draft_seconds") / total("seconds"),
-        "target": total("target_seconds") / total("seconds"),
-        "exact": all(generation.exact for generation in generations),
+        "draft passes": f"{stats.draft_forwards / stats.steps:.1f}",  # a step
+        "accepted/published": "/".join(f"{rate:.0%}" for rate in rates) if exits else "",
+        "exits": " ".join(f"{exit_layer}:{count / left:.0%}" for exit_layer, count in exits),
+        "draft/target/rest": "/".join(f"{part:.0%}" for part in parts),
+        "exact": "yes" if all(generation.exact for generation in generations) else "NO",
     }
 
 
 def target_table(summary):
-    """One target at one temperature in full: rows of text. MAT and draft passes are by step."""
-    groups = list(next(iter(summary.values()))["groups"])
-    lines = [["method", *groups, *COLUMNS]]
+    """One target at one temperature in full: rows of text."""
+    lines = [["method", *next(iter(summary.values()))["groups"], *COLUMNS]]
     for method, row in summary.items():
-        line = [method, *(cell(row["groups"][group]) for group in groups)]
-        line.append(f"{row['low']:.2f}-{row['high']:.2f}")
-        if "mat" in row:
-            exits = " ".join(f"{layer}:{part:.0%}" for layer, part in row["exits"].items())
-            parts = (row["draft"], row["target"], 1 - row["draft"] - row["target"])
-            line += [f"{row['forwards']:.1f}"]
-            line += [f"{row['rate']:.0%}/{row['published']:.0%}" if exits else "", exits]
-            line += ["/".join(f"{part:.0%}" for part in parts), "yes" if row["exact"] else "NO"]
-        lines.append(line + [""] * (len(lines[0]) - len(line)))
+        texts = [row.get(column, "") for column in COLUMNS]
+        lines.append([method, *map(cell, row["groups"].values()), *texts])
     return lines
 
 
@@ -96,8 +85,8 @@ def final_table(summaries):
     lines = [["method", *heads, "mean"]]
     for method in dict.fromkeys(method for summary in summaries.values() for method in summary):
         rows = [summary.get(method) for summary in summaries.values()]
-        mean = statistics.mean(row["speedup"] for row in rows if row)
-        lines.append([method, *map(cell, rows), f"{mean:.2f}"])
+        average = mean(row["speedup"] for row in rows if row)
+        lines.append([method, *map(cell, rows), f"{average:.2f}"])
     return lines
 
 

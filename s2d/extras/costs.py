@@ -52,32 +52,27 @@ def kept(what, measure):
         both = measure(), measure()
         found = {name: [*map(min, *(each[name] for each in both))] for name in both[0]}
         if agree(*both):
-            write(file, found)
+            text = json.dumps(found)
+            with suppress(OSError):  # a full disk: it is timed again
+                with staged_file(file) as stage:
+                    stage.write_text(f"{key_of(text)}\n{text}\n")
+                file.chmod(0o600)
     return found
 
 
 def agree(first, second):
     """Whether the quickest of two timings are nearly as long, for each of SIZES."""
-    pairs = zip(*([min(column) for column in zip(*each.values())] for each in (first, second)))
+    pairs = zip(*([*map(min, zip(*each.values()))] for each in (first, second)))
     return all(max(pair) < STEADY * min(pair) for pair in pairs)
 
 
 def read(file):
-    """What ``write`` put there; None where there is nothing, or it is damaged in any way."""
+    """What was kept there; None where there is nothing, or it is damaged in any way."""
     try:
         checksum, text = file.read_text().splitlines()
     except (OSError, ValueError):
         return None
     return json.loads(text) if checksum == key_of(text) else None
-
-
-def write(file, found):
-    """Keep it behind its checksum; on a full disk it is timed again."""
-    text = json.dumps(found)
-    with suppress(OSError):
-        with staged_file(file) as stage:
-            stage.write_text(f"{key_of(text)}\n{text}\n")
-        file.chmod(0o600)
 
 
 @torch.inference_mode()

@@ -108,7 +108,7 @@ function showToken(i) {
 /** How a node was drafted: the exits that were tried, their confidences, and what exit 0 went by. */
 function draftText({ nodes, rounds }, node) {
   const exit = nodes.exits[node], round = nodes.rounds[node];
-  if (exit === TARGET) return "A root that the target gave. The longest path below a root wins.";
+  if (exit === TARGET) return `A root that the target gave.${about.coupled ? "" : " The longest path below a root wins."}`;
   const asked = new Set(nodes.parents.filter((_, other) => nodes.rounds[other] === round)).size; // nodes in its round
   const said = rounds[round].map(([layer, confidence]) => {
     const threshold = about.thresholds[about.exits.indexOf(layer)], name = layer ? `layer ${layer}` : "the table";
@@ -133,11 +133,16 @@ function stopText(step) {
 
 /** The tests at a position, and the bonus token if it is the last, in sentences. */
 function verdictLines(step, index) {
-  const { tokens, parents } = step.nodes, { ids, stages, tests, bonus } = step.positions[index];
-  const choice = `the token that the target ${about.temperature ? "drew" : "finds likeliest"}`;
+  const { tokens, parents } = step.nodes, { ids, stages, tests, bonus, numbers } = step.positions[index];
+  const choice = numbers ? "the winner of the race" : "the token that the target finds likeliest";
+  const race = (token, i = ids.indexOf(token)) => // its number e, and p / e, which is the largest where it wins
+    numbers ? `, e = ${number(numbers[i])}, p/e = ${number(stages[0].p[i] / numbers[i])}` : "";
   const lines = tests.map((test) => {
     const token = piece(tokens[test.node]), [not, result] = test.accepted ? ["", "accepted"] : ["not ", "rejected"];
-    if (test.acceptance === undefined) return paragraph(token, ` p = ${number(test.p)}, ${not}${choice}: ${result}`);
+    if (test.acceptance === undefined) {
+      const p = ` p = ${number(test.p)}${race(tokens[test.node])}`;
+      return paragraph(token, `${p}, ${not}${choice}: ${result}`);
+    }
     const ratio = `min(1, p/q) = min(1, ${number(test.p)} / ${number(test.q)}) = ${number(test.acceptance)}`;
     return paragraph(token, ` acceptance probability ${ratio}, draw ${number(test.draw)}: ${result}`);
   });
@@ -145,7 +150,7 @@ function verdictLines(step, index) {
   const rest = stages.length > 1 ? " in the residual distribution" : "";
   const level = parents.some((_, node) => ancestors(parents, node).length === index + 1); // nodes at this depth
   const none = level ? "The node before it has no child in the tree." : `Nothing was drafted here. ${stopText(step)}`;
-  const p = ` p = ${number(stages.at(-1).p[ids.indexOf(bonus)])}${rest}. ${tests.length ? "" : none}`;
+  const p = ` p = ${number(stages.at(-1).p[ids.indexOf(bonus)])}${rest}${race(bonus)}. ${tests.length ? "" : none}`;
   return [...lines, paragraph("The bonus token: ", piece(bonus), p)];
 }
 
@@ -238,18 +243,20 @@ function drawPositions(step, chosen) {
 }
 
 function drawTests(step, index) {
-  const { ids, stages, tests } = step.positions[index];
+  const { ids, stages, tests, numbers } = step.positions[index], race = numbers?.map((e, i) => stages[0].p[i] / e);
   const heads = stages.flatMap(({ q }, i) => {
     const rejected = () => piece(step.nodes.tokens[tests[i - 1].node]);
     const name = i ? ["residual after ", rejected()] : ["p"];
     return q ? [name, i && !about.replacement ? ["q without ", rejected()] : ["q"]] : [name];
   });
-  const bar = (kind, value) => {
-    const filled = make("i", { style: `width:${percent(Math.min(1, value), 1)}` });
+  if (numbers) heads.push(["e"], ["p/e"]);
+  const bar = (kind, value, whole = 1) => {
+    const filled = make("i", { style: `width:${percent(Math.min(whole, value), whole)}` });
     return make("td", { class: kind }, make("span", { class: "bar" }, filled), number(value));
   };
   const rows = ids.map((token, i) => {
     const cells = stages.flatMap(({ p, q }) => [bar("p", p[i]), ...(q ? [bar("q", q[i])] : [])]);
+    if (numbers) cells.push(make("td", {}, number(numbers[i])), bar("p", race[i], Math.max(...race)));
     return make("tr", {}, make("td", {}, piece(token)), ...cells);
   });
   const head = make("tr", {}, ...[["token"], ...heads].map((each) => make("th", {}, ...each)));
@@ -290,7 +297,7 @@ function drawTime() {
 // Words and code ----------------------------------------------------------------------------------------------------
 
 const severalRoots = ({ nodes }) => nodes.parents.filter((parent) => parent < 0).length > 1;
-const exact = about.init === "draft" || !steps.some(severalRoots);
+const exact = about.init === "draft" || about.coupled || !steps.some(severalRoots);
 
 /** The theorem that makes a step exact. */
 function whyVerify(step) {
@@ -300,8 +307,8 @@ function whyVerify(step) {
   if (step.nodes.q)
     return "Each test leaves the target's distribution p as it is (Leviathan et al. 2023, appendix A.1), so all tests "
       + "of a position do (recursive rejection sampling, Jeon et al. 2024).";
-  return "The target draws its token from p, and the path follows it: rejection sampling with a one-hot q "
-    + "(Leviathan et al. 2023, appendix A.1).";
+  return "The target's choice is the token with the largest p/e: a draw from p, whose numbers e belong to the seed and the "
+    + "position. They are the same whatever is drafted, so the text is too (Daliri et al. 2024, arXiv 2408.07978).";
 }
 
 function drawWords() {
@@ -315,7 +322,7 @@ function drawWords() {
   ].join(" · ");
   at("prompt").textContent = data.prompt;
   at("why-draft").hidden = method === "ar";
-  const functions = steps.some((step) => step.nodes.q) ? "verify_chain verify_sampled residual warp" : "follow warp";
+  const functions = steps.some((step) => step.nodes.q) ? "verify_chain verify_sampled residual warp" : "follow Sampler.race warp";
   at("verify-code").dataset.code = temperature ? functions : "follow";
 }
 

@@ -13,7 +13,7 @@ from ..decode import Scorer, decode_step
 from ..draft import SortedDraft
 from ..exits import LayerExit
 from ..files import check_free, stage_of, staged_file
-from ..sampling import warp
+from ..sampling import Sampler, warp
 from ..tree import ancestor_mask
 from ..verify import follow, residual, verify_chain, verify_sampled
 
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
 CODE = (decode_step, Scorer.wanted, Scorer.rows, SortedDraft.grow, SortedDraft.predict)
 CODE += (LayerExit.catch_up, LayerExit.keep, KVCache.keep, ancestor_mask)
-CODE += (follow, verify_chain, verify_sampled, residual, warp)
+CODE += (follow, verify_chain, verify_sampled, residual, Sampler.race, warp)
 
 
 def check_page(file):

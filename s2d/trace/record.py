@@ -11,7 +11,7 @@ import torch
 
 from ..ngram import NGrams
 from ..proposal import TARGET, path_to
-from ..sampling import warp
+from ..sampling import Sampler, warp
 from ..text.tokenizer import TextStream
 from ..tree import CONTEXT
 from ..verify import residual, without
@@ -27,13 +27,18 @@ class Recorder:
         self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
         self.alone = None  # milliseconds that the target alone takes for a token
         options, shown = plan.in_force(), "method temperature top_p top_k seed init replacement"
-        shown += " exits thresholds stop"
+        shown += " coupled exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
         self.ngrams = NGrams(plan.options.datastore)  # what exit 0 knows
         self.ngrams.grow(prompt)
+        self.sampler = Sampler(int(plan.options.seed), "cpu")  # gives the numbers of races again
 
     def add(self, step):
-        kept = recorded(step, self.about["exits"], self.about["replacement"])
+        kept = recorded(step, self.about)
+        if step.verdict.p is not None and step.proposal.q is None:
+            for number, position in enumerate(kept["positions"], step.n):
+                numbers = self.sampler.numbers_at(number, step.logits.shape[-1])  # (V,)
+                position["numbers"] = cut(numbers, position["ids"])
         nodes = kept["nodes"]
         nodes["suffixes"] = [self.suffix(node, **nodes) for node in range(len(nodes["tokens"]))]
         self.steps.append(kept)
@@ -73,8 +78,8 @@ class Recorder:
         return shown | {"prompt": self.tokenizer.decode(self.prompt), "alone_ms": self.alone}
 
 
-def recorded(step, exits, replacement):
-    """One Step as numbers; ``exits`` are those of the draft."""
+def recorded(step, about):
+    """One Step as numbers; ``about``: the options in force."""
     proposal, verdict = step.proposal, step.verdict
     tokens, parents = proposal.tree.tokens.tolist(), proposal.tree.parents.tolist()
     p = warp(step.logits, 1.0) if verdict.p is None else verdict.p  # (N+1, V)
@@ -91,24 +96,25 @@ def recorded(step, exits, replacement):
         "nodes": nodes | {"exits": proposal.exits, "rounds": proposal.rounds},
         "rounds": rounds,
         "stopped": proposal.stopped,
-        "positions": positions(step, p, q, tokens, parents, replacement),
-        "caches": caches(step, exits),
+        "positions": positions(step, p, q, tokens, parents, about),
+        "caches": caches(step, about["exits"]),
         "ms": [short(1000 * each) for each in (step.draft_seconds, step.target_seconds, rest)],
     }
 
 
-def positions(step, p, q, tokens, parents, replacement):
+def positions(step, p, q, tokens, parents, about):
     """The positions that the verifier came to: after the context, and after each accepted node."""
     path, draws, found = step.verdict.path, iter(step.verdict.draws), []
     for node, accepted in zip([CONTEXT, *path], [*path, None]):
         children = [child for child, parent in enumerate(parents) if parent == node]
-        if node == CONTEXT and step.proposal.exits[:1] == [TARGET]:
+        if node == CONTEXT and step.proposal.exits[:1] == [TARGET] and not about["coupled"]:
             children = []  # roots of the target face no test
         bonus = step.tokens[len(path) :] if accepted is None else []  # none behind an EOS
         row_p, row_q = p[node + 1], q[node + 1] if q is not None and children else None
         ids = [*(tokens[child] for child in children), *bonus, *likeliest(row_p, LIKELIEST)]
         ids = list(dict.fromkeys(ids + likeliest(row_q, LIKELIEST_OF_DRAFT)))
-        left, tests = tested(row_p, row_q, children, accepted, tokens, draws, replacement)
+        how = tokens, draws, about["replacement"]
+        left, tests = tested(row_p, row_q, children, accepted, *how)
         stages = [{"p": cut(rest_p, ids), "q": cut(rest_q, ids)} for rest_p, rest_q in left]
         shown = {"accepted": accepted, "bonus": bonus[0] if bonus else None}
         found.append(shown | {"ids": ids, "stages": stages, "tests": tests})
