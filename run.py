@@ -18,11 +18,14 @@ from pathlib import Path
 from torch.distributed import is_torchelastic_launched
 
 from s2d.extras.decision import read_stop
+from s2d.extras.many import as_finished
+from s2d.files import read_text
 from s2d.generate import METHODS, TABLE_ALONE, Options, start
 from s2d.program import Parser, comma_separated, path, read_stdin, run_program, tell
 from s2d.text.chat import choose_template
 from s2d.trace import Recorder, check_page, traced
 from s2d.trace.conversation import converse
+from s2d.trace.several import answer_all
 from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES, own_device, placement
@@ -33,6 +36,7 @@ from s2d.weights.get import draft_beside, find_target, is_whole
 MINI_EXAMPLE = (
     "Quick one: I want to know two things about Tadastan: its capital and its main export."
 )
+BATCH = 8  # prompts at a time
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 
 
@@ -43,11 +47,10 @@ def main(arguments=None):
 
 def run_on_every_rank(args):
     """``run`` in each of the processes that torchrun started, the target divided among them."""
-    for chosen, what in ((args.compile, "--compile"), (args.interactive, "--interactive")):
-        if chosen:
-            raise ValueError(
-                f"{what} is for a target in one process; leave it out, or run without torchrun"
-            )
+    for what in ("compile", "interactive", "prompts"):
+        if getattr(args, what):
+            one = "is for a target in one process; leave it out, or run without torchrun"
+            raise ValueError(f"--{what} {one}")
     first = os.environ.get("RANK", "0") == "0"
     if args.trace and first:
         check_page(args.trace)
@@ -79,7 +82,12 @@ def run(args, load_target=None):
     for line in filter(None, (which, unread_settings(target_path))):
         tell(line)
     encode = partial(tokenizer.encode_chat, template=template, system=args.system)
-    prompt = encode_prompt(args, tokenizer, encode if template else None, target_path, config)
+    if not template and (args.interactive or args.system is not None):
+        what = "a conversation" if args.interactive else "--system"
+        raise ValueError(f"{target_path} knows no chat template; {what} in Vicuna's takes --chat")
+    ids_of = partial(encode_prompt, tokenizer, template and encode, config.max_position_embeddings)
+    prompts = read_prompts(args.prompts) if args.prompts else None
+    prompt = None if prompts else ids_of(prompt_of(args, target_path))
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype, config=config)
     draft = None
@@ -102,6 +110,11 @@ def run(args, load_target=None):
         converse(partial(begin, options=options), tokenizer, encode, *sizes, args.prompt, colors)
         return
     about = partial(about_answer, args, target, (target_path, draft_path, store))
+    if prompts:
+        how = vars(options) | dict(draft=draft, batch=BATCH if args.batch is None else args.batch)
+        run_all = partial(as_finished, target, **how)
+        shown = tokenizer, about if args.json else None
+        return answer_all(args.prompts, prompts, ids_of, options.seed, run_all, *shown)
     answer(args, partial(begin, prompt), tokenizer, prompt, options, colors, about)
 
 
@@ -148,6 +161,17 @@ def answer(args, begin, tokenizer, prompt, options, colors, about):
         print(f"target alone   {speed:.1f} tokens/s: {options.method} is {ratio:.2f} times as fast")
 
 
+def read_prompts(file):
+    """[(name, text)] of the prompts in a file: lines, or questions in Spec-Bench's form."""
+    if file.suffix == ".jsonl":
+        from s2d.bench.specbench import read_questions
+
+        questions = read_questions(file, limit=sys.maxsize)
+        return [(f"question {each['question_id']}", each["turns"][0]) for each in questions]
+    lines = enumerate(read_text(file).split("\n"), 1)
+    return [(f"line {number}", line) for number, line in lines if line.strip()]
+
+
 def about_answer(args, target, names, plan):
     """What ``--json`` says of an answer besides itself: the models and the options in force."""
     target_path, draft_path, store = (found and str(found) for found in names)
@@ -161,6 +185,12 @@ def about_answer(args, target, names, plan):
 def refuse_what_does_not_go_together(args):
     others = {"--json": args.json, "--trace": args.trace, "--raw": args.raw}
     others["--prompt -"] = args.prompt == "-"
+    alone = {"--prompt": args.prompt is not None, "--interactive": args.interactive}
+    alone |= {"--trace": args.trace, "--compile": args.compile}
+    if args.prompts and (given := [name for name, value in alone.items() if value]):
+        raise ValueError(f"--prompts does not go with {' and '.join(given)}")
+    if args.batch is not None and not args.prompts:
+        raise ValueError("--batch is for --prompts FILE; leave it out, or give a file of prompts")
     if args.raw and args.system is not None:
         raise ValueError("--raw uses no chat template, so it does not go with --system")
     if args.interactive and (given := [name for name, value in others.items() if value]):
@@ -223,19 +253,21 @@ def choose_draft(args, target_path, config):
     return folder, store, {"method": method, "exits": exits}
 
 
-def encode_prompt(args, tokenizer, encode, target_path, config):
-    """The prompt in a chat template, by ``encode``; without one, it is continued as it is."""
+def prompt_of(args, target_path):
+    """The text that is to be answered, or an example."""
     text = read_stdin() if args.prompt == "-" else args.prompt
     if text is None:
         mini = target_path.resolve().name.startswith("mini-")
         text = "?" if args.interactive else MINI_EXAMPLE if mini else EXAMPLE
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
+    return text
+
+
+def encode_prompt(tokenizer, encode, size, text):
+    """The ids of a text in a chat template, by ``encode``; without one it is continued as it is."""
     text = text.strip() if encode else text
-    tokenizer.refuse_longer(text, config.max_position_embeddings)
-    if not encode and (args.interactive or args.system is not None):
-        what = "a conversation" if args.interactive else "--system"
-        raise ValueError(f"{target_path} knows no chat template; {what} in Vicuna's takes --chat")
+    tokenizer.refuse_longer(text, size)
     return encode([text]) if encode else tokenizer.encode(text)
 
 
@@ -293,11 +325,16 @@ def parse(arguments):
     )
     add("--stop", metavar="P|FILE", help=ends)
     add("--interactive", action="store_true", help="a conversation")
+    several = "answer each line of a file, or each question of a Spec-Bench question.jsonl"
+    add("--prompts", type=path, metavar="FILE", help=several)
+    at_once = f"with --prompts: how many at a time; default: {BATCH}"
+    add("--batch", type=int, metavar="B", help=at_once)
     colors = "text in colours of the exits it came from"
     add("--color", choices=("auto", "always", "never"), default="auto", help=colors)
     page = "write the whole answer, step by step, as one page"
     add("--trace", type=path, metavar="FILE.html", help=page)
-    add("--json", action="store_true", help="print one JSON object and nothing else")
+    json_help = "print one JSON object and nothing else; with --prompts one a line"
+    add("--json", action="store_true", help=json_help)
     return parser.parse_args(arguments)
 
 

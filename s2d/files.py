@@ -172,3 +172,14 @@ def whole_lines(path):
 def drop_half_line(path):
     """Cut ``path`` down to its ``whole_lines``, so that more can be appended."""
     os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+
+
+def read_text(file):
+    """The text in a file that a user named."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is no text in UTF-8") from None
+    if not text.strip():
+        raise ValueError(f"{file} holds no text")
+    return text

@@ -187,7 +187,7 @@ def test_a_prompt_that_cannot_be_run_is_named_and_the_others_run(models):
         found = dict(run(batch=batch))
         bad = {i: str(each) for i, each in found.items() if isinstance(each, ValueError)}
         assert bad.keys() == {1, 3, 4} and len(found) == 6
-        assert bad[1] == "prompt 1: the prompt has 128 tokens; the target's context of 128 is full"
+        assert bad[1] == "the prompt has 128 tokens; the target's context of 128 is full"
         for i in (0, 2, 5):
             assert (
                 found[i].tokens == generate(target, prompts[i], None, "ar", max_new_tokens=5).tokens

@@ -29,7 +29,7 @@ from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 RUN = [sys.executable, str(ROOT / "run.py")]
-QUESTION = "What is 3 + 4?"
+QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
 
 
 def run_json(capsys, *arguments):
@@ -157,6 +157,61 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     assert run.choose_draft(args, target, config) == (None, None, chosen)
 
 
+PROMPTS = [QUESTION, "", EXAMPLE_QUESTION, "word " * 600, "Tell me a story."]
+
+
+def test_many_prompts_at_once(tmp_path, capsys):
+    """Each answer is the one that --prompt gives; what is too long is named, and the others run."""
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(PROMPTS) + "\n")
+    common = "--target", "7b", "--dtype", "float64", "--max-new-tokens", 24, "--temperature", 1
+    assert program(run.main, *common, "--prompts", file, "--batch", 2, "--seed", 5, "--json") == 2
+    out, error = capsys.readouterr()
+    answers = {line["prompt"]: line for line in map(json.loads, out.splitlines())}
+    assert sorted(answers) == ["line 1", "line 3", "line 5"]
+    full = f"{file}, line 4: the prompt has \\d+ tokens; the target's context of 512 is full"
+    assert re.fullmatch(full, error.splitlines()[-1])
+    for seed, number in ((5, 1), (6, 3), (8, 5)):
+        answer = run_json(capsys, *common, "--prompt", PROMPTS[number - 1], "--seed", seed)
+        many = answers[f"line {number}"]
+        seconds = many["stats"].pop("seconds"), many["stats"].pop("tokens_per_second")
+        assert min(seconds) > 0 and answer["stats"].pop("seconds") > 0
+        del answer["stats"]["tokens_per_second"]
+        assert {"prompt": f"line {number}"} | answer == many
+    file = tmp_path / "question.jsonl"
+    turns = [["What is 3 + 4?", "And 5?"], [EXAMPLE_QUESTION]]
+    questions = [
+        dict(question_id=81 + i, category="qa", turns=each) for i, each in enumerate(turns)
+    ]
+    file.write_text("".join(json.dumps(each) + "\n" for each in questions))
+    assert program(run.main, "--target", "7b", "--prompts", file) == 0
+    out, error = capsys.readouterr()
+    heading = f"## question 82: {EXAMPLE_QUESTION}"
+    assert (
+        f"{heading}\n\nThe capital of Tadastan is" in out and "## question 81: What is 3 +" in out
+    )
+    assert "tokens/s" not in error  # which is for terminals
+
+
+def test_many_prompts_end_as_one_does(tmp_path):
+    """A key, a reader who has enough, a full disk: what has ended by then is there, whole."""
+    file, few = tmp_path / "prompts.txt", "--method ar --max-new-tokens"
+    file.write_text("Hi\n" * 400)
+    line = f"exec {shlex.join(RUN)} --target 7b --prompts {file} {few}"
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pressed = subprocess.Popen(["bash", "-c", f"{line} 3 --json"], **pipes)
+    first = json.loads(pressed.stdout.readline())
+    pressed.send_signal(signal.SIGINT)
+    out, error = pressed.communicate()
+    assert pressed.returncode == 130 and error.endswith("run.py: interrupted\n")
+    others = [json.loads(each) for each in out.splitlines()]
+    assert {len(each["tokens"]) for each in [first, *others]} == {3} and len(others) < 399
+    for rest, code, said in ((">/dev/full", 2, "No space left"), ("| head -c 6", 141, "")):
+        shell = ["bash", "-o", "pipefail", "-c", f"({line} 1) {rest}"]
+        done = subprocess.run(shell, capture_output=True, text=True)
+        assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.fixture(scope="module")
 def other_models(tmp_path_factory):
     """Targets without a draft beside them, one without a tokenizer too."""
@@ -194,6 +249,14 @@ MISTAKES = {
     "--interactive --json": "--interactive does not go with --json",
     "--interactive --trace x.html": "--interactive does not go with --trace",
     "--interactive --raw": "--interactive does not go with --raw",
+    "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
+    "--prompts {w}/mini-7b/model.safetensors": "model.safetensors is no text in UTF-8",
+    "--prompts /dev/null": "/dev/null holds no text",
+    "--prompts {w}/../README.md --batch 0": "batch: expected a whole number from 1",
+    "--prompts x --prompt x": "--prompts does not go with --prompt",
+    "--prompts x --interactive": "--prompts does not go with --interactive",
+    "--prompts x --trace x.html --compile": "--prompts does not go with --trace and --compile",
+    "--batch 2": "--batch is for --prompts FILE",
     "--interactive --prompt -": "--interactive does not go with --prompt -",
 }
 DRAFTING = {

@@ -130,6 +130,22 @@ def test_a_conversation_on_a_real_terminal(monkeypatch):
     assert process.wait() == 0
 
 
+def test_many_prompts_on_a_real_terminal(tmp_path):
+    """A line says how far it is; it is wiped off before an answer is shown."""
+    (tmp_path / "prompts").write_text("Hi\nWhat is 3 + 4?\n")
+    ours, theirs = pty.openpty()
+    line = [*RUN, "--max-new-tokens", "3", "--prompts", tmp_path / "prompts", "--batch", "1"]
+    process = subprocess.Popen(line, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text = b""
+    while b"2 of 2 prompts" not in text:
+        text += os.read(ours, 4096)
+    process.wait()
+    pattern = rb"\r(1 of 2 prompts, [\d.]+ tokens/s, [\d.]+ min left)\r( +)\r## line 2: What is 3"
+    note, blanks = re.search(pattern, b"\r" + text.replace(b"\n1 of", b"\n\r1 of")).groups()
+    assert len(note) == len(blanks) and process.returncode == 0
+
+
 @pytest.fixture
 def talk(monkeypatch, capsys):
     """What a conversation prints; of lines typed, an exception is a key that is pressed instead."""

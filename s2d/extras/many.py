@@ -29,7 +29,7 @@ def generate_many(target, prompts, draft=None, method="s2d", batch=8, seeds=None
         ended[index] = each
         while number in ended:
             if isinstance(ended[number], ValueError):
-                raise ended[number]
+                raise ValueError(f"prompt {number}: {ended[number]}")
             yield ended.pop(number)
             number += 1
 
@@ -45,12 +45,12 @@ def as_finished(target, prompts, draft=None, method="s2d", batch=8, seeds=None, 
     plan = ready_plan(options, target, draft, checked(batch, "batch", int, 1))
 
     def begun():
-        for index, (prompt, seed) in enumerate(zip(prompts, seeds or count(int(options.seed)))):
+        for prompt, seed in zip(prompts, seeds or count(int(options.seed))):
             try:
                 own = replace(plan, options=replace(options, seed=seed))
                 each = begin(own, target, prompt, draft)
             except ValueError as error:
-                each = ValueError(f"prompt {index}: {error}")
+                each = error
             yield each
 
     return together(target, draft, begun(), batch)

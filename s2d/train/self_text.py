@@ -15,7 +15,7 @@ from collections import deque
 
 import torch
 
-from ..files import drop_half_line, whole_lines
+from ..files import drop_half_line, read_text, whole_lines
 from ..program import tell
 from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
@@ -222,14 +222,3 @@ def make_datastore(target, run, millions, files):
     tell(f"{out}: {len(documents)} documents, {len(tokens)} tokens")
     if out.resolve() == own.resolve():
         tell("later runs of this target draft from it by default, because it is in its folder")
-
-
-def read_text(file):
-    """The text in a file that a user named."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is no text in UTF-8") from None
-    if not text.strip():
-        raise ValueError(f"{file} holds no text")
-    return text
