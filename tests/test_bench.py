@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from s2d import generate, load_model
 from s2d.bench import __main__ as bench
-from s2d.bench import agreement, check, measure, plot, specbench, speed, tables
+from s2d.bench import agreement, batches, check, measure, methods, plot, specbench, speed, tables
 from s2d.bench.check import Difference, first_difference, observe_pass, verdict
 from s2d.bench.methods import parse_method, peers_of
 from s2d.decode import Scorer, Stats
@@ -475,3 +475,18 @@ def test_mistakes_are_one_line(arguments, tmp_path, monkeypatch, capsys):
     assert program(bench.main, *arguments.format(tmp=tmp_path).split()) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if "min left here" not in line]
     assert len(errors) == 1 and MISTAKES[arguments] in errors[0]
+
+
+def test_throughput_by_batch(tmp_path, capsys):
+    """Of the same prompts one by one and together: the same count of tokens, in a table."""
+    line = "batches --target 7b --limit 1 --rounds 1 --max-new-tokens 6 --batches 1,3 --hf"
+    assert bench.main([*line.split(), "--plot", str(tmp_path / "lines.svg")]) == 0
+    rows = [re.split("  +", row) for row in capsys.readouterr().out.splitlines() if "  " in row]
+    assert [row[0] for row in rows] == ["batch", "ar", "s2d-tree:exits=0", "s2d", "transformers"]
+    assert rows[0][1:] == ["1", "3"] and rows[1][1] == "1.00"
+    assert (tmp_path / "lines.svg").read_text().count("transformers") == 1
+    target, draft = load_model(WEIGHTS / "mini-7b"), load_model(DRAFT)
+    prompts, peer = [[5, 6, 7], [8, 9], [10]], methods.peer_of(target)
+    alone = batches.ours(target, draft, prompts, 5, {"method": "ar"}, 1)
+    assert alone == batches.ours(target, draft, prompts, 5, {"method": "s2d"}, 3)
+    assert alone == batches.padded(peer, prompts, 5, target.config.eos_token_ids, 2)

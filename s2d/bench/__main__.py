@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 
 from ..program import Parser, comma_separated, path, run_program
 from ..weights import DTYPES
-from . import agreement, quality, shapes, speed
+from . import agreement, batches, quality, shapes, speed
 
 
 def count(text):
@@ -42,6 +42,9 @@ OPTIONS = {
     "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture"),
     "shapes": dict(nargs="+", choices=shapes.SHAPES, default=["7b", "13b"], help="sizes to make"),
     "context": dict(type=count, default=512, help="tokens of the prompt"),
+    "batches": dict(
+        type=comma_separated(count), default="1,2,4,8,16", metavar="N,N,...", help="prompts at once"
+    ),
     "count": dict(type=count, default=100, help="held-out prompts per group"),
 }
 SPEED = (
@@ -51,6 +54,11 @@ SPEED = (
 PROGRAMS = {  # name -> module, the options that it takes
     "": (speed, SPEED),
     "sweep": (speed, SPEED),
+    "batches": (
+        batches,
+        "target draft methods batches questions limit rounds max-new-tokens device dtype hf "
+        "markdown plot",
+    ),
     "agreement": (agreement, "target draft questions limit max-new-tokens device dtype"),
     "quality": (quality, "targets count device"),
     "shapes": (shapes, "shapes context rounds max-new-tokens device dtype hf"),

@@ -26,6 +26,24 @@ def check_plot(file):
     return matplotlib
 
 
+def write_lines(file, batches, ratios):
+    """{method: speeds over ar's one by one} at each of ``batches`` -> an SVG file, a line each."""
+    matplotlib = check_plot(file)
+    with matplotlib.rc_context(STYLE):
+        figure = matplotlib.figure.Figure((6, 4), layout="constrained")
+        axes = figure.subplots()
+        for name, row in ratios.items():
+            color = COLORS.get(name.split()[0])
+            axes.plot(range(len(batches)), row, marker="o", label=name, color=color)
+        axes.set_xticks(range(len(batches)), batches)
+        axes.set_xlabel("prompts at once")
+        axes.set_ylabel("tokens a second, over ar one by one")
+        axes.spines[:].set_color(TEXT)
+        axes.legend(frameon=False)
+        with staged_file(file) as stage:
+            figure.savefig(stage, format="svg", transparent=True, metadata={"Creator": MARK})
+
+
 def write_plot(file, summaries):
     """{(target, temperature): summary}, as tables.summarise makes them -> an SVG file."""
     matplotlib = check_plot(file)
