@@ -223,31 +223,28 @@ class TablePrediction:
 
     def likeliest(self, count):
         """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
-        rows = []
-        for blend in self.blends:
-            tokens = filled([token for token, _ in top(blend, count)], count)
-            rows.append([(token, blend.get(token, 0.0)) for token in tokens])
-        pairs = torch.tensor(rows, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
-        return pairs[..., 0].long(), pairs[..., 1]
+        return self.best_of(self.blends, count)
 
     def winners(self, count, sampling, positions):
         """As Prediction's. What the table does not know takes part, as one."""
         rows = []
         for blend, position in zip(self.blends, positions):
             numbers = sampling.sampler.numbers_at(position, self.exit.vocab_size)
-            known = list(blend)
-            numbers = numbers[known].tolist()
-            raced = {
-                token: blend[token] ** (1 / sampling.temperature) / number
-                for token, number in zip(known, numbers)
-            }
-            best = top(raced, count)
+            pairs = zip(blend.items(), numbers[list(blend)].tolist())
+            raced = {token: q ** (1 / sampling.temperature) / e for (token, q), e in pairs}
+            weights = {token: value**DAMPED for token, value in top(raced, count)}
             rest = max(0.0, UNKNOWN * (1.0 - sum(blend.values())))  # rounding may lead below 0
-            weights = {token: value**DAMPED for token, value in best}
-            total = sum(weights.values()) + rest**DAMPED
-            tokens = filled(list(weights), count)
-            rows.append([(token, weights.get(token, 0.0) / total) for token in tokens])
-        pairs = torch.tensor(rows, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
+            total = sum(weights.values()) + rest**DAMPED or 1.0
+            rows.append({token: weight / total for token, weight in weights.items()})
+        return self.best_of(rows, count)
+
+    def best_of(self, rows, count):
+        """R dictionaries {token: number} -> the tokens with the largest, and these, (R, count)."""
+        pairs = []
+        for row in rows:
+            tokens = filled([token for token, _ in top(row, count)], count)
+            pairs.append([(token, row.get(token, 0.0)) for token in tokens])
+        pairs = torch.tensor(pairs, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
         return pairs[..., 0].long(), pairs[..., 1]
 
     def sample(self, count, sampling):

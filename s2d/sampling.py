@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-KEPT = 256  # positions whose numbers are kept: more than a step looks ahead
+KEPT = 32  # positions whose numbers are kept: more than a step looks ahead
 FILL = 1e-300  # of a token that is drawn only where no other is left: far below any probability
 
 
@@ -56,8 +56,9 @@ class Sampler:
         if position not in self.numbers:
             self.numbers = {n: kept for n, kept in self.numbers.items() if n > position - KEPT}
             # On the CPU, so that they are the same on every device.
-            philox = np.random.Philox(key=[self.seed, position])
-            drawn = torch.from_numpy(np.random.Generator(philox).standard_exponential(vocab_size))
+            bits = np.random.SFC64([self.seed, position])  # half as long as Philox takes
+            drawn = torch.from_numpy(np.random.Generator(bits).standard_exponential(vocab_size))
+            drawn = drawn.clamp_(min=1e-30)  # to divide by
             self.numbers[position] = drawn.to(self.device, self.dtype)
         return self.numbers[position]
 

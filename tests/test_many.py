@@ -202,7 +202,10 @@ def test_what_is_refused_for_all_prompts(models):
     how = dict(config=draft.config, modules=lambda: ())
     compiled = SimpleNamespace(compiled=True, mesh=None, **how)
     divided = SimpleNamespace(compiled=False, mesh="two", **how)
-    run = lambda draft, **options: [*generate_many(target, [[1], [2]], draft, **options)]  # noqa: E731
+
+    def run(draft, **options):
+        return [*generate_many(target, [[1], [2]], draft, **options)]
+
     for message, used, options in (
         ("batch: expected a whole number from 1", draft, dict(batch=0)),
         ("unknown method 'x'", draft, dict(method="x")),

@@ -90,5 +90,5 @@ def next_roots(first, logits, count, sampling, position):
         tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))
     taken = probs[tokens]
     if sampling.coupled:  # the target's choice is known: no other root will be taken
-        taken = torch.zeros_like(taken).index_fill(0, torch.tensor(0), 1.0)
+        taken = (torch.arange(count, device=logits.device) == 0).to(taken)
     return Roots(tokens[None], taken[None], torch.zeros_like(probs)[None])
