@@ -8,7 +8,7 @@ from collections import defaultdict
 import torch
 
 from ..extras.draft_head import draft_head
-from ..generate import generate
+from ..extras.many import generate_many
 from ..ngram import ORDER, NGrams, top
 from ..soft import exit_hidden
 from ..text.chat import chat_template
@@ -63,9 +63,11 @@ def report(args):
     untrained = load_model(source, args.device, args.dtype, num_layers=exits[-1])
     datastore, tokenizer = datastore_of(source, path, target.config), Tokenizer(source)
     right, sure = defaultdict(list), []
-    for question in choose_questions(args.questions, "held-out", args.limit):
-        prompt = tokenizer.encode_chat(question["turns"][:1], template)
-        answer = generate(target, prompt, method="ar", max_new_tokens=args.max_new_tokens).tokens
+    questions = choose_questions(args.questions, "held-out", args.limit)
+    prompts = [tokenizer.encode_chat(each["turns"][:1], template) for each in questions]
+    answers = generate_many(target, prompts, method="ar", max_new_tokens=args.max_new_tokens)
+    for question, prompt, generation in zip(questions, prompts, answers):
+        answer = generation.tokens
         tokens = torch.tensor(prompt + answer, device=target.device)
         table = table_right(datastore, prompt, answer)
         rows = [torch.tensor([correct for _, correct in table], device=target.device)[None]]

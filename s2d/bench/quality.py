@@ -9,7 +9,7 @@ from statistics import mean
 
 import torch
 
-from ..generate import generate
+from ..extras.many import generate_many
 from ..program import one_line
 from ..text.tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
@@ -25,15 +25,16 @@ def answers(model, tokenizer, group, count, **options):
     """Greedy answers to ``count`` prompts of ``group``: (exact match, log-probability).
 
     The former is the part that is right to the letter, the latter the model's mean over all tokens
-    of these answers. ``options`` are those of ``generate``.
+    of these answers. ``options`` are those of ``generate_many``.
     """
+    held_out = islice(conversations(0, "held-out", [group]), count)
+    questions, expected = zip(*(conversation.turns[0] for conversation in held_out))
+    prompts = [tokenizer.encode_chat([question]) for question in questions]
     right, log_probs = 0, []
-    for conversation in islice(conversations(0, "held-out", [group]), count):
-        question, answer = conversation.turns[0]
-        prompt = tokenizer.encode_chat([question])
-        tokens = generate(model, prompt, max_new_tokens=128, **options).tokens
-        right += tokenizer.decode(tokens) == answer
-        whole = torch.tensor([prompt + tokens], device=model.device)
+    found = generate_many(model, prompts, max_new_tokens=128, **options)
+    for prompt, text, answer in zip(prompts, expected, found):
+        right += tokenizer.decode(answer.tokens) == text
+        whole = torch.tensor([prompt + answer.tokens], device=model.device)
         rows = model(whole[:, :-1])[0, len(prompt) - 1 :].log_softmax(dim=-1)
         log_probs.append(rows.gather(1, whole[0, len(prompt) :, None]).cpu())
     return right / count, torch.cat(log_probs).mean().item()
