@@ -20,7 +20,7 @@ from torch.distributed import is_torchelastic_launched
 from s2d.extras.decision import read_stop
 from s2d.extras.many import as_finished
 from s2d.files import read_text
-from s2d.generate import METHODS, TABLE_ALONE, Options, start
+from s2d.generate import METHODS, TABLE_ALONE, Options, refuse_long, start
 from s2d.program import Parser, comma_separated, path, read_stdin, run_program, tell
 from s2d.text.chat import choose_template
 from s2d.trace import Recorder, check_page, traced
@@ -88,6 +88,8 @@ def run(args, load_target=None):
     ids_of = partial(encode_prompt, tokenizer, template and encode, config.max_position_embeddings)
     prompts = read_prompts(args.prompts) if args.prompts else None
     prompt = None if prompts else ids_of(prompt_of(args, target_path))
+    if prompt:
+        refuse_long(prompt, config)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype, config=config)
     draft = None

@@ -231,10 +231,12 @@ class TablePrediction:
         for blend, position in zip(self.blends, positions):
             numbers = sampling.sampler.numbers_at(position, self.exit.vocab_size)
             pairs = zip(blend.items(), numbers[list(blend)].tolist())
-            raced = {token: q ** (1 / sampling.temperature) / e for (token, q), e in pairs}
+            # The likeliest of the unknown tokens may have half of what is left.
+            rest, power = max(0.0, 1.0 - sum(blend.values())) / 2, 1 / sampling.temperature
+            most = max(rest, *blend.values()) if blend else 1.0  # whose power is 1
+            raced = {token: (q / most) ** power / e for (token, q), e in pairs}
             weights = {token: value**DAMPED for token, value in top(raced, count)}
-            rest = max(0.0, UNKNOWN * (1.0 - sum(blend.values())))  # rounding may lead below 0
-            total = sum(weights.values()) + rest**DAMPED or 1.0
+            total = sum(weights.values()) + (2 * UNKNOWN * (rest / most) ** power) ** DAMPED
             rows.append({token: weight / total for token, weight in weights.items()})
         return self.best_of(rows, count)
 

@@ -283,8 +283,8 @@ def begin(plan: Plan, target, tokens, draft) -> Generation:
     """The Generation of a Plan; ValueError where the prompt does not fit the target."""
     config, options = target.config, plan.options
     tokens = checked_list(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
+    refuse_long(tokens, config)
     n, size, longest = len(tokens), config.max_position_embeddings, int(options.max_new_tokens)
-    refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
     began, limit = clock(target.device), min(n + longest, size)
     drafter = make_drafter(plan, target, draft, limit)
     precise = torch.float64 if target.dtype == torch.float64 else torch.float32
@@ -297,6 +297,11 @@ def begin(plan: Plan, target, tokens, draft) -> Generation:
     generation = Generation(loop, *about, steps_of(target, loop))
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
+
+
+def refuse_long(tokens, config):
+    n, size = len(tokens), config.max_position_embeddings
+    refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
 
 
 def make_drafter(plan, target, draft, limit):

@@ -13,6 +13,7 @@ from itertools import zip_longest
 import torch
 
 from ..generate import start
+from ..program import tell
 from ..sampling import Sampler
 from ..tree import ancestor_mask
 
@@ -39,7 +40,11 @@ def observe_methods(models, records, methods):
     plain, found = models[False][0], {}
     for method, (compiled, options) in methods.items():
         own = [r for r in records if r["method"] == method and comparable(r)]
-        if method != "ar" and own:
+        if method != "ar" and not own:
+            tell(
+                f"{method}: not compared above T = 0, where it may write another text; see coupled"
+            )
+        elif method != "ar":
             differences = [first_difference(plain, alone[key(r)], r) for r in own]
             given = plain, *models[compiled], options
             passes = [observe_pass(*given, *each) for each in enumerate(prompts)]

@@ -35,7 +35,7 @@ def choose_methods(args):
     if args.compile:
         names = [name.replace(":compile", "") for name in names]
         names = [each for name in names for each in (name, f"{name}:compile")]
-    if any("compile" in name for name in names):
+    if any("compile" in name.split(":") for name in names):
         drafts[True] = load(compile=True) if needed else None
     return list(dict.fromkeys(names)), drafts
 

@@ -39,13 +39,16 @@ def as_finished(target, prompts, draft=None, method="s2d", batch=8, seeds=None, 
 
     Where a prompt cannot be run, a ValueError stands for its Generation; the others go on.
     """
-    options = Options(method, **options)
+    options, batch = Options(method, **options), checked(batch, "batch", int, 1)
+    if hasattr(prompts, "__len__"):
+        batch = max(1, min(batch, len(prompts)))
     if seeds is not None:
+        prompts, seeds = list(prompts), list(seeds)
         refuse(len(prompts) != len(seeds), f"{len(prompts)} prompts, but {len(seeds)} seeds")
-    plan = ready_plan(options, target, draft, checked(batch, "batch", int, 1))
+    plan = ready_plan(options, target, draft, batch)
 
     def begun():
-        for prompt, seed in zip(prompts, seeds or count(int(options.seed))):
+        for prompt, seed in zip(prompts, count(int(options.seed)) if seeds is None else seeds):
             try:
                 own = replace(plan, options=replace(options, seed=seed))
                 each = begin(own, target, prompt, draft)
@@ -76,11 +79,22 @@ def together(target, draft, generations, batch):
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
 def advance(target, going):
-    """A Step of each of ``going``, {i: Generation}; those that end leave it and are returned."""
-    passes = [next(each.loop) for each in going.values()]
-    for each, logits in zip(going.values(), run_together(target, passes)):
-        each.add(each.loop.send(logits))
-    ended = {index: each for index, each in going.items() if each.ended}
+    """A Step of each of ``going``, {i: Generation}; those that end leave it and are returned.
+
+    What goes wrong with one, such as a damaged draft, is returned in its place.
+    """
+    passes, ended = {}, {}
+    for index, each in going.items():
+        try:
+            passes[index] = next(each.loop)
+        except ValueError as error:
+            ended[index] = error
+    for index, logits in zip(passes, run_together(target, [*passes.values()]) if passes else ()):
+        try:
+            going[index].add(going[index].loop.send(logits))
+        except ValueError as error:
+            ended[index] = error
+    ended |= {i: each for i, each in going.items() if each.ended and i not in ended}
     for index in ended:
         going.pop(index).loop.close()  # and with it go its KV caches
     return ended.items()

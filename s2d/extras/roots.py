@@ -77,7 +77,7 @@ def next_roots(first, logits, count, sampling, position):
     These are its next best, the next in its race at ``position``, or drawn from the rest.
     """
     tokens = torch.tensor([first], device=logits.device)
-    probs = warp(logits, sampling.temperature or 1.0, sampling.top_p, sampling.top_k)
+    probs = warp(logits, 1.0) if sampling.greedy else sampling.warp(logits)
     if count > 1:
         rest = without(probs, tokens[0])
         if sampling.greedy:

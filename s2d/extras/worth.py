@@ -21,10 +21,11 @@ def prepared(plan, target, draft, batch):
         lay_out(model)
     options = plan.options
     said = plan.exits != (0,) or options.stop is not None or options.init != "draft"
-    costs = None if said else row_costs(target)
-    if not costs:
-        return plan
+    said = said or not plan.coupled  # then the text would depend on what is sent
+    costs = () if said else row_costs(target) or ()
     costs = tuple(costs[batch - 1 :: batch][: plan.shape.size + 1])  # with the others' rows
+    if len(costs) < 2:
+        return plan
     return replace(plan, stop=max(plan.stop, worth_a_row(costs)), costs=costs)
 
 
