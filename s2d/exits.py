@@ -88,13 +88,21 @@ class Prediction:
         return tokens, self.probs.gather(1, tokens)
 
     def winners(self, count, sampling, positions):
-        """The first ``count`` tokens (R, count) of the race at ``positions``, by q.
+        """The winner of q's race at ``positions`` and what comes next by q and race: (R, count).
 
         And how probable each is to win the target's race too (R, count), given the numbers.
         """
-        race = sampling.sampler.race(self.q(sampling), positions)
-        values, tokens = race.topk(count)
-        return tokens, values / values.sum(dim=-1, keepdim=True)
+        q = self.q(sampling)
+        race = sampling.sampler.race(q, positions)  # (R, V), q / e
+        # The target's p is not q, so a small number e alone should not decide: the geometric mean
+        # of q and q / e does. The winner stays: where p is q, it is the target's. Measured with 60
+        # texts of each mini target at T = 1: trees of the default shape accept 8 % (70b) to 15 %
+        # more than with the likeliest tokens, ranked by q; by q / e from 9.5 % less to 3 % more.
+        scores = (q * race).sqrt()
+        winner = race.argmax(dim=-1, keepdim=True)  # (R, 1)
+        tokens = scores.scatter(1, winner, torch.inf).topk(count).indices
+        weights = scores.gather(1, tokens)
+        return tokens, weights / weights.sum(dim=-1, keepdim=True)
 
     def sample(self, count, sampling):
         """Tokens (R, count) in the order of their draws, and the q (R, V) they were drawn from."""
