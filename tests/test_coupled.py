@@ -274,7 +274,7 @@ def test_shared_numbers_are_for_equality_alone():
     sampler_of = partial(Sampler, device="cpu")
     assert surprise(lambda seed: by_equality(sampler_of(seed)), P) > 0.01
     assert surprise(lambda seed: by_ratio(sampler_of(seed), shared=False), P) > 0.01
-    assert surprise(lambda seed: by_ratio(sampler_of(seed), shared=True), P) < 1e-6
+    assert surprise(lambda seed: by_ratio(sampler_of(seed), shared=True), P) < 1e-3
     for seed in range(100):
         assert by_equality(sampler_of(seed)) == best(sampler_of(seed), HERE)[0]
 

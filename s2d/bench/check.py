@@ -41,9 +41,7 @@ def observe_methods(models, records, methods):
     for method, (compiled, options) in methods.items():
         own = [r for r in records if r["method"] == method and comparable(r)]
         if method != "ar" and not own:
-            tell(
-                f"{method}: not compared above T = 0, where it may write another text; see coupled"
-            )
+            tell(f"{method}: not compared, above T = 0 its text is another one (see coupled)")
         elif method != "ar":
             differences = [first_difference(plain, alone[key(r)], r) for r in own]
             given = plain, *models[compiled], options
