@@ -17,7 +17,9 @@ from ..weights import load_model
 from ..weights.get import WEIGHTS, find_target
 from .tables import render
 
-LOSSY = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
+ROOTS = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1), init="target")
+WAYS = {"": {"method": "ar"}, " --init target": ROOTS}
+WAYS[" --init target --coupled"] = ROOTS | {"coupled": True}  # which is lossless
 
 
 @torch.inference_mode()
@@ -41,12 +43,13 @@ def answers(model, tokenizer, group, count, **options):
 
 
 def report(args):
-    """A table with two rows a target: alone, and with roots from itself."""
+    """A table with three rows a target: alone, and with roots from itself in two ways."""
     draft = load_model(WEIGHTS / "mini-draft", args.device)
     lines = [["", *EXACT_GROUPS, "mean", "log-probability"]]
     for folder in [find_target(name) for name in args.targets]:
         model, tokenizer = load_model(folder, args.device), Tokenizer(folder)
-        for what, how in (("", {"method": "ar"}), (" --init target", LOSSY | {"draft": draft})):
+        for what, way in WAYS.items():
+            how = way if way["method"] == "ar" else way | {"draft": draft}
             found = [answers(model, tokenizer, each, args.count, **how) for each in EXACT_GROUPS]
             exact, log_probs = zip(*found)
             rates = [f"{score:.1%}" for score in (*exact, mean(exact))]
