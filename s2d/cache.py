@@ -32,15 +32,16 @@ class KVCache:
 
     The storage is allocated once for ``capacity`` slots. What is rejected is forgotten by moving
     ``length``; what is accepted of a tree moves together inside the cache. Shapes follow
-    scaled_dot_product_attention: (1, G, S, D) per layer.
+    scaled_dot_product_attention: (B, G, S, D) per layer. The rows of a batch are equally long, and
+    decoding has one.
     """
 
-    def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype):
+    def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype, batch=1):
         # Strides are the same whatever the capacity: a compiled pass serves every cache.
-        shape = (num_layers, 1, capacity, num_kv_heads, head_dim)
+        shape = (num_layers, batch, capacity, num_kv_heads, head_dim)
         keys, values = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
-        self.keys = keys.transpose(2, 3)  # (L, 1, G, capacity, D)
-        self.values = values.transpose(2, 3)  # (L, 1, G, capacity, D)
+        self.keys = keys.transpose(2, 3)  # (L, B, G, capacity, D)
+        self.values = values.transpose(2, 3)  # (L, B, G, capacity, D)
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # views, made once
         self.length = 0
 

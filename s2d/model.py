@@ -178,12 +178,14 @@ class Llama(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.lm_head.weight.dtype
 
-    def new_cache(self, capacity: int, start: int = 0, stop: int | None = None) -> KVCache:
+    def new_cache(
+        self, capacity: int, start: int = 0, stop: int | None = None, batch: int = 1
+    ) -> KVCache:
         """An empty KV cache of ``capacity`` slots for layers start..stop-1."""
         config = self.config
         layers = (config.num_hidden_layers if stop is None else stop) - start
         sizes = layers, config.num_key_value_heads, capacity, config.head_dim
-        return KVCache(*sizes, self.device, self.dtype)
+        return KVCache(*sizes, self.device, self.dtype, batch)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""

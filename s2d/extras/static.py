@@ -80,12 +80,12 @@ class StaticLlama(Llama):
         size = next((size for size in ROWS if size >= rows), None)
         return size if size in self.sizes else None
 
-    def new_cache(self, capacity, start=0, stop=None):
+    def new_cache(self, capacity, start=0, stop=None, batch=1):
         if any(product.changed() for product in products_of(self)):
             self.sizes = ()
         padded_capacity = capacity + ROWS[-1]
-        if not on_gpu(self.device):
-            return super().new_cache(padded_capacity, start, stop)
+        if not on_gpu(self.device) or batch > 1:
+            return super().new_cache(padded_capacity, start, stop, batch)
         stop = self.config.num_hidden_layers if stop is None else stop
         new = partial(super().new_cache, start=start, stop=stop)
         return self.recordings.cache(start, stop, padded_capacity, new)

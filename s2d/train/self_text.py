@@ -6,19 +6,16 @@ several temperatures, is in the distribution that a draft has to predict. A draf
 it becomes a datastore for exit 0, as any other text can.
 """
 
-import copy
 import itertools
 import json
+import os
 import random
 import time
 from collections import deque
-from dataclasses import replace
 
 import torch
 
-from ..extras.many import together
 from ..files import drop_half_line, read_text, whole_lines
-from ..generate import start
 from ..program import tell
 from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
@@ -68,42 +65,85 @@ def likeliest(target, tokens, labels, rows=16):
     return found
 
 
+class Conversation:
+    """A row of a batch: a question that the model continues, the template's words, an answer."""
+
+    def __init__(self, prompt, shared, temperature):
+        self.text, self.told = prompt[:shared], deque(prompt[shared:])  # told: ids that come next
+        self.temperature = temperature
+        self.start = None  # where the answer begins
+        self.left = QUESTION_TOKENS  # how many tokens the model may still choose
+
+    def take(self, choice, after, ends):
+        """Append what is told, or else the model's ``choice``."""
+        if self.told:
+            self.text.append(self.told.popleft())
+            return
+        self.text.append(choice)
+        self.left -= 1
+        if choice not in ends:
+            return
+        self.left = 0
+        if self.start is None:  # the question ends, as the template ends it
+            self.text[-1], self.told = after[0], deque(after[1:])
+            self.start, self.left = len(self.text) + len(self.told), ANSWER_TOKENS
+
+
+def draw(logits, temperatures, generator):
+    """One token for each row of logits (B, V), at its own temperature: (B,)."""
+    logits, drawn = logits.float(), temperatures > 0
+    mass = (logits[drawn] / temperatures[drawn, None]).softmax(dim=-1).cumsum(dim=-1)
+    height = torch.rand(len(mass), 1, device=mass.device, generator=generator) * mass[:, -1:]
+    choice = logits.argmax(dim=-1)
+    # Rounding may put a height on top of all the mass.
+    choice[drawn] = torch.searchsorted(mass, height, right=True)[:, 0].clamp(max=mass.shape[1] - 1)
+    return choice
+
+
+def only(cache, rows, model):
+    """The KV cache of some ``rows`` (a list) of a batch."""
+    kept, filled = model.new_cache(cache.keys.shape[3], batch=len(rows)), cache.length
+    kept.keys[:, :, :, :filled] = cache.keys[:, rows, :, :filled]
+    kept.values[:, :, :, :filled] = cache.values[:, rows, :, :filled]
+    kept.length = filled
+    return kept
+
+
+@torch.inference_mode()
 def converse(model, prompts, after, enough, batch, seed):
     """Sample (prompt, answer, temperature) until the answers have ``enough`` tokens.
 
-    ``prompts`` are beginnings of questions, ids by kind; the template says ``after`` behind them,
-    and its first id ends a question. ``batch`` texts are in the making; all that were begun are
-    finished: else long answers would be rarer than they are.
+    ``prompts`` are beginnings of questions, ids by kind; the template says ``after`` behind them. A
+    batch is finished whatever there is by then: else long answers would be rarer than they are.
     """
-    longest = max(len(prompt) for kind in prompts for prompt in kind) + QUESTION_TOKENS
-    longest, size = longest + len(after) + ANSWER_TOKENS, model.config.max_position_embeddings
-    if longest > size:
-        limit = f"more than the model's context of {size}"
+    everything = [prompt for kind in prompts for prompt in kind]
+    shared = max(1, len(os.path.commonprefix(everything)))  # ids that go through in one pass
+    longest = max(map(len, everything)) + QUESTION_TOKENS + len(after) + ANSWER_TOKENS
+    if longest > model.config.max_position_embeddings:
+        limit = f"more than the model's context of {model.config.max_position_embeddings}"
         raise ValueError(f"a question and its answer may have {longest} tokens, {limit}")
-    speaker = copy.copy(model)  # with other ends
-    speaker.config = replace(model.config, eos_token_ids=(after[0], *model.config.eos_token_ids))
-    rng, temperatures = random.Random(seed), itertools.cycle(TEMPERATURES)
-    sampled, begun, asked = 0, [], deque()  # begun: all texts; asked: questions without an answer
-
-    def texts():
-        while asked or sampled < enough:
-            if asked:
-                text = asked.popleft(), next(temperatures), ANSWER_TOKENS
-            else:
-                text = rng.choice(rng.choice(prompts)), ASKING, QUESTION_TOKENS
-            begun.append(text)
-            how = dict(temperature=text[1], max_new_tokens=text[2], seed=seed + len(begun))
-            yield start(speaker, text[0], method="ar", **how)
-
-    while asked or sampled < enough:  # there is a second time where the last to end are questions
-        before = len(begun)
-        for index, generation in together(speaker, None, texts(), batch):
-            prompt, temperature, longest = begun[before + index]
-            if longest == ANSWER_TOKENS:
-                sampled += len(generation.tokens)
-                yield prompt, generation.tokens, temperature
-            elif generation.ended == "eos":
-                asked.append([*prompt, *generation.tokens[:-1], *after])
+    generator, rng = torch.Generator(model.device).manual_seed(seed), random.Random(seed)
+    ends, sampled, turn = {after[0], *model.config.eos_token_ids}, 0, itertools.cycle(TEMPERATURES)
+    while sampled < enough:
+        drawn = [rng.choice(rng.choice(prompts)) for _ in range(batch)]
+        rows = [Conversation(prompt, shared, next(turn)) for prompt in drawn]
+        cache = model.new_cache(longest, batch=batch)
+        while rows:
+            new = [row.text[cache.length :] or after[:1] for row in rows]  # or nothing that matters
+            hidden = model.embed(torch.tensor(new, device=model.device))
+            logits = model.logits(model.run_layers(hidden, cache=cache)[:, -1])  # (B, V)
+            temperatures = [row.temperature if row.start else ASKING for row in rows]
+            choices = draw(logits, torch.tensor(temperatures, device=model.device), generator)
+            for row, choice in zip(rows, choices.tolist()):
+                if row.left == 0:
+                    continue
+                row.take(choice, after, ends)
+                if row.left == 0 and row.start:
+                    sampled += len(row.text) - row.start
+                    yield row.text[: row.start], row.text[row.start :], row.temperature
+            going = [i for i, row in enumerate(rows) if row.left]
+            if len(going) < 0.9 * len(rows):  # each time costs a copy of the cache
+                rows, cache = [rows[i] for i in going], only(cache, going, model)
 
 
 def read_pairs(file, header, vocab_size):
