@@ -2,9 +2,9 @@
 
 Knows nothing about the target. Two kinds: ``LayerExit`` runs layers of the draft, ``TableExit``
 looks in a table (ngram.py). What both have: ``layer``, how many layers it needs; ``threshold``,
-which its confidence must exceed; ``longest``, the positions it can work on; and five methods. A
+which its confidence must exceed; ``longest``, the positions it can work on; and four methods. A
 prediction has a ``confidence``, the largest probability of all; ``free``, whether it took no pass;
-``likeliest`` and ``sample``, which give tokens.
+``likeliest``, ``winners`` and ``sample``, which give tokens.
 """
 
 import math

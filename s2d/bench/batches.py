@@ -14,8 +14,8 @@ from ..program import tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
-from ..weights.get import WEIGHTS, draft_beside, find_target
-from .methods import datastore_of, parse_method, peer_of
+from ..weights.get import find_target
+from .methods import datastore_of, draft_of, parse_method, peer_of
 from .plot import check_plot, write_lines
 from .specbench import choose_questions
 from .tables import render
@@ -26,8 +26,7 @@ def report(args):
     if args.plot:
         check_plot(args.plot)
     source = find_target(args.target)
-    beside = draft_beside(source)
-    path = args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
+    path = draft_of(args, source)
     target, draft = (load_model(each, args.device, args.dtype) for each in (source, path))
     tokenizer, template = Tokenizer(source), chat_template(source)
     questions = choose_questions(args.questions, "held-out", args.limit)

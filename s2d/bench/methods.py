@@ -18,6 +18,13 @@ from ..tree import Dynamic
 from ..weights import empty_model, load_model
 from ..weights.config import config_to_dict
 from ..weights.datastore import find_datastore, open_datastore
+from ..weights.get import WEIGHTS, draft_beside
+
+
+def draft_of(args, source):
+    """The folder of the draft: as asked for, else the one beside ``source``, else mini-draft."""
+    beside = draft_beside(source)
+    return args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
 
 
 def datastore_of(target, draft, config):

@@ -11,10 +11,10 @@ from ..program import one_line, tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
-from ..weights.get import WEIGHTS, draft_beside, find_target
+from ..weights.get import find_target
 from .check import observe_methods, verdict
 from .measure import answer, measure, runners
-from .methods import choose_methods, datastore_of, parse_method, peers_of
+from .methods import choose_methods, datastore_of, draft_of, parse_method, peers_of
 from .plot import check_plot, write_plot
 from .specbench import check_answers, choose_questions, write_answers
 from .tables import final_table, render, summarise, target_table
@@ -30,8 +30,7 @@ def report(args):
     if args.out:
         names = [f"{name}-T{temperature:g}" for name in targets for temperature in args.temperature]
         check_answers(args.out, names)
-    beside = draft_beside(folders[0])
-    args.draft = args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
+    args.draft = draft_of(args, folders[0])
     names, drafts = choose_methods(args)
     methods = {  # {target: {name: (whether it is compiled, options)}}
         target: {name: parse_method(name, drafts[False], args.draft, path) for name in names}
