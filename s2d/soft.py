@@ -73,8 +73,9 @@ def chunk_loss(model, hidden, wanted, distillation=None, taught=None):
     head, weight = getattr(model, "draft_head", None), model.lm_head.weight
     if head:  # its rows are a copy, which does not learn
         weight = weight[head.tokens]  # (K, hidden)
-    logits = F.linear(model.model["norm"](hidden), weight).float()  # (N, V), or (N, K)
+    features = model.model["norm"](hidden)  # (N, hidden), what the head reads
+    logits = F.linear(features, weight).float()  # (N, V), or (N, K)
     loss = F.cross_entropy(logits, wanted, reduction="sum")
     if distillation:
-        loss = loss + distillation.loss(taught, logits, head and head.tokens)
+        loss = loss + distillation.loss(taught, features, logits, head and head.tokens)
     return loss

@@ -13,6 +13,7 @@ from ..program import REPLACE, Parser, comma_separated, path, run_program, seed
 from ..weights import check_device, load_model, own_device
 from ..weights.adapter import folders_read
 from ..weights.config import read_config
+from .ablations import ABLATION_TOKENS, train_ablations
 from .decision import train_decision
 from .distil import DIVERGENCES, Distillation
 from .family import DRAFT_TOKENS, train_mini
@@ -40,6 +41,8 @@ def start(args):
             soft(args, run)
         elif args.program == "mini":
             train_mini(run, args.millions)
+        elif args.program == "ablations":
+            train_ablations(run, args.millions)
         elif args.program == "text":
             make_datastore(args.target, run, args.millions, args.files)
         else:
@@ -123,6 +126,11 @@ def parse(arguments):
     add("--out", type=path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--millions", type=float, help="million training tokens of each; default: its own")
+
+    add = program("ablations", "drafts to compare: what bench papers measures").add_argument
+    add("--out", type=path, default=Path("ablations"), help="folder for all of them")
+    add("--resume", action="store_true", help="go on where it was cut short")
+    add("--millions", type=float, default=ABLATION_TOKENS, help="million training tokens of each")
 
     add = program("decision", "when a draft should stop").add_argument
     add("--target", type=path, required=True, help="folder of the model that accepts or not")

@@ -1,0 +1,110 @@
+"""The drafts that the papers' ablations compare: same tokens, same schedule, two seeds each.
+
+They are miniatures, and none of them ships. Knows nothing about measuring.
+"""
+
+from argparse import Namespace
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..extras.decision import FEATURES
+from ..program import tell
+from ..weights import load_model, save_model
+from ..weights.get import WEIGHTS
+from .decision import train_decision
+from .distil import Alignment, Distillation
+from .family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
+from .fit import check_out
+from .nested import MINI, corpus_rows, cut, rows_of, train_and_save
+
+ABLATION_TOKENS = 0.5  # millions, of each draft
+SEEDS = (1, 2)  # of text and of random layers: what differs less than these do is noise
+ALIGNED = (0.1, 1.0, 10.0)  # weights of feature alignment
+PROMPTS = 200  # that a decision model learns from, for each million of tokens of a draft
+LAST = DRAFT_EXITS[-1:]
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """How a draft is made. By default: sorted fine-tuning of a target's first layers."""
+
+    init: str = "mini-7b"  # what it is cut from: a miniature, or one of these of the same seed
+    exits: tuple[int, ...] = DRAFT_EXITS
+    learning: tuple[int, ...] | None = None  # exits that the loss is taken at; None: all
+    random: bool = False  # its layers start from random numbers
+    answers_only: bool = True  # or it learns what users say as well
+    aim: Any = None  # teacher -> a second aim of the loss
+
+
+DRAFTS = {
+    "untrained": Ablation(learning=()),
+    "sorted": Ablation(),
+    "alone-2": Ablation(exits=(2,)),
+    "alone-3": Ablation(exits=(3,)),
+    "alone-4": Ablation(learning=LAST),  # its exits 2 and 3 are an ordinary draft's early exits
+    "random": Ablation(random=True),
+    "pretraining": Ablation(learning=LAST, answers_only=False),
+    "pretrained": Ablation(init="pretraining"),
+    **{
+        f"aligned-{weight:g}": Ablation(aim=partial(Alignment, weight=weight)) for weight in ALIGNED
+    },
+    "distilled": Ablation(aim=partial(Distillation, kind="forward")),
+    "of-13b": Ablation(init="mini-13b"),  # a draft for each target; of mini-7b it is "sorted"
+    "of-70b": Ablation(init="mini-70b"),
+}
+
+
+def folder_of(out, name, seed):
+    """Where the draft called ``name`` is, or the miniature."""
+    return WEIGHTS / name if name in TARGETS else out / f"{name}-{seed}"
+
+
+def decision_of(out, features, target):
+    """The file of a decision model for mini-draft, such as decision-stats-7b.safetensors."""
+    return out / f"decision-{features}-{target.removeprefix('mini-')}.safetensors"
+
+
+def train_ablations(run, millions):
+    """Train all DRAFTS for each of SEEDS, then decision models, in the folder ``run.out``.
+
+    With ``run.resume`` what is there stays.
+    """
+    corpus_rows(millions, MINI)  # refused before anything is made
+    run.out.mkdir(parents=True, exist_ok=True)
+    drafts = [(name, seed) for seed in SEEDS for name in DRAFTS]
+    drafts.remove(("untrained", SEEDS[-1]))  # a seed changes nothing there
+    drafts = {each: folder_of(run.out, *each) for each in drafts}
+    decisions = [(features, target) for target in TARGETS for features in FEATURES]
+    decisions = {each: decision_of(run.out, *each) for each in decisions}
+    wanted = [*drafts.values(), *decisions.values()]
+    wanted = [path for path in wanted if not (run.resume and path.exists())]
+    for path in wanted:  # before an hour of work: what is in the way of the last one shows too
+        check_out(replace(run, out=path))
+    for (name, seed), folder in drafts.items():
+        if folder in wanted:
+            tell(f"{wanted.index(folder) + 1} of {len(wanted)}: {folder.name}")
+            train_draft(DRAFTS[name], replace(run, out=folder, seed=seed), millions)
+    how = dict(draft=WEIGHTS / "mini-draft", data="mini", epochs=6, threshold=0.4, seed=run.seed)
+    how |= dict(device=run.device, replace=run.replace, prompts=max(5, round(PROMPTS * millions)))
+    for (features, target), file in decisions.items():
+        if file in wanted:
+            tell(f"{wanted.index(file) + 1} of {len(wanted)}: {file.name}")
+            train_decision(Namespace(target=WEIGHTS / target, out=file, features=features, **how))
+
+
+def train_draft(ablation, run, millions):
+    """One of DRAFTS, as ``run.seed`` says, to the folder ``run.out``."""
+    init = folder_of(run.out.parent, ablation.init, run.seed)
+    drafting = DRAFTING if ablation.exits == DRAFT_EXITS else {"thresholds": (0,)}
+    model = cut(init, ablation.exits, run.device, drafting)
+    if ablation.learning == ():
+        return save_model(model, run.out, init, replace=run.replace)
+    if ablation.random:
+        fresh = initialise(model.config, run.seed, copying=False)
+        model.model["layers"].load_state_dict(fresh.model["layers"].state_dict())
+    # Pre-training has text of its own: else what follows would read the same twice.
+    other = replace(run, seed=run.seed + (0 if ablation.answers_only else 10))
+    rows = rows_of(init, "mini", other, MINI, millions, answers_only=ablation.answers_only)
+    aim = ablation.aim and ablation.aim(load_model(init, run.device))
+    train_and_save(model, ablation.learning or ablation.exits, rows, MINI, run, init, aim)
