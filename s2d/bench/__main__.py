@@ -9,7 +9,7 @@ from argparse import ArgumentTypeError
 
 from ..program import Parser, comma_separated, path, run_program
 from ..weights import DTYPES
-from . import agreement, batches, quality, shapes, speed
+from . import agreement, batches, papers, shapes, speed
 
 
 def count(text):
@@ -39,13 +39,14 @@ OPTIONS = {
     "check": dict(action="store_true", help="answers against ar's; exit code 1 for a bug"),
     "markdown": dict(action="store_true", help="tables as markdown"),
     "out": dict(type=path, help="folder for answer files, as Spec-Bench's scripts read them"),
-    "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture"),
+    "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture; of papers DIR"),
     "shapes": dict(nargs="+", choices=shapes.SHAPES, default=["7b", "13b"], help="sizes to make"),
     "context": dict(type=count, default=512, help="tokens of the prompt"),
     "batches": dict(
         type=comma_separated(count), default="1,2,4,8,16", metavar="N,N,...", help="prompts at once"
     ),
-    "count": dict(type=count, default=100, help="held-out prompts per group"),
+    "drafts": dict(type=path, metavar="DIR", help="what python -m s2d.train ablations made"),
+    "only": dict(nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these"),
 }
 SPEED = (
     "targets draft methods temperature questions limit rounds max-new-tokens device dtype "
@@ -60,7 +61,7 @@ PROGRAMS = {  # name -> module, the options that it takes
         "markdown plot",
     ),
     "agreement": (agreement, "target draft questions limit max-new-tokens device dtype"),
-    "quality": (quality, "targets count device"),
+    "papers": (papers, "drafts only limit rounds max-new-tokens device dtype markdown out plot"),
     "shapes": (shapes, "shapes context rounds max-new-tokens device dtype hf"),
 }
 
@@ -74,6 +75,7 @@ def main(arguments=None):
     parser = Parser(prog=f"bench {name}".strip(), **about)
     for option in options.split():
         parser.add_argument(f"--{option}", **OPTIONS[option])
+    parser.set_defaults(**getattr(module, "DEFAULTS", {}))
     args = parser.parse_args(arguments)
     args.sweep = name == "sweep"
     return run_program(parser.prog, module.report, args)

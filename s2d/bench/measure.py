@@ -16,14 +16,19 @@ def runners(models, methods, peers, temperature, max_new_tokens):
     ``generate``)}; ``peers`` as methods.peers_of returns them.
     """
 
-    def run(compiled, options, prompt, seed):
-        how = dict(temperature=temperature, seed=seed, max_new_tokens=max_new_tokens, **options)
-        target, draft = models[compiled]
-        generation = generate(target, prompt, draft, **how)
-        return generation.tokens, generation.stats.seconds, generation
-
+    common = dict(temperature=temperature, max_new_tokens=max_new_tokens)
+    ours = {
+        name: partial(run_ours, *models[compiled], common | options)
+        for name, (compiled, options) in methods.items()
+    }
     theirs = {name: partial(peer, temperature, max_new_tokens) for name, peer in peers.items()}
-    return {name: partial(run, *method) for name, method in methods.items()} | theirs
+    return ours | theirs
+
+
+def run_ours(target, draft, options, prompt, seed):
+    """(tokens, seconds, the Generation) of ``generate``."""
+    generation = generate(target, prompt, draft, seed=seed, **options)
+    return generation.tokens, generation.stats.seconds, generation
 
 
 def answer(tokenizer, template, context_size, run, question, seed):

@@ -46,27 +46,41 @@ def write_lines(file, batches, ratios):
 
 def write_plot(file, summaries):
     """{(target, temperature): summary}, as tables.summarise makes them -> an SVG file."""
-    matplotlib = check_plot(file)
     targets, temperatures = (list(dict.fromkeys(part)) for part in zip(*summaries))
-    methods = list(dict.fromkeys(name for each in summaries.values() for name in each))
+    panels = [
+        [
+            (
+                f"{target}, T = {temperature:g}",
+                {name: row["speedup"] for name, row in summaries[target, temperature].items()},
+            )
+            for temperature in temperatures
+            if (target, temperature) in summaries
+        ]
+        for target in targets
+    ]
+    write_bars(file, panels, "speedup over the target alone (ar)")
+
+
+def write_bars(file, panels, label, form=".2f"):
+    """Rows of panels, (title, {name: value}) each -> an SVG file, a bar a name."""
+    matplotlib = check_plot(file)
+    names = list(dict.fromkeys(name for row in panels for _, bars in row for name in bars))
+    rows, columns = len(panels), max(map(len, panels))
     with matplotlib.rc_context(STYLE):
-        wide = 0.09 * max(map(len, methods)) + 3 * len(temperatures)
-        high = (0.5 + 0.24 * len(methods)) * len(targets) + 0.3
+        wide = 0.09 * max(map(len, names)) + 3 * columns
+        high = (0.5 + 0.24 * len(names)) * rows + 0.3
         figure = matplotlib.figure.Figure((wide, high), layout="constrained")
-        how = dict(sharex=True, sharey=True, squeeze=False)
-        grid = figure.subplots(len(targets), len(temperatures), **how)
-        for (target, temperature), summary in summaries.items():
-            axes = grid[targets.index(target)][temperatures.index(temperature)]
-            speeds = [row["speedup"] for row in summary.values()]
-            colors = [COLORS.get(name.split()[0], OURS) for name in summary]
-            bars = axes.barh([methods.index(name) for name in summary], speeds, color=colors)
-            axes.bar_label(bars, [f"{speed:.2f}" for speed in speeds], padding=3)
-            axes.set_title(f"{target}, T = {temperature:g}")
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for axes, (title, values) in zip(grid.flat, [panel for row in panels for panel in row]):
+            colors = [COLORS.get(name.split()[0], OURS) for name in values]
+            bars = axes.barh([names.index(name) for name in values], values.values(), color=colors)
+            axes.bar_label(bars, [format(value, form) for value in values.values()], padding=3)
+            axes.set_title(title)
             axes.margins(x=0.15)  # where the values stand
-            axes.set_yticks(range(len(methods)), methods)
+            axes.set_yticks(range(len(names)), names)
             axes.tick_params(length=0, labelbottom=False)
             axes.spines[:].set_visible(False)
         grid[0][0].invert_yaxis()  # the first method on top, in all as they share it
-        figure.supxlabel("speedup over the target alone (ar)", fontsize=10)
+        figure.supxlabel(label, fontsize=10)
         with staged_file(file) as stage:
             figure.savefig(stage, format="svg", transparent=True, metadata={"Creator": MARK})

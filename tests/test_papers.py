@@ -1,0 +1,284 @@
+"""The papers' experiments: published figures, drafts to compare, what is measured, what is said."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import WEIGHTS, assert_refused, contents, program, random_llama, refuses
+
+from s2d import generate, load_model
+from s2d.bench import __main__ as bench
+from s2d.bench import lab, papers, papers_mcsd
+from s2d.bench.papers import EXPERIMENTS, table, told
+from s2d.soft import exit_hidden, soft_losses
+from s2d.text.tokenizer import Tokenizer
+from s2d.train import __main__ as train
+from s2d.train import ablations
+from s2d.train.ablations import DRAFTS, Ablation, folder_of
+from s2d.train.distil import Alignment
+from s2d.train.fit import training_identity
+from s2d.train.nested import MINI
+from s2d.tree import KConfig, ancestor_mask
+
+# Copied from the papers' tables once more, by another hand: speedups, then accepted tokens.
+PUBLISHED = {
+    "published: SoFT + S2D": (
+        [1.34, 1.38, 1.95, 1.27, 1.38, 1.98, 1.55],
+        [2.86, 2.76, 2.36, 3.01, 2.89, 2.44],
+    ),
+    "published: early exit at 6": (
+        [0.98, 1.00, 1.32, 0.96, 1.03, 1.37, 1.11],
+        [1.51, 1.51, 1.46, 1.52, 1.51, 1.53],
+    ),
+    "published: early exit at 9": (
+        [1.08, 1.05, 1.54, 0.99, 1.12, 1.57, 1.22],
+        [1.99, 1.98, 1.80, 2.04, 2.04, 1.86],
+    ),
+    "published: S2D": ([1.34, 1.38], [2.86, 2.76]),
+    "published: with the tree": ([1.75, 1.69], []),
+}
+
+
+def test_published_figures_have_their_source_and_stand_in_the_order_of_our_columns():
+    found = {}
+    for each in EXPERIMENTS.values():
+        assert re.search(r"arXiv 24\d\d\.\d{5}$", each.source)
+        for row, cells in each.published.items():
+            pairs = [cell.split(" / ") for cell in cells.split("|")]
+            assert len(pairs) == len(lab.SIZES) * len(lab.TEMPERATURES) + 1
+            speeds = [float(pair[0]) for pair in pairs if pair[0]]
+            found[row] = speeds, [float(pair[1]) for pair in pairs if len(pair) == 2]
+    assert found == PUBLISHED
+
+
+def invented(name, value):
+    """A result of an experiment's form, in which ``value(row, column)`` is each of its figures."""
+    rows, columns = [], ["a", "b", "c", "d"]
+
+    class Spy(lab.Lab):
+        def __init__(self):
+            self.args = SimpleNamespace(limit=0)
+
+        def timed(self, ways):
+            rows.extend(["ar", *ways("7b")])
+
+        counted = lambda self, ways: rows.extend(ways)  # noqa: E731
+        decision = draft = target = lambda self, *names: None  # noqa: E731
+        tokenizer = None
+
+    if name in ("quality", "masks"):
+        rows += {"quality": ["alone", "published", "coupled"], "masks": ["slice", "anew"]}[name]
+    else:
+        EXPERIMENTS[name].measure(Spy())
+    keys = EXPERIMENTS[name].measures + ("accepted", "mat")
+    return {c: {row: dict.fromkeys(keys, value(row, c)) for row in rows} for c in columns}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_tables_and_verdicts_are_made_of_the_result_alone(name):
+    """Whatever is measured, the table says it, and some result turns the verdict round."""
+    result = invented(name, lambda row, column: 1 + len(row) + ord(column) / 7)
+    lines = table(EXPERIMENTS[name], result)
+    ours = {line[0]: line[1:] for line in lines[1 + len(EXPERIMENTS[name].published) :]}
+    assert [*ours] == [*result["a"]] and lines[0] == ["", "a", "b", "c", "d", "mean"]
+    for row, cells in ours.items():
+        for key, number in enumerate(EXPERIMENTS[name].measures):
+            figures = [result[column][row][number] for column in "abcd"]
+            for cell, figure in zip(cells, [*figures, sum(figures) / 4]):
+                assert cell.split(" / ")[key] == format(figure, papers.FORMATS[number])
+    verdicts = set()
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        draw = partial(torch.rand, (), generator=generator)
+        drawn = invented(name, lambda row, c, draw=draw: 0.5 + draw().item())
+        verdicts |= {told(name, drawn, False).rsplit("\n\n", 1)[1].partition(":")[0]}
+    assert verdicts == {"holds here", "does not hold here"}
+
+
+def test_a_difference_counts_where_it_is_larger_than_between_seeds():
+    result = {}
+    for column, (one, other) in zip("abcd", ((2.0, 3.0), (2.2, 3.2), (2.4, 3.0), (2.6, 3.0))):
+        result[column] = {"one": {"mat": one}, "other": {"mat": other}}
+    gain, noise = lab.beyond_noise(result, "other", "one")
+    assert (gain, noise) == pytest.approx((0.75, 0.4))
+
+
+@pytest.fixture
+def few(monkeypatch, tmp_path):
+    """A folder of three of the drafts, and of decision models, from next to no text."""
+    some = {name: DRAFTS[name] for name in ("untrained", "pretraining", "pretrained")}
+    some["random"] = Ablation(exits=(2,), random=True)
+    some["aligned-1"] = DRAFTS["aligned-1"]
+    monkeypatch.setattr(ablations, "DRAFTS", some)
+    monkeypatch.setattr(ablations, "FEATURES", ("stats",))
+    monkeypatch.setattr(ablations, "TARGETS", {"mini-7b": ablations.TARGETS["mini-7b"]})
+    arguments = ["ablations", "--millions", "0.002", "--out", tmp_path / "drafts"]
+    assert program(train.main, *arguments) == 0
+    return tmp_path / "drafts", arguments
+
+
+def test_the_drafts_to_compare_differ_as_they_should(few, capsys, monkeypatch):
+    folder, arguments = few
+    names = {f"{name}-{seed}" for name in ablations.DRAFTS for seed in ablations.SEEDS}
+    assert {each.name for each in folder.iterdir()} == names - {"untrained-2"} | {
+        "decision-stats-7b.safetensors"
+    }
+    drafts = {path.name: load_model(path) for path in folder.iterdir() if path.is_dir()}
+    first = load_model(WEIGHTS / "mini-7b", num_layers=4).state_dict()
+    untrained = drafts["untrained-1"].state_dict()
+    assert all(torch.equal(first[name], untrained[name]) for name in first)
+    embedded = {name: each.model["embed_tokens"].weight for name, each in drafts.items()}
+    middle = {name: each.model["layers"][0].mlp.up_proj.weight for name, each in drafts.items()}
+    far = {name: (w - middle["untrained-1"]).abs().mean() for name, w in middle.items()}
+    assert far["random-1"] > 5 * far["pretrained-1"] > 0 and far["pretraining-1"] > 0
+    assert (embedded["random-1"] - embedded["untrained-1"]).abs().max() < 0.02  # not drawn anew
+    assert not torch.equal(middle["random-1"], middle["random-2"])
+    assert drafts["pretraining-1"].config.exit_layers == (2, 3, 4)
+    before = contents(folder)
+    shutil.rmtree(folder / "untrained-1")
+    (folder / "decision-stats-7b.safetensors").unlink()
+    assert program(train.main, *arguments, "--resume") == 0 and contents(folder) == before
+    said = capsys.readouterr().err
+    assert "1 of 2: untrained-1" in said and "2 of 2: decision-stats-7b" in said
+    refuses(train.main, capsys, "is there already", *arguments)
+
+
+def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
+    """But pre-training has its own; and none but what is named in DRAFTS differs."""
+    learnt = {}
+
+    def remember(model, exits, rows, recipe, run, init, aim):
+        assert recipe == MINI
+        learnt[run.out.name] = exits, rows[0], model, aim
+
+    monkeypatch.setattr(ablations, "train_and_save", remember)
+    for name in ("sorted", "alone-3", "alone-4", "random", "distilled", "of-13b", "pretraining"):
+        run = ablations.replace(train.Run(tmp_path / f"{name}-1", seed=1))
+        ablations.train_draft(DRAFTS[name], run, 0.002)
+    exits = {name: each[0] for name, each in learnt.items()}
+    assert exits["alone-3-1"] == (3,) and exits["alone-4-1"] == exits["pretraining-1"] == (4,)
+    assert {exits[f"{name}-1"] for name in ("sorted", "random", "distilled")} == {(2, 3, 4)}
+    tokens = {name: each[1] for name, each in learnt.items()}
+    for name in tokens.keys() - {"pretraining-1"}:
+        assert torch.equal(tokens[name], tokens["sorted-1"])
+    assert not torch.equal(tokens["pretraining-1"], tokens["sorted-1"])
+    assert learnt["of-13b-1"][2].config.hidden_size == 192
+    assert folder_of(tmp_path, "mini-13b", 1).samefile(WEIGHTS / "mini-13b")
+
+
+def test_alignment_is_the_mean_square_between_features():
+    model, teacher = random_llama(1).requires_grad_(True), random_llama(2)
+    tokens = torch.arange(12).view(2, 6)
+    labels = tokens.roll(-1, dims=1).where(tokens % 5 > 0, -100)
+    learnt, exits = labels != -100, (2, 4)
+    plain = soft_losses(model, tokens, labels, exits)
+    loss = soft_losses(model, tokens, labels, exits, distillation=Alignment(teacher, 3.0))
+    taught = teacher.model["norm"](teacher.run_layers(teacher.embed(tokens)))[learnt].float()
+    for one, other, hidden in zip(loss, plain, exit_hidden(model, tokens, exits)):
+        own = model.model["norm"](hidden)[learnt].float()
+        expected = 3 * ((own - taught) ** 2).mean()
+        torch.testing.assert_close(one - other, expected.to(one.dtype), rtol=1e-5, atol=1e-6)
+    gradients = torch.autograd.grad(loss.sum() - plain.sum(), model.model["norm"].weight)
+    assert gradients[0].abs().max() > 1e-3
+    same = Alignment(model, 3.0)
+    again = soft_losses(model, tokens, labels, (4,), distillation=same)
+    assert torch.allclose(again, soft_losses(model, tokens, labels, (4,)))
+    said = training_identity(model, exits, tokens, labels, MINI, 0, same)["teacher"]
+    assert said.endswith("features 3")
+
+
+def arguments_of(**changes):
+    settings = dict(limit=1, rounds=1, max_new_tokens=6, device="cpu", dtype="auto", drafts=None)
+    return SimpleNamespace(**settings | changes)
+
+
+def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(monkeypatch):
+    monkeypatch.setattr(lab, "SIZES", ("7b", "13b"))
+    monkeypatch.setattr(lab, "folder_of", lambda drafts, name, seed: WEIGHTS / name)
+    monkeypatch.setattr(lab, "SHIPPED", "none")
+    here = lab.Lab(arguments_of())
+    how = dict(method="s2d", thresholds=(0.9, 0.9, 0.0), draft_length=4, stop=0.0)
+    found = here.counted({"row": ("mini-draft", how)})
+    assert [*found] == ["seed 1 T=0", "seed 1 T=1", "seed 2 T=0", "seed 2 T=1"]
+    tokenizer = Tokenizer(WEIGHTS / "mini-7b")
+    for temperature in (0.0, 1.0):
+        tokens = steps = 0
+        for size in ("7b", "13b"):
+            models = load_model(WEIGHTS / f"mini-{size}"), load_model(WEIGHTS / "mini-draft")
+            for number, question in enumerate(here.questions):
+                prompt, seed = tokenizer.encode_chat(question["turns"][:1]), number
+                asked = dict(temperature=temperature, max_new_tokens=6, seed=seed)
+                one = generate(models[0], prompt, models[1], **asked, **how)
+                tokens, steps = tokens + len(one.tokens), steps + one.stats.steps
+        assert found[f"seed 1 T={temperature:g}"]["row"]["mat"] == pytest.approx(tokens / steps)
+
+
+def test_a_slice_is_the_mask_that_would_be_made_anew(monkeypatch):
+    """What is timed gives the same masks, and these are the ancestors among the nodes so far."""
+    seen = {}
+
+    def remember(make, levels):
+        seen.setdefault(make.__name__, []).append([make(*level) for level in levels])
+        return 1.0
+
+    monkeypatch.setattr(papers_mcsd, "timed_once", remember)
+    result = papers_mcsd.masks(None)
+    assert [*result] == [*papers_mcsd.MASKED]
+    for sliced, anew in zip(seen["sliced"], seen["anew"], strict=True):
+        for one, other in zip(sliced, anew, strict=True):
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+    parents = KConfig((10, 4, 2)).parents()
+    last = seen["anew"][-1][-1][1]
+    assert torch.equal(last[:, -130:] == 0, ancestor_mask(parents)[50:])
+
+
+def papers_run(*arguments):
+    return program(bench.main, "papers", "--limit", "1", "--max-new-tokens", "4", *arguments)
+
+
+def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lab, "SIZES", ("7b", "13b"))  # the large one takes long
+    out, plots = tmp_path / "out", tmp_path / "plots"
+    where = "--only", "masks", "targets", "--out", out, "--plot", plots
+    assert papers_run(*where) == 0
+    first = capsys.readouterr().out
+    kept = json.loads((out / "targets.json").read_text())
+    assert told("targets", kept["result"], False) in first
+    assert kept["settings"]["max_new_tokens"] == "4" and kept["experiment"] == "targets"
+    assert [*kept["result"]] == ["7b T=0", "13b T=0", "7b T=1", "13b T=1"]
+    assert kept["result"]["7b T=0"]["s2d"]["mat"] > 1 == kept["result"]["7b T=0"]["ar"]["mat"]
+    for name in ("masks", "targets"):
+        picture = (plots / f"{name}.svg").read_text()
+        assert picture.count("made anew" if name == "masks" else "sd, exit 2") >= 1
+
+    def never(lab):
+        raise AssertionError("measured again")
+
+    again = {name: replace(each, measure=never) for name, each in EXPERIMENTS.items()}
+    monkeypatch.setattr(papers, "EXPERIMENTS", again)
+    assert papers_run(*where) == 0 and capsys.readouterr().out == first
+    changed = "was measured with max_new_tokens 4; name another folder"
+    assert_refused(capsys, changed, papers_run, *where, "--max-new-tokens", "5")
+    (out / "masks.json").write_text('{"result": 1}')
+    assert_refused(capsys, "no result that was written here", papers_run, *where)
+    (out / "masks.json").unlink()
+    (plots / "targets.svg").write_text("<svg/>")
+    assert_refused(capsys, "no picture that was written here", papers_run, *where)
+
+
+def test_what_needs_trained_drafts_is_left_out_or_refused(tmp_path, capsys, monkeypatch):
+    missing = "alignment: give --drafts, made by python -m s2d.train ablations"
+    assert_refused(capsys, missing, papers_run, "--only", "masks", "alignment")
+    refuses(bench.main, capsys, "invalid choice: 'x'", "papers", "--only", "x")
+    asked = "--only", "alignment", "--drafts", tmp_path / "none"
+    assert papers_run(*asked) == 2 and f"{tmp_path}/none/sorted-1" in capsys.readouterr().err
+    some = {name: EXPERIMENTS[name] for name in ("masks", "pretraining")}
+    monkeypatch.setattr(papers, "EXPERIMENTS", some)
+    assert papers_run() == 0
+    said = capsys.readouterr()
+    assert "left out are pretraining: give --drafts" in said.err and "masks:" in said.out
