@@ -107,13 +107,6 @@ def test_a_missing_tool_skips_its_tests_and_is_an_error_in_ci(tool, monkeypatch)
         tool()
 
 
-def test_the_quality_report(capsys):
-    bench.main(["quality", "--targets", "7b", "--count", "2"])
-    report = capsys.readouterr().out
-    for row in ("mini-7b", "mini-7b --init target"):
-        assert re.search(rf"^{row}( +[\d.]+%){{5}} +-[\d.]+$", report, re.MULTILINE)
-
-
 def test_mean_accepted_tokens_of_the_exits_differ(mini, held_out_prompts):
     """Accepted lengths of the miniature are like the paper's, and deeper exits do better."""
     ask = partial(generate, mini("mini-7b"), draft=mini("mini-draft"), method="sd", stop=0)

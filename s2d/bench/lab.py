@@ -31,9 +31,10 @@ class Experiment:
     source: str  # whose question it is
     measures: tuple[str, ...]  # what a cell of its table shows
     measure: Callable  # Lab -> result
-    finding: Callable  # result -> (whether it holds here, a sentence of what was found)
+    finding: Callable  # result -> (whether it holds, a sentence of what was found)
     said: str = ""  # published in words
     published: dict = field(default_factory=dict)  # row: a text a column, the mean last
+    verdicts: tuple[str, str] = ("does not hold here", "holds here")
     trained: bool = False  # whether it needs what "train ablations" makes
 
 
@@ -73,12 +74,12 @@ class Lab:
             ask = partial(answer, self.tokenizer, "vicuna", room)
             rounds = measure(runs, self.questions, self.args.rounds, column, ask)
             records = [record for finished in rounds for record in finished]
-            cells = summarise(records)
-            for row, cell in cells.items():
+            result[column] = found = {}
+            for row, cell in summarise(records).items():
                 own = [each["generations"] for each in records if each["method"] == row]
-                cell["accepted"] = total(sum(own, [])).published_acceptance_rate
-            kept = "speedup", "mat", "accepted"
-            result[column] = {row: {k: cell[k] for k in kept} for row, cell in cells.items()}
+                accepted = total(sum(own, [])).published_acceptance_rate
+                found[row] = {"speedup": cell["speedup"], "mat": cell["mat"], "accepted": accepted}
+            del found["ar"]  # 1 by definition
         return result
 
     def counted(self, ways):

@@ -90,10 +90,11 @@ def told(name, result, markdown):
     """An experiment as text: title, source, table, and whether its finding holds."""
     about = EXPERIMENTS[name]
     holds, sentence = about.finding(result)
-    said = f"\n\npublished: {about.said}" if about.said else ""
-    verdict = "holds here" if holds else "does not hold here"
-    heading = f"{name}: {about.title} ({about.source}); {' / '.join(about.measures)}{said}"
-    return f"{heading}\n\n{render(table(about, result), markdown)}\n\n{verdict}: {sentence}\n"
+    heading = f"{'### ' if markdown else ''}{about.title}"
+    shows = f"`{name}`: {' / '.join(about.measures)}; {about.source}"
+    shows += f"; published: {about.said}" if about.said else ""
+    lines = render(table(about, result), markdown)
+    return "\n\n".join((heading, shows, lines, f"{about.verdicts[holds]}: {sentence}")) + "\n"
 
 
 def table(about, result):

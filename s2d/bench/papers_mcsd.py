@@ -31,7 +31,6 @@ def configs(lab):
 
 def found_configs(result):
     speed, mat = means(result), means(result, "mat")
-    del speed["ar"]
     best, published = max(speed, key=speed.get), str(CONFIGS[-1])
     sentence = (
         f"the fastest of these is {best}, {speed[best]:.2f} (MAT {mat[best]:.2f}); {published}"
@@ -74,7 +73,7 @@ def quality(lab):
 def found_quality(result):
     right = means(result, "right")
     alone, published, coupled = right.values()
-    sentence = f"answers that are right to the letter fall from {alone:.0%} to {published:.0%} as "
+    sentence = f"answers that are right to the letter go from {alone:.0%} to {published:.0%} as "
     return (
         published < alone,
         sentence + f"published; with one draw for both they stay {coupled:.0%}",
@@ -135,7 +134,7 @@ def found_decisions(result):
     speed, accepted = means(result), means(result, "accepted")
     best = max((f"fork, decision model ({each})" for each in FEATURES), key=speed.get)
     sentence = (
-        f"the fork gains from {speed['fork']:.2f} to {speed[best]:.2f} ({best}), its acceptance "
+        f"the fork goes from {speed['fork']:.2f} to {speed[best]:.2f} ({best}), its acceptance "
     )
     sentence += (
         f"rate from {accepted['fork']:.0%} to {accepted[best]:.0%}; the chain that stops by "
