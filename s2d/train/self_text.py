@@ -121,6 +121,8 @@ def converse(model, prompts, after, enough, batch, seed):
             new = torch.tensor([row.text[cache.length :] for row in rows], device=model.device)
             hidden = model.run_layers(model.embed(new), cache=cache)[:, -1]
             logits = model.logits(hidden).float()  # (B, V)
+            if not logits.sum().isfinite():
+                raise ValueError("the logits are NaN: the weights are damaged, or overflow")
             temperatures = [row.temperature if row.start else ASKING for row in rows]
             heat = torch.tensor(temperatures, device=model.device)[:, None]  # (B, 1)
             greedy = heat == 0
