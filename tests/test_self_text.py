@@ -65,6 +65,8 @@ def test_answers_are_what_the_model_says_to_its_questions(short):
     assert conversations(model, 1500, 1) == made != conversations(model, 1500, 2)
     small, message = random_llama(0, max_position_embeddings=64), "the model's context of 64"
     raises_line(conversations, ValueError, message, small, 1, 0)
+    model.model["norm"].weight[0] = torch.nan
+    raises_line(conversations, ValueError, "the weights are damaged", model, 1, 0)
 
 
 def test_labels_are_what_the_model_finds_likeliest_at_each_position():

@@ -17,6 +17,7 @@ import torch
 
 from ..files import drop_half_line, read_text, whole_lines
 from ..program import tell
+from ..sampling import Sampler
 from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import checksum, datastore, load_model
@@ -89,24 +90,12 @@ class Conversation:
             self.start, self.left = len(self.text) + len(self.told), ANSWER_TOKENS
 
 
-def draw(logits, temperatures, generator):
-    """One token for each row of logits (B, V), at its own temperature: (B,)."""
-    logits, drawn = logits.float(), temperatures > 0
-    mass = (logits[drawn] / temperatures[drawn, None]).softmax(dim=-1).cumsum(dim=-1)
-    height = torch.rand(len(mass), 1, device=mass.device, generator=generator) * mass[:, -1:]
-    choice = logits.argmax(dim=-1)
-    # Rounding may put a height on top of all the mass.
-    choice[drawn] = torch.searchsorted(mass, height, right=True)[:, 0].clamp(max=mass.shape[1] - 1)
-    return choice
-
-
-def only(cache, rows, model):
-    """The KV cache of some ``rows`` (a list) of a batch."""
-    kept, filled = model.new_cache(cache.keys.shape[3], batch=len(rows)), cache.length
-    kept.keys[:, :, :, :filled] = cache.keys[:, rows, :, :filled]
-    kept.values[:, :, :, :filled] = cache.values[:, rows, :, :filled]
-    kept.length = filled
-    return kept
+def drop_row(cache, row):
+    """Forget a row of a batch's KV cache: the last one moves to where it was."""
+    for each in (cache.keys, cache.values):
+        each[:, row, :, : cache.length] = each[:, -1, :, : cache.length]
+    cache.keys, cache.values = cache.keys[:, :-1], cache.values[:, :-1]
+    cache.layers = list(zip(cache.keys.unbind(), cache.values.unbind()))
 
 
 @torch.inference_mode()
@@ -122,28 +111,33 @@ def converse(model, prompts, after, enough, batch, seed):
     if longest > model.config.max_position_embeddings:
         limit = f"more than the model's context of {model.config.max_position_embeddings}"
         raise ValueError(f"a question and its answer may have {longest} tokens, {limit}")
-    generator, rng = torch.Generator(model.device).manual_seed(seed), random.Random(seed)
+    sampler, rng = Sampler(seed, model.device), random.Random(seed)
     ends, sampled, turn = {after[0], *model.config.eos_token_ids}, 0, itertools.cycle(TEMPERATURES)
     while sampled < enough:
         drawn = [rng.choice(rng.choice(prompts)) for _ in range(batch)]
         rows = [Conversation(prompt, shared, next(turn)) for prompt in drawn]
         cache = model.new_cache(longest, batch=batch)
         while rows:
-            new = [row.text[cache.length :] or after[:1] for row in rows]  # or nothing that matters
-            hidden = model.embed(torch.tensor(new, device=model.device))
-            logits = model.logits(model.run_layers(hidden, cache=cache)[:, -1])  # (B, V)
+            new = torch.tensor([row.text[cache.length :] for row in rows], device=model.device)
+            hidden = model.run_layers(model.embed(new), cache=cache)[:, -1]
+            logits = model.logits(hidden).float()  # (B, V)
+            if not logits.sum().isfinite():
+                raise ValueError("the logits are NaN: the weights are damaged, or overflow")
             temperatures = [row.temperature if row.start else ASKING for row in rows]
-            choices = draw(logits, torch.tensor(temperatures, device=model.device), generator)
-            for row, choice in zip(rows, choices.tolist()):
+            heat = torch.tensor(temperatures, device=model.device)[:, None]  # (B, 1)
+            greedy = heat == 0
+            choices = sampler.draw((logits / (heat + greedy)).softmax(dim=-1))  # (B,)
+            choices = logits.argmax(dim=-1).where(greedy[:, 0], choices).tolist()
+            for i in reversed(range(len(rows))):
+                row = rows[i]
+                row.take(choices[i], after, ends)
                 if row.left == 0:
-                    continue
-                row.take(choice, after, ends)
-                if row.left == 0 and row.start:
-                    sampled += len(row.text) - row.start
-                    yield row.text[: row.start], row.text[row.start :], row.temperature
-            going = [i for i, row in enumerate(rows) if row.left]
-            if len(going) < 0.9 * len(rows):  # each time costs a copy of the cache
-                rows, cache = [rows[i] for i in going], only(cache, going, model)
+                    drop_row(cache, i)
+                    rows[i] = rows[-1]
+                    rows.pop()
+                    if row.start:
+                        sampled += len(row.text) - row.start
+                        yield row.text[: row.start], row.text[row.start :], row.temperature
 
 
 def read_pairs(file, header, vocab_size):
