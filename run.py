@@ -203,10 +203,9 @@ def refuse_what_does_not_go_together(args):
 
 def read_options(args, chosen, draft_config):
     """The Options of a command line, without what belongs to loaded models."""
-    names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init"
+    names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init coupled"
     given = {name: getattr(args, name) for name in names.split()} | chosen
     given |= {"tree": tree_shape(args, draft_config), "replacement": args.with_replacement}
-    given["coupled"] = args.coupled
     options = Options(**given, stop=args.stop)  # unused options are refused before files are read
     return replace(options, stop=read_stop(args.stop)) if args.stop else options
 
@@ -242,17 +241,14 @@ def choose_draft(args, target_path, config):
         exits = (0,)
         if not folder:
             tell(f"no draft for it at {beside}: drafting from what was seen before (exit 0)")
-    if exits and exits[0] == 0:
-        if args.draft and len(exits) == 1:
+    if exits == (0,):
+        if args.draft:
             raise ValueError("--exits 0 uses no layers of --draft; leave one of them out")
-        folder = folder if len(exits) > 1 else None
-        chain = len(exits) > 1 or args.draft_length is not None
-        method = method or ("s2d" if chain else "s2d-tree")
-    else:
-        store, method = None, method or "s2d"
-    if not folder and exits != (0,):
+        folder = None
+    elif not folder:
         raise FileNotFoundError(f"no draft model at {beside}; name one with --draft")
-    return folder, store, {"method": method, "exits": exits}
+    grows = exits == (0,) and args.draft_length is None
+    return folder, store, {"method": method or ("s2d-tree" if grows else "s2d"), "exits": exits}
 
 
 def prompt_of(args, target_path):

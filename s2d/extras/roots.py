@@ -61,11 +61,10 @@ class Roots(NamedTuple):
 
     free, confidence = False, 1.0
 
-    def likeliest(self, count):
+    def likeliest(self, count, *_):
         return self.tokens, self.probs
 
-    def winners(self, count, sampling, positions):
-        return self.tokens, self.probs
+    winners = likeliest
 
     def sample(self, count, sampling):
         return self.tokens, self.q

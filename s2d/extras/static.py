@@ -103,7 +103,9 @@ class StaticLlama(Llama):
         if mask is None:
             mask = self.chains[:rows, self.longest - S : self.longest - S + length].contiguous()
         else:
-            mask = padded_mask(mask, S + T, rows, length)
+            before = S + T - mask.shape[1]  # slots of which it says nothing: they are seen
+            mask = F.pad(mask, (0, length - S - T), value=-torch.inf)
+            mask = F.pad(mask, (before, 0, 0, rows - T)).contiguous()
         positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
         rope = self.rope_cos[positions], self.rope_sin[positions]
         inputs = filled(hidden, rows), *rope, mask, slots
@@ -145,10 +147,3 @@ def filled(hidden, rows):
     if T == rows:
         return hidden.contiguous()
     return torch.cat((hidden, *[hidden[..., -1:, :]] * (rows - T)), dim=-2)
-
-
-def padded_mask(mask, length, rows, columns):
-    """A mask (T, C) about the last C of ``length`` slots -> (rows, columns); the new are masked."""
-    T, C = mask.shape
-    wider = F.pad(mask, (0, columns - length), value=-torch.inf)
-    return F.pad(wider, (length - C, 0, 0, rows - T)).contiguous()

@@ -72,7 +72,11 @@ class ChatTemplate:
     """The template in a folder's ``file``, in jinja; ``tokens``: {"bos_token": text, ...}."""
 
     def __init__(self, file, source, tokens):
-        require_jinja()
+        optional("jinja2", f"'{JINJA}'")
+        found = version("jinja2")
+        if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
+            needs = f"a chat template needs {JINJA}, this is {found}"
+            raise ValueError(f"{needs}: pip install '{JINJA}'")
         self.file, self.tokens = file, tokens
         for tag, plain in (("endgeneration", "endif"), ("generation", "if true")):
             source = re.sub(MARK % tag, rf"\1{plain}\2", source)
@@ -140,11 +144,3 @@ def ended(process):
     process.kill()
     process.communicate()
     return process.returncode
-
-
-def require_jinja():
-    """ValueError where the package is not installed, or lets a template out of the sandbox."""
-    optional("jinja2", f"'{JINJA}'")
-    found = version("jinja2")
-    if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
-        raise ValueError(f"a chat template needs {JINJA}, this is {found}: pip install '{JINJA}'")

@@ -101,14 +101,6 @@ def report(generation, colors=()):
     return "\n".join(lines)
 
 
-def gain(generation):
-    """One line about an answer: what it took, and what the draft saved."""
-    stats = generation.stats
-    passes = f"{stats.steps} passes of the target ({stats.mean_accepted_tokens:.2f} each)"
-    speed = generation.tokens_per_second
-    return f"{len(generation.tokens)} tokens in {passes}, {speed:.1f} tokens/s"
-
-
 def as_json(generation, prompt, tokenizer, about):
     """What ``--json`` prints, as a dictionary; ``about``: the models and options it came from."""
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_forwards seconds"

@@ -69,7 +69,7 @@ def load_model(
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
     dtype = choose_dtype(dtype, device, path)
     model = empty_model(config, StaticLlama if compile else Llama)
-    shapes = parameter_shapes(model)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     large = sum(map(prod, shapes.values())) * dtype.itemsize > CACHED
     on_cpu, quick = device.type == "cpu", quick and large and dtype in QUICK_DTYPES
     # One token's products are a third faster with weights by columns, where nothing else is done.
@@ -139,11 +139,7 @@ def empty_model(config, kind=Llama):
 
 def shapes_of(config):
     """{name: shape} of the weights that ``config`` asks for."""
-    return parameter_shapes(empty_model(config))
-
-
-def parameter_shapes(model):
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: tuple(each.shape) for name, each in empty_model(config).named_parameters()}
 
 
 def save_model(
@@ -237,10 +233,10 @@ def choose_dtype(dtype, device, path):
     """
     if dtype in DTYPES.values():
         return dtype
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
-    if dtype != "auto":
+    if dtype in DTYPES:
         return DTYPES[dtype]
+    if dtype != "auto":
+        raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
     raw = read_json(Path(path) / "config.json")
     given = {str(raw[key]) for key in ("dtype", "torch_dtype") if raw.get(key) is not None}
     given = given or {"float32"}

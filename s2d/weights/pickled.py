@@ -7,22 +7,18 @@ import torch
 from ..fields import read_json
 from . import DTYPES, copy_companions, shapes_of
 from .config import read_config
-from .shards import EMBEDDING, HEAD, check_dtype, check_shape, refuse_unclaimed, torch_files
+from .shards import EMBEDDING, HEAD, PICKLED, check_dtype, check_shape, refuse_unclaimed
 
 
 class PickledShards:
-    """A checkpoint's pytorch_model*.bin files as a sequence of {name: tensor}.
-
-    One is in memory at a time. ``raw`` is its config.json; ``dtype`` None keeps what the tensors
-    have.
-    """
+    """As GGUFFile: the tensors of one file after another."""
 
     def __init__(self, path, dtype):
-        self.path, self.dtype, self.files = path, dtype, torch_files(path)
+        self.path, self.dtype, self.files = path, dtype, sorted(path.glob(PICKLED))
         self.config, self.raw = read_config(path), read_json(path / "config.json")
         self.shapes = shapes_of(self.config)
         if not self.files:
-            raise FileNotFoundError(f"{path} has no pytorch_model*.bin to convert")
+            raise FileNotFoundError(f"{path} has no {PICKLED} to convert")
 
     def __len__(self):
         return len(self.files)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from ..fields import read_json, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = "pytorch_model*.bin"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FREQUENCIES = ".rotary_emb.inv_freq"  # the end of tables that old checkpoints have
 FULL = {"F64", "F32", "F16", "BF16"}  # the dtypes of weights that are not quantised
@@ -57,7 +58,7 @@ def locate(path):
             return dict.fromkeys(file.keys(), SINGLE)
     if not (path / INDEX).is_file():
         how = "; turn its pytorch_model*.bin into them with python -m s2d.weights convert"
-        how = how if torch_files(path) else ""
+        how = how if any(path.glob(PICKLED)) else ""
         raise FileNotFoundError(f"{path} has neither {SINGLE} nor {INDEX}{how}")
     return located
 
@@ -71,10 +72,6 @@ def read_index(path):
         if not re.fullmatch(r"[\w.-]+\.safetensors", str(file)):
             raise ValueError(f"{path}: {str(file)[:80]!r} is no name of a file in this folder")
     return located
-
-
-def torch_files(path):
-    return sorted(path.glob("pytorch_model*.bin"))
 
 
 @contextmanager
