@@ -21,9 +21,9 @@ from ..verify import Verdict
 
 @contextmanager
 def joined(device):
-    """Join the processes that torchrun started, each with its own ``device``; only rank 0 prints.
+    """A DeviceMesh of the processes that torchrun started, each with its ``device``.
 
-    Yields a DeviceMesh over them.
+    Only rank 0 prints.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -45,10 +45,7 @@ class StaticLlama(Llama):
         new("chains", chains.triu(diagonal=self.longest + 1))  # has every chain's mask as a part
 
     def prepare(self):
-        """Compile for every size in ROWS. Raises ValueError where no C++ compiler works.
-
-        Sizes at which the plain pass is quicker are not used.
-        """
+        """Compile for every size in ROWS. Raises ValueError where no C++ compiler works."""
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
         head = draft_head(self).rows if draft_head(self) else self.lm_head
@@ -59,7 +56,7 @@ class StaticLlama(Llama):
         if self.config.max_position_embeddings < 2 * ROWS[-1]:  # too short to be timed
             return
         timed = kept(("compiled", self.config, self.dtype, ways), self.time_both)
-        chosen = zip(ROWS, quickest(timed))
+        chosen = zip(ROWS, quickest(timed))  # at other sizes the plain pass is quicker
         self.sizes = [rows for rows, name in chosen if name == "compiled"]
         self.row_costs = each_row([min(pair) for pair in zip(*timed.values())])
 

@@ -83,10 +83,7 @@ class ChatTemplate:
         self.source, self.sandbox, self.one_at_a_time = source, None, threading.Lock()
 
     def render(self, messages, to_be_answered=False, system=None):
-        """Texts, user and assistant in turn -> one; ``to_be_answered``: the assistant is next.
-
-        ``system`` stands before them; ValueError where the template leaves it out.
-        """
+        """Texts, user and assistant in turn -> one; ``to_be_answered``: the assistant is next."""
         roles = ("user", "assistant") * len(messages)
         said = [{"role": role, "content": text} for role, text in zip(roles, messages)]
         if system is not None:

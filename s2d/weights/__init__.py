@@ -145,11 +145,7 @@ def shapes_of(config):
 def save_model(
     model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30, replace=False
 ):
-    """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
-
-    The tokenizer's files come from the folder ``tokenizer_from``. ``path`` and ``replace``: see
-    ``staged_folder``.
-    """
+    """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM."""
     with staged_folder(path, replace=replace) as stage:
         if tokenizer_from:
             copy_companions(Path(tokenizer_from), stage)
@@ -160,10 +156,7 @@ def save_model(
 
 
 def save_adapter(model, pairs, scale, path, base, replace=False):
-    """Write adapters in PEFT's layout: ``pairs`` {weight's name: (A, B)} change those in ``base``.
-
-    The tokenizer is that of the base.
-    """
+    """Write ``pairs`` {weight's name: (A, B)} as PEFT's adapter of the model in ``base``."""
     path, dtype = Path(path), torch.bfloat16
     with staged_folder(path, replace=replace) as stage:
         pairs = {name: (a.to("cpu", dtype), b.to("cpu", dtype)) for name, (a, b) in pairs.items()}
@@ -192,10 +185,7 @@ def checksum(model):
 
 
 def check_device(device):
-    """A device's name -> torch.device; "auto" is the GPU where torch sees one, else the CPU.
-
-    Raises ValueError for a device that is unknown or not here.
-    """
+    """A device's name, or "auto" -> torch.device; ValueError where it is unknown or not here."""
     count = torch.cuda.device_count()
     name = str(device) if str(device) != "auto" else "cuda" if count else "cpu"
     found = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]*))?", name)
@@ -227,9 +217,8 @@ def placement(*models):
 
 
 def choose_dtype(dtype, device, path):
-    """A dtype or its name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
-
-    Where the device does not compute in a half-precision dtype, "auto" is float32.
+    """A dtype or its name -> torch.dtype; "auto" is what config.json in the folder ``path`` says,
+    or float32 where the device does not compute in that.
     """
     if dtype in DTYPES.values():
         return dtype

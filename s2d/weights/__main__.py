@@ -27,10 +27,7 @@ from .shards import read_tensors, write_shards
 
 
 def convert(source, destination, dtype, replace=False):
-    """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one.
-
-    ``dtype`` None keeps what the tensors have, but for quantised ones, which become float32.
-    """
+    """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one."""
     kind = GGUFFile if source.suffix.lower() == ".gguf" else PickledShards
     shards = kind(source, dtype)
     check_free(destination, replace=replace, read=[source])
@@ -64,10 +61,7 @@ def merge(source, destination, replace=False):
 
 
 def check(path):
-    """One line on a folder that will load, or else FileNotFoundError or ValueError says why not.
-
-    An adapter without a tokenizer of its own loads as a draft only.
-    """
+    """One line on a folder that will load, or else FileNotFoundError or ValueError says why not."""
     config = read_config(path)
     choose_dtype("auto", torch.device("cpu"), path)
     source, layers, adapter = weights_of(path, config)
@@ -82,7 +76,7 @@ def check(path):
     try:
         tokenizer = Tokenizer(path)
     except FileNotFoundError:
-        if not adapter:
+        if not adapter:  # which without one loads as a draft only
             raise
         role, tokenizer = " as a draft (merged, as a target too)", Tokenizer(source)
     if (known := tokenizer.vocab_size) > (size := config.vocab_size):

@@ -30,10 +30,7 @@ BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
 
 
 def write_adapter(folder, base, pairs, scale):
-    """Write ``pairs`` {weight's name: (A, B)} and their ``scale`` to ``folder``.
-
-    ``base`` says where the model is that they change: a path, as seen from ``folder``.
-    """
+    """Write ``pairs`` {weight's name: (A, B)}; ``base`` is the path from ``folder`` to theirs."""
     rank = len(next(iter(pairs.values()))[0])
     targets = sorted({name.split(".")[-2] for name in pairs})
     config = {key: ONLY[key] for key in ("peft_type", "task_type", "bias", "fan_in_fan_out")}

@@ -101,10 +101,7 @@ def tokenizers_end(path, vocab_size):
 
 
 def unread_settings(folder):
-    """One line on settings that change transformers' greedy text and are not read here, or None.
-
-    They are in generation_config.json or, where there is none, in config.json.
-    """
+    """One line on settings that change transformers' greedy text and are not read here, or None."""
     file = Path(folder) / GENERATION
     file = file if file.is_file() else file.with_name("config.json")
     inert = INERT | INERT_THERE | READ | ONLY.keys()

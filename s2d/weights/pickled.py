@@ -24,10 +24,6 @@ class PickledShards:
         return len(self.files)
 
     def __getitem__(self, number):
-        """The tensors that a Llama has, in the wanted dtype.
-
-        A tied LM head comes along, unless it is known here to equal the embedding: ``check_tied``.
-        """
         file = self.files[number]
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -40,6 +36,7 @@ class PickledShards:
         refuse_unclaimed(file, state, self.shapes, self.config.num_hidden_layers)
         shapes = dict(self.shapes)
         head, embedding = state.get(HEAD), state.get(EMBEDDING)
+        # A tied one comes along, unless it is known here to equal the embedding: ``check_tied``.
         if head is not None and (embedding is None or not torch.equal(head, embedding)):
             shapes[HEAD] = shapes[EMBEDDING]
         tensors, memory = {}, set()  # a file of safetensors knows no two tensors in the same memory

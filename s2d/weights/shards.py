@@ -87,11 +87,8 @@ def opened(file, device="cpu"):
 
 
 def refuse_unclaimed(path, names, shapes, layers):
-    """Raise ValueError where the checkpoint has a tensor that no Llama of so many layers has.
-
-    Harmless are the rotary embedding's frequencies and a tied LM head (``check_tied``).
-    """
-    known = {*shapes, HEAD}
+    """Raise ValueError where the checkpoint has a tensor that no Llama of so many layers has."""
+    known = {*shapes, HEAD}  # of a tied one: ``check_tied``
     for name in sorted(names):
         layer = re.match(r"model\.layers\.(0|[1-9][0-9]{0,8})\.", name)
         inside = layer is None or int(layer[1]) < layers
@@ -135,10 +132,7 @@ def split(tensors, max_shard_bytes):
 
 
 def write_shards(shards, folder):
-    """Write a sequence of {name: tensor}: a file, or numbered shards and an index -> {name: file}.
-
-    The sequence may read each shard when it is asked for: one is held at a time.
-    """
+    """Write a sequence of {name: tensor}: a file, or shards and an index -> {name: file}."""
     weight_map, total, count = {}, 0, len(shards)
     for number in range(count):
         shard = shards[number]
