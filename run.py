@@ -85,7 +85,12 @@ def run(args, load_target=None):
     if not template and (args.interactive or args.system is not None):
         what = "a conversation" if args.interactive else "--system"
         raise ValueError(f"{target_path} knows no chat template; {what} in Vicuna's takes --chat")
-    ids_of = partial(encode_prompt, tokenizer, template and encode, config.max_position_embeddings)
+
+    def ids_of(text):
+        text = text.strip() if template else text
+        tokenizer.refuse_longer(text, config.max_position_embeddings)
+        return encode([text]) if template else tokenizer.encode(text)
+
     prompts = read_prompts(args.prompts) if args.prompts else None
     prompt = None if prompts else ids_of(prompt_of(args, target_path))
     if prompt:
@@ -215,10 +220,8 @@ def tree_shape(args, draft_config):
     grown = {"top_k": args.tree_top_k, "depth": args.tree_depth, "size": args.tree_size}
     grown = {name: value for name, value in grown.items() if value is not None}
     if args.tree is not None and grown:
-        raise ValueError(
-            "--tree gives a fixed shape; "
-            "it does not go with --tree-top-k, --tree-depth or --tree-size"
-        )
+        others = "--tree-top-k, --tree-depth or --tree-size"
+        raise ValueError(f"--tree gives a fixed shape; it does not go with {others}")
     own = (draft_config or TABLE_ALONE).draft_tree
     return replace(Dynamic(*own), **grown) if grown else args.tree
 
@@ -260,13 +263,6 @@ def prompt_of(args, target_path):
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
     return text
-
-
-def encode_prompt(tokenizer, encode, size, text):
-    """The ids of a text in a chat template, by ``encode``; without one it is continued as it is."""
-    text = text.strip() if encode else text
-    tokenizer.refuse_longer(text, size)
-    return encode([text]) if encode else tokenizer.encode(text)
 
 
 def parse(arguments):

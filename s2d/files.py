@@ -170,7 +170,6 @@ def drop_half_line(path):
 
 
 def read_text(file):
-    """The text in a file that a user named."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -100,9 +100,8 @@ def check_decision(path, replace=False, read=()):
 def save_decision(decision, path, replace=False):
     """One safetensors file, configuration included; written under another name first."""
     check_decision(path, replace)
-    config = {
-        name: getattr(decision, name) for name in ("features", "hidden_size", "threshold", "draft")
-    }
+    names = ("features", "hidden_size", "threshold", "draft")
+    config = {name: getattr(decision, name) for name in names}
     with staged_file(path) as stage:
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 

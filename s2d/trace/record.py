@@ -119,7 +119,6 @@ def positions(step, p, q, tokens, parents, about):
 
 
 def likeliest(row, count):
-    """The ``count`` likeliest tokens of a row (V,), if there is one."""
     return [] if row is None else row.topk(min(count, len(row))).indices.tolist()
 
 

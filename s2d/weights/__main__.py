@@ -1,11 +1,4 @@
-"""Getting weights in: real models by name, other formats to safetensors, and a check of folders.
-
-python -m s2d.weights get smollm2-135m
-python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b  # pytorch_model-*.bin
-python -m s2d.weights convert llama.gguf weights/llama
-python -m s2d.weights merge weights/smollm2-draft merged                   # an adapter and its base
-python -m s2d.weights check weights/vicuna-7b                    # will it load?
-"""
+"""Getting weights in: real models by name, other formats to safetensors, and a check of folders."""
 
 import json
 import math

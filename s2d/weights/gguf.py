@@ -82,11 +82,12 @@ class GGUFFile:
         tensor = torch.from_numpy(np.require(values, requirements="W")).float()
         tensor = tensor.reshape(self.shapes[name])
         if name.endswith(("q_proj.weight", "k_proj.weight")):
-            tensor = rows_as_in_hugging_face(tensor, self.config.head_dim)
+            # llama.cpp rotates neighbouring dimensions of a head, Hugging Face i and i + D/2.
+            pairs = tensor.view(-1, self.config.head_dim // 2, 2, tensor.shape[1])
+            tensor = pairs.transpose(1, 2).reshape(tensor.shape)
         return tensor.to(self.dtype or WHOLE.get(dtype, torch.float32)).contiguous()
 
     def write_companions(self, folder):
-        """tokenizer.model or tokenizer.json, and tokenizer_config.json, to ``folder``."""
         with errors_name(self.path):
             try:
                 files = tokenizer_files(self.fields)
@@ -96,11 +97,6 @@ class GGUFFile:
                 raise ValueError(f"its tokenizer is damaged ({shown(repr(error))})") from None
         for name, content in files.items():
             (folder / name).write_bytes(content)
-
-
-def rows_as_in_hugging_face(weight, head_dim):
-    """llama.cpp rotates neighbouring dimensions of a head, Hugging Face i and i + D/2."""
-    return weight.view(-1, head_dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def config_json(fields, tensors):
