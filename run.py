@@ -97,9 +97,7 @@ def run(args, load_target=None):
         refuse_long(prompt, config)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype, config=config)
-    draft = None
-    if draft_path:
-        draft = load(draft_path, args.device, target.dtype, config=draft_config)
+    draft = load(draft_path, args.device, target.dtype, config=draft_config) if draft_path else None
     what = "target and draft" if draft else "target"
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
     if args.stop:

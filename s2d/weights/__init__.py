@@ -19,8 +19,7 @@ from ..extras.static import StaticLlama
 from ..fields import read_json
 from ..files import staged_folder
 from ..model import Llama
-from .adapter import CONFIG as ADAPTER
-from .adapter import Adapter, write_adapter
+from .adapter import ADAPTER, Adapter, write_adapter
 from .config import config_to_dict, read_config
 from .shards import INDEX, SINGLE, read_tensors, split, write_shards
 

@@ -10,8 +10,7 @@ from ..files import check_free, staged_folder
 from ..program import REPLACE, Parser, one_line, path, run_program, tell
 from ..text.tokenizer import Tokenizer
 from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
-from .adapter import CONFIG as ADAPTER
-from .adapter import folders_read
+from .adapter import ADAPTER, folders_read
 from .config import read_config, unread_settings
 from .get import ON_THE_HUB, PACKAGES, get
 from .gguf import GGUFFile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..program import one_line, optional, tell
 from ..text.tokenizer_json import TOKENIZERS_PACKAGE
-from .adapter import CONFIG, Adapter
+from .adapter import ADAPTER, Adapter
 from .gguf import PACKAGE as GGUF_PACKAGE
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"  # where models are that have a name
@@ -61,7 +61,7 @@ def draft_beside(target):
 def is_whole(folder):
     """Whether there is a model in ``folder``: an adapter of weights that are not there is none."""
     try:
-        if (folder / CONFIG).is_file():
+        if (folder / ADAPTER).is_file():
             Adapter(folder)
     except FileNotFoundError:
         return False
