@@ -12,7 +12,7 @@ from ..model import rope_frequencies
 from ..program import optional
 from ..text.gguf_tokenizer import tokenizer_files
 from . import shapes_of
-from .config import LLAMA3, config_from_dict
+from .config import LLAMA, LLAMA3, config_from_dict
 from .shards import check_shape, split
 
 PACKAGE = "gguf==0.19.0"
@@ -125,7 +125,7 @@ def config_json(fields, tensors):
     ends = {whole(fields, name, low=0) for name in ids if name in fields}
     computed = WHOLE.get(embedding.tensor_type.name, torch.bfloat16)  # precise enough for others
     return {
-        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
+        **LLAMA,
         "vocab_size": rows,
         "hidden_size": width,
         "intermediate_size": whole(own, "feed_forward_length"),
