@@ -85,16 +85,19 @@ def run(args, load_target=None):
     if not template and (args.interactive or args.system is not None):
         what = "a conversation" if args.interactive else "--system"
         raise ValueError(f"{target_path} knows no chat template; {what} in Vicuna's takes --chat")
-    ids_of = partial(encode_prompt, tokenizer, template and encode, config.max_position_embeddings)
+
+    def ids_of(text):
+        text = text.strip() if template else text
+        tokenizer.refuse_longer(text, config.max_position_embeddings)
+        return encode([text]) if template else tokenizer.encode(text)
+
     prompts = read_prompts(args.prompts) if args.prompts else None
     prompt = None if prompts else ids_of(prompt_of(args, target_path))
     if prompt:
         refuse_long(prompt, config)
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype, config=config)
-    draft = None
-    if draft_path:
-        draft = load(draft_path, args.device, target.dtype, config=draft_config)
+    draft = load(draft_path, args.device, target.dtype, config=draft_config) if draft_path else None
     what = "target and draft" if draft else "target"
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
     if args.stop:
@@ -203,10 +206,9 @@ def refuse_what_does_not_go_together(args):
 
 def read_options(args, chosen, draft_config):
     """The Options of a command line, without what belongs to loaded models."""
-    names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init"
+    names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init coupled"
     given = {name: getattr(args, name) for name in names.split()} | chosen
     given |= {"tree": tree_shape(args, draft_config), "replacement": args.with_replacement}
-    given["coupled"] = args.coupled
     options = Options(**given, stop=args.stop)  # unused options are refused before files are read
     return replace(options, stop=read_stop(args.stop)) if args.stop else options
 
@@ -216,10 +218,8 @@ def tree_shape(args, draft_config):
     grown = {"top_k": args.tree_top_k, "depth": args.tree_depth, "size": args.tree_size}
     grown = {name: value for name, value in grown.items() if value is not None}
     if args.tree is not None and grown:
-        raise ValueError(
-            "--tree gives a fixed shape; "
-            "it does not go with --tree-top-k, --tree-depth or --tree-size"
-        )
+        others = "--tree-top-k, --tree-depth or --tree-size"
+        raise ValueError(f"--tree gives a fixed shape; it does not go with {others}")
     own = (draft_config or TABLE_ALONE).draft_tree
     return replace(Dynamic(*own), **grown) if grown else args.tree
 
@@ -242,17 +242,14 @@ def choose_draft(args, target_path, config):
         exits = (0,)
         if not folder:
             tell(f"no draft for it at {beside}: drafting from what was seen before (exit 0)")
-    if exits and exits[0] == 0:
-        if args.draft and len(exits) == 1:
+    if exits == (0,):
+        if args.draft:
             raise ValueError("--exits 0 uses no layers of --draft; leave one of them out")
-        folder = folder if len(exits) > 1 else None
-        chain = len(exits) > 1 or args.draft_length is not None
-        method = method or ("s2d" if chain else "s2d-tree")
-    else:
-        store, method = None, method or "s2d"
-    if not folder and exits != (0,):
+        folder = None
+    elif not folder:
         raise FileNotFoundError(f"no draft model at {beside}; name one with --draft")
-    return folder, store, {"method": method, "exits": exits}
+    grows = exits == (0,) and args.draft_length is None
+    return folder, store, {"method": method or ("s2d-tree" if grows else "s2d"), "exits": exits}
 
 
 def prompt_of(args, target_path):
@@ -264,13 +261,6 @@ def prompt_of(args, target_path):
     if not text.strip():
         raise ValueError("the prompt is empty; give some text with --prompt")
     return text
-
-
-def encode_prompt(tokenizer, encode, size, text):
-    """The ids of a text in a chat template, by ``encode``; without one it is continued as it is."""
-    text = text.strip() if encode else text
-    tokenizer.refuse_longer(text, size)
-    return encode([text]) if encode else tokenizer.encode(text)
 
 
 def parse(arguments):

@@ -67,8 +67,8 @@ def number(raw, key, default=None, low=-math.inf, high=1e30):
     return float(field(raw, key, default, (int, float), expected, low, high))
 
 
-def flag(raw, key, default=False):
-    return field(raw, key, default, (bool,), "true or false")
+def flag(raw, key):
+    return field(raw, key, False, (bool,), "true or false")
 
 
 def numbers(raw, key, read, default=(), **bounds):

@@ -47,13 +47,11 @@ def _is_ours(path, ours):
 
 
 def _has_manifest(folder, kind):
-    """Whether there is a manifest, of this ``kind``, and it is true."""
     said = (folder / MANIFEST).read_text(encoding="utf-8")
     return said.startswith(f"{kind}\n") and said == _manifest(folder, kind)
 
 
 def remove_ours(folder, kind):
-    """Remove ``folder``, if it is still wholly ours."""
     if _is_ours(folder, partial(_has_manifest, kind=kind)):
         shutil.rmtree(folder)
 
@@ -144,16 +142,13 @@ def _full_disk_is_an_oserror(path):
 
 @contextmanager
 def staged_file(path):
-    """A name to write a file under, which then replaces ``path``, with the mode that this has.
-
-    Every writer has its own. Until the end only the user reads it.
-    """
+    """A name to write a file under, which then replaces ``path``, with the mode that this has."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     stage = path.with_name(f".{path.name}.{secrets.token_hex(4)}.s2d-partial")
     stage.touch(exist_ok=False)
     mode = (path if path.exists() else stage).stat().st_mode & 0o777
-    stage.chmod(0o600)
+    stage.chmod(0o600)  # until the end
     try:
         with _full_disk_is_an_oserror(path):
             yield stage
@@ -175,7 +170,6 @@ def drop_half_line(path):
 
 
 def read_text(file):
-    """The text in a file that a user named."""
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -12,9 +12,7 @@ from pathlib import Path
 from .ctrl_c import end_at_once
 
 # What a terminal would obey, all but line breaks and tabs -> how it is shown.
-CONTROLS = {
-    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)
-}
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 @contextmanager
@@ -50,15 +48,12 @@ def path(text):
 
 
 def seed(text):
-    """A number to begin random numbers with."""
     if not 0 <= int(text) < 2**63:
         raise argparse.ArgumentTypeError(f"a whole number from 0 to 2^63 - 1, not {text}")
     return int(text)
 
 
 def comma_separated(kind):
-    """A reader of numbers, or texts, with commas between them."""
-
     def read(text):
         return tuple(kind(part) for part in text.split(","))
 

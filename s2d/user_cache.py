@@ -40,10 +40,7 @@ def private_folder(*names):
 
 
 def refuse_foreign(path, allowed=0):
-    """Raise ValueError where another user owns ``path`` or may write it.
-
-    A link counts as what all may write. ``allowed``: a bit of the mode with which others may.
-    """
+    """ValueError where another user owns ``path``, or may write it without the bit ``allowed``."""
     found = path.lstat()
     if found.st_uid not in (os.getuid(), 0):
         how = "remove it, or name a folder of your own in XDG_CACHE_HOME"

@@ -16,7 +16,7 @@ from s2d.train import __main__ as train
 from s2d.train.lora import SCALE, adapter_pairs, add_adapters
 from s2d.weights import save_adapter, save_model
 from s2d.weights.__main__ import main
-from s2d.weights.adapter import CONFIG, TENSORS
+from s2d.weights.adapter import ADAPTER, TENSORS
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_peft_adds_up_the_same(folder):
     assert (plain - expected).abs().max() > 0.1 * expected.abs().max()
     written = load_file(folder / "draft" / TENSORS)
     assert len(written) == 3 * 7 * 2
-    config = json.loads((folder / "draft" / CONFIG).read_text())
+    config = json.loads((folder / "draft" / ADAPTER).read_text())
     assert config["base_model_name_or_path"] == "../base" and config["r"] == 4
 
 
@@ -150,7 +150,7 @@ def test_its_config_is_that_of_its_base(folder):
 
 def test_what_is_no_adapter_of_ours(folder, capsys):
     draft = folder / "draft"
-    config, tensors = draft / CONFIG, draft / TENSORS
+    config, tensors = draft / ADAPTER, draft / TENSORS
     good, weights = json.loads(config.read_text()), load_file(tensors)
     first = min(weights)
 
@@ -181,7 +181,7 @@ def test_what_is_no_adapter_of_ours(folder, capsys):
     config.write_text(json.dumps(good))
     shutil.copy(config, folder / "base")
     refused(ValueError, "is an adapter of .*/base, which is one itself; merge that first", draft)
-    (folder / "base" / CONFIG).unlink()
+    (folder / "base" / ADAPTER).unlink()
     second, head = first.replace("lora_A", "lora_B"), "base_model.model.lm_head.weight"
     without = {name: tensor for name, tensor in weights.items() if name != second}
     bare = {name.removeprefix("base_model.model."): tensor for name, tensor in weights.items()}

@@ -43,13 +43,10 @@ def shape_of(config):
 
 @cache
 def compiled_block(shape, rows, dtype, way):
-    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache.
-
-    ``way``: how ``product`` multiplies.
-    """
+    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache."""
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
-    join_block(block, shape)
+    join_block(block)
     for each in products_of(block):
         each.names = ["by_layout" if way == "by_layout" else "by_linear"] * len(PLAIN)
     hidden, rope = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
@@ -116,15 +113,12 @@ def made(function, example, what, file):
 
 @contextmanager
 def compiler_for(folder):
-    """Have PyTorch compile by OPTIONS and keep it all in ``folder``, where only the user can write.
-
-    Its own choice is the temporary directory, where another user may have been first.
-    """
+    """Have PyTorch compile by OPTIONS and keep all in ``folder``, where only the user can write."""
     from torch._inductor import config, utils  # takes a second to import
 
     teach_compiler()
     mask = os.umask(0o077)
-    try:
+    try:  # in the temporary directory, PyTorch's choice, another user may have been first
         with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
             yield
     finally:
@@ -172,9 +166,8 @@ def run_block(way, block, hidden, rope, mask, slots, keys, values):
 
 
 def run_head(way, norm, head, hidden):
-    """Hidden states (R, hidden) -> logits (R, V)."""
     with Streaming(way):
-        return F.linear(norm(hidden), head)
+        return F.linear(norm(hidden), head)  # (R, hidden) -> (R, V)
 
 
 class Streaming(TorchFunctionMode):

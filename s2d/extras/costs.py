@@ -38,10 +38,7 @@ def quickest(timed):
 
 
 def kept(what, measure):
-    """``measure()``, {name: seconds for each of SIZES}, or what was kept of it under ``what``.
-
-    It is asked twice, and kept where both agree: not if the machine was busy with something else.
-    """
+    """``measure()``, {name: seconds for each of SIZES}, or what was kept of it under ``what``."""
     here = machine(), torch.get_num_threads(), [os.environ.get(name) for name in VARIABLES]
     try:
         file = private_folder("costs") / f"{key_of((here, what))}.json"
@@ -51,7 +48,7 @@ def kept(what, measure):
     if found is None:
         both = measure(), measure()
         found = {name: [*map(min, *(each[name] for each in both))] for name in both[0]}
-        if agree(*both):
+        if agree(*both):  # else the machine was busy with something else
             text = json.dumps(found)
             with suppress(OSError):  # a full disk: it is timed again
                 with staged_file(file) as stage:
@@ -94,19 +91,16 @@ def time_passes(model):
 
 
 def quickest_of_each(function, names, *arguments):
-    """{name: seconds of the quickest call of ``function(name, *arguments)``} for all ``names``.
-
-    They take turns, so that a slow moment is no fault of one of them. What is far slower than
-    another is not asked again. The first call of each does not count.
-    """
-    for name in names:
+    """{name: seconds of the quickest call of ``function(name, *arguments)``} for all ``names``."""
+    for name in names:  # the first call of each does not count
         function(name, *arguments)
     best = dict.fromkeys(names, inf)
     racing = list(names)
     for _ in range(ROUNDS):
-        for name in racing:
+        for name in racing:  # in turns: a slow moment is no fault of one of them
             began = time.perf_counter()
             function(name, *arguments)
             best[name] = min(best[name], time.perf_counter() - began)
+        # What is far slower than another is not asked again.
         racing = [name for name in racing if best[name] < HOPELESS * min(best.values())]
     return best

@@ -64,10 +64,7 @@ class Datastore:
 
 
 def most_frequent(parents, counts):
-    """(M,) bool: which of M siblings, sorted by parent, are among the ``FOLLOWERS`` best of each.
-
-    Of equal counts the first win.
-    """
+    """(M,) bool: which of M siblings, sorted by parent, are the ``FOLLOWERS`` best of each."""
     kept = np.full(len(parents), True)
     crowded = np.flatnonzero(np.bincount(parents)[parents] > FOLLOWERS)
     best_first = crowded[np.lexsort((-counts[crowded], parents[crowded]))]

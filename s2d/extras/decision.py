@@ -57,11 +57,7 @@ class Decision(nn.Module):
 
 
 class PathStop:
-    """The stopping rule of a decision model: no path is likely enough to be accepted whole.
-
-    A path's probability is the product of its nodes'. ``decision`` gives these, as a Decision does,
-    and has a ``threshold``.
-    """
+    """The stopping rule of a decision model: no path is likely enough to be accepted whole."""
 
     reason, least = "policy", 0.0
 
@@ -70,15 +66,11 @@ class PathStop:
         self.paths = None  # the probability that the target accepts the path to each node; last, 1
 
     def ends(self, tree, expanded, prediction, children) -> bool:
-        """As LeastProbable's, asked after every round.
-
-        Nodes have numbers in the order they were added in. Where the target gave the children
-        itself, they count as accepted.
-        """
+        """As LeastProbable's, asked after every round: nodes are numbered as they were added."""
         if expanded[0] == CONTEXT:
             self.paths = torch.ones(1, device=children.device)  # CONTEXT, -1, finds the last one
         above = self.paths[list(expanded)][:, None]  # (R, 1)
-        if not isinstance(prediction, Prediction):
+        if not isinstance(prediction, Prediction):  # the target's own count as accepted
             nodes = above.expand(children.shape)
         else:
             probs = prediction.probs.gather(1, children)
@@ -88,10 +80,8 @@ class PathStop:
 
 
 def child_probabilities(first, probs):
-    """Probabilities (R, K) that the target accepts each of K siblings, given the first's (R,).
-
-    What the first leaves is divided among the others in proportion to the draft's ``probs`` (R, K).
-    """
+    """Probabilities (R, K) that the target accepts each of K siblings, given the first's (R,)."""
+    # What that leaves is divided among the others in proportion to the draft's ``probs`` (R, K).
     others = probs.float().index_fill(1, torch.tensor(0, device=probs.device), 0.0)
     others = others / others.sum(dim=-1, keepdim=True).clamp(min=1e-9)
     return torch.cat((first[:, None], (1.0 - first)[:, None] * others[:, 1:]), dim=1)
@@ -104,16 +94,14 @@ def fingerprint(draft):
 
 
 def check_decision(path, replace=False, read=()):
-    """``check_free`` for a file that is to be a decision model."""
     check_free(path, "decision model", read_decision, replace, read)
 
 
 def save_decision(decision, path, replace=False):
     """One safetensors file, configuration included; written under another name first."""
     check_decision(path, replace)
-    config = {
-        name: getattr(decision, name) for name in ("features", "hidden_size", "threshold", "draft")
-    }
+    names = ("features", "hidden_size", "threshold", "draft")
+    config = {name: getattr(decision, name) for name in names}
     with staged_file(path) as stage:
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 

@@ -8,10 +8,7 @@ from torch import nn
 
 
 class DraftHead(nn.Module):
-    """The rows of ``lm_head`` for ``tokens`` (K,), the only ones that a draft then drafts.
-
-    It is a copy, which does not learn. A model has it as ``draft_head``.
-    """
+    """A copy, not learnt, of the rows of ``lm_head`` for ``tokens`` (K,), the only ones drafted."""
 
     def __init__(self, lm_head, tokens):
         super().__init__()

@@ -21,10 +21,7 @@ from ..verify import Verdict
 
 @contextmanager
 def joined(device):
-    """Join the processes that torchrun started, each with its own ``device``; only rank 0 prints.
-
-    Yields a DeviceMesh over them.
-    """
+    """A DeviceMesh of the processes that torchrun started; only rank 0 of them prints."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -61,21 +61,17 @@ class Roots(NamedTuple):
 
     free, confidence = False, 1.0
 
-    def likeliest(self, count):
+    def likeliest(self, count, *_):
         return self.tokens, self.probs
 
-    def winners(self, count, sampling, positions):
-        return self.tokens, self.probs
+    winners = likeliest
 
     def sample(self, count, sampling):
         return self.tokens, self.q
 
 
 def next_roots(first, logits, count, sampling, position):
-    """Roots: the token ``first`` and ``count`` - 1 more, by the target's ``logits`` (V,).
-
-    These are its next best, the next in its race at ``position``, or drawn from the rest.
-    """
+    """Roots: the token ``first`` and ``count`` - 1 more, by the target's ``logits`` (V,)."""
     tokens = torch.tensor([first], device=logits.device)
     probs = warp(logits, 1.0) if sampling.greedy else sampling.warp(logits)
     if count > 1:

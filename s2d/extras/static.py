@@ -45,10 +45,7 @@ class StaticLlama(Llama):
         new("chains", chains.triu(diagonal=self.longest + 1))  # has every chain's mask as a part
 
     def prepare(self):
-        """Compile for every size in ROWS. Raises ValueError where no C++ compiler works.
-
-        Sizes at which the plain pass is quicker are not used.
-        """
+        """Compile for every size in ROWS. Raises ValueError where no C++ compiler works."""
         if on_gpu(self.device):  # there a pass is recorded when it is first needed
             return
         head = draft_head(self).rows if draft_head(self) else self.lm_head
@@ -59,7 +56,7 @@ class StaticLlama(Llama):
         if self.config.max_position_embeddings < 2 * ROWS[-1]:  # too short to be timed
             return
         timed = kept(("compiled", self.config, self.dtype, ways), self.time_both)
-        chosen = zip(ROWS, quickest(timed))
+        chosen = zip(ROWS, quickest(timed))  # at other sizes the plain pass is quicker
         self.sizes = [rows for rows, name in chosen if name == "compiled"]
         self.row_costs = each_row([min(pair) for pair in zip(*timed.values())])
 
@@ -103,7 +100,9 @@ class StaticLlama(Llama):
         if mask is None:
             mask = self.chains[:rows, self.longest - S : self.longest - S + length].contiguous()
         else:
-            mask = padded_mask(mask, S + T, rows, length)
+            before = S + T - mask.shape[1]  # slots of which it says nothing: they are seen
+            mask = F.pad(mask, (0, length - S - T), value=-torch.inf)
+            mask = F.pad(mask, (before, 0, 0, rows - T)).contiguous()
         positions = slice(S, S + rows) if positions is None else F.pad(positions, (0, rows - T))
         rope = self.rope_cos[positions], self.rope_sin[positions]
         inputs = filled(hidden, rows), *rope, mask, slots
@@ -145,10 +144,3 @@ def filled(hidden, rows):
     if T == rows:
         return hidden.contiguous()
     return torch.cat((hidden, *[hidden[..., -1:, :]] * (rows - T)), dim=-2)
-
-
-def padded_mask(mask, length, rows, columns):
-    """A mask (T, C) about the last C of ``length`` slots -> (rows, columns); the new are masked."""
-    T, C = mask.shape
-    wider = F.pad(mask, (0, columns - length), value=-torch.inf)
-    return F.pad(wider, (length - C, 0, 0, rows - T)).contiguous()

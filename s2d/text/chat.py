@@ -72,17 +72,18 @@ class ChatTemplate:
     """The template in a folder's ``file``, in jinja; ``tokens``: {"bos_token": text, ...}."""
 
     def __init__(self, file, source, tokens):
-        require_jinja()
+        optional("jinja2", f"'{JINJA}'")
+        found = version("jinja2")
+        if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
+            needs = f"a chat template needs {JINJA}, this is {found}"
+            raise ValueError(f"{needs}: pip install '{JINJA}'")
         self.file, self.tokens = file, tokens
         for tag, plain in (("endgeneration", "endif"), ("generation", "if true")):
             source = re.sub(MARK % tag, rf"\1{plain}\2", source)
         self.source, self.sandbox, self.one_at_a_time = source, None, threading.Lock()
 
     def render(self, messages, to_be_answered=False, system=None):
-        """Texts, user and assistant in turn -> one; ``to_be_answered``: the assistant is next.
-
-        ``system`` stands before them; ValueError where the template leaves it out.
-        """
+        """Texts, user and assistant in turn -> one; ``to_be_answered``: the assistant is next."""
         roles = ("user", "assistant") * len(messages)
         said = [{"role": role, "content": text} for role, text in zip(roles, messages)]
         if system is not None:
@@ -140,11 +141,3 @@ def ended(process):
     process.kill()
     process.communicate()
     return process.returncode
-
-
-def require_jinja():
-    """ValueError where the package is not installed, or lets a template out of the sandbox."""
-    optional("jinja2", f"'{JINJA}'")
-    found = version("jinja2")
-    if tuple(map(int, re.findall(r"\d+", found)[:3])) < (3, 1, 6):
-        raise ValueError(f"a chat template needs {JINJA}, this is {found}: pip install '{JINJA}'")

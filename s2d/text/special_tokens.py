@@ -48,8 +48,6 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """What a folder's files say of its special tokens."""
-
     config: dict  # tokenizer_config.json itself
     names: dict  # {"bos_token": text, ...}
     added: dict  # {text: AddedToken}
@@ -166,14 +164,12 @@ def check_bos(folder, bos_id):
 
 
 def split_at(tokens, text):
-    """Text -> the AddedTokens in it and the texts between them (or ""), as transformers does.
-
-    ``tokens``: {text: AddedToken}. Of those that begin at one character the longest wins.
-    """
+    """Text -> the AddedTokens in it and the texts between them (or ""), as transformers does."""
     parts = [text]
     for normalized in (False, True):
         names = [name for name, token in tokens.items() if token.normalized == normalized]
-        pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+        longest_first = sorted(names, key=len, reverse=True)
+        pattern = re.compile("|".join(map(re.escape, longest_first)))
         if names:
             parts = [piece for part in parts for piece in _split(tokens, pattern, part)]
     return parts

@@ -36,10 +36,7 @@ class Tokenizer:
         check_bos(path.parent, self.bos_id)
 
     def encode(self, text):
-        """Text -> ids, BOS first where the model wants one.
-
-        ValueError for what UTF-8 cannot write (half a surrogate pair).
-        """
+        """Text -> ids, BOS first where the model wants one; ValueError: UTF-8 cannot write it."""
         return self.model.start + self.encode_marked(text)
 
     def encode_marked(self, text):
@@ -75,10 +72,7 @@ class Tokenizer:
         return [token for pair in pairs for ids in pair for token in ids]
 
     def rounds(self, messages, template="vicuna", system=None):
-        """Yield (ids of the prompt, ids of the answer with its EOS) of each round of a dialogue.
-
-        The ids of an answer still to come are empty. Arguments as for ``encode_chat``.
-        """
+        """Yield (ids of the prompt, ids of the answer with its EOS, if any) of each round."""
         if isinstance(template, ChatTemplate):
             yield from self._rounds_by_template(messages, partial(template.render, system=system))
             return
@@ -109,7 +103,6 @@ class Tokenizer:
 
 
 def checked(text):
-    """The text, unless UTF-8 cannot write it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -119,10 +112,7 @@ def checked(text):
 
 
 class TextStream:
-    """Turns tokens that arrive in groups into text that can be printed at once.
-
-    A byte piece may be half a character, so text is held back while it ends in U+FFFD.
-    """
+    """Turns tokens that arrive in groups into text that can be printed at once."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
@@ -132,7 +122,7 @@ class TextStream:
         """Take new ids; return the text that has become certain."""
         self.ids += ids
         text = self.tokenizer.decode(self.ids)
-        return "" if text.endswith("\ufffd") else self._rest(text)
+        return "" if text.endswith("\ufffd") else self._rest(text)  # half a character
 
     def finish(self):
         """The text still held back, now that no more tokens come."""

@@ -5,9 +5,7 @@
         for step in generation:
             recorder.add(step)
 
-terminal.py has the colours of an answer while it streams. For the page, record.py turns Steps into
-plain numbers; page.py puts these, page.js and page.css into one file that needs nothing else. Knows
-nothing about training and benchmark.
+Knows nothing about training and benchmark.
 """
 
 from contextlib import contextmanager

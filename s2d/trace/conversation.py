@@ -5,7 +5,7 @@ import sys
 from contextlib import suppress
 
 from ..program import tell
-from .terminal import Streamed, announced, gain
+from .terminal import Streamed, announced
 
 KEYS = "Ctrl-C ends an answer, Ctrl-D the conversation, /reset begins a new one; "
 KEYS += "a line that ends with \\ goes on in the next"
@@ -45,7 +45,9 @@ def converse(begin, tokenizer, encode, size, reserve, first, colors):
         try:
             for step in announced(generation, len(prompt)):
                 streamed.add(step)
-            result = gain(generation)
+            stats, speed = generation.stats, generation.tokens_per_second
+            passes = f"{stats.steps} passes of the target ({stats.mean_accepted_tokens:.2f} each)"
+            result = f"{len(generation.tokens)} tokens in {passes}, {speed:.1f} tokens/s"
         except KeyboardInterrupt:
             result = "interrupted"
         streamed.finish()

@@ -7,8 +7,6 @@ const data = JSON.parse(at("data").textContent);
 const { about, steps, pieces } = data;
 const TARGET = -1; // stands for an exit where the target itself gave the token
 
-// Helpers -----------------------------------------------------------------------------------------------------------
-
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const ms = (value) => value.toFixed(value < 10 ? 2 : 1) + " ms";
 const percent = (part, whole) => `${((100 * part) / whole).toFixed(2)}%`;
@@ -52,9 +50,7 @@ function ancestors(parents, node) {
 const light = (selector, ...chosen) =>
   document.querySelectorAll(selector).forEach((each, i) => each.classList.toggle("lit", chosen.includes(i)));
 
-const MOVES = {
-  ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity, Enter: 0, " ": 0,
-};
+const MOVES = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity, Enter: 0, " ": 0 };
 
 /** The Tab key stops once at some items, MOVES go on between them; focus or the mouse shows one, Enter is a click. */
 function rove(items, show) {
@@ -76,8 +72,6 @@ function rove(items, show) {
     });
   });
 }
-
-// The answer --------------------------------------------------------------------------------------------------------
 
 /** Of each token of the answer: its step, its index there, and the exit that drafted it. */
 const origins = steps.flatMap((step, s) =>
@@ -153,8 +147,6 @@ function verdictLines(step, index) {
   const p = ` p = ${number(stages.at(-1).p[ids.indexOf(bonus)])}${rest}${race(bonus)}. ${tests.length ? "" : none}`;
   return [...lines, paragraph("The bonus token: ", piece(bonus), p)];
 }
-
-// A step ------------------------------------------------------------------------------------------------------------
 
 let current = 0;
 
@@ -272,8 +264,6 @@ function drawCaches(step) {
   }));
 }
 
-// Time --------------------------------------------------------------------------------------------------------------
-
 const total = (step) => sum(step.ms);
 const alone = (step) => data.alone_ms * step.tokens.length; // what the target alone would take; 0 where it is not known
 
@@ -293,8 +283,6 @@ function drawTime() {
   const faster = data.alone_ms === null ? "" : `, ${ratio.toFixed(2)} times as fast as the target alone`;
   if (tokens) at("time").textContent = `After the prefill (the first step): ${tokens} tokens in ${ms(time)}${faster}.`;
 }
-
-// Words and code ----------------------------------------------------------------------------------------------------
 
 const severalRoots = ({ nodes }) => nodes.parents.filter((parent) => parent < 0).length > 1;
 const exact = about.init === "draft" || about.coupled || !steps.some(severalRoots);

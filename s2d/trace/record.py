@@ -52,10 +52,7 @@ class Recorder:
         return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
 
     def time_alone(self, begin, options):
-        """See how long the target alone takes for a token, on the first few of its own answer.
-
-        ``begin``: Options -> a Generation; ``options`` are the target's alone.
-        """
+        """See how long the target alone, by ``options``, takes for a token of its own answer."""
         emitted = sum(len(step["tokens"]) for step in self.steps)
         options = replace(options, max_new_tokens=max(2, min(16, emitted)))
         seconds = [step.seconds for step in begin(options=options)]
@@ -122,7 +119,6 @@ def positions(step, p, q, tokens, parents, about):
 
 
 def likeliest(row, count):
-    """The ``count`` likeliest tokens of a row (V,), if there is one."""
     return [] if row is None else row.topk(min(count, len(row))).indices.tolist()
 
 

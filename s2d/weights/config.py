@@ -22,12 +22,8 @@ READ = {"rope_scaling", "rope_parameters", "rms_norm_eps", "tie_word_embeddings"
 READ |= {"bos_token_id", "eos_token_id", *SIZES, *DRAFTING}
 # what has one value here,
 FALSE = "attention_bias mlp_bias rope_interleaved is_encoder_decoder add_cross_attention"
-ONLY = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_act": "silu",
-    "pruned_heads": {},
-}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
+ONLY = {"model_type": "llama"} | LLAMA | {"pruned_heads": {}}  # which is told first
 ONLY |= dict.fromkeys(["tie_encoder_decoder", *FALSE.split()], False)
 # what changes no logits (names, versions, kernels, training, the settings of sampling),
 INERT = set(
@@ -101,10 +97,7 @@ def tokenizers_end(path, vocab_size):
 
 
 def unread_settings(folder):
-    """One line on settings that change transformers' greedy text and are not read here, or None.
-
-    They are in generation_config.json or, where there is none, in config.json.
-    """
+    """One line on settings that change transformers' greedy text and are not read here, or None."""
     file = Path(folder) / GENERATION
     file = file if file.is_file() else file.with_name("config.json")
     inert = INERT | INERT_THERE | READ | ONLY.keys()
@@ -215,8 +208,7 @@ def eos_ids(raw, vocab_size):
 
 def config_to_dict(config, dtype):
     """DraftConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
-    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
-    raw |= asdict(config)
+    raw = LLAMA | asdict(config)
     factor, llama3, eos = (raw.pop(key) for key in ("rope_factor", "rope_llama3", "eos_token_ids"))
     if llama3:
         raw["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **dict(zip(LLAMA3, llama3))}

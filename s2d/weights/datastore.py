@@ -21,23 +21,17 @@ KIND = "s2d datastore"
 
 
 def tokenizer_checksum(folder):
-    """A short name for the vocabulary in ``folder``, of the file that ``Tokenizer`` would read.
-
-    A tokenizer.json may have its keys in any order, so it is the vocabulary's own that counts.
-    """
+    """A short name for the vocabulary in ``folder``, of the file that ``Tokenizer`` would read."""
     file = Path(folder) / "tokenizer.model"
     if file.is_file():
         return f"{zlib.crc32(file.read_bytes()):08x}"
     vocabulary, added = read_tokenizer_json(file.parent)
-    added = sorted((token.id, token.text) for token in added)
+    added = sorted((token.id, token.text) for token in added)  # there they have any order
     return f"{zlib.crc32(json.dumps([vocabulary, added], sort_keys=True).encode()):08x}"
 
 
 def find_datastore(target, draft, config):
-    """The file of the target's own datastore, or of its draft's for the same vocabulary, or None.
-
-    ``target`` and ``draft`` are folders, ``config`` is the target's LlamaConfig.
-    """
+    """The file of the target's datastore, or of its draft's for the same vocabulary, or None."""
     own, other = target / DATASTORE, draft / DATASTORE
     if own.is_file():
         return own
@@ -62,10 +56,7 @@ def end_of(config, target):
 
 
 def load_datastore(path, vocab_size, tokenizer):
-    """The tokens (N,) int32 in the file ``path``; ``tokenizer``: a ``tokenizer_checksum``.
-
-    FileNotFoundError where there is none, ValueError where it is not for this vocabulary.
-    """
+    """The tokens (N,) int32 in the file ``path``; ValueError: it is not for this vocabulary."""
     metadata, tokens = _read(path)
     if tokens is None:
         raise ValueError(f"{path} is no datastore; make one with python -m s2d.train text")
@@ -94,7 +85,6 @@ def _read(path):
 
 
 def check_datastore(path, replace=False, read=()):
-    """``check_free`` for a file that is to be a datastore."""
     check_free(path, "datastore", lambda file: _read(file)[1] is not None, replace, read)
 
 

@@ -23,21 +23,15 @@ DIVIDED |= {"embed_tokens": 0, "lm_head": 0, "o_proj": 1, "down_proj": 1}
 
 
 def load_target(path, device, dtype, mesh, config=None):
-    """As ``load_model``, but each rank of ``mesh`` reads and keeps only its part of the weights.
-
-    Raises ValueError where heads cannot be divided evenly.
-    """
+    """As ``load_model``, but each rank of ``mesh`` reads and keeps only its part of the weights."""
     config = config or read_config(path)
     rank, ranks = mesh.get_local_rank(), mesh.size()
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if kv_heads % ranks or heads % ranks:
-        raise ValueError(
-            f"{path}: {heads} heads with {kv_heads} key/value heads "
-            f"cannot be divided among {ranks} processes"
-        )
+        both = f"{heads} heads with {kv_heads} key/value heads"
+        raise ValueError(f"{path}: {both} cannot be divided among {ranks} processes")
 
     def part(name, shape):
-        """Which slices of a weight this rank keeps."""
         slices = [slice(None)] * len(shape)
         if (dim := DIVIDED.get(name.split(".")[-2])) is not None:
             size = -(-shape[dim] // ranks)  # the last rank may have less

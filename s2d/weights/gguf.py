@@ -12,7 +12,7 @@ from ..model import rope_frequencies
 from ..program import optional
 from ..text.gguf_tokenizer import tokenizer_files
 from . import shapes_of
-from .config import LLAMA3, config_from_dict
+from .config import LLAMA, LLAMA3, config_from_dict
 from .shards import check_shape, split
 
 PACKAGE = "gguf==0.19.0"
@@ -82,11 +82,12 @@ class GGUFFile:
         tensor = torch.from_numpy(np.require(values, requirements="W")).float()
         tensor = tensor.reshape(self.shapes[name])
         if name.endswith(("q_proj.weight", "k_proj.weight")):
-            tensor = rows_as_in_hugging_face(tensor, self.config.head_dim)
+            # llama.cpp rotates neighbouring dimensions of a head, Hugging Face i and i + D/2.
+            pairs = tensor.view(-1, self.config.head_dim // 2, 2, tensor.shape[1])
+            tensor = pairs.transpose(1, 2).reshape(tensor.shape)
         return tensor.to(self.dtype or WHOLE.get(dtype, torch.float32)).contiguous()
 
     def write_companions(self, folder):
-        """tokenizer.model or tokenizer.json, and tokenizer_config.json, to ``folder``."""
         with errors_name(self.path):
             try:
                 files = tokenizer_files(self.fields)
@@ -96,11 +97,6 @@ class GGUFFile:
                 raise ValueError(f"its tokenizer is damaged ({shown(repr(error))})") from None
         for name, content in files.items():
             (folder / name).write_bytes(content)
-
-
-def rows_as_in_hugging_face(weight, head_dim):
-    """llama.cpp rotates neighbouring dimensions of a head, Hugging Face i and i + D/2."""
-    return weight.view(-1, head_dim // 2, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
 def config_json(fields, tensors):
@@ -129,7 +125,7 @@ def config_json(fields, tensors):
     ends = {whole(fields, name, low=0) for name in ids if name in fields}
     computed = WHOLE.get(embedding.tensor_type.name, torch.bfloat16)  # precise enough for others
     return {
-        **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"},
+        **LLAMA,
         "vocab_size": rows,
         "hidden_size": width,
         "intermediate_size": whole(own, "feed_forward_length"),

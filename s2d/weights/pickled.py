@@ -7,31 +7,23 @@ import torch
 from ..fields import read_json
 from . import DTYPES, copy_companions, shapes_of
 from .config import read_config
-from .shards import EMBEDDING, HEAD, check_dtype, check_shape, refuse_unclaimed, torch_files
+from .shards import EMBEDDING, HEAD, PICKLED, check_dtype, check_shape, refuse_unclaimed
 
 
 class PickledShards:
-    """A checkpoint's pytorch_model*.bin files as a sequence of {name: tensor}.
-
-    One is in memory at a time. ``raw`` is its config.json; ``dtype`` None keeps what the tensors
-    have.
-    """
+    """As GGUFFile: the tensors of one file after another."""
 
     def __init__(self, path, dtype):
-        self.path, self.dtype, self.files = path, dtype, torch_files(path)
+        self.path, self.dtype, self.files = path, dtype, sorted(path.glob(PICKLED))
         self.config, self.raw = read_config(path), read_json(path / "config.json")
         self.shapes = shapes_of(self.config)
         if not self.files:
-            raise FileNotFoundError(f"{path} has no pytorch_model*.bin to convert")
+            raise FileNotFoundError(f"{path} has no {PICKLED} to convert")
 
     def __len__(self):
         return len(self.files)
 
     def __getitem__(self, number):
-        """The tensors that a Llama has, in the wanted dtype.
-
-        A tied LM head comes along, unless it is known here to equal the embedding: ``check_tied``.
-        """
         file = self.files[number]
         try:
             state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -44,6 +36,7 @@ class PickledShards:
         refuse_unclaimed(file, state, self.shapes, self.config.num_hidden_layers)
         shapes = dict(self.shapes)
         head, embedding = state.get(HEAD), state.get(EMBEDDING)
+        # A tied one comes along, unless it is known here to equal the embedding: ``check_tied``.
         if head is not None and (embedding is None or not torch.equal(head, embedding)):
             shapes[HEAD] = shapes[EMBEDDING]
         tensors, memory = {}, set()  # a file of safetensors knows no two tensors in the same memory

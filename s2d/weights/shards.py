@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from ..fields import read_json, shown
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = "pytorch_model*.bin"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 FREQUENCIES = ".rotary_emb.inv_freq"  # the end of tables that old checkpoints have
 FULL = {"F64", "F32", "F16", "BF16"}  # the dtypes of weights that are not quantised
@@ -57,7 +58,7 @@ def locate(path):
             return dict.fromkeys(file.keys(), SINGLE)
     if not (path / INDEX).is_file():
         how = "; turn its pytorch_model*.bin into them with python -m s2d.weights convert"
-        how = how if torch_files(path) else ""
+        how = how if any(path.glob(PICKLED)) else ""
         raise FileNotFoundError(f"{path} has neither {SINGLE} nor {INDEX}{how}")
     return located
 
@@ -73,10 +74,6 @@ def read_index(path):
     return located
 
 
-def torch_files(path):
-    return sorted(path.glob("pytorch_model*.bin"))
-
-
 @contextmanager
 def opened(file, device="cpu"):
     """An open file of safetensors; FileNotFoundError or ValueError: it is missing or damaged."""
@@ -90,11 +87,8 @@ def opened(file, device="cpu"):
 
 
 def refuse_unclaimed(path, names, shapes, layers):
-    """Raise ValueError where the checkpoint has a tensor that no Llama of so many layers has.
-
-    Harmless are the rotary embedding's frequencies and a tied LM head (``check_tied``).
-    """
-    known = {*shapes, HEAD}
+    """Raise ValueError where the checkpoint has a tensor that no Llama of so many layers has."""
+    known = {*shapes, HEAD}  # of a tied one: ``check_tied``
     for name in sorted(names):
         layer = re.match(r"model\.layers\.(0|[1-9][0-9]{0,8})\.", name)
         inside = layer is None or int(layer[1]) < layers
@@ -138,10 +132,7 @@ def split(tensors, max_shard_bytes):
 
 
 def write_shards(shards, folder):
-    """Write a sequence of {name: tensor}: a file, or numbered shards and an index -> {name: file}.
-
-    The sequence may read each shard when it is asked for: one is held at a time.
-    """
+    """Write a sequence of {name: tensor}: a file, or shards and an index -> {name: file}."""
     weight_map, total, count = {}, 0, len(shards)
     for number in range(count):
         shard = shards[number]
