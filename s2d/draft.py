@@ -9,9 +9,6 @@ leave together, where the most confident one does. Exit 0, our addition, is opti
 layers: it is a table of what followed the last tokens before.
 """
 
-import torch
-
-from .exits import Asked
 from .proposal import TARGET, FixedTree, GrowingTree, LeastProbable, Proposal, empty_proposal
 from .tree import KConfig, TreeAttention
 from .verify import verify
@@ -45,20 +42,16 @@ class NoDraft:
 
 
 class SortedDraft(NoDraft):
-    """A draft that continues contexts of at most ``capacity`` tokens by trees of one shape.
+    """A draft that continues contexts by trees of one shape.
 
     ``exits``: see exits.py, the cheapest first. ``rule`` ends drafting (``LeastProbable``).
     ``worth_sending``: how many nodes of a growing tree are, see proposal.py.
     """
 
-    def __init__(self, exits, shape, rule, capacity, device, dtype, worth_sending=None):
+    def __init__(self, exits, shape, rule, device, dtype, worth_sending=None):
         self.exits, self.shape, self.rule = exits, shape, rule
         self.device, self.dtype, self.worth_sending = device, dtype, worth_sending
-        self.slots = torch.zeros(1, capacity, dtype=torch.long, device=device)  # their tokens
-        self.seen = 0  # how many tokens of the context were read
-        self.fills_slots = any(each.reads_slots for each in exits)
-        self.parents = shape.parents().to(device)
-        self.attention = TreeAttention(self.parents, dtype) if shape.fixed else None
+        self.attention = TreeAttention(shape.parents().to(device), dtype)  # of a fixed shape
 
     def propose(self, context, budget, sampling):
         return self.grow(context, min(budget - 1, self.space(context)), sampling)
@@ -72,28 +65,23 @@ class SortedDraft(NoDraft):
 
         ``roots``: a prediction by the target itself, for the first level (extras/roots.py).
         """
-        self.read(context)
         levels = min(max_levels, self.shape.depth)
-        tree, end = self.new_tree(len(context), levels, sampling), len(context)
+        tree = self.new_tree(context, levels, sampling)
         confidences, stopped = [], ""
         while tree.frontier and not stopped:
             expanded = tree.frontier
             if roots:  # from the second level on the draft predicts
                 prediction, number, roots = roots, TARGET, None
             else:
-                asked = Asked(context, self.slots, tree, end, len(expanded), self.attention)
-                prediction, tried = self.predict(asked)
+                prediction, tried = self.predict(tree)
                 number = len(confidences)
                 confidences.append(tried)
             if not tree.takes(prediction):
                 stopped = LeastProbable.reason
                 break
-            children = tree.add_level(prediction, number)  # (R, K), the new frontier is among them
+            children = tree.add_level(prediction, number)  # (R, K)
             if self.rule.ends(tree, expanded, prediction, children) and tree.frontier:
                 stopped = self.rule.reason
-            elif tree.frontier and self.fills_slots:
-                start, end = end, end + len(tree.frontier)
-                self.slots[0, start:end] = tree.frontier_tokens()
         proposal = tree.proposal(self.worth_sending)
         reached = "length" if levels == self.shape.depth else "context"
         proposal.stopped = stopped or proposal.stopped or reached
@@ -101,24 +89,15 @@ class SortedDraft(NoDraft):
         proposal.filled = [each.filled for each in self.exits]
         return proposal
 
-    def read(self, context):
-        """Take in what is new of ``context``, a list of tokens."""
-        new = context[self.seen :]
-        if self.fills_slots:
-            self.slots[0, self.seen : len(context)] = torch.tensor(new)
-        self.seen = len(context)
-        for each in self.exits:
-            each.read(new)
-
-    def new_tree(self, n, levels, sampling):
-        """The tree behind n positions, before it has grown its first of so many ``levels``."""
-        how = self.shape, n, sampling, levels, self.rule.least
+    def new_tree(self, context, levels, sampling):
+        """The tree behind ``context``, before it has grown its first of so many ``levels``."""
+        how = self.shape, context, sampling, levels, self.rule.least
         if self.shape.fixed:
-            return FixedTree(*how, self.parents)
+            return FixedTree(*how, self.attention)
         rounds, at_once = self.exits[-1].rounds(self.shape, levels)
         return GrowingTree(*how, rounds, at_once, self.device, self.dtype)
 
-    def predict(self, asked):
+    def predict(self, tree):
         """The prediction of the first exit that is sure enough, or else of the last one.
 
         And the exits that were tried, each with its confidence. This alone decides: no drawn token
@@ -126,7 +105,7 @@ class SortedDraft(NoDraft):
         """
         tried = []
         for each in self.exits:
-            prediction = each.predict(asked)
+            prediction = each.predict(tree)
             tried.append((each.layer, prediction.confidence))
             if prediction.confidence > each.threshold:
                 break  # the layers behind it are not run

@@ -2,9 +2,9 @@
 
 Knows nothing about the target. Two kinds: ``LayerExit`` runs layers of the draft, ``TableExit``
 looks in a table (ngram.py). What both have: ``layer``, how many layers it needs; ``threshold``,
-which its confidence must exceed; ``longest``, the positions it can work on; and four methods. A
-prediction has a ``confidence``, the largest probability of all; ``free``, whether it took no pass;
-``likeliest``, ``winners`` and ``sample``, which give tokens.
+which its confidence must exceed; ``longest``, the positions it can work on; ``filled``, how many it
+has seen; and three methods. A prediction has a ``confidence``, the largest probability of all;
+``free``, whether it took no pass; ``likeliest``, ``winners`` and ``sample``, which give tokens.
 """
 
 import math
@@ -17,7 +17,6 @@ from .cache import move_up
 from .model import LlamaConfig
 from .ngram import ORDER, top
 from .sampling import warp
-from .tree import TreeAttention
 
 # Of a table, whose probabilities are rough. Measured with SmolLM2 on 48 Spec-Bench prompts at T = 1
 # and T = 0.7: these accept most, and are about right above 0.3 (below, they promise too much).
@@ -35,31 +34,6 @@ class DraftConfig(LlamaConfig):
     draft_length: int = 6  # of a chain
     draft_stop: float = 0.0  # a chain ends where its path is less probable than this
     draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size
-
-
-@dataclass
-class Asked:
-    """Which positions an exit is asked about: the last ``count`` of ``end``, n of them context.
-
-    ``context`` and ``slots`` (1, slots) hold the tokens up to there; behind the context stands the
-    frontier of ``tree`` after each of its rounds. ``fixed``: the attention of a tree whose shape is
-    known; a growing one gets its own.
-    """
-
-    context: list[int]
-    slots: torch.Tensor
-    tree: object
-    end: int
-    count: int
-    fixed: TreeAttention | None
-
-    @property
-    def n(self):
-        return len(self.context)
-
-    @cached_property
-    def attention(self):
-        return self.fixed or self.tree.attention()
 
 
 @dataclass
@@ -119,8 +93,6 @@ class LayerExit:
     The segment has a KV cache of its own and, for the next exit, keeps what its layers gave.
     """
 
-    reads_slots = True
-
     def __init__(self, model, below, layer, threshold, capacity, last):
         self.model, self.below, self.layer, self.threshold = model, below, layer, threshold
         self.dtype, self.longest = model.dtype, model.config.max_position_embeddings
@@ -139,12 +111,9 @@ class LayerExit:
         """To grow a tree: how often to ask, about how many nodes at once. Here that is a pass."""
         return levels, shape.top_k
 
-    def read(self, tokens):
-        """The context goes on with ``tokens``. The segment catches up when it is asked."""
-
-    def predict(self, asked):
-        """A Prediction for the positions ``asked`` about."""
-        hidden = self.catch_up(asked)[0, -asked.count :]  # (R, hidden)
+    def predict(self, tree):
+        """A prediction for each node of the frontier of ``tree`` (proposal.py)."""
+        hidden = self.catch_up(tree)[0, -len(tree.frontier) :]  # (R, hidden)
         logits = self.model.logits(hidden, self.head)
         if self.head:
             logits = self.head.over_all(logits, self.model.config.vocab_size)  # (R, V)
@@ -163,12 +132,12 @@ class LayerExit:
         if self.hidden is not None:
             move_up(self.hidden, n, held)
 
-    def catch_up(self, asked):
-        """Run the segment on all positions up to ``asked.end`` that it has not seen.
+    def catch_up(self, tree):
+        """Run the segment on all positions up to ``tree.end`` that it has not seen.
 
         Returns the last pass's hidden states (1, T, hidden).
         """
-        n, end = asked.n, asked.end
+        n, end = len(tree.context), tree.end
         while True:
             seen = self.cache.length
             # Usually one pass. If it lags behind by much context, that goes first, a window at a
@@ -177,8 +146,10 @@ class LayerExit:
             if self.below:  # the exit below has seen them all, and kept what its layers gave
                 hidden = self.below.hidden.narrow(1, seen, upto - seen)
             else:
-                hidden = self.model.embed(asked.slots.narrow(1, seen, upto - seen))
-            positions, mask = asked.attention.span(n, seen, upto) if upto > n else (None, None)
+                drafted = tree.slot_tokens()[max(0, seen - n) : max(0, upto - n)]
+                new = drafted.new_tensor(tree.context[seen:upto])
+                hidden = self.model.embed(torch.cat((new, drafted))[None])
+            positions, mask = tree.attention().span(n, seen, upto) if upto > n else (None, None)
             start = self.below.layer if self.below else 0
             hidden = self.model.run_layers(hidden, start, self.layer, positions, mask, self.cache)
             if self.hidden is not None:
@@ -190,10 +161,10 @@ class LayerExit:
 class TableExit:
     """Exit 0: no layers; what followed the last tokens before, by a table (an NGrams)."""
 
-    layer, longest, filled, reads_slots = 0, math.inf, 0, False
+    layer, longest = 0, math.inf
 
     def __init__(self, ngrams, threshold, vocab_size, device, dtype):
-        self.ngrams, self.threshold = ngrams, threshold
+        self.ngrams, self.threshold, self.filled = ngrams, threshold, 0
         self.vocab_size, self.device = vocab_size, device
         self.dtype = dtype if dtype == torch.float64 else torch.float32  # of q
 
@@ -201,12 +172,11 @@ class TableExit:
         """Its answers are cheap: a node at a time, until the best paths are known."""
         return shape.size, 1
 
-    def read(self, tokens):
-        self.ngrams.grow(tokens)
-
-    def predict(self, asked):
-        before = asked.context[-ORDER:]
-        tails = ([*before, *path][-ORDER:] for path in asked.tree.paths())
+    def predict(self, tree):
+        self.ngrams.text.grow(tree.context[self.filled :])
+        self.filled = len(tree.context)
+        before = tree.context[-ORDER:]
+        tails = ([*before, *path][-ORDER:] for path in tree.paths())
         return TablePrediction(self, [self.ngrams.distribution(tail) for tail in tails])
 
     def keep(self, n, slots):
@@ -286,7 +256,6 @@ def sorted_exits(layers, thresholds, model, table, capacity):
     exits, below = [], None
     for layer, threshold in zip(layers, thresholds):
         if layer > 0:
-            last = layer == layers[-1]
-            below = LayerExit(model, below, layer, threshold, capacity, last)
+            below = LayerExit(model, below, layer, threshold, capacity, layer == layers[-1])
         exits.append(below if layer > 0 else table)
     return exits

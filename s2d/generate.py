@@ -339,5 +339,5 @@ def make_draft(plan, target, draft, limit):
         from .extras.worth import most_tokens_a_second
 
         worth_sending = partial(most_tokens_a_second, costs=plan.costs)
-    how = capacity, target.device, exits[-1].dtype, worth_sending
+    how = target.device, exits[-1].dtype, worth_sending
     return SortedDraft(exits, shape, rule or LeastProbable(plan.stop), *how)

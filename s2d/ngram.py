@@ -49,7 +49,7 @@ class NGrams:
     """The distribution after a context, from this text and, where there is one, a datastore.
 
     >>> ngrams = NGrams()
-    >>> ngrams.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
+    >>> ngrams.text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
     >>> top(ngrams.distribution([5, 6]), 2)
     [(7, 0.3896103896103896), (8, 0.1948051948051948)]
     """
@@ -58,33 +58,20 @@ class NGrams:
         self.text = Text()
         self.tables = [self.text] if datastore is None else [self.text, datastore]
 
-    def grow(self, tokens):
-        """Append accepted tokens to this text."""
-        self.text.grow(tokens)
-
     def distribution(self, context):
         """{token: probability}: the sum is below 1, and 0 where no suffix was seen before."""
         left, blend = 1.0, {}
-        for _, doubt, tokens, counts in self._known(context):
-            c = sum(counts)
-            each = left / (c + doubt * len(tokens))
-            for token, count in zip(tokens, counts):
-                blend[token] = blend.get(token, 0.0) + each * count
-            left -= each * c
-        return blend
-
-    def matched(self, context, token):
-        """The length of the longest suffix that ``token`` followed before; 0 for none."""
-        found = (length for length, _, tokens, _ in self._known(context) if token in tokens)
-        return next(found, 0)
-
-    def _known(self, context):
-        """For each suffix that a table knows: its length, doubt, followers and their counts."""
         for length in range(min(ORDER, len(context)), 0, -1):
             for table in self.tables:
                 tokens, counts = table.followers(context[-length:])
-                if tokens:
-                    yield length, table.doubts[length - 1], tokens, counts
+                if not tokens:
+                    continue
+                c, u = sum(counts), len(tokens)
+                each = left / (c + table.doubts[length - 1] * u)
+                for token, count in zip(tokens, counts):
+                    blend[token] = blend.get(token, 0.0) + each * count
+                left -= each * c
+        return blend
 
 
 def top(blend, k):

@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from .tree import CONTEXT, Dynamic, KConfig, TokenTree, TreeAttention
+from .tree import CONTEXT, KConfig, TokenTree, TreeAttention
 
 TARGET = -1  # stands for an exit, or a round, where the target itself gave the token
 NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
@@ -64,16 +64,17 @@ class LeastProbable:
 
 
 class FixedTree:
-    """A KConfig's tree in the making, behind n positions, of at most so many ``levels``.
+    """A KConfig's tree in the making, behind a context, of at most so many ``levels``.
 
-    Every node is expanded, so the slot of each is its number. ``frontier`` are the numbers of the
-    nodes that are expanded next; ``parents`` (N,) are those of the whole shape. ``likelihood`` is
-    that of its path: the product of its levels' confidences.
+    ``frontier`` are the numbers of the nodes that are expanded next. What is expanded has a slot;
+    ``end`` is the number of positions up to the last of these. Here every node has one, that of its
+    number. ``likelihood`` is that of its path: the product of its levels' confidences.
     """
 
-    def __init__(self, shape: KConfig, n, sampling, levels, least, parents):
-        self.shape, self.parents, self.sampling, self.levels = shape, parents, sampling, levels
-        self.n, self.least, self.likelihood = n, least, 1.0
+    def __init__(self, shape: KConfig, context, sampling, levels, least, whole):
+        self.shape, self.sampling, self.levels, self.least = shape, sampling, levels, least
+        self.context, self.end, self.likelihood = context, len(context), 1.0
+        self.whole = whole  # the TreeAttention of the whole shape
         self.tokens = []  # level by level
         self.q = []
         self.rounds = []
@@ -95,7 +96,7 @@ class FixedTree:
         """
         count = self.shape.widths[len(self.tokens)]
         if self.sampling.greedy or self.sampling.coupled:
-            positions = [self.n + len(self.tokens)] * len(self.frontier)
+            positions = [len(self.context) + len(self.tokens)] * len(self.frontier)
             children, _ = best_children(prediction, count, self.sampling, positions)
         else:
             children, q = prediction.sample(count, self.sampling)
@@ -106,23 +107,27 @@ class FixedTree:
         self.likelihood *= prediction.confidence
         last = len(self.tokens) == self.levels
         self.frontier = () if last else range(first_child, len(self.rounds))
+        self.end += len(self.frontier)
         return children
+
+    def slot_tokens(self):
+        """The tokens of the nodes in slots, (slots,)."""
+        return torch.cat([self.whole.parents[:0], *self.tokens])  # the first: of no level
+
+    def attention(self):
+        """The TreeAttention of what is in slots, and maybe of more behind it."""
+        return self.whole
 
     def paths(self):
         """For each node of the frontier, the tokens from the context's end down to it, a list."""
-        tokens = torch.cat(self.tokens).tolist() if self.tokens else []
-        parents = self.parents.tolist()
+        tokens, parents = self.slot_tokens().tolist(), self.whole.parents.tolist()
         return [path_to(node, tokens, parents) for node in self.frontier]
-
-    def frontier_tokens(self):
-        return self.tokens[-1]
 
     def proposal(self, worth_sending):
         """The Proposal of all levels."""
-        none = self.parents[:0]  # where there is no level
-        tokens = torch.cat([none, *self.tokens])  # (N,)
+        tokens = self.slot_tokens()
         q = torch.cat(self.q) if self.q else None
-        tree = TokenTree(tokens, self.parents[: len(tokens)])
+        tree = TokenTree(tokens, self.whole.parents[: len(tokens)])
         return Proposal(tree, q, range(len(tokens)), self.rounds, len(self.tokens))
 
 
@@ -143,14 +148,16 @@ class GrowingTree:
 
     likelihood = 1.0  # it drops its unlikely paths one by one
 
-    def __init__(self, shape: Dynamic, n, sampling, levels, least, rounds, at_once, device, dtype):
-        self.shape, self.levels, self.rounds_left, self.at_once = shape, levels, rounds, at_once
-        self.n, self.sampling, self.least = n, sampling, least
+    def __init__(self, shape, context, sampling, levels, least, rounds, at_once, device, dtype):
+        self.shape, self.sampling, self.levels, self.least = shape, sampling, levels, least
+        self.context, self.end = context, len(context)
+        self.rounds_left, self.at_once = rounds, at_once
         self.device, self.dtype = device, dtype
         # Of each candidate:
         self.tokens, self.parents, self.depths, self.probs, self.rounds = [], [], [], [], []
         self.best = []  # the numbers of those that make the tree so far, the most probable first
         self.slots = {CONTEXT: CONTEXT}  # of those that are expanded
+        self.latest = None  # the TreeAttention of these
         self.frontier = [CONTEXT] if levels > 0 else []
 
     def takes(self, prediction):
@@ -158,7 +165,7 @@ class GrowingTree:
 
     def add_level(self, prediction, number):
         """As FixedTree's: the children (F, K) most likely to be the target's choice."""
-        positions = [self.n + self.depth(node) + 1 for node in self.frontier]
+        positions = [len(self.context) + self.depth(node) + 1 for node in self.frontier]
         how = self.shape.top_k, self.sampling, positions
         children, probs = best_children(prediction, *how)  # (F, K) each
         for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
@@ -175,6 +182,8 @@ class GrowingTree:
         self.frontier = list(islice(waiting, self.at_once)) if self.rounds_left else []
         for node in self.frontier:
             self.slots[node] = len(self.slots) - 1
+        self.end += len(self.frontier)
+        self.latest = None
         return children
 
     def depth(self, node):
@@ -190,19 +199,22 @@ class GrowingTree:
         best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
         return [i for i in best if self.probs[i] >= self.least or self.rounds[i] == TARGET]
 
-    def paths(self):
+    def slot_tokens(self):
         """As FixedTree's."""
-        return [path_to(node, self.tokens, self.parents) for node in self.frontier]
+        tokens = [self.tokens[node] for node in self.slots if node != CONTEXT]
+        return torch.tensor(tokens, dtype=torch.long, device=self.device)
 
     def attention(self):
         """The TreeAttention of what is in slots: for each, its node's parent's slot."""
-        parents = [self.slots[self.parents[node]] for node in self.slots if node != CONTEXT]
-        parents = torch.tensor(parents, dtype=torch.long, device=self.device)
-        return TreeAttention(parents, self.dtype)
+        if self.latest is None:  # once a round, for all exits
+            parents = [self.slots[self.parents[node]] for node in self.slots if node != CONTEXT]
+            parents = torch.tensor(parents, dtype=torch.long, device=self.device)
+            self.latest = TreeAttention(parents, self.dtype)
+        return self.latest
 
-    def frontier_tokens(self):
-        tokens = [self.tokens[node] for node in self.frontier]
-        return torch.tensor(tokens, dtype=torch.long, device=self.device)
+    def paths(self):
+        """As FixedTree's."""
+        return [path_to(node, self.tokens, self.parents) for node in self.frontier]
 
     def proposal(self, worth_sending):
         """The Proposal of the best candidates, numbered anew, level by level.

@@ -84,7 +84,7 @@ class TreeAttention:
     """
 
     def __init__(self, parents, dtype):
-        self.chain = is_chain(parents)
+        self.parents, self.chain = parents, is_chain(parents)
         if not self.chain:
             ancestors = ancestor_mask(parents)
             self.depths = ancestors.sum(dim=-1) - 1  # (N,): 0 for the children of the context
