@@ -92,21 +92,18 @@ def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
 
     Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
     """
-    return steps_of(target, new_loop(target, tokens, drafter, sampling, limit))
+    context = checked_list(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
+    checked(limit, "limit", int, 1, target.config.max_position_embeddings)
+    scorer = Scorer(target, limit, drafter.shape)
+    return steps_of(target, new_loop(context, scorer, drafter, sampling, limit))
 
 
-def new_loop(target, tokens, drafter, sampling, limit):
+def new_loop(context, scorer, drafter, sampling, limit):
     """The loop of ``decode``, but who runs it also runs its passes (extras/many.py: of several).
 
     A generator, which yields a Pass and a Step in turn: ``next`` asks for the Pass, and ``send``
     takes its logits and gives the Step.
     """
-    context = checked_list(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
-    checked(limit, "limit", int, 1, target.config.max_position_embeddings)
-    return _loop(context, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
-
-
-def _loop(context, scorer, drafter, sampling, limit):
     while len(context) < limit:
         step = yield from decode_step(context, scorer, drafter, sampling, limit)
         context += step.tokens
@@ -117,16 +114,13 @@ def _loop(context, scorer, drafter, sampling, limit):
 
 def steps_of(target, loop) -> Iterator[Step]:
     """The Steps of one loop by itself."""
-    while step := next_step(target, loop):
+    while True:
+        with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
+            wanted = next(loop, None)
+            step = wanted and loop.send(run_pass(target, wanted))
+        if not step:
+            return
         yield step
-
-
-@torch.inference_mode()
-@sdpa_kernel(DECODING_KERNELS)
-def next_step(target, loop):
-    """The next Step of a loop, or None where it has ended."""
-    wanted = next(loop, None)
-    return wanted and loop.send(run_pass(target, wanted))
 
 
 def decode_step(context, scorer, drafter, sampling, limit) -> Iterator["Pass"]:

@@ -9,8 +9,10 @@ leave together, where the most confident one does. Exit 0, our addition, is opti
 layers: it is a table of what followed the last tokens before.
 """
 
-from .proposal import TARGET, FixedTree, GrowingTree, LeastProbable, Proposal, empty_proposal
-from .tree import KConfig, TreeAttention
+import torch
+
+from .proposal import TARGET, FixedTree, GrowingTree, LeastProbable, Proposal
+from .tree import KConfig, TokenTree, TreeAttention
 from .verify import verify
 
 
@@ -24,7 +26,8 @@ class NoDraft:
     shape, exact = KConfig(()), True
 
     def __init__(self, device):
-        self.nothing = empty_proposal(device)
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        self.nothing = Proposal(TokenTree(none, none))
 
     def propose(self, context, budget, sampling) -> Proposal:
         """A Proposal behind ``context``, a list of tokens, if ``budget`` more may be emitted.
@@ -49,6 +52,7 @@ class SortedDraft(NoDraft):
     """
 
     def __init__(self, exits, shape, rule, device, dtype, worth_sending=None):
+        super().__init__(device)
         self.exits, self.shape, self.rule = exits, shape, rule
         self.device, self.dtype, self.worth_sending = device, dtype, worth_sending
         self.attention = TreeAttention(shape.parents().to(device), dtype)  # of a fixed shape

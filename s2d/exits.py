@@ -4,7 +4,7 @@ Knows nothing about the target. Two kinds: ``LayerExit`` runs layers of the draf
 looks in a table (ngram.py). What both have: ``layer``, how many layers it needs; ``threshold``,
 which its confidence must exceed; ``longest``, the positions it can work on; ``filled``, how many it
 has seen; and three methods. A prediction has a ``confidence``, the largest probability of all;
-``free``, whether it took no pass; ``likeliest``, ``winners`` and ``sample``, which give tokens.
+``free``, whether it took no pass; ``winners`` and ``sample``, which give tokens.
 """
 
 import math
@@ -38,40 +38,32 @@ class DraftConfig(LlamaConfig):
 
 @dataclass
 class Prediction:
-    """What layers say about the token after each of R positions.
+    """What layers say about the token after each of R positions."""
 
-    ``hidden`` (R, hidden) are the exit's hidden states; ``probs`` (R, V) are the probabilities of
-    ``logits`` (R, V) before temperature and top-p; ``best`` (R,) are the largest, of the tokens
-    ``tokens`` (R,).
-    """
-
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    probs: torch.Tensor
-    best: torch.Tensor
-    tokens: torch.Tensor
+    hidden: torch.Tensor  # (R, hidden), the exit's hidden states
+    logits: torch.Tensor  # (R, V)
+    probs: torch.Tensor  # (R, V), before temperature and top-p
+    best: torch.Tensor  # (R,), the largest of them
+    tokens: torch.Tensor  # (R,), theirs
     confidence: float
 
     free = False
 
-    def likeliest(self, count):
-        """The ``count`` likeliest tokens (R, count), and their probabilities (R, count)."""
-        if count == 1:
-            return self.tokens[:, None], self.best[:, None]
-        tokens = self.logits.topk(count).indices
-        return tokens, self.probs.gather(1, tokens)
-
     def winners(self, count, sampling, positions):
-        """The winner of q's race at ``positions`` and what comes next by q and race: (R, count).
+        """Tokens (R, count) at ``positions``, and how probable the target is to choose each.
 
-        And how probable each is to win the target's race too (R, count), given the numbers.
+        At T = 0 they are the likeliest; above, the first in the race that its choice has to win.
         """
+        if sampling.greedy and count == 1:
+            return self.tokens[:, None], self.best[:, None]
+        if sampling.greedy:
+            tokens = self.logits.topk(count).indices
+            return tokens, self.probs.gather(1, tokens)
         q = self.q(sampling)
         race = sampling.sampler.race(q, positions)  # (R, V), q / e
         # The target's p is not q, so a small number e alone should not decide: the geometric mean
-        # of q and q / e does. The winner stays: where p is q, it is the target's. Measured with 60
-        # texts of each mini target at T = 1: trees of the default shape accept 8 % (70b) to 15 %
-        # more than with the likeliest tokens, ranked by q; by q / e from 9.5 % less to 3 % more.
+        # of q and q / e does. At T = 1 trees of the default shape then accept 8 % to 15 % more than
+        # with the likeliest. The winner stays: where p is q, it is the target's.
         scores = (q * race).sqrt()
         winner = race.argmax(dim=-1, keepdim=True)  # (R, 1)
         tokens = scores.scatter(1, winner, torch.inf).topk(count).indices
@@ -98,7 +90,8 @@ class LayerExit:
         self.dtype, self.longest = model.dtype, model.config.max_position_embeddings
         self.head = getattr(model, "draft_head", None)  # extras/draft_head.py
         self.vocab_size = len(self.head.tokens) if self.head else model.config.vocab_size
-        self.cache = model.new_cache(capacity, below.layer if below else 0, layer)
+        self.start = below.layer if below else 0
+        self.cache = model.new_cache(capacity, self.start, layer)
         size = 1, capacity, model.config.hidden_size
         self.hidden = None if last else torch.zeros(size, device=model.device, dtype=model.dtype)
 
@@ -149,9 +142,8 @@ class LayerExit:
                 drafted = tree.slot_tokens()[max(0, seen - n) : max(0, upto - n)]
                 new = drafted.new_tensor(tree.context[seen:upto])
                 hidden = self.model.embed(torch.cat((new, drafted))[None])
-            positions, mask = tree.attention().span(n, seen, upto) if upto > n else (None, None)
-            start = self.below.layer if self.below else 0
-            hidden = self.model.run_layers(hidden, start, self.layer, positions, mask, self.cache)
+            how = *tree.attention().span(n, seen, upto), self.cache  # positions, mask
+            hidden = self.model.run_layers(hidden, self.start, self.layer, *how)
             if self.hidden is not None:
                 self.hidden.narrow(1, seen, upto - seen).copy_(hidden)
             if upto == end:
@@ -199,33 +191,27 @@ class TablePrediction:
     def confidence(self):
         return max(max(blend.values(), default=0.0) for blend in self.blends)
 
-    def likeliest(self, count):
-        """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
-        return self.best_of(self.blends, count)
-
     def winners(self, count, sampling, positions):
-        """As Prediction's. What the table does not know takes part, as one."""
-        rows = []
-        for blend, position in zip(self.blends, positions):
-            numbers = sampling.sampler.numbers_at(position, self.exit.vocab_size)
-            pairs = zip(blend.items(), numbers[list(blend)].tolist())
-            # The likeliest of the unknown tokens may have half of what is left.
-            rest, power = max(0.0, 1.0 - sum(blend.values())) / 2, 1 / sampling.temperature
-            most = max(rest, *blend.values()) if blend else 1.0  # whose power is 1
-            raced = {token: (q / most) ** power / e for (token, q), e in pairs}
-            weights = {token: value**DAMPED for token, value in top(raced, count)}
-            total = sum(weights.values()) + (2 * UNKNOWN * (rest / most) ** power) ** DAMPED
-            rows.append({token: weight / total for token, weight in weights.items()})
-        return self.best_of(rows, count)
-
-    def best_of(self, rows, count):
-        """R dictionaries {token: number} -> the tokens with the largest, and these, (R, count)."""
+        """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
         pairs = []
-        for row in rows:
+        for blend, position in zip(self.blends, positions):
+            row = blend if sampling.greedy else self.raced(blend, position, count, sampling)
             tokens = filled([token for token, _ in top(row, count)], count)
             pairs.append([(token, row.get(token, 0.0)) for token in tokens])
         pairs = torch.tensor(pairs, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
         return pairs[..., 0].long(), pairs[..., 1]
+
+    def raced(self, blend, position, count, sampling):
+        """{token: how probable it is to win the race}; all that is unknown takes part, as one."""
+        numbers = sampling.sampler.numbers_at(position, self.exit.vocab_size)
+        pairs = zip(blend.items(), numbers[list(blend)].tolist())
+        # The likeliest of the unknown tokens may have half of what is left.
+        rest, power = max(0.0, 1.0 - sum(blend.values())) / 2, 1 / sampling.temperature
+        most = max(rest, *blend.values()) if blend else 1.0  # whose power is 1
+        raced = {token: (q / most) ** power / e for (token, q), e in pairs}
+        weights = {token: value**DAMPED for token, value in top(raced, count)}
+        total = sum(weights.values()) + (2 * UNKNOWN * (rest / most) ** power) ** DAMPED
+        return {token: weight / total for token, weight in weights.items()}
 
     def sample(self, count, sampling):
         """As Prediction's. Where nothing is known, q is uniform over the other rows' tokens."""

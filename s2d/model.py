@@ -221,10 +221,7 @@ class Llama(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
-        """Hidden states (..., hidden) after any layer -> next-token logits (..., V).
-
-        ``head``: instead of the LM head.
-        """
+        """Hidden states (..., hidden) after any layer -> logits (..., V); ``head``: another one."""
         return (head or self.lm_head)(self.model["norm"](hidden))
 
     def forward(self, tokens: Tensor, **given) -> Tensor:
@@ -236,12 +233,7 @@ def whole_mask(mask, S, T, like):
     """The mask (R, S+T) of T positions behind S, by the ``mask`` of run_layers; None: causal."""
     if mask is None and S > 0 and T > 1:
         mask = like.new_full((T, T), -torch.inf).triu(diagonal=1)
-    return None if mask is None else widened(mask, S + T)
-
-
-def widened(mask: Tensor, length: int) -> Tensor:
-    """A mask (R, C) about the last C of ``length`` slots -> (R, length): those before are seen.
-
-    Rows begin at multiples of 16 bytes: GPU kernels refuse others, or copy them in every layer.
-    """
-    return F.pad(mask, (length - mask.shape[-1], -length % 8))[..., :length]
+    if mask is None:
+        return None
+    # Rows begin at multiples of 16 bytes: GPU kernels refuse others, or copy them in every layer.
+    return F.pad(mask, (S + T - mask.shape[-1], -(S + T) % 8))[..., : S + T]

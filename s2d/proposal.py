@@ -40,12 +40,6 @@ class Proposal:
         return [TARGET if number == TARGET else used[number] for number in self.rounds]
 
 
-def empty_proposal(device) -> Proposal:
-    """Nothing is drafted: the target decodes alone."""
-    none = torch.zeros(0, dtype=torch.long, device=device)
-    return Proposal(TokenTree(none, none))
-
-
 class LeastProbable:
     """A stopping rule: drafting ends where its path is less probable than ``least``.
 
@@ -97,7 +91,7 @@ class FixedTree:
         count = self.shape.widths[len(self.tokens)]
         if self.sampling.greedy or self.sampling.coupled:
             positions = [len(self.context) + len(self.tokens)] * len(self.frontier)
-            children, _ = best_children(prediction, count, self.sampling, positions)
+            children, _ = prediction.winners(count, self.sampling, positions)
         else:
             children, q = prediction.sample(count, self.sampling)
             self.q.append(q)  # (R, V)
@@ -167,7 +161,7 @@ class GrowingTree:
         """As FixedTree's: the children (F, K) most likely to be the target's choice."""
         positions = [len(self.context) + self.depth(node) + 1 for node in self.frontier]
         how = self.shape.top_k, self.sampling, positions
-        children, probs = best_children(prediction, *how)  # (F, K) each
+        children, probs = prediction.winners(*how)  # (F, K) each
         for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
             above = 1.0 if parent == CONTEXT else self.probs[parent]
             depth = self.depth(parent) + 1
@@ -234,17 +228,6 @@ class GrowingTree:
         if self.rounds_left and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"
         return proposal
-
-
-def best_children(prediction, count, sampling, positions):
-    """Tokens (R, count) at ``positions``, R ints, and the probabilities that the target takes them.
-
-    At T = 0 these are the likeliest. Above, they are the first in the race that the target's choice
-    will have to win.
-    """
-    if sampling.greedy:
-        return prediction.likeliest(count)
-    return prediction.winners(count, sampling, positions)
 
 
 def path_to(node, tokens, parents):

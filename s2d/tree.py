@@ -138,17 +138,15 @@ class KConfig:
     size = property(lambda self: sum(accumulate(self.widths, mul)))
     max_slots = size
     max_children = property(lambda self: max(self.widths, default=1))
-    counts = property(lambda self: self.widths)
 
     def parents(self):
         """(N,) of the whole tree; those of a tree that ends early are a leading slice."""
-        levels = [torch.zeros(0, dtype=torch.long)]
-        above, count = torch.tensor([CONTEXT]), 0
+        parents, above = [], [CONTEXT]
         for width in self.widths:
-            levels.append(above.repeat_interleave(width))
-            above = torch.arange(count, count + len(levels[-1]))
-            count += len(above)
-        return torch.cat(levels)
+            first = len(parents)
+            parents += [node for node in above for _ in range(width)]
+            above = range(first, len(parents))
+        return torch.tensor(parents, dtype=torch.long)
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,6 @@ class Dynamic:
     fixed = False
     roots = max_children = property(lambda self: self.top_k)
     max_slots = property(lambda self: self.top_k * self.depth)  # should every round run
-    counts = property(lambda self: (self.top_k, self.depth, self.size))
 
     def parents(self):
         """(0,): none is known beforehand."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from ..generate import Options
 from ..ngram import ORDER, NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import Sampler, warp
@@ -76,6 +77,12 @@ class Recorder:
         pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
         shown = {"about": self.about, "answer": answer, "pieces": pieces, "steps": self.steps}
         return shown | {"prompt": self.tokenizer.decode(self.prompt), "alone_ms": self.alone}
+
+
+def target_alone(options):
+    """The Options of the same answer by the target alone."""
+    kept = "max_new_tokens temperature top_p top_k seed".split()
+    return Options("ar", **{name: getattr(options, name) for name in kept})
 
 
 def matched(ngrams, context, token):
