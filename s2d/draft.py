@@ -5,8 +5,7 @@ draft's layers fall into **segments**, each ending at an exit. A token that left
 has no keys and values in the deeper segments; when a later token needs those, it must go through
 them first (catch-up). That takes no special case: every segment runs on all positions it has not
 seen, context or tree, from the hidden states that the segment before it kept. The nodes of a round
-leave together, where the most confident one does. Exit 0, our addition, is optional and has no
-layers: it is a table of what followed the last tokens before.
+leave together, where the most confident one does. Exit 0, our addition, has no layers.
 """
 
 import torch
@@ -30,10 +29,7 @@ class NoDraft:
         self.nothing = Proposal(TokenTree(none, none))
 
     def propose(self, context, budget, sampling) -> Proposal:
-        """A Proposal behind ``context``, a list of tokens, if ``budget`` more may be emitted.
-
-        The last of these is the target's own. ``sampling``: how tokens are drawn.
-        """
+        """A Proposal behind ``context``, a list, if ``budget`` more tokens may be emitted."""
         return self.nothing
 
     def verify(self, n, proposal, logits, sampling):
@@ -45,10 +41,9 @@ class NoDraft:
 
 
 class SortedDraft(NoDraft):
-    """A draft that continues contexts by trees of one shape.
+    """A draft of sorted ``exits`` (exits.py), the cheapest first, and trees of one ``shape``.
 
-    ``exits``: see exits.py, the cheapest first. ``rule`` ends drafting (``LeastProbable``).
-    ``worth_sending``: how many nodes of a growing tree are, see proposal.py.
+    ``rule`` ends drafting (``LeastProbable``); ``worth_sending``: see GrowingTree.
     """
 
     def __init__(self, exits, shape, rule, device, dtype, worth_sending=None):
@@ -58,17 +53,15 @@ class SortedDraft(NoDraft):
         self.attention = TreeAttention(shape.parents().to(device), dtype)  # of a fixed shape
 
     def propose(self, context, budget, sampling):
-        return self.grow(context, min(budget - 1, self.space(context)), sampling)
+        levels = min(budget - 1, self.space(context))  # the last token is the target's own
+        return self.grow(context, levels, sampling)
 
     def space(self, context):
         """How many levels the draft's own context size allows."""
         return min(each.longest for each in self.exits) - len(context) + 1
 
     def grow(self, context, max_levels, sampling, roots=None) -> Proposal:
-        """As ``propose``, with at most ``max_levels`` levels.
-
-        ``roots``: a prediction by the target itself, for the first level (extras/roots.py).
-        """
+        """A Proposal; ``roots``: the target's prediction for the first level (extras/roots.py)."""
         levels = min(max_levels, self.shape.depth)
         tree = self.new_tree(context, levels, sampling)
         confidences, stopped = [], ""
@@ -94,7 +87,7 @@ class SortedDraft(NoDraft):
         return proposal
 
     def new_tree(self, context, levels, sampling):
-        """The tree behind ``context``, before it has grown its first of so many ``levels``."""
+        """The tree, before it has grown its first of so many ``levels``."""
         how = self.shape, context, sampling, levels, self.rule.least
         if self.shape.fixed:
             return FixedTree(*how, self.attention)

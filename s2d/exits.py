@@ -10,6 +10,7 @@ has seen; and three methods. A prediction has a ``confidence``, the largest prob
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 
@@ -97,7 +98,6 @@ class LayerExit:
 
     @property
     def filled(self):
-        """How many positions its segment has seen."""
         return self.cache.length
 
     def rounds(self, shape, levels):
@@ -215,8 +215,7 @@ class TablePrediction:
 
     def sample(self, count, sampling):
         """As Prediction's. Where nothing is known, q is uniform over the other rows' tokens."""
-        known = list(dict.fromkeys(token for blend in self.blends for token in blend))
-        known = filled(known, count)
+        known = filled(list(dict.fromkeys(chain.from_iterable(self.blends))), count)
         rows = [[blend.get(token, 0.0) for token in known] for blend in self.blends]
         like = dict(device=self.exit.device, dtype=self.exit.dtype)
         weights = torch.tensor(rows, **like)  # (R, K): all else has no probability
@@ -235,10 +234,7 @@ def filled(tokens, count):
 
 
 def sorted_exits(layers, thresholds, model, table, capacity):
-    """The exits of ``model`` after so many ``layers`` each; 0 is the ``table``, a TableExit.
-
-    ``capacity``: the slots of a KV cache.
-    """
+    """The exits of ``model`` after so many ``layers`` each; 0 is the ``table``, a TableExit."""
     exits, below = [], None
     for layer, threshold in zip(layers, thresholds):
         if layer > 0:

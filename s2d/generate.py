@@ -40,7 +40,7 @@ TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
 class Options:
     """What may be said about a generation. None: a default by draft and method, see ``plan``.
 
-    Raises ValueError for what is wrong whatever the models are, and for what a method does not use.
+    ValueError for what is wrong whatever the models are, and for what a method does not use.
     """
 
     method: str = "s2d"  # one of METHODS
@@ -97,7 +97,8 @@ class Options:
         refuse(stored, f"a datastore is for exit 0, not for {list(exits)}")
         thresholds = self.chosen_thresholds(exits, draft)
         shape = self.chosen_shape(draft if exits[-1] > 0 else TABLE_ALONE)
-        refuse_large(shape, exits, target)
+        refuse_wide(shape, target.vocab_size)
+        refuse_large(shape, exits, target.max_position_embeddings)
         grows = self.replacement and not shape.fixed
         refuse(grows, "replacement is for siblings of a tree of fixed shape")
         return Plan(self, exits, thresholds, shape, self.chosen_stop(exits, draft))
@@ -155,10 +156,9 @@ def refuse(wrong, message):
         raise ValueError(message)
 
 
-def refuse_large(shape, exits, target):
+def refuse_large(shape, exits, longest):
     """ValueError for a tree that is too large, for this program or for the target's context."""
-    refuse_wide(shape, target.vocab_size)
-    size, depth, longest = shape.size, shape.depth, target.max_position_embeddings
+    size, depth = shape.size, shape.depth
     long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
     refuse(max(size, depth) > longest, long)
     # Not all is sent of a growing tree; a table is asked only about what is.

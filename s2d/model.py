@@ -1,8 +1,7 @@
 """Llama: run any range of layers, from tokens or from hidden states, with a KV cache or without.
 
 Knows nothing about files or drafts. A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It
-may stop after any layer, and go on later from the hidden states there. Parameters have the names of
-Hugging Face checkpoints.
+may stop after any layer, and go on later from the hidden states there.
 """
 
 import math
@@ -203,10 +202,9 @@ class Llama(nn.Module):
         """Hidden states (B, T, hidden) through layers start..stop-1: (B, T, hidden).
 
         By default the T positions follow the S of the ``cache`` (0 without one), and attention is
-        causal. ``positions`` (T,) and ``mask`` (R, C) say otherwise. The mask is added to attention
-        scores, 0 or -inf: what the last R positions see of the last C; they see all before those.
-        Where S > 0, R is T. Rows of a batch that differ have positions (B, 1, T) and a mask
-        (B, 1, R, C).
+        causal. ``positions`` (T,) and ``mask`` (R, C) say otherwise. The mask, 0 or -inf, says what
+        the last R positions see of the last C; they see all before those. Where S > 0, R is T. Rows
+        of a batch that differ have positions (B, 1, T) and a mask (B, 1, R, C).
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length

@@ -2,15 +2,13 @@
 
 Knows nothing about models or trees. A context is a list of token ids.
 
-There are two tables. A ``Text`` grows with every accepted token, a datastore is fixed
+There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
-often each one did.
-``NGrams`` blends these counts into one distribution, from the longest suffix to the shortest. Of
-the probability that is left, a table takes c / (c + doubt · u), where the suffix was seen c times
-and u different tokens followed (Witten–Bell smoothing; Chen & Goodman 1999). So a suffix that one
-token often followed, and no other, takes nearly all, and one that anything may follow takes little.
-What is left at the end belongs to no known token. Therefore the largest probability says how sure
-the exit is.
+often each one did. ``NGrams`` blends these counts into one distribution, from the longest suffix to
+the shortest. Of the probability that is left, a table takes c / (c + doubt · u), where the suffix
+was seen c times and u different tokens followed (Witten–Bell smoothing; Chen & Goodman 1999). So a
+suffix that one token often followed, and no other, takes nearly all. What is left at the end
+belongs to no known token. Therefore the largest probability says how sure the exit is.
 """
 
 ORDER = 4  # tokens in the longest suffix
@@ -18,10 +16,7 @@ FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bound
 
 
 class Text:
-    """The n-grams of the text itself.
-
-    A suffix keeps the ``FOLLOWERS`` different tokens that followed it last.
-    """
+    """The n-grams of the text itself; a suffix keeps the ``FOLLOWERS`` that came last."""
 
     doubts = 4.0, 2.0, 1.0, 0.7  # by the suffix's length: what follows a lone token says least
 

@@ -18,11 +18,12 @@ NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 class Proposal:
     """The token tree of a step, and how it came about.
 
-    ``q`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that
-    of node i's; None where nothing was drawn. A round is a run of the draft.
+    A round is a run of the draft.
     """
 
     tree: TokenTree
+    # (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of
+    # node i's. None where nothing was drawn.
     q: torch.Tensor | None = None
     slots: list[int] = ()  # of each node in the draft's KV caches, from the context's end on
     rounds: list[int] = ()  # of each node, which one proposed it, or TARGET
@@ -44,8 +45,8 @@ class LeastProbable:
     """A stopping rule: drafting ends where its path is less probable than ``least``.
 
     Every rule has ``least`` (a growing tree drops each path below it), a ``reason``, and answers
-    whether to end after a round: ``ends(tree, expanded, prediction, children)``, where the nodes
-    ``expanded`` got ``children`` (R, K). Another one: extras/decision.py.
+    whether to end after a round, in which ``expanded`` got ``children`` (R, K). Another one:
+    extras/decision.py.
     """
 
     reason = "confidence"
@@ -75,10 +76,9 @@ class FixedTree:
         self.frontier = (CONTEXT,) if levels > 0 else ()
 
     def takes(self, prediction):
-        """Whether a level may be made of it.
+        """Whether a level is made of it: if it took a pass, or if its path is likely enough.
 
-        One that cost no pass is left where the path gets less probable than ``least`` by it. That
-        is decided before a token is drawn. One that was paid for is sent.
+        That is decided before a token is drawn.
         """
         likelihood = self.likelihood * prediction.confidence
         return not prediction.free or likelihood >= self.least and likelihood > 0.0
@@ -170,7 +170,11 @@ class GrowingTree:
             self.depths += [depth] * len(tokens)
             self.probs += [above * prob for prob in each]
             self.rounds += [number] * len(tokens)
-        self.best = self.most_probable()
+        # A parent is no less probable than its children, and was there before them.
+        ordered = sorted(range(len(self.tokens)), key=self.probs.__getitem__, reverse=True)
+        best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
+        # What the target gave is sent whatever it is.
+        self.best = [i for i in best if self.probs[i] >= self.least or self.rounds[i] == TARGET]
         waiting = (i for i in self.best if i not in self.slots and self.depths[i] + 1 < self.levels)
         self.rounds_left -= 1
         self.frontier = list(islice(waiting, self.at_once)) if self.rounds_left else []
@@ -182,16 +186,6 @@ class GrowingTree:
 
     def depth(self, node):
         return -1 if node == CONTEXT else self.depths[node]
-
-    def most_probable(self):
-        """The numbers of the ``size`` best candidates.
-
-        A parent is no less probable than its children and was there before them. What the target
-        gave is sent whatever it is.
-        """
-        ordered = sorted(range(len(self.tokens)), key=self.probs.__getitem__, reverse=True)
-        best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
-        return [i for i in best if self.probs[i] >= self.least or self.rounds[i] == TARGET]
 
     def slot_tokens(self):
         """As FixedTree's."""

@@ -4,8 +4,7 @@ Knows nothing about models or caches: pure functions of tensors. Each verifier t
 N nodes and the target's N+1 rows: row 0 is about what follows the context, row i + 1 about what
 follows node i. It starts at CONTEXT, or at a root that is accepted already, and returns ``(path,
 bonus, draws)``: the accepted nodes; the bonus token, the target's own after them; and the numbers
-that were drawn for the tests on the way. A chain is a tree with one child a node; with N = 0 all of
-this is autoregressive decoding.
+drawn for the tests on the way. With N = 0 all of this is autoregressive decoding.
 
 Lemma (exactness of drafts that adapt). Where tokens face tests: suppose that every decision about a
 position (its exit, whether to stop, whether to go on) depends only on the draft's distributions, on
@@ -27,7 +26,7 @@ class Verdict(NamedTuple):
 
     path: list[int]  # accepted nodes
     tokens: list[int]  # that are emitted: theirs and, unless it is the next root, the bonus token
-    draws: list[torch.Tensor]  # the numbers drawn for the tests
+    draws: list[torch.Tensor]
     p: torch.Tensor | None  # (N+1, V): the target's warped distributions; None at T = 0
 
 
@@ -41,7 +40,9 @@ def verify(n, tree, q, logits, sampling, roots=(CONTEXT,)) -> Verdict:
     p = None if sampling.greedy else sampling.warp(logits)
     if p is None or q is None:
         if p is not None:  # the race at the position that each row is about
-            positions = [n, *(n + depth + 1 for depth in tree.depths())]
+            positions = [n]
+            for parent in tree.parents.tolist():
+                positions.append(positions[parent + 1] + 1)
             logits = sampling.sampler.race(p, positions)
         choices = logits.argmax(dim=-1)  # (N+1,)
         found = [follow(tree, choices, root) for root in roots]
