@@ -123,10 +123,7 @@ def steps_of(target, loop) -> Iterator[Step]:
 
 
 def decode_step(context, scorer, drafter, sampling, limit) -> Iterator["Pass"]:
-    """Draft, have the target run once, verify, roll back: one Step behind ``context``, a list.
-
-    A generator, which yields the Pass, is sent its logits and returns the Step.
-    """
+    """One Step behind ``context``, a list: yields a Pass, is sent its logits, returns the Step."""
     n, device = len(context), scorer.target.device
     began = clock(device)
     # 1. Draft a tree of tokens; an empty one is plain decoding.

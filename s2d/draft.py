@@ -95,15 +95,12 @@ class SortedDraft(NoDraft):
         return GrowingTree(*how, rounds, at_once, self.device, self.dtype)
 
     def predict(self, tree):
-        """The prediction of the first exit that is sure enough, or else of the last one.
-
-        And the exits that were tried, each with its confidence. This alone decides: no drawn token
-        has a say in its own exit (verify.py's lemma).
-        """
+        """The prediction of the first exit that is sure enough, or of the last; and those tried."""
         tried = []
         for each in self.exits:
             prediction = each.predict(tree)
             tried.append((each.layer, prediction.confidence))
+            # This alone decides: no drawn token has a say in its own exit (verify.py's lemma).
             if prediction.confidence > each.threshold:
                 break  # the layers behind it are not run
         return prediction, tried

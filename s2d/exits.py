@@ -119,10 +119,7 @@ class LayerExit:
             move_up(self.hidden, n, held)
 
     def catch_up(self, tree):
-        """Run the segment on all positions up to ``tree.end`` that it has not seen.
-
-        Returns the last pass's hidden states (1, T, hidden).
-        """
+        """Run the segment on what it has not seen up to ``tree.end``: (1, T, hidden), the last."""
         n, end = len(tree.context), tree.end
         while True:
             seen = self.cache.length

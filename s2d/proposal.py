@@ -16,10 +16,7 @@ NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 
 @dataclass
 class Proposal:
-    """The token tree of a step, and how it came about.
-
-    A round is a run of the draft.
-    """
+    """The token tree of a step, and how it came about, in rounds: runs of the draft."""
 
     tree: TokenTree
     # (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of
@@ -76,18 +73,13 @@ class FixedTree:
         self.frontier = (CONTEXT,) if levels > 0 else ()
 
     def takes(self, prediction):
-        """Whether a level is made of it: if it took a pass, or if its path is likely enough.
-
-        That is decided before a token is drawn.
-        """
+        """Whether to make a level of it, decided before a token is drawn."""
         likelihood = self.likelihood * prediction.confidence
+        # What took a pass is sent.
         return not prediction.free or likelihood >= self.least and likelihood > 0.0
 
     def add_level(self, prediction, number):
-        """Choose children (R, K) of the frontier, which a prediction is about; add and return them.
-
-        ``number`` is that of this round, or TARGET.
-        """
+        """Give the frontier children, (R, K), by the prediction of round ``number``, or TARGET."""
         count = self.shape.widths[len(self.tokens)]
         if self.sampling.greedy or self.sampling.coupled:
             positions = [len(self.context) + len(self.tokens)] * len(self.frontier)
@@ -106,7 +98,8 @@ class FixedTree:
 
     def slot_tokens(self):
         """The tokens of the nodes in slots, (slots,)."""
-        return torch.cat([self.whole.parents[:0], *self.tokens])  # the first: of no level
+        none = self.whole.parents[:0]  # where there is no level
+        return torch.cat([none, *self.tokens])
 
     def attention(self):
         """The TreeAttention of what is in slots, and maybe of more behind it."""
@@ -158,13 +151,14 @@ class GrowingTree:
         return True
 
     def add_level(self, prediction, number):
-        """As FixedTree's: the children (F, K) most likely to be the target's choice."""
-        positions = [len(self.context) + self.depth(node) + 1 for node in self.frontier]
+        """As FixedTree's."""
+        depths = [0 if node == CONTEXT else self.depths[node] + 1 for node in self.frontier]
+        positions = [len(self.context) + depth for depth in depths]
         how = self.shape.top_k, self.sampling, positions
-        children, probs = prediction.winners(*how)  # (F, K) each
-        for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
+        children, probs = prediction.winners(*how)  # (R, K) each
+        rows = children.tolist(), probs.tolist()
+        for parent, depth, tokens, each in zip(self.frontier, depths, *rows):
             above = 1.0 if parent == CONTEXT else self.probs[parent]
-            depth = self.depth(parent) + 1
             self.tokens += tokens
             self.parents += [parent] * len(tokens)
             self.depths += [depth] * len(tokens)
@@ -183,9 +177,6 @@ class GrowingTree:
         self.end += len(self.frontier)
         self.latest = None
         return children
-
-    def depth(self, node):
-        return -1 if node == CONTEXT else self.depths[node]
 
     def slot_tokens(self):
         """As FixedTree's."""
