@@ -72,7 +72,7 @@ class Sampler:
         return probs / torch.stack(numbers)
 
     def flip(self, probabilities):
-        """Toss coins: (N,) bool, whether numbers from [0, 1) are below (N,), and these numbers."""
+        """Toss coins: whether numbers from [0, 1) are below ``probabilities`` (N,); and these."""
         numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
         return numbers < probabilities, numbers
 
