@@ -25,6 +25,7 @@ from s2d.program import Parser, comma_separated, path, read_stdin, run_program, 
 from s2d.text.chat import choose_template
 from s2d.trace import Recorder, check_page, traced
 from s2d.trace.conversation import converse
+from s2d.trace.record import target_alone
 from s2d.trace.several import answer_all
 from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report
 from s2d.tree import Dynamic
@@ -128,7 +129,7 @@ def answer(args, begin, tokenizer, prompt, options, colors, about):
 
     ``begin``: Options -> a Generation; ``about``: its Plan -> what there is to say of it.
     """
-    alone = options.alone()
+    alone = target_alone(options)
     demonstration = args.prompt is None and options.method != "ar" and not args.json
     if demonstration:  # the first passes of a process are slow; keep them out of the comparison
         for each in (options, alone):

@@ -30,10 +30,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 class KVCache:
     """Keys and values of a run of layers, in slots that are filled from 0 up to ``length``.
 
-    The storage is allocated once for ``capacity`` slots. What is rejected is forgotten by moving
-    ``length``; what is accepted of a tree moves together inside the cache. Shapes follow
-    scaled_dot_product_attention: (B, G, S, D) per layer. The rows of a batch are equally long, and
-    decoding has one.
+    What is rejected is forgotten by moving ``length``; what is accepted of a tree moves together
+    inside the cache. The rows of a batch are equally long, and decoding has one.
     """
 
     def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype, batch=1):
@@ -46,10 +44,9 @@ class KVCache:
         self.length = 0
 
     def write(self, layer, keys, values):
-        """Store one layer's new keys and values (B, G, T, D) after the filled slots.
+        """Store one layer's new keys and values (B, G, T, D) behind the filled slots.
 
-        Returns old and new together, (B, G, S+T, D) each. ``length`` does not move yet: every layer
-        of the run writes the same T slots, then ``advance(T)``.
+        Returns old and new together, (B, G, S+T, D) each. All layers write, then ``advance(T)``.
         """
         T = keys.shape[2]
         all_keys, all_values = self.layers[layer]
@@ -59,11 +56,11 @@ class KVCache:
         return all_keys.narrow(2, 0, end), all_values.narrow(2, 0, end)
 
     def attend(self, layer, q, k, v, mask):
-        """``attend`` of queries (B, H, T, D) to old and new together; the new ones are written."""
+        """``attend``, behind a ``write``."""
         return attend(q, *self.write(layer, k, v), mask)
 
     def advance(self, count):
-        """Count ``count`` more slots as filled, once all layers have written them."""
+        """Count so many more slots as filled."""
         self.length += count
 
     def keep(self, length, path):

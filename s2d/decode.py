@@ -1,7 +1,7 @@
 """The draft-verify loop, once, for every method: ``decode`` yields a Step a pass of the target.
 
 Knows nothing about files, text or the names of methods. A target, a drafter (draft.py's ``NoDraft``
-says what that is) and a Sampling are all it works with; statistics are a fold over the steps.
+says what that is) and a Sampling are all it works with.
 """
 
 import time
@@ -92,21 +92,17 @@ def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
 
     Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
     """
-    return steps_of(target, new_loop(target, tokens, drafter, sampling, limit))
-
-
-def new_loop(target, tokens, drafter, sampling, limit):
-    """The loop of ``decode``, but who runs it also runs its passes (extras/many.py: of several).
-
-    A generator, which yields a Pass and a Step in turn: ``next`` asks for the Pass, and ``send``
-    takes its logits and gives the Step.
-    """
     context = checked_list(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
     checked(limit, "limit", int, 1, target.config.max_position_embeddings)
-    return _loop(context, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
+    scorer = Scorer(target, limit, drafter.shape)
+    return steps_of(target, new_loop(context, scorer, drafter, sampling, limit))
 
 
-def _loop(context, scorer, drafter, sampling, limit):
+def new_loop(context, scorer, drafter, sampling, limit):
+    """The loop of ``decode``, but who runs it also runs its passes (extras/many.py: of several).
+
+    It yields a Pass and a Step in turn: ``next`` asks for the Pass, ``send`` takes its logits.
+    """
     while len(context) < limit:
         step = yield from decode_step(context, scorer, drafter, sampling, limit)
         context += step.tokens
@@ -117,23 +113,17 @@ def _loop(context, scorer, drafter, sampling, limit):
 
 def steps_of(target, loop) -> Iterator[Step]:
     """The Steps of one loop by itself."""
-    while step := next_step(target, loop):
+    while True:
+        with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
+            wanted = next(loop, None)
+            step = wanted and loop.send(run_pass(target, wanted))
+        if not step:
+            return
         yield step
 
 
-@torch.inference_mode()
-@sdpa_kernel(DECODING_KERNELS)
-def next_step(target, loop):
-    """The next Step of a loop, or None where it has ended."""
-    wanted = next(loop, None)
-    return wanted and loop.send(run_pass(target, wanted))
-
-
 def decode_step(context, scorer, drafter, sampling, limit) -> Iterator["Pass"]:
-    """Draft, have the target run once, verify, roll back: one Step behind ``context``, a list.
-
-    A generator, which yields the Pass, is sent its logits and returns the Step.
-    """
+    """One Step behind ``context``, a list: yields a Pass, is sent its logits, returns the Step."""
     n, device = len(context), scorer.target.device
     began = clock(device)
     # 1. Draft a tree of tokens; an empty one is plain decoding.
@@ -154,16 +144,13 @@ def decode_step(context, scorer, drafter, sampling, limit) -> Iterator["Pass"]:
 
 @dataclass
 class Pass:
-    """What the target is to run: T new positions behind a KV cache; logits from row ``first`` on.
+    """What the target is to run: T new positions behind a KV cache."""
 
-    ``tokens`` (T,) are there; ``positions`` and ``mask`` are those of ``run_layers``.
-    """
-
-    tokens: torch.Tensor
-    positions: torch.Tensor | None
+    tokens: torch.Tensor  # (T,)
+    positions: torch.Tensor | None  # these two as ``run_layers`` takes them
     mask: torch.Tensor | None
     cache: KVCache
-    first: int
+    first: int  # logits are wanted from this row on
 
 
 def run_pass(target, wanted):
@@ -174,10 +161,7 @@ def run_pass(target, wanted):
 
 
 class Scorer:
-    """The target's KV cache, for contexts of at most ``limit`` tokens and one tree shape.
-
-    It says which Pass is wanted, and makes rows of what comes back.
-    """
+    """The target's KV cache, for contexts of at most ``limit`` tokens and one tree shape."""
 
     def __init__(self, target, limit, shape):
         self.target, self.fixed = target, shape.fixed
@@ -193,21 +177,21 @@ class Scorer:
             self.attention = TreeAttention(tree.parents, self.target.dtype)
         positions, mask = self.attention.span(n, seen, n + len(tree))
         new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
-        # Nothing may be new in front of the tree: then the last step gave no bonus token, and the
-        # row after the context is known already.
+        # Nothing is new in front of the tree where the last step gave no bonus token: then the row
+        # after the context is known already.
         self.latest = self.after_context[None] if seen == n else None
         tokens, first = torch.cat((new, tree.tokens)), max(0, n - 1 - seen)
         return Pass(tokens, positions, mask, self.cache, first)
 
     def rows(self, logits):
-        """Of the Pass that was wanted, row 0 is about what follows the context: (N+1, V)."""
+        """(N+1, V), of the ``logits`` of the Pass that was wanted."""
         if not logits.sum(dtype=torch.float32).isfinite():
             raise ValueError("the target's logits are NaN: its weights are damaged, or overflow")
         self.latest = logits if self.latest is None else torch.cat((self.latest, logits))
         return self.latest
 
     def keep(self, n, path):
-        """Keep the n positions of context and the accepted ``path`` behind them."""
+        """Roll back to the n positions of context and the accepted ``path`` behind them."""
         self.cache.keep(n, path)
         self.after_context = self.latest[path[-1] + 1 if path else 0]
 

@@ -1,28 +1,21 @@
 """The exits of a sorted draft: each says what may come next, and how sure it is.
 
-Knows nothing about the target. Two kinds: ``LayerExit`` runs layers of the draft, ``TableExit``
-looks in a table (ngram.py). What both have: ``layer``, how many layers it needs; ``threshold``,
-which its confidence must exceed; ``longest``, the positions it can work on; and four methods. A
-prediction has a ``confidence``, the largest probability of all; ``free``, whether it took no pass;
-``likeliest``, ``winners`` and ``sample``, which give tokens.
+Knows nothing about the target. Two kinds: ``LayerExit`` runs layers of the draft, exit 0 looks in a
+table (extras/table.py). What both have: ``layer``, how many layers it needs; ``threshold``, which
+its confidence must exceed; ``longest``, the positions it can work on; ``filled``, how many it has
+seen; and three methods. A prediction has a ``confidence``, the largest probability of all;
+``free``, whether it took no pass; ``winners`` and ``sample``, which give tokens.
 """
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from .cache import move_up
 from .model import LlamaConfig
-from .ngram import ORDER, top
 from .sampling import warp
-from .tree import TreeAttention
 
-# Of a table, whose probabilities are rough. Measured with SmolLM2 on 48 Spec-Bench prompts at T = 1
-# and T = 0.7: these accept most, and are about right above 0.3 (below, they promise too much).
-UNKNOWN = 3.0  # times its probability: what a token that the table lacks usually reaches in a race
-DAMPED = 0.5  # the power of what a token reaches in a race that says how probable it is to win
 WINDOW = 256  # how much context a catch-up runs at a time, so that masks stay small
 
 
@@ -38,66 +31,33 @@ class DraftConfig(LlamaConfig):
 
 
 @dataclass
-class Asked:
-    """Which positions an exit is asked about: the last ``count`` of ``end``, n of them context.
-
-    ``context`` and ``slots`` (1, slots) hold the tokens up to there; behind the context stands the
-    frontier of ``tree`` after each of its rounds. ``fixed``: the attention of a tree whose shape is
-    known; a growing one gets its own.
-    """
-
-    context: list[int]
-    slots: torch.Tensor
-    tree: object
-    end: int
-    count: int
-    fixed: TreeAttention | None
-
-    @property
-    def n(self):
-        return len(self.context)
-
-    @cached_property
-    def attention(self):
-        return self.fixed or self.tree.attention()
-
-
-@dataclass
 class Prediction:
-    """What layers say about the token after each of R positions.
+    """What layers say about the token after each of R positions."""
 
-    ``hidden`` (R, hidden) are the exit's hidden states; ``probs`` (R, V) are the probabilities of
-    ``logits`` (R, V) before temperature and top-p; ``best`` (R,) are the largest, of the tokens
-    ``tokens`` (R,).
-    """
-
-    hidden: torch.Tensor
-    logits: torch.Tensor
-    probs: torch.Tensor
-    best: torch.Tensor
-    tokens: torch.Tensor
+    hidden: torch.Tensor  # (R, hidden), the exit's hidden states
+    logits: torch.Tensor  # (R, V)
+    probs: torch.Tensor  # (R, V), before temperature and top-p
+    best: torch.Tensor  # (R,), the largest of them
+    tokens: torch.Tensor  # (R,), theirs
     confidence: float
 
     free = False
 
-    def likeliest(self, count):
-        """The ``count`` likeliest tokens (R, count), and their probabilities (R, count)."""
-        if count == 1:
-            return self.tokens[:, None], self.best[:, None]
-        tokens = self.logits.topk(count).indices
-        return tokens, self.probs.gather(1, tokens)
-
     def winners(self, count, sampling, positions):
-        """The winner of q's race at ``positions`` and what comes next by q and race: (R, count).
+        """Tokens (R, count) at ``positions``, and how probable the target is to choose each.
 
-        And how probable each is to win the target's race too (R, count), given the numbers.
+        At T = 0 they are the likeliest; above, the first in the race that its choice has to win.
         """
+        if sampling.greedy and count == 1:
+            return self.tokens[:, None], self.best[:, None]
+        if sampling.greedy:
+            tokens = self.logits.topk(count).indices
+            return tokens, self.probs.gather(1, tokens)
         q = self.q(sampling)
         race = sampling.sampler.race(q, positions)  # (R, V), q / e
         # The target's p is not q, so a small number e alone should not decide: the geometric mean
-        # of q and q / e does. The winner stays: where p is q, it is the target's. Measured with 60
-        # texts of each mini target at T = 1: trees of the default shape accept 8 % (70b) to 15 %
-        # more than with the likeliest tokens, ranked by q; by q / e from 9.5 % less to 3 % more.
+        # of q and q / e does. At T = 1 trees of the default shape then accept 8 % to 15 % more than
+        # with the likeliest. The winner stays: where p is q, it is the target's.
         scores = (q * race).sqrt()
         winner = race.argmax(dim=-1, keepdim=True)  # (R, 1)
         tokens = scores.scatter(1, winner, torch.inf).topk(count).indices
@@ -119,32 +79,27 @@ class LayerExit:
     The segment has a KV cache of its own and, for the next exit, keeps what its layers gave.
     """
 
-    reads_slots = True
-
     def __init__(self, model, below, layer, threshold, capacity, last):
         self.model, self.below, self.layer, self.threshold = model, below, layer, threshold
         self.dtype, self.longest = model.dtype, model.config.max_position_embeddings
         self.head = getattr(model, "draft_head", None)  # extras/draft_head.py
         self.vocab_size = len(self.head.tokens) if self.head else model.config.vocab_size
-        self.cache = model.new_cache(capacity, below.layer if below else 0, layer)
+        self.start = below.layer if below else 0
+        self.cache = model.new_cache(capacity, self.start, layer)
         size = 1, capacity, model.config.hidden_size
         self.hidden = None if last else torch.zeros(size, device=model.device, dtype=model.dtype)
 
     @property
     def filled(self):
-        """How many positions its segment has seen."""
         return self.cache.length
 
     def rounds(self, shape, levels):
         """To grow a tree: how often to ask, about how many nodes at once. Here that is a pass."""
         return levels, shape.top_k
 
-    def read(self, tokens):
-        """The context goes on with ``tokens``. The segment catches up when it is asked."""
-
-    def predict(self, asked):
-        """A Prediction for the positions ``asked`` about."""
-        hidden = self.catch_up(asked)[0, -asked.count :]  # (R, hidden)
+    def predict(self, tree):
+        """A prediction for each node of the frontier of ``tree`` (proposal.py)."""
+        hidden = self.catch_up(tree)[0, -len(tree.frontier) :]  # (R, hidden)
         logits = self.model.logits(hidden, self.head)
         if self.head:
             logits = self.head.over_all(logits, self.model.config.vocab_size)  # (R, V)
@@ -163,12 +118,9 @@ class LayerExit:
         if self.hidden is not None:
             move_up(self.hidden, n, held)
 
-    def catch_up(self, asked):
-        """Run the segment on all positions up to ``asked.end`` that it has not seen.
-
-        Returns the last pass's hidden states (1, T, hidden).
-        """
-        n, end = asked.n, asked.end
+    def catch_up(self, tree):
+        """Run the segment on what it has not seen up to ``tree.end``: (1, T, hidden), the last."""
+        n, end = len(tree.context), tree.end
         while True:
             seen = self.cache.length
             # Usually one pass. If it lags behind by much context, that goes first, a window at a
@@ -177,116 +129,22 @@ class LayerExit:
             if self.below:  # the exit below has seen them all, and kept what its layers gave
                 hidden = self.below.hidden.narrow(1, seen, upto - seen)
             else:
-                hidden = self.model.embed(asked.slots.narrow(1, seen, upto - seen))
-            positions, mask = asked.attention.span(n, seen, upto) if upto > n else (None, None)
-            start = self.below.layer if self.below else 0
-            hidden = self.model.run_layers(hidden, start, self.layer, positions, mask, self.cache)
+                drafted = tree.slot_tokens()[max(0, seen - n) : max(0, upto - n)]
+                new = drafted.new_tensor(tree.context[seen:upto])
+                hidden = self.model.embed(torch.cat((new, drafted))[None])
+            how = *tree.attention().span(n, seen, upto), self.cache  # positions, mask
+            hidden = self.model.run_layers(hidden, self.start, self.layer, *how)
             if self.hidden is not None:
                 self.hidden.narrow(1, seen, upto - seen).copy_(hidden)
             if upto == end:
                 return hidden
 
 
-class TableExit:
-    """Exit 0: no layers; what followed the last tokens before, by a table (an NGrams)."""
-
-    layer, longest, filled, reads_slots = 0, math.inf, 0, False
-
-    def __init__(self, ngrams, threshold, vocab_size, device, dtype):
-        self.ngrams, self.threshold = ngrams, threshold
-        self.vocab_size, self.device = vocab_size, device
-        self.dtype = dtype if dtype == torch.float64 else torch.float32  # of q
-
-    def rounds(self, shape, levels):
-        """Its answers are cheap: a node at a time, until the best paths are known."""
-        return shape.size, 1
-
-    def read(self, tokens):
-        self.ngrams.grow(tokens)
-
-    def predict(self, asked):
-        before = asked.context[-ORDER:]
-        tails = ([*before, *path][-ORDER:] for path in asked.tree.paths())
-        return TablePrediction(self, [self.ngrams.distribution(tail) for tail in tails])
-
-    def keep(self, n, slots):
-        """The table has seen accepted tokens alone."""
-
-
-@dataclass
-class TablePrediction:
-    """What exit 0 says about the token after each of R positions: as a Prediction.
-
-    ``blends``: for each position, {token: probability} of the tokens that the table knows.
-    """
-
-    exit: TableExit
-    blends: list[dict[int, float]]
-
-    free = True
-
-    @cached_property
-    def confidence(self):
-        return max(max(blend.values(), default=0.0) for blend in self.blends)
-
-    def likeliest(self, count):
-        """As Prediction's. Where fewer are known, others fill the end, with probability 0."""
-        return self.best_of(self.blends, count)
-
-    def winners(self, count, sampling, positions):
-        """As Prediction's. What the table does not know takes part, as one."""
-        rows = []
-        for blend, position in zip(self.blends, positions):
-            numbers = sampling.sampler.numbers_at(position, self.exit.vocab_size)
-            pairs = zip(blend.items(), numbers[list(blend)].tolist())
-            # The likeliest of the unknown tokens may have half of what is left.
-            rest, power = max(0.0, 1.0 - sum(blend.values())) / 2, 1 / sampling.temperature
-            most = max(rest, *blend.values()) if blend else 1.0  # whose power is 1
-            raced = {token: (q / most) ** power / e for (token, q), e in pairs}
-            weights = {token: value**DAMPED for token, value in top(raced, count)}
-            total = sum(weights.values()) + (2 * UNKNOWN * (rest / most) ** power) ** DAMPED
-            rows.append({token: weight / total for token, weight in weights.items()})
-        return self.best_of(rows, count)
-
-    def best_of(self, rows, count):
-        """R dictionaries {token: number} -> the tokens with the largest, and these, (R, count)."""
-        pairs = []
-        for row in rows:
-            tokens = filled([token for token, _ in top(row, count)], count)
-            pairs.append([(token, row.get(token, 0.0)) for token in tokens])
-        pairs = torch.tensor(pairs, dtype=torch.float64, device=self.exit.device)  # (R, count, 2)
-        return pairs[..., 0].long(), pairs[..., 1]
-
-    def sample(self, count, sampling):
-        """As Prediction's. Where nothing is known, q is uniform over the other rows' tokens."""
-        known = list(dict.fromkeys(token for blend in self.blends for token in blend))
-        known = filled(known, count)
-        rows = [[blend.get(token, 0.0) for token in known] for blend in self.blends]
-        like = dict(device=self.exit.device, dtype=self.exit.dtype)
-        weights = torch.tensor(rows, **like)  # (R, K): all else has no probability
-        weights[weights.sum(dim=-1) == 0] = 1.0
-        small = sampling.warp(weights.log())
-        chosen = sampling.sampler.candidates(small, count, sampling.replacement)
-        known = torch.tensor(known, device=self.exit.device)
-        q = torch.zeros(len(rows), self.exit.vocab_size, **like).index_copy(1, known, small)
-        return known[chosen], q
-
-
-def filled(tokens, count):
-    """``tokens``, a list, and others behind them if they are fewer than ``count``."""
-    others = [token for token in range(count) if token not in tokens]
-    return tokens + others[: max(0, count - len(tokens))]
-
-
 def sorted_exits(layers, thresholds, model, table, capacity):
-    """The exits of ``model`` after so many ``layers`` each; 0 is the ``table``, a TableExit.
-
-    ``capacity``: the slots of a KV cache.
-    """
+    """The exits of ``model`` after so many ``layers`` each; 0 is the ``table``."""
     exits, below = [], None
     for layer, threshold in zip(layers, thresholds):
         if layer > 0:
-            last = layer == layers[-1]
-            below = LayerExit(model, below, layer, threshold, capacity, last)
+            below = LayerExit(model, below, layer, threshold, capacity, layer == layers[-1])
         exits.append(below if layer > 0 else table)
     return exits

@@ -5,18 +5,17 @@ A method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain fr
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from .decode import Stats, Step, checked, checked_list, clock, new_loop, steps_of
+from .decode import Scorer, Stats, Step, checked, checked_list, clock, new_loop, steps_of
 from .draft import NoDraft, SortedDraft
-from .exits import DraftConfig, TableExit, sorted_exits
+from .exits import DraftConfig, sorted_exits
 from .model import Llama, LlamaConfig
-from .ngram import NGrams
 from .proposal import LeastProbable
 from .sampling import Sampler, Sampling
 from .tree import Dynamic, KConfig
@@ -31,7 +30,7 @@ SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is 
 UNSURE = 0.5  # the threshold of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does: measured
 LEAST = 0.03  # path of exit 0 that is still followed; what of it is sent is decided by costs
-# What stands in a draft's config, for exit 0 alone.
+# What stands in a draft's config, for exit 0 alone:
 TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
 TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
 
@@ -40,7 +39,7 @@ TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
 class Options:
     """What may be said about a generation. None: a default by draft and method, see ``plan``.
 
-    Raises ValueError for what is wrong whatever the models are, and for what a method does not use.
+    ValueError for what is wrong whatever the models are, and for what a method does not use.
     """
 
     method: str = "s2d"  # one of METHODS
@@ -78,11 +77,6 @@ class Options:
         checked(self.top_k, "top_k", int, 0)
         checked(self.seed, "seed", int, 0)
 
-    def alone(self) -> "Options":
-        """The same answer by the target alone."""
-        kept = "max_new_tokens temperature top_p top_k seed".split()
-        return Options("ar", **{name: getattr(self, name) for name in kept})
-
     def plan(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Plan":
         """What is to be done with models of these configs; ValueError where it cannot be.
 
@@ -102,7 +96,8 @@ class Options:
         refuse(stored, f"a datastore is for exit 0, not for {list(exits)}")
         thresholds = self.chosen_thresholds(exits, draft)
         shape = self.chosen_shape(draft if exits[-1] > 0 else TABLE_ALONE)
-        refuse_large(shape, exits, target)
+        refuse_wide(shape, target.vocab_size)
+        refuse_large(shape, exits, target.max_position_embeddings)
         grows = self.replacement and not shape.fixed
         refuse(grows, "replacement is for siblings of a tree of fixed shape")
         return Plan(self, exits, thresholds, shape, self.chosen_stop(exits, draft))
@@ -136,14 +131,12 @@ class Options:
         if self.method in CHAINS:
             length = draft.draft_length if self.draft_length is None else self.draft_length
             return KConfig((1,) * checked(length, "draft_length", int, 1, LARGEST_TREE))
-        tree = self.tree
-        if tree is None and self.method == "mcsd":
-            tree = K_CONFIG
-        elif tree is None:
-            tree = Dynamic(*draft.draft_tree)
-        grows = isinstance(tree, Dynamic)
-        counts = checked_list(tree.counts if grows else tree, "tree", int, 1, LARGEST_TREE)
-        return Dynamic(*counts) if grows else KConfig(tuple(counts))
+        tree, how = self.tree, ("tree", int, 1, LARGEST_TREE)
+        if tree is None:
+            tree = K_CONFIG if self.method == "mcsd" else Dynamic(*draft.draft_tree)
+        if isinstance(tree, Dynamic):
+            return Dynamic(*checked_list(astuple(tree), *how))
+        return KConfig(tuple(checked_list(tree, *how)))
 
     def chosen_stop(self, exits, draft):
         if is_decision(self.stop):
@@ -151,8 +144,9 @@ class Options:
             return self.stop
         if self.stop is not None:
             return checked(self.stop, "stop", float, 0, 1)
-        own = draft.draft_stop if self.method in CHAINS and exits != (0,) else 0.0
-        return LEAST if exits == (0,) else own
+        if exits == (0,):
+            return LEAST
+        return draft.draft_stop if self.method in CHAINS else 0.0
 
 
 def refuse(wrong, message):
@@ -161,10 +155,9 @@ def refuse(wrong, message):
         raise ValueError(message)
 
 
-def refuse_large(shape, exits, target):
+def refuse_large(shape, exits, longest):
     """ValueError for a tree that is too large, for this program or for the target's context."""
-    refuse_wide(shape, target.vocab_size)
-    size, depth, longest = shape.size, shape.depth, target.max_position_embeddings
+    size, depth = shape.size, shape.depth
     long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
     refuse(max(size, depth) > longest, long)
     # Not all is sent of a growing tree; a table is asked only about what is.
@@ -199,16 +192,14 @@ class Plan:
 
         So it is wherever nothing was drawn from q: of growing trees, and of exit 0 alone.
         """
-        unasked = self.options.init == "draft" and (
-            not self.shape.fixed or self.exits in ((), (0,))
-        )
-        return self.options.coupled or unasked and not self.options.replacement
+        undrawn = not self.shape.fixed or self.exits in ((), (0,))
+        tested = self.options.init == "target" or self.options.replacement
+        return self.options.coupled or undrawn and not tested
 
     def in_force(self):
         """{option: its value}, to be shown; of a shape its numbers, of a decision model None."""
-        stop = None if is_decision(self.stop) else self.stop
-        shown = {"exits": self.exits, "thresholds": self.thresholds, "stop": stop}
-        shown["coupled"] = self.coupled
+        shown = {name: getattr(self, name) for name in ("exits", "thresholds", "coupled")}
+        shown["stop"] = None if is_decision(self.stop) else self.stop
         if self.options.method in CHAINS:
             shown["draft_length"] = self.shape.depth
         elif self.options.method in TREES:
@@ -219,18 +210,18 @@ class Plan:
 class Generation:
     """An answer in the making: iterating over it decodes, a Step at a time.
 
-    ``plan`` is what is done; ``tokens`` are the new ones so far, with EOS last if it was produced;
-    ``stats`` is a Stats of the steps so far; ``exact`` tells whether the method is lossless.
+    ``tokens`` are the new ones so far, with EOS last if it was produced; ``exact`` tells whether
+    the method is lossless; ``ends`` is {number of tokens: why there are no more}.
     """
 
-    def __init__(self, loop, plan: Plan, exact: bool, eos_token_ids, ends, steps: Iterator[Step]):
-        self.loop, self.plan, self.exact, self.steps = loop, plan, exact, steps
-        self.eos_token_ids, self.ends = eos_token_ids, ends  # {number of tokens: why no more}
+    def __init__(self, target: Llama, loop, plan: Plan, exact: bool, ends):
+        self.target, self.loop, self.plan = target, loop, plan
+        self.exact, self.ends = exact, ends
         self.tokens: list[int] = []
         self.stats = Stats()
 
     def __iter__(self) -> Iterator[Step]:
-        for step in self.steps:
+        for step in steps_of(self.target, self.loop):
             self.add(step)
             yield step
 
@@ -247,7 +238,7 @@ class Generation:
     @property
     def ended(self) -> str:
         """Why: "eos", "length" (``max_new_tokens``) or a full "context"; "" where it has not."""
-        eos = self.tokens and self.tokens[-1] in self.eos_token_ids
+        eos = self.tokens and self.tokens[-1] in self.target.config.eos_token_ids
         return "eos" if eos else self.ends.get(len(self.tokens), "")
 
     @property
@@ -291,10 +282,9 @@ def begin(plan: Plan, target, tokens, draft) -> Generation:
     sampler = Sampler(int(options.seed), target.device, precise)
     how = float(options.temperature), float(options.top_p), options.replacement, sampler
     sampling = Sampling(*how, int(options.top_k), plan.coupled)
-    loop = new_loop(target, tokens, drafter, sampling, limit)
+    loop = new_loop(tokens, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
     ends = {size - n: "context", longest: "length"}  # "length" where both are true
-    about = plan, drafter.exact, config.eos_token_ids, ends
-    generation = Generation(loop, *about, steps_of(target, loop))
+    generation = Generation(target, loop, plan, drafter.exact, ends)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
     return generation
 
@@ -320,24 +310,25 @@ def make_drafter(plan, target, draft, limit):
 
 def make_draft(plan, target, draft, limit):
     """The SortedDraft of a plan; ValueError where draft or datastore do not fit."""
-    shape, datastore, table, rule = plan.shape, plan.options.datastore, None, None
+    shape, datastore, table = plan.shape, plan.options.datastore, None
     if plan.exits[0] == 0:
+        from .extras.table import TableExit
+
         size, largest = target.config.vocab_size, datastore.largest if datastore else 0
         refuse(largest >= size, f"the datastore has token {largest}, the target has {size}")
         how = plan.thresholds[0], size, target.device, target.dtype
-        table = TableExit(NGrams(datastore), *how)
+        table = TableExit(datastore, *how)
+    rule = LeastProbable(plan.stop)
     if is_decision(plan.stop):
         from .extras.decision import PathStop
 
         rule = PathStop(plan.stop)
     capacity = limit + max(shape.size, shape.max_slots)
     exits = sorted_exits(plan.exits, plan.thresholds, draft, table, capacity)
-    for each in exits:
-        refuse_wide(shape, each.vocab_size)
+    refuse_wide(shape, exits[-1].vocab_size)  # of a draft for few tokens
     worth_sending = None
     if plan.costs:
         from .extras.worth import most_tokens_a_second
 
         worth_sending = partial(most_tokens_a_second, costs=plan.costs)
-    how = capacity, target.device, exits[-1].dtype, worth_sending
-    return SortedDraft(exits, shape, rule or LeastProbable(plan.stop), *how)
+    return SortedDraft(exits, shape, rule, target.device, exits[-1].dtype, worth_sending)

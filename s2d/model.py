@@ -1,8 +1,7 @@
 """Llama: run any range of layers, from tokens or from hidden states, with a KV cache or without.
 
 Knows nothing about files or drafts. A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It
-may stop after any layer, and go on later from the hidden states there. Parameters have the names of
-Hugging Face checkpoints.
+may stop after any layer, and go on later from the hidden states there.
 """
 
 import math
@@ -203,10 +202,9 @@ class Llama(nn.Module):
         """Hidden states (B, T, hidden) through layers start..stop-1: (B, T, hidden).
 
         By default the T positions follow the S of the ``cache`` (0 without one), and attention is
-        causal. ``positions`` (T,) and ``mask`` (R, C) say otherwise. The mask is added to attention
-        scores, 0 or -inf: what the last R positions see of the last C; they see all before those.
-        Where S > 0, R is T. Rows of a batch that differ have positions (B, 1, T) and a mask
-        (B, 1, R, C).
+        causal. ``positions`` (T,) and ``mask`` (R, C) say otherwise. The mask, 0 or -inf, says what
+        the last R positions see of the last C; they see all before those. Where S > 0, R is T. Rows
+        of a batch that differ have positions (B, 1, T) and a mask (B, 1, R, C).
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length
@@ -221,10 +219,7 @@ class Llama(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
-        """Hidden states (..., hidden) after any layer -> next-token logits (..., V).
-
-        ``head``: instead of the LM head.
-        """
+        """Hidden states (..., hidden) after any layer -> logits (..., V); ``head``: another one."""
         return (head or self.lm_head)(self.model["norm"](hidden))
 
     def forward(self, tokens: Tensor, **given) -> Tensor:
@@ -236,12 +231,7 @@ def whole_mask(mask, S, T, like):
     """The mask (R, S+T) of T positions behind S, by the ``mask`` of run_layers; None: causal."""
     if mask is None and S > 0 and T > 1:
         mask = like.new_full((T, T), -torch.inf).triu(diagonal=1)
-    return None if mask is None else widened(mask, S + T)
-
-
-def widened(mask: Tensor, length: int) -> Tensor:
-    """A mask (R, C) about the last C of ``length`` slots -> (R, length): those before are seen.
-
-    Rows begin at multiples of 16 bytes: GPU kernels refuse others, or copy them in every layer.
-    """
-    return F.pad(mask, (length - mask.shape[-1], -length % 8))[..., :length]
+    if mask is None:
+        return None
+    # Rows begin at multiples of 16 bytes: GPU kernels refuse others, or copy them in every layer.
+    return F.pad(mask, (S + T - mask.shape[-1], -(S + T) % 8))[..., : S + T]

@@ -2,15 +2,13 @@
 
 Knows nothing about models or trees. A context is a list of token ids.
 
-There are two tables. A ``Text`` grows with every accepted token, a datastore is fixed
+There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
-often each one did.
-``NGrams`` blends these counts into one distribution, from the longest suffix to the shortest. Of
-the probability that is left, a table takes c / (c + doubt · u), where the suffix was seen c times
-and u different tokens followed (Witten–Bell smoothing; Chen & Goodman 1999). So a suffix that one
-token often followed, and no other, takes nearly all, and one that anything may follow takes little.
-What is left at the end belongs to no known token. Therefore the largest probability says how sure
-the exit is.
+often each one did. ``NGrams`` blends these counts into one distribution, from the longest suffix to
+the shortest. Of the probability that is left, a table takes c / (c + doubt · u), where the suffix
+was seen c times and u different tokens followed (Witten–Bell smoothing; Chen & Goodman 1999). So a
+suffix that one token often followed, and no other, takes nearly all. What is left at the end
+belongs to no known token. Therefore the largest probability says how sure the exit is.
 """
 
 ORDER = 4  # tokens in the longest suffix
@@ -18,10 +16,7 @@ FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bound
 
 
 class Text:
-    """The n-grams of the text itself.
-
-    A suffix keeps the ``FOLLOWERS`` different tokens that followed it last.
-    """
+    """The n-grams of the text itself; a suffix keeps the ``FOLLOWERS`` that came last."""
 
     doubts = 4.0, 2.0, 1.0, 0.7  # by the suffix's length: what follows a lone token says least
 
@@ -49,7 +44,7 @@ class NGrams:
     """The distribution after a context, from this text and, where there is one, a datastore.
 
     >>> ngrams = NGrams()
-    >>> ngrams.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
+    >>> ngrams.text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
     >>> top(ngrams.distribution([5, 6]), 2)
     [(7, 0.3896103896103896), (8, 0.1948051948051948)]
     """
@@ -58,33 +53,20 @@ class NGrams:
         self.text = Text()
         self.tables = [self.text] if datastore is None else [self.text, datastore]
 
-    def grow(self, tokens):
-        """Append accepted tokens to this text."""
-        self.text.grow(tokens)
-
     def distribution(self, context):
         """{token: probability}: the sum is below 1, and 0 where no suffix was seen before."""
         left, blend = 1.0, {}
-        for _, doubt, tokens, counts in self._known(context):
-            c = sum(counts)
-            each = left / (c + doubt * len(tokens))
-            for token, count in zip(tokens, counts):
-                blend[token] = blend.get(token, 0.0) + each * count
-            left -= each * c
-        return blend
-
-    def matched(self, context, token):
-        """The length of the longest suffix that ``token`` followed before; 0 for none."""
-        found = (length for length, _, tokens, _ in self._known(context) if token in tokens)
-        return next(found, 0)
-
-    def _known(self, context):
-        """For each suffix that a table knows: its length, doubt, followers and their counts."""
         for length in range(min(ORDER, len(context)), 0, -1):
             for table in self.tables:
                 tokens, counts = table.followers(context[-length:])
-                if tokens:
-                    yield length, table.doubts[length - 1], tokens, counts
+                if not tokens:
+                    continue
+                c, u = sum(counts), len(tokens)
+                each = left / (c + table.doubts[length - 1] * u)
+                for token, count in zip(tokens, counts):
+                    blend[token] = blend.get(token, 0.0) + each * count
+                left -= each * c
+        return blend
 
 
 def top(blend, k):

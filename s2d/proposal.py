@@ -8,7 +8,7 @@ from itertools import islice
 
 import torch
 
-from .tree import CONTEXT, Dynamic, KConfig, TokenTree, TreeAttention
+from .tree import CONTEXT, KConfig, TokenTree, TreeAttention
 
 TARGET = -1  # stands for an exit, or a round, where the target itself gave the token
 NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
@@ -16,13 +16,11 @@ NO_SLOT = 2**31  # of a node that is in no KV cache of the draft
 
 @dataclass
 class Proposal:
-    """The token tree of a step, and how it came about.
-
-    ``q`` (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that
-    of node i's; None where nothing was drawn. A round is a run of the draft.
-    """
+    """The token tree of a step, and how it came about, in rounds: runs of the draft."""
 
     tree: TokenTree
+    # (R, V): row 0 is the distribution the context's children were drawn from, row i + 1 that of
+    # node i's. None where nothing was drawn.
     q: torch.Tensor | None = None
     slots: list[int] = ()  # of each node in the draft's KV caches, from the context's end on
     rounds: list[int] = ()  # of each node, which one proposed it, or TARGET
@@ -40,18 +38,12 @@ class Proposal:
         return [TARGET if number == TARGET else used[number] for number in self.rounds]
 
 
-def empty_proposal(device) -> Proposal:
-    """Nothing is drafted: the target decodes alone."""
-    none = torch.zeros(0, dtype=torch.long, device=device)
-    return Proposal(TokenTree(none, none))
-
-
 class LeastProbable:
     """A stopping rule: drafting ends where its path is less probable than ``least``.
 
     Every rule has ``least`` (a growing tree drops each path below it), a ``reason``, and answers
-    whether to end after a round: ``ends(tree, expanded, prediction, children)``, where the nodes
-    ``expanded`` got ``children`` (R, K). Another one: extras/decision.py.
+    whether to end after a round, in which ``expanded`` got ``children`` (R, K). Another one:
+    extras/decision.py.
     """
 
     reason = "confidence"
@@ -64,39 +56,34 @@ class LeastProbable:
 
 
 class FixedTree:
-    """A KConfig's tree in the making, behind n positions, of at most so many ``levels``.
+    """A KConfig's tree in the making, behind a context, of at most so many ``levels``.
 
-    Every node is expanded, so the slot of each is its number. ``frontier`` are the numbers of the
-    nodes that are expanded next; ``parents`` (N,) are those of the whole shape. ``likelihood`` is
-    that of its path: the product of its levels' confidences.
+    ``frontier`` are the numbers of the nodes that are expanded next. What is expanded has a slot;
+    ``end`` is the number of positions up to the last of these. Here every node has one, that of its
+    number. ``likelihood`` is that of its path: the product of its levels' confidences.
     """
 
-    def __init__(self, shape: KConfig, n, sampling, levels, least, parents):
-        self.shape, self.parents, self.sampling, self.levels = shape, parents, sampling, levels
-        self.n, self.least, self.likelihood = n, least, 1.0
+    def __init__(self, shape: KConfig, context, sampling, levels, least, whole):
+        self.shape, self.sampling, self.levels, self.least = shape, sampling, levels, least
+        self.context, self.end, self.likelihood = context, len(context), 1.0
+        self.whole = whole  # the TreeAttention of the whole shape
         self.tokens = []  # level by level
         self.q = []
         self.rounds = []
         self.frontier = (CONTEXT,) if levels > 0 else ()
 
     def takes(self, prediction):
-        """Whether a level may be made of it.
-
-        One that cost no pass is left where the path gets less probable than ``least`` by it. That
-        is decided before a token is drawn. One that was paid for is sent.
-        """
+        """Whether to make a level of it, decided before a token is drawn."""
         likelihood = self.likelihood * prediction.confidence
+        # What took a pass is sent.
         return not prediction.free or likelihood >= self.least and likelihood > 0.0
 
     def add_level(self, prediction, number):
-        """Choose children (R, K) of the frontier, which a prediction is about; add and return them.
-
-        ``number`` is that of this round, or TARGET.
-        """
+        """Give the frontier children, (R, K), by the prediction of round ``number``, or TARGET."""
         count = self.shape.widths[len(self.tokens)]
         if self.sampling.greedy or self.sampling.coupled:
-            positions = [self.n + len(self.tokens)] * len(self.frontier)
-            children, _ = best_children(prediction, count, self.sampling, positions)
+            positions = [len(self.context) + len(self.tokens)] * len(self.frontier)
+            children, _ = prediction.winners(count, self.sampling, positions)
         else:
             children, q = prediction.sample(count, self.sampling)
             self.q.append(q)  # (R, V)
@@ -106,23 +93,28 @@ class FixedTree:
         self.likelihood *= prediction.confidence
         last = len(self.tokens) == self.levels
         self.frontier = () if last else range(first_child, len(self.rounds))
+        self.end += len(self.frontier)
         return children
+
+    def slot_tokens(self):
+        """The tokens of the nodes in slots, (slots,)."""
+        none = self.whole.parents[:0]  # where there is no level
+        return torch.cat([none, *self.tokens])
+
+    def attention(self):
+        """The TreeAttention of what is in slots, and maybe of more behind it."""
+        return self.whole
 
     def paths(self):
         """For each node of the frontier, the tokens from the context's end down to it, a list."""
-        tokens = torch.cat(self.tokens).tolist() if self.tokens else []
-        parents = self.parents.tolist()
+        tokens, parents = self.slot_tokens().tolist(), self.whole.parents.tolist()
         return [path_to(node, tokens, parents) for node in self.frontier]
-
-    def frontier_tokens(self):
-        return self.tokens[-1]
 
     def proposal(self, worth_sending):
         """The Proposal of all levels."""
-        none = self.parents[:0]  # where there is no level
-        tokens = torch.cat([none, *self.tokens])  # (N,)
+        tokens = self.slot_tokens()
         q = torch.cat(self.q) if self.q else None
-        tree = TokenTree(tokens, self.parents[: len(tokens)])
+        tree = TokenTree(tokens, self.whole.parents[: len(tokens)])
         return Proposal(tree, q, range(len(tokens)), self.rounds, len(self.tokens))
 
 
@@ -143,66 +135,65 @@ class GrowingTree:
 
     likelihood = 1.0  # it drops its unlikely paths one by one
 
-    def __init__(self, shape: Dynamic, n, sampling, levels, least, rounds, at_once, device, dtype):
-        self.shape, self.levels, self.rounds_left, self.at_once = shape, levels, rounds, at_once
-        self.n, self.sampling, self.least = n, sampling, least
+    def __init__(self, shape, context, sampling, levels, least, rounds, at_once, device, dtype):
+        self.shape, self.sampling, self.levels, self.least = shape, sampling, levels, least
+        self.context, self.end = context, len(context)
+        self.rounds_left, self.at_once = rounds, at_once
         self.device, self.dtype = device, dtype
         # Of each candidate:
         self.tokens, self.parents, self.depths, self.probs, self.rounds = [], [], [], [], []
         self.best = []  # the numbers of those that make the tree so far, the most probable first
         self.slots = {CONTEXT: CONTEXT}  # of those that are expanded
+        self.latest = None  # the TreeAttention of these
         self.frontier = [CONTEXT] if levels > 0 else []
 
     def takes(self, prediction):
         return True
 
     def add_level(self, prediction, number):
-        """As FixedTree's: the children (F, K) most likely to be the target's choice."""
-        positions = [self.n + self.depth(node) + 1 for node in self.frontier]
+        """As FixedTree's."""
+        depths = [0 if node == CONTEXT else self.depths[node] + 1 for node in self.frontier]
+        positions = [len(self.context) + depth for depth in depths]
         how = self.shape.top_k, self.sampling, positions
-        children, probs = best_children(prediction, *how)  # (F, K) each
-        for parent, tokens, each in zip(self.frontier, children.tolist(), probs.tolist()):
+        children, probs = prediction.winners(*how)  # (R, K) each
+        rows = children.tolist(), probs.tolist()
+        for parent, depth, tokens, each in zip(self.frontier, depths, *rows):
             above = 1.0 if parent == CONTEXT else self.probs[parent]
-            depth = self.depth(parent) + 1
             self.tokens += tokens
             self.parents += [parent] * len(tokens)
             self.depths += [depth] * len(tokens)
             self.probs += [above * prob for prob in each]
             self.rounds += [number] * len(tokens)
-        self.best = self.most_probable()
+        # A parent is no less probable than its children, and was there before them.
+        ordered = sorted(range(len(self.tokens)), key=self.probs.__getitem__, reverse=True)
+        best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
+        # What the target gave is sent whatever it is.
+        self.best = [i for i in best if self.probs[i] >= self.least or self.rounds[i] == TARGET]
         waiting = (i for i in self.best if i not in self.slots and self.depths[i] + 1 < self.levels)
         self.rounds_left -= 1
         self.frontier = list(islice(waiting, self.at_once)) if self.rounds_left else []
         for node in self.frontier:
             self.slots[node] = len(self.slots) - 1
+        self.end += len(self.frontier)
+        self.latest = None
         return children
 
-    def depth(self, node):
-        return -1 if node == CONTEXT else self.depths[node]
+    def slot_tokens(self):
+        """As FixedTree's."""
+        tokens = [self.tokens[node] for node in self.slots if node != CONTEXT]
+        return torch.tensor(tokens, dtype=torch.long, device=self.device)
 
-    def most_probable(self):
-        """The numbers of the ``size`` best candidates.
-
-        A parent is no less probable than its children and was there before them. What the target
-        gave is sent whatever it is.
-        """
-        ordered = sorted(range(len(self.tokens)), key=self.probs.__getitem__, reverse=True)
-        best = [i for i in ordered[: self.shape.size] if self.probs[i] > 0]
-        return [i for i in best if self.probs[i] >= self.least or self.rounds[i] == TARGET]
+    def attention(self):
+        """The TreeAttention of what is in slots: for each, its node's parent's slot."""
+        if self.latest is None:  # once a round, for all exits
+            parents = [self.slots[self.parents[node]] for node in self.slots if node != CONTEXT]
+            parents = torch.tensor(parents, dtype=torch.long, device=self.device)
+            self.latest = TreeAttention(parents, self.dtype)
+        return self.latest
 
     def paths(self):
         """As FixedTree's."""
         return [path_to(node, self.tokens, self.parents) for node in self.frontier]
-
-    def attention(self):
-        """The TreeAttention of what is in slots: for each, its node's parent's slot."""
-        parents = [self.slots[self.parents[node]] for node in self.slots if node != CONTEXT]
-        parents = torch.tensor(parents, dtype=torch.long, device=self.device)
-        return TreeAttention(parents, self.dtype)
-
-    def frontier_tokens(self):
-        tokens = [self.tokens[node] for node in self.frontier]
-        return torch.tensor(tokens, dtype=torch.long, device=self.device)
 
     def proposal(self, worth_sending):
         """The Proposal of the best candidates, numbered anew, level by level.
@@ -222,17 +213,6 @@ class GrowingTree:
         if self.rounds_left and proposal.depth < self.levels and len(kept) < self.shape.size:
             proposal.stopped = "confidence"
         return proposal
-
-
-def best_children(prediction, count, sampling, positions):
-    """Tokens (R, count) at ``positions``, R ints, and the probabilities that the target takes them.
-
-    At T = 0 these are the likeliest. Above, they are the first in the race that the target's choice
-    will have to win.
-    """
-    if sampling.greedy:
-        return prediction.likeliest(count)
-    return prediction.winners(count, sampling, positions)
 
 
 def path_to(node, tokens, parents):

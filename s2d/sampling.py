@@ -15,9 +15,9 @@ FILL = 1e-300  # of a token that is drawn only where no other is left: far below
 def warp(logits, temperature, top_p=1.0, top_k=0):
     """Logits (..., V) -> probabilities (..., V) after temperature (> 0), top-k, then top-p.
 
-    They are computed in float32 or better. Top-k keeps the ``top_k`` largest logits and all that
-    equal the last of them; 0 keeps all. Top-p keeps the smallest set of most probable tokens whose
-    part of what is left reaches ``top_p`` (Holtzman et al. 2020, section 3.1).
+    In float32 or better. Top-k keeps the ``top_k`` largest logits and all that equal the last of
+    them; 0 keeps all. Top-p keeps the smallest set of most probable tokens whose part of what is
+    left reaches ``top_p`` (Holtzman et al. 2020, section 3.1).
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
@@ -39,11 +39,10 @@ def warp(logits, temperature, top_p=1.0, top_k=0):
 
 
 class Sampler:
-    """The only source of chance of a generation: two kinds of it, from one seed.
+    """The only source of chance of a generation, handed to whoever needs a random choice.
 
-    Numbers that belong to positions (``race``), and a generator that goes on (all else). Whoever
-    needs a random choice is handed this object. A test can hand in one that walks through every
-    outcome instead.
+    There are two kinds, from one seed: numbers that belong to positions (``race``), and a generator
+    that goes on (all else). A test can hand in one that walks through every outcome instead.
     """
 
     def __init__(self, seed, device, dtype=torch.float64):
@@ -73,10 +72,7 @@ class Sampler:
         return probs / torch.stack(numbers)
 
     def flip(self, probabilities):
-        """Toss coins: whether numbers drawn from [0, 1) are below ``probabilities`` (N,), and they.
-
-        Returns (N,) bool and (N,).
-        """
+        """Toss coins: whether numbers from [0, 1) are below ``probabilities`` (N,); and these."""
         numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
         return numbers < probabilities, numbers
 
@@ -103,17 +99,14 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a generation draws tokens: temperature 0 is greedy; ``replacement`` is for siblings.
+    """How a generation draws tokens."""
 
-    ``coupled``: draft and target run the same race, so that no token is tested.
-    """
-
-    temperature: float
+    temperature: float  # 0 is greedy
     top_p: float
-    replacement: bool
+    replacement: bool  # of siblings
     sampler: Sampler
     top_k: int = 0
-    coupled: bool = False
+    coupled: bool = False  # draft and target run the same race, so that no token is tested
 
     @property
     def greedy(self) -> bool:

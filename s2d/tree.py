@@ -18,8 +18,7 @@ CONTEXT = -1  # stands for a node's number where the context itself is meant
 def ancestor_mask(parents):
     """Parents (N,), each before its children -> (N, N) bool: which node attends to which.
 
-    Row i is true at i, at its parent, at its parent's parent, and so on. Node i attends to these
-    besides the context, whose number as a parent is CONTEXT, -1.
+    Node i attends to itself, to its parent, to its parent's parent, and so on up to the context.
 
         context ─┬─ 0 ─┬─ 2 ─── 4        node  parent   attends to
                  │     └─ 3                0     -1     0 . . . .
@@ -59,13 +58,6 @@ class TokenTree:
     def __len__(self):
         return len(self.tokens)
 
-    def depths(self):
-        """For each node how many are above it, a list."""
-        depths = {CONTEXT: -1}
-        for node, parent in enumerate(self.parents.tolist()):
-            depths[node] = depths[parent] + 1
-        return [depths[node] for node in range(len(self))]
-
 
 class TreeAttention:
     """Position ids and attention masks of a tree, by its ``parents`` (N,), behind a context.
@@ -84,7 +76,7 @@ class TreeAttention:
     """
 
     def __init__(self, parents, dtype):
-        self.chain = is_chain(parents)
+        self.parents, self.chain = parents, is_chain(parents)
         if not self.chain:
             ancestors = ancestor_mask(parents)
             self.depths = ancestors.sum(dim=-1) - 1  # (N,): 0 for the children of the context
@@ -95,13 +87,7 @@ class TreeAttention:
     def span(self, n, start, end):
         """What ``run_layers`` needs for start..end-1 of a context of n positions and its tree.
 
-        Returns position ids (T,) and the mask (R, C) for the last R rows and the last C columns;
-        None where ``run_layers`` does without. By what is new, in front of the first nodes:
-
-            nothing, all nodes from number i on   rows i+1.. of the mask, columns 1..
-            one position of the context           the mask, as above
-            several positions                     a causal mask, and the mask in its last corner
-            a whole prompt (start is 0)           rows 1.. and columns 1..: a prompt needs no rows
+        Returns position ids (T,) and the mask (R, C); None where ``run_layers`` does without.
         """
         if end <= n or self.chain:
             return None, None
@@ -110,10 +96,11 @@ class TreeAttention:
         positions = torch.cat((context, n + self.depths[nodes]))
         if end == n + 1 and start in (0, n):  # the one row sees all
             return positions, None
-        if start == 0 or start >= n:
+        if start == 0 or start >= n:  # nodes alone, or behind a prompt, which needs no rows
             return positions, self.mask[nodes.start + 1 : size, 1:size]
-        if start == n - 1:
+        if start == n - 1:  # behind one position: the mask as above
             return positions, self.mask[:size, :size]
+        # Behind several: a causal mask, with that one in its last corner.
         mask = self.mask.new_full((end - start, end - start), -torch.inf).triu(1)
         mask[n - 1 - start :, n - 1 - start :] = self.mask[:size, :size]
         return positions, mask
@@ -123,8 +110,8 @@ class TreeAttention:
 class KConfig:
     """A shape known beforehand: ``widths[d]`` children for every node of level d - 1.
 
-    (1, 1, 1) is a chain of three, (4, 2, 2, 1) a bush, (4, 1, 1) a fork of four chains (arXiv
-    2401.06706, section 3). ``max_slots``: how many nodes a draft may run through its layers.
+    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four (arXiv 2401.06706, section 3).
+    ``max_slots``: how many nodes a draft may run through its layers.
 
     >>> KConfig((2, 1)).parents().tolist(), KConfig((4, 2, 2, 1)).size
     ([-1, -1, 0, 1], 44)
@@ -138,17 +125,15 @@ class KConfig:
     size = property(lambda self: sum(accumulate(self.widths, mul)))
     max_slots = size
     max_children = property(lambda self: max(self.widths, default=1))
-    counts = property(lambda self: self.widths)
 
     def parents(self):
         """(N,) of the whole tree; those of a tree that ends early are a leading slice."""
-        levels = [torch.zeros(0, dtype=torch.long)]
-        above, count = torch.tensor([CONTEXT]), 0
+        parents, above = [], [CONTEXT]
         for width in self.widths:
-            levels.append(above.repeat_interleave(width))
-            above = torch.arange(count, count + len(levels[-1]))
-            count += len(above)
-        return torch.cat(levels)
+            first = len(parents)
+            parents += [node for node in above for _ in range(width)]
+            above = range(first, len(parents))
+        return torch.tensor(parents, dtype=torch.long)
 
 
 @dataclass(frozen=True)
@@ -167,8 +152,6 @@ class Dynamic:
     fixed = False
     roots = max_children = property(lambda self: self.top_k)
     max_slots = property(lambda self: self.top_k * self.depth)  # should every round run
-    counts = property(lambda self: (self.top_k, self.depth, self.size))
 
     def parents(self):
-        """(0,): none is known beforehand."""
-        return torch.zeros(0, dtype=torch.long)
+        return torch.zeros(0, dtype=torch.long)  # none is known beforehand

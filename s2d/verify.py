@@ -4,8 +4,7 @@ Knows nothing about models or caches: pure functions of tensors. Each verifier t
 N nodes and the target's N+1 rows: row 0 is about what follows the context, row i + 1 about what
 follows node i. It starts at CONTEXT, or at a root that is accepted already, and returns ``(path,
 bonus, draws)``: the accepted nodes; the bonus token, the target's own after them; and the numbers
-that were drawn for the tests on the way. A chain is a tree with one child a node; with N = 0 all of
-this is autoregressive decoding.
+drawn for the tests on the way. With N = 0 all of this is autoregressive decoding.
 
 Lemma (exactness of drafts that adapt). Where tokens face tests: suppose that every decision about a
 position (its exit, whether to stop, whether to go on) depends only on the draft's distributions, on
@@ -27,37 +26,34 @@ class Verdict(NamedTuple):
 
     path: list[int]  # accepted nodes
     tokens: list[int]  # that are emitted: theirs and, unless it is the next root, the bonus token
-    draws: list[torch.Tensor]  # the numbers drawn for the tests
+    draws: list[torch.Tensor]
     p: torch.Tensor | None  # (N+1, V): the target's warped distributions; None at T = 0
 
 
-def verify(n, tree, q, logits, sampling) -> Verdict:
-    """The verifier that fits: ``verify_sampled`` for tokens drawn from q, else ``follow``.
+def verify(n, tree, q, logits, sampling, roots=(CONTEXT,)) -> Verdict:
+    """By the verifier that fits: ``verify_sampled`` for tokens drawn from q, else ``follow``.
 
     ``logits`` (N+1, V) are the target's behind n positions of context; ``q`` (R, V) or None, see
-    proposal.py.
+    proposal.py. Where the target gave ``roots`` each is accepted (extras/roots.py), and the longest
+    path below one wins.
     """
     p = None if sampling.greedy else sampling.warp(logits)
-    [(path, bonus, draws)] = walks(n, tree, q, logits, p, sampling, [CONTEXT])
+    if p is None or q is None:
+        if p is not None:  # the race at the position that each row is about
+            positions = [n]
+            for parent in tree.parents.tolist():
+                positions.append(positions[parent + 1] + 1)
+            logits = sampling.sampler.race(p, positions)
+        choices = logits.argmax(dim=-1)  # (N+1,)
+        found = [follow(tree, choices, root) for root in roots]
+    elif is_chain(tree.parents) and roots == (CONTEXT,):
+        found = [verify_chain(tree, p, q, sampling.sampler)]
+    else:
+        how = p, q, sampling.replacement, sampling.sampler
+        found = [verify_sampled(tree, *how, root) for root in roots]
+    path, bonus, draws = max(found, key=lambda walk: len(walk[0]))
     tokens = tree.tokens.tolist()
     return Verdict(path, [*(tokens[node] for node in path), bonus], draws, p)
-
-
-def walks(n, tree, q, logits, p, sampling, roots):
-    """One ``(path, bonus, draws)`` from each of ``roots``, by the verifier that fits.
-
-    There are several where the target gave the roots: each is accepted (extras/roots.py).
-    """
-    if p is not None and q is not None:
-        if roots == [CONTEXT] and is_chain(tree.parents):
-            return [verify_chain(tree, p, q, sampling.sampler)]
-        how = p, q, sampling.replacement, sampling.sampler
-        return [verify_sampled(tree, *how, root) for root in roots]
-    if p is not None:  # the race at the position that each row is about
-        positions = [n, *(n + depth + 1 for depth in tree.depths())]
-        logits = sampling.sampler.race(p, positions)
-    choices = logits.argmax(dim=-1)  # (N+1,)
-    return [follow(tree, choices, root) for root in roots]
 
 
 def follow(tree, choices, root=CONTEXT):

@@ -63,7 +63,7 @@ def sorted_draft(model, exits, thresholds, shape, capacity, rule=None):
     slots = capacity + max(shape.size, shape.max_slots)
     exits = sorted_exits(exits, thresholds, model, None, slots)
     rule = rule or LeastProbable(0.0)
-    return SortedDraft(exits, shape, rule, slots, model.device, model.dtype)
+    return SortedDraft(exits, shape, rule, model.device, model.dtype)
 
 
 def limit_to(draft, tokens):

@@ -23,7 +23,7 @@ from s2d.bench.methods import parse_method, peers_of
 from s2d.decode import Scorer, Stats
 from s2d.extras import compiled, static
 from s2d.generate import Generation, start
-from s2d.model import widened
+from s2d.model import whole_mask
 from s2d.train import corpus
 from s2d.tree import Dynamic, TreeAttention
 
@@ -146,7 +146,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 def test_tables():
     times = {"draft_seconds": 0.3, "target_seconds": 0.6, "seconds": 1.0}
-    ours = Generation(None, None, True, (), {}, iter(()))
+    ours = Generation(None, None, None, True, {})
     ours.stats = Stats([4] * 5, Counter({12: 3, 6: 9}), 30, 12, 6, 3, **times)
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]
     records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
@@ -383,7 +383,7 @@ def test_planted_bugs_are_found_in_the_passes(dtype, mini, held_out_prompts, mon
             def wrong_span(n, start, end):
                 positions, mask = TreeAttention.span(self.attention, n, start, end)
                 if bug and start and len(tree):
-                    mask, positions = widened(mask, end).clone(), positions.clone()
+                    mask, positions = whole_mask(mask, 0, end, mask).clone(), positions.clone()
                     plant(bug, positions, mask, tree, n)
                 return positions, mask
 

@@ -9,10 +9,9 @@ import torch
 from helpers import ByLastToken, limit_to, nearly_equal, raises_line, random_tokens
 
 from s2d import generate
-from s2d.exits import TableExit, TablePrediction
 from s2d.extras.datastore import Datastore
+from s2d.extras.table import TableExit, TablePrediction
 from s2d.generate import start
-from s2d.ngram import NGrams
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, TokenTree
 from s2d.verify import residual, verify
@@ -241,7 +240,7 @@ def test_numbers_of_another_key_are_caught(make, name):
 
 
 def test_exit_0_runs_the_race_of_what_its_table_knows():
-    table = TableExit(NGrams(), 0.5, 9, torch.device("cpu"), torch.float64)
+    table = TableExit(None, 0.5, 9, torch.device("cpu"), torch.float64)
     sampling = Sampling(1.0, 1.0, False, Sampler(4, "cpu"), coupled=True)
     known, q = {7: 0.4, 2: 0.3, 5: 0.2}, torch.zeros(9, dtype=torch.float64)
     for token, probability in known.items():

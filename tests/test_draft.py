@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers import path_of, random_llama, random_parents, random_tokens, sorted_draft
 
-from s2d.exits import Asked
-from s2d.proposal import LeastProbable
+from s2d.proposal import LeastProbable, Proposal
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention
 from s2d.verify import Verdict
@@ -62,15 +61,12 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed):
         parents = list(range(-1, size - 1)) if rng.random() < 0.3 else random_parents(rng, size)
         tree = TokenTree(torch.tensor([rng.randrange(4) for _ in parents]), torch.tensor(parents))
         depths = [len(path_of(parents, node)) - 1 for node in range(size)]
-        drafter.slots[0, : n + size] = torch.tensor(context + tree.tokens.tolist())
-        attention = TreeAttention(tree.parents, torch.float64)
         for level in range(-1, rng.randrange(-1, max(depths) + 1)):  # -1: what follows the context
             nodes = [node for node, depth in enumerate(depths) if depth == level] or [-1]
             wanted, end = rng.randrange(len(exits)), n + nodes[-1] + 1
             force_exit(drafter, wanted)
             caught_up += end - drafter.exits[wanted].filled > len(nodes)
-            asked = Asked(context, drafter.slots, None, end, len(nodes), attention)
-            prediction, tried = drafter.predict(asked)
+            prediction, tried = drafter.predict(TreeInSlots(tree, context, nodes, end))
             paths = [context + tree.tokens[path_of(parents, node)].tolist() for node in nodes]
             expected = [cache_free_logits(model, path, exits[wanted]) for path in paths]
             exit_layer, confidence = tried[-1]
@@ -78,16 +74,21 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed):
             assert (prediction.logits - torch.stack(expected)).abs().max() < 1e-10
             assert abs(confidence - torch.stack(expected).softmax(-1).max()) < 1e-10
         path = path_of(parents, rng.randrange(-1, size))
-        proposal = TreeInSlots(tree, torch.arange(size))
-        context = accept(drafter, context, proposal, path)
+        context = accept(drafter, context, Proposal(tree, slots=range(size)), path)
     assert caught_up > 3
 
 
 class TreeInSlots:
-    """What ``keep`` reads of a Proposal."""
+    """A tree that is drafted already, as an exit sees it: asked about the nodes ``frontier``."""
 
-    def __init__(self, tree, slots):
-        self.tree, self.slots = tree, slots
+    def __init__(self, tree, context, frontier, end):
+        self.tree, self.context, self.frontier, self.end = tree, context, frontier, end
+
+    def slot_tokens(self):
+        return self.tree.tokens
+
+    def attention(self):
+        return TreeAttention(self.tree.parents, torch.float64)
 
 
 def test_thresholds_choose_the_shallowest_exit_that_is_confident_enough():

@@ -77,7 +77,7 @@ def test_a_tree_holds_the_most_probable_paths():
     shape, stop = Dynamic(4, 3, 7), 0.03
     step = next(iter(start(target, prompt, method="s2d-tree", tree=shape, stop=stop)))
     ngrams = NGrams()
-    ngrams.grow(prompt)
+    ngrams.text.grow(prompt)
     paths, level = {}, {(): 1.0}
     for _ in range(shape.depth):
         level = {

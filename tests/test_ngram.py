@@ -10,6 +10,7 @@ import torch
 
 from s2d.extras.datastore import Datastore
 from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text, top
+from s2d.trace.record import matched
 
 
 def slow_datastore(tokens, end):
@@ -45,7 +46,7 @@ def slow_text(tokens, suffix):
 
 
 def slow_distribution(text, datastore, context):
-    blend, left, matched = Counter(), 1.0, {}
+    blend, left, longest = Counter(), 1.0, {}
     for n in range(min(ORDER, len(context)), 0, -1):
         suffix = tuple(context[-n:])
         for doubt, counts in (
@@ -53,12 +54,12 @@ def slow_distribution(text, datastore, context):
             (Datastore.doubts[n - 1], datastore.get(suffix, {})),
         ):
             if counts:
-                matched |= {token: max(n, matched.get(token, 0)) for token in counts}
+                longest |= {token: max(n, longest.get(token, 0)) for token in counts}
                 whole = sum(counts.values()) + doubt * len(counts)
                 for token, count in counts.items():
                     blend[token] += left * count / whole
                 left *= doubt * len(counts) / whole
-    return blend, matched
+    return blend, longest
 
 
 def random_tokens(rng, vocabulary, count):
@@ -81,15 +82,15 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
     slow, text = slow_datastore(others, end=0), []
     for _ in range(8):
         more = random_tokens(rng, vocabulary, rng.choice((1, 3, 300)))
-        ngrams.grow(more)
+        ngrams.text.grow(more)
         text += more
         start = rng.randrange(len(text))
         inside = (text + others)[start : start + rng.randrange(1, 7)]
         for context in (text, text[-2:], [], inside):
-            wanted, matched = slow_distribution(text, slow, context)
+            wanted, longest = slow_distribution(text, slow, context)
             blend = ngrams.distribution(context)
             assert blend.keys() == wanted.keys()
-            assert matched == {token: ngrams.matched(context, token) for token in blend}
+            assert longest == {token: matched(ngrams, context, token) for token in blend}
             assert all(abs(blend[token] - wanted[token]) < 1e-12 for token in wanted)
             assert sum(blend.values()) < 1
             best = top(ngrams.distribution(context), 3)
@@ -103,15 +104,15 @@ def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_lat
     frequent = NGrams(Datastore(many + twice, end=0)).distribution([1])
     assert sorted(frequent) == [1000 + 2 * i for i in range(FOLLOWERS)]
     late = NGrams()
-    late.grow(twice + many)
+    late.text.grow(twice + many)
     assert sorted(late.distribution([1])) == [1000 + FOLLOWERS + i for i in range(FOLLOWERS)]
 
 
 def test_documents_do_not_run_into_each_other():
     ngrams = NGrams(Datastore([5, 6, 0, 7, 8, 0], end=0))
     assert top(ngrams.distribution([5, 6]), 1)[0][0] == 0  # the end itself is a token like others
-    assert ngrams.distribution([5, 6, 0]) == {} and ngrams.matched([5, 6, 0], 5) == 0
-    assert top(ngrams.distribution([0, 7]), 1)[0][0] == 8 and ngrams.matched([0, 7], 8) == 1
+    assert ngrams.distribution([5, 6, 0]) == {} and matched(ngrams, [5, 6, 0], 5) == 0
+    assert top(ngrams.distribution([0, 7]), 1)[0][0] == 8 and matched(ngrams, [0, 7], 8) == 1
 
 
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
@@ -132,7 +133,7 @@ def test_a_million_tokens_load_fast_in_little_memory_and_answer_fast():
     arrays = datastore.token, datastore.count, datastore.first
     assert sum(array.nbytes for array in arrays) < 60 * len(tokens)
     ngrams = NGrams(datastore)
-    ngrams.grow(tokens[:8192].tolist())
+    ngrams.text.grow(tokens[:8192].tolist())
     contexts = [tokens[i : i + ORDER].tolist() for i in range(0, 8000, 40)]
     start = time.perf_counter()
     for context in contexts:

@@ -23,6 +23,7 @@ from s2d.proposal import TARGET
 from s2d.sampling import Sampler
 from s2d.trace import Recorder, check_page, page, traced
 from s2d.trace.page import write_page
+from s2d.trace.record import target_alone
 from s2d.tree import ancestor_mask
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
@@ -59,7 +60,7 @@ def recorded(target, tokenizer, prompt, options, file=None):
     for step in generation:
         steps.append(step)
         recorder.add(step)
-    alone = generation.plan.options.alone()
+    alone = target_alone(generation.plan.options)
     recorder.time_alone(lambda options: start(target, prompt, **vars(options)), alone)
     if file:
         write_page(recorder.data(), file)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from s2d import exits as exits_module
 from s2d import generate
 from s2d.decode import Scorer, run_pass
-from s2d.model import widened
+from s2d.model import whole_mask
 from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention, ancestor_mask
 
 
@@ -34,7 +34,7 @@ def test_the_pictures_of_the_docstrings():
         return [" ".join("x" if each == 0 else "." for each in row) for row in mask.tolist()]
 
     picture = TreeAttention.__doc__
-    for name, row in zip("e012", crosses(widened(mask, 8))):
+    for name, row in zip("e012", crosses(whole_mask(mask, 4, 4, mask))):
         assert f"{name}     {row[:8]}  {row[8:]}" in picture
     lines = [line for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 4"))]
     for line, row in zip(lines, ancestor_mask(tree.parents).tolist(), strict=True):

@@ -39,11 +39,11 @@ def exits_right(draft, exits, tokens, expected):
 def table_right(datastore, prompt, answer):
     """For each token of ``answer``: (exit 0's confidence, whether its likeliest token is right)."""
     ngrams, text, found = NGrams(datastore), list(prompt), []
-    ngrams.grow(prompt)
+    ngrams.text.grow(prompt)
     for token in answer:
         [(likeliest, confidence)] = top(ngrams.distribution(text[-ORDER:]), 1) or [(None, 0.0)]
         found.append((confidence, likeliest == token))
-        ngrams.grow([token])
+        ngrams.text.grow([token])
         text.append(token)
     return found
 

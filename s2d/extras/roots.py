@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 
 from ..draft import SortedDraft
-from ..proposal import empty_proposal
 from ..sampling import warp
 from ..tree import CONTEXT
-from ..verify import Verdict, walks, without
+from ..verify import verify, without
 
 
 class TargetRoots:
@@ -31,22 +30,21 @@ class TargetRoots:
 
     def propose(self, context, budget, sampling):
         if self.roots is None:
-            return empty_proposal(self.drafter.device)
+            return self.drafter.nothing
         levels = max(1, min(budget, self.drafter.space(context)))
         return self.drafter.grow(context, levels, sampling, self.roots)
 
     def verify(self, n, proposal, logits, sampling):
         """One walk a root; the longest wins."""
-        tree = proposal.tree
-        p = None if sampling.greedy else sampling.warp(logits)
-        roots = (tree.parents == CONTEXT).nonzero().flatten().tolist() or [CONTEXT]
-        roots = [CONTEXT] if sampling.coupled else roots
-        found = walks(n, tree, proposal.q, logits, p, sampling, roots)
-        path, bonus, draws = max(found, key=lambda walk: len(walk[0]))
+        tree, roots = proposal.tree, (CONTEXT,)
+        if len(tree) and not sampling.coupled:
+            roots = (tree.parents == CONTEXT).nonzero().flatten().tolist()
+        verdict = verify(n, tree, proposal.q, logits, sampling, roots)
+        path, [*tokens, bonus] = verdict.path, verdict.tokens
         after_path = logits[path[-1] + 1 if path else 0]
         position = n + len(path)
         self.roots = next_roots(bonus, after_path, self.shape.roots, sampling, position)
-        return Verdict(path, tree.tokens[path].tolist(), draws, p)
+        return verdict._replace(tokens=tokens)
 
     def keep(self, n, proposal, verdict, logits):
         self.drafter.keep(n, proposal, verdict, logits)
@@ -61,10 +59,8 @@ class Roots(NamedTuple):
 
     free, confidence = False, 1.0
 
-    def likeliest(self, count, *_):
+    def winners(self, count, sampling, positions):
         return self.tokens, self.probs
-
-    winners = likeliest
 
     def sample(self, count, sampling):
         return self.tokens, self.q

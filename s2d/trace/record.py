@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from ..ngram import NGrams
+from ..generate import Options
+from ..ngram import ORDER, NGrams
 from ..proposal import TARGET, path_to
 from ..sampling import Sampler, warp
 from ..text.tokenizer import TextStream
@@ -30,7 +31,7 @@ class Recorder:
         shown += " coupled exits thresholds stop"
         self.about = names | {name: options[name] for name in shown.split()}
         self.ngrams = NGrams(plan.options.datastore)  # what exit 0 knows
-        self.ngrams.grow(prompt)
+        self.ngrams.text.grow(prompt)
         self.sampler = Sampler(int(plan.options.seed), "cpu")  # gives the numbers of races again
 
     def add(self, step):
@@ -42,14 +43,14 @@ class Recorder:
         nodes = kept["nodes"]
         nodes["suffixes"] = [self.suffix(node, **nodes) for node in range(len(nodes["tokens"]))]
         self.steps.append(kept)
-        self.ngrams.grow(step.tokens)
+        self.ngrams.text.grow(step.tokens)
 
     def suffix(self, node, tokens, parents, exits, **_):
         """The last tokens before a node of exit 0, as many as it followed before; else none."""
         if exits[node] != 0:
             return []
         before = [*self.ngrams.text.newest, *path_to(parents[node], tokens, parents)]
-        return before[len(before) - self.ngrams.matched(before, tokens[node]) :]
+        return before[len(before) - matched(self.ngrams, before, tokens[node]) :]
 
     def time_alone(self, begin, options):
         """See how long the target alone, by ``options``, takes for a token of its own answer."""
@@ -73,6 +74,20 @@ class Recorder:
         pieces = {t: self.tokenizer.decode([*before, t])[start_of_piece:] for t in sorted(known)}
         shown = {"about": self.about, "answer": answer, "pieces": pieces, "steps": self.steps}
         return shown | {"prompt": self.tokenizer.decode(self.prompt), "alone_ms": self.alone}
+
+
+def target_alone(options):
+    """The Options of the same answer by the target alone."""
+    kept = "max_new_tokens temperature top_p top_k seed".split()
+    return Options("ar", **{name: getattr(options, name) for name in kept})
+
+
+def matched(ngrams, context, token):
+    """The length of the longest suffix of ``context`` that ``token`` followed before, or 0."""
+    for length in range(min(ORDER, len(context)), 0, -1):
+        if any(token in table.followers(context[-length:])[0] for table in ngrams.tables):
+            return length
+    return 0
 
 
 def recorded(step, about):
