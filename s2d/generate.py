@@ -14,7 +14,7 @@ import torch
 
 from .decode import Scorer, Stats, Step, checked, checked_list, clock, new_loop, steps_of
 from .draft import NoDraft, SortedDraft
-from .exits import DraftConfig, sorted_exits
+from .exits import DraftConfig, TableExit, sorted_exits
 from .model import Llama, LlamaConfig
 from .proposal import LeastProbable
 from .sampling import Sampler, Sampling
@@ -312,8 +312,6 @@ def make_draft(plan, target, draft, limit):
     """The SortedDraft of a plan; ValueError where draft or datastore do not fit."""
     shape, datastore, table = plan.shape, plan.options.datastore, None
     if plan.exits[0] == 0:
-        from .extras.table import TableExit
-
         size, largest = target.config.vocab_size, datastore.largest if datastore else 0
         refuse(largest >= size, f"the datastore has token {largest}, the target has {size}")
         how = plan.thresholds[0], size, target.device, target.dtype
