@@ -91,8 +91,8 @@ class LayerExit:
         self.dtype, self.longest = model.dtype, model.config.max_position_embeddings
         self.head = getattr(model, "draft_head", None)  # extras/draft_head.py
         self.vocab_size = len(self.head.tokens) if self.head else model.config.vocab_size
-        self.start = below.layer if below else 0
-        self.cache = model.new_cache(capacity, self.start, layer)
+        self.first = below.layer if below else 0
+        self.cache = model.new_cache(capacity, self.first, layer)
         size = 1, capacity, model.config.hidden_size
         self.hidden = None if last else torch.zeros(size, device=model.device, dtype=model.dtype)
 
@@ -140,7 +140,7 @@ class LayerExit:
                 new = drafted.new_tensor(tree.context[seen:upto])
                 hidden = self.model.embed(torch.cat((new, drafted))[None])
             how = *tree.attention().span(n, seen, upto), self.cache  # positions, mask
-            hidden = self.model.run_layers(hidden, self.start, self.layer, *how)
+            hidden = self.model.run_layers(hidden, self.first, self.layer, *how)
             if self.hidden is not None:
                 self.hidden.narrow(1, seen, upto - seen).copy_(hidden)
             if upto == end:

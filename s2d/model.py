@@ -178,11 +178,11 @@ class Llama(nn.Module):
         return self.lm_head.weight.dtype
 
     def new_cache(
-        self, capacity: int, start: int = 0, stop: int | None = None, batch: int = 1
+        self, capacity: int, first: int = 0, end: int | None = None, batch: int = 1
     ) -> KVCache:
-        """An empty KV cache of ``capacity`` slots for layers start..stop-1."""
+        """An empty KV cache of ``capacity`` slots for layers first..end-1."""
         config = self.config
-        layers = (config.num_hidden_layers if stop is None else stop) - start
+        layers = (config.num_hidden_layers if end is None else end) - first
         sizes = layers, config.num_key_value_heads, capacity, config.head_dim
         return KVCache(*sizes, self.device, self.dtype, batch)
 
@@ -193,13 +193,13 @@ class Llama(nn.Module):
     def run_layers(
         self,
         hidden: Tensor,
-        start: int = 0,
-        stop: int | None = None,
+        first: int = 0,
+        end: int | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Hidden states (B, T, hidden) through layers start..stop-1: (B, T, hidden).
+        """Hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
         By default the T positions follow the S of the ``cache`` (0 without one), and attention is
         causal. ``positions`` (T,) and ``mask`` (R, C) say otherwise. The mask, 0 or -inf, says what
@@ -212,7 +212,7 @@ class Llama(nn.Module):
             positions = slice(S, S + T)
         rope = self.rope_cos[positions], self.rope_sin[positions]  # (T, D) each
         mask = whole_mask(mask, S, T, hidden)
-        for index, block in enumerate(islice(self.model["layers"], start, stop)):
+        for index, block in enumerate(islice(self.model["layers"], first, end)):
             hidden = block(hidden, rope, mask, cache, index)
         if cache is not None:
             cache.advance(T)

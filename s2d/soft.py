@@ -15,15 +15,15 @@ def exit_hidden(model, tokens: torch.Tensor, exits, recompute=False):
 
     With ``recompute`` a layer keeps its input only and runs again in the backward pass.
     """
-    hidden, start = model.embed(tokens), 0
+    hidden, first = model.embed(tokens), 0
     for exit_layer in exits:
         if recompute:
-            for layer in range(start, exit_layer):
+            for layer in range(first, exit_layer):
                 hidden = checkpoint(model.run_layers, hidden, layer, layer + 1, use_reentrant=False)
         else:
-            hidden = model.run_layers(hidden, start, exit_layer)
+            hidden = model.run_layers(hidden, first, exit_layer)
         yield hidden
-        start = exit_layer
+        first = exit_layer
 
 
 def soft_losses(

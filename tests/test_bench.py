@@ -263,7 +263,7 @@ def test_agreement_is_what_a_plain_count_says(mini, held_out_prompts):
         for row, exit_layer in zip(right.tolist(), (2, 3, 4)):
             for number, token in enumerate(answer):
                 tokens = torch.tensor([prompt + answer[:number]])
-                hidden = draft.run_layers(draft.embed(tokens), stop=exit_layer)
+                hidden = draft.run_layers(draft.embed(tokens), end=exit_layer)
                 likeliest = kept[draft.logits(hidden[0, -1])[kept].argmax()].item()
                 assert row[number] == (likeliest == token)
 

@@ -51,7 +51,7 @@ class Oracle:
         self.clock.start()
         return tokens[..., None].float()
 
-    def run_layers(self, hidden, start, stop, positions, mask, cache):
+    def run_layers(self, hidden, first, end, positions, mask, cache):
         if positions is None:
             positions = torch.arange(cache.length, cache.length + hidden.shape[1])
         cache.advance(len(positions))

@@ -27,7 +27,6 @@ TIMED, ALL = ("speedup", "mat"), ("speedup", "mat", "accepted")
 
 @dataclass(frozen=True)
 class Experiment:
-    title: str  # what is asked
     source: str  # whose question it is
     measures: tuple[str, ...]  # what a cell of its table shows
     measure: Callable  # Lab -> result
@@ -36,6 +35,10 @@ class Experiment:
     published: dict = field(default_factory=dict)  # row: a text a column, the mean last
     verdicts: tuple[str, str] = ("does not hold here", "holds here")
     trained: bool = False  # whether it needs what "train ablations" makes
+
+    @property
+    def title(self):  # what is asked
+        return self.measure.__doc__.rstrip(".")
 
 
 class Lab:

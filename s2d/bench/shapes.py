@@ -71,14 +71,14 @@ def pass_table(model, context, bandwidth):
     weights = sum(p.nbytes for p in model.parameters()) - model.model["embed_tokens"].weight.nbytes
     lines = [["pass", "ms", "of a copy's speed"]]
 
-    def add(name, rows, start=0, stop=None, **tree):
+    def add(name, rows, first=0, end=None, **tree):
         def run():
             cache.length = context
-            out = model.run_layers(hidden[:, :rows], start, stop, cache=cache, **tree)
+            out = model.run_layers(hidden[:, :rows], first, end, cache=cache, **tree)
             model.logits(out[0])
 
         seconds = median_seconds(run)
-        share = "" if stop else f"{weights / seconds / bandwidth:.0%}"
+        share = "" if end else f"{weights / seconds / bandwidth:.0%}"
         lines.append([name, f"{seconds * 1e3:.2f}", share])
 
     for nodes in NODES:
@@ -86,8 +86,8 @@ def pass_table(model, context, bandwidth):
         attention = TreeAttention(parents, model.dtype)
         positions, mask = attention.span(context, context, context + nodes)
         add(f"{nodes} node{'s'[: nodes > 1]}", nodes, positions=positions, mask=mask)
-    for start, stop in pairwise((0, *model.config.exit_layers)):
-        add(f"draft layers {start + 1}-{stop}", 1, start, stop)
+    for first, end in pairwise((0, *model.config.exit_layers)):
+        add(f"draft layers {first + 1}-{end}", 1, first, end)
     return lines
 
 

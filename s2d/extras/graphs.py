@@ -13,16 +13,16 @@ class Recordings:
     """The KV caches and the recorded passes of one model; one generation at a time can use them."""
 
     def __init__(self):
-        self.caches = {}  # {(start, stop): KVCache}
-        self.replays = {}  # {(cache, start, stop, rows, length): what replays that pass}
+        self.caches = {}  # {(first, end): KVCache}
+        self.replays = {}  # {(cache, first, end, rows, length): what replays that pass}
 
-    def cache(self, start, stop, capacity, new_cache):
-        """An empty KV cache for layers start..stop-1, the former one where that is long enough."""
+    def cache(self, first, end, capacity, new_cache):
+        """An empty KV cache for layers first..end-1, the former one where that is long enough."""
         longest = bucket(capacity)
-        cache = self.caches.get((start, stop))
+        cache = self.caches.get((first, end))
         if cache is None or cache.keys.shape[3] < longest:
             self.replays = {key: run for key, run in self.replays.items() if key[0] is not cache}
-            cache = self.caches[start, stop] = new_cache(longest)
+            cache = self.caches[first, end] = new_cache(longest)
         cache.keep(0, [])
         for part in (cache.keys, cache.values):
             part.zero_()  # masked slots are still read: an earlier text may have left NaN there

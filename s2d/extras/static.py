@@ -77,23 +77,23 @@ class StaticLlama(Llama):
         size = next((size for size in ROWS if size >= rows), None)
         return size if size in self.sizes else None
 
-    def new_cache(self, capacity, start=0, stop=None, batch=1):
+    def new_cache(self, capacity, first=0, end=None, batch=1):
         if any(product.changed() for product in products_of(self)):
             self.sizes = ()
         padded_capacity = capacity + ROWS[-1]
         if not on_gpu(self.device) or batch > 1:
-            return super().new_cache(padded_capacity, start, stop, batch)
-        stop = self.config.num_hidden_layers if stop is None else stop
-        new = partial(super().new_cache, start=start, stop=stop)
-        return self.recordings.cache(start, stop, padded_capacity, new)
+            return super().new_cache(padded_capacity, first, end, batch)
+        end = self.config.num_hidden_layers if end is None else end
+        new = partial(super().new_cache, first=first, end=end)
+        return self.recordings.cache(first, end, padded_capacity, new)
 
-    def run_layers(self, hidden, start=0, stop=None, positions=None, mask=None, cache=None):
+    def run_layers(self, hidden, first=0, end=None, positions=None, mask=None, cache=None):
         B, T, _ = hidden.shape
         S = 0 if cache is None else cache.length
         rows = self.padded(T)
         if rows is None or S == 0 or B > 1 or S + T > self.longest - ROWS[-1]:
-            return super().run_layers(hidden, start, stop, positions, mask, cache)
-        stop = self.config.num_hidden_layers if stop is None else stop
+            return super().run_layers(hidden, first, end, positions, mask, cache)
+        end = self.config.num_hidden_layers if end is None else end
         gpu = on_gpu(hidden.device)
         length = bucket(S + rows) if gpu else S + rows  # slots of the cache that the pass reads
         slots = self.slots[S : S + rows]  # of them, those that it writes
@@ -107,19 +107,19 @@ class StaticLlama(Llama):
         rope = self.rope_cos[positions], self.rope_sin[positions]
         inputs = filled(hidden, rows), *rope, mask, slots
         if gpu:
-            run = partial(self.blocks, partial(run_block, None), start, stop, cache, length)
-            hidden = self.recordings.run((cache, start, stop, rows, length), run, inputs)
+            run = partial(self.blocks, partial(run_block, None), first, end, cache, length)
+            hidden = self.recordings.run((cache, first, end, rows, length), run, inputs)
         else:
             way = self.way(rows)
             block = partial(compiled_block(self.shape, rows, hidden.dtype, way), way)
-            hidden = self.blocks(block, start, stop, cache, length, *inputs)
+            hidden = self.blocks(block, first, end, cache, length, *inputs)
         cache.advance(T)
         return hidden[:, :T]
 
-    def blocks(self, run, start, stop, cache, length, hidden, cos, sin, mask, slots):
-        """Hidden (1, rows, hidden) through layers start..stop-1 by ``run``, as run_block."""
-        for index in range(start, stop):
-            keys, values = (part.narrow(2, 0, length) for part in cache.layers[index - start])
+    def blocks(self, run, first, end, cache, length, hidden, cos, sin, mask, slots):
+        """Hidden (1, rows, hidden) through layers first..end-1 by ``run``, as run_block."""
+        for index in range(first, end):
+            keys, values = (part.narrow(2, 0, length) for part in cache.layers[index - first])
             hidden = run(self.model["layers"][index], hidden, (cos, sin), mask, slots, keys, values)
         return hidden
 
