@@ -19,7 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
-from helpers import WEIGHTS, random_llama
+from helpers import LLAMA_2, WEIGHTS, random_llama
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vocabularies import save_trained
@@ -141,7 +141,8 @@ VALUES = st.recursive(
 DEPTHS = st.integers(900, 1000) | st.just(50_000)
 PAIRS = st.sampled_from([("[", "]"), ('{"a":', "}")])
 DEEP = st.builds(lambda depth, pair: pair[0] * depth + "0" + pair[1] * depth, DEPTHS, PAIRS)
-JSON = st.one_of(*[VALUES.map(json.dumps)] * 3, DEEP)
+LISTS = st.lists(NUMBERS, max_size=4).map(json.dumps)
+JSON = st.one_of(*[VALUES.map(json.dumps)] * 3, LISTS, DEEP)
 
 
 def with_fields(original, changes):
@@ -149,6 +150,11 @@ def with_fields(original, changes):
     fields = {name: json.dumps(value) for name, value in original.items()} | changes
     said = [f"{json.dumps(name)}: {text}" for name, text in fields.items() if text is not None]
     return "{" + ", ".join(said) + "}"
+
+
+def fields(names, values=JSON, count=3):
+    """What ``with_fields`` may change: some of the ``names``, to any JSON text or to ``values``."""
+    return st.dictionaries(st.sampled_from(names), st.none() | values | JSON, max_size=count)
 
 
 def damaged(content, damage):
@@ -166,28 +172,15 @@ POSITIONS = st.integers(0, 40) | st.integers(0, 3000) | st.integers(0, 2**18)
 BITS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255])
 FLIPS = st.tuples(POSITIONS, st.sampled_from([1, 1, 2, 5000]), BITS)
 DAMAGE = POSITIONS | st.lists(FLIPS, max_size=3)
-ROPE_NUMBERS = ("factor", "rope_theta", "low_freq_factor", "high_freq_factor")
-ROPE_NUMBERS += ("original_max_position_embeddings",)
+ROPE_NUMBERS = "factor rope_theta low_freq_factor high_freq_factor".split()
+ROPE_NUMBERS += ["original_max_position_embeddings"]
 ROPE_TYPES = st.sampled_from(["default", "linear", "llama3"]) | VALUES
-ROPE_FIELDS = dict.fromkeys(ROPE_NUMBERS, NUMBERS | VALUES)
-ROPE_FIELDS |= {"rope_type": ROPE_TYPES, "type": VALUES}
-ROPE = st.fixed_dictionaries({}, optional=ROPE_FIELDS).map(json.dumps)
-COUNTS = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers head_dim num_attention_heads "
-    "num_key_value_heads max_position_embeddings bos_token_id eos_token_id draft_length"
-).split()
-OTHERS = (
-    "model_type hidden_act attention_bias mlp_bias rms_norm_eps rope_theta tie_word_embeddings "
-    "exit_layers thresholds draft_stop draft_tree eos_token_id torch_dtype rope_parameters"
-).split()
-LISTS = ("exit_layers", "thresholds", "draft_tree", "eos_token_id")
-SHORT_LISTS = st.lists(NUMBERS, max_size=4).map(json.dumps)
-CHANGES = st.one_of(
-    st.dictionaries(st.sampled_from(COUNTS + OTHERS), st.none() | JSON, min_size=1, max_size=3),
-    st.dictionaries(st.sampled_from(COUNTS), NUMBERS.map(json.dumps), min_size=1, max_size=2),
-    st.dictionaries(st.sampled_from(LISTS), SHORT_LISTS, min_size=1),
-    st.dictionaries(st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE, min_size=1),
-)
+ROPE = dict.fromkeys(ROPE_NUMBERS, NUMBERS | VALUES) | {"rope_type": ROPE_TYPES, "type": VALUES}
+ROPE = st.fixed_dictionaries({}, optional=ROPE).map(json.dumps)
+OURS = "exit_layers thresholds draft_stop draft_tree draft_length".split()
+OTHERS = "head_dim attention_bias mlp_bias rope_theta rope_parameters".split()
+CHANGES = fields([*LLAMA_2, *OTHERS, *OURS], NUMBERS.map(json.dumps))
+CHANGES |= fields(["rope_scaling", "rope_parameters"], ROPE)
 SOME_OPTIONS = st.tuples(
     st.sampled_from(METHODS).map("--method={}".format),
     st.sampled_from(["--temperature=0", "--temperature=1", "--temperature=1.5"]),
@@ -228,93 +221,73 @@ def test_any_index_of_shards(models, data, whole, options):
     """A weight_map of any kind, or with some tensors in files of any name."""
     index = read_object(models.sharded / INDEX)
     names, files = sorted(index["weight_map"]), sorted(set(index["weight_map"].values()))
-    file = st.none() | st.sampled_from(NO_SHARDS + files).map(json.dumps) | JSON
-    changes = data.draw(st.dictionaries(st.sampled_from(names), file, max_size=3))
+    changes = data.draw(fields(names, st.sampled_from(NO_SHARDS + files).map(json.dumps)))
     weight_map = with_fields(index["weight_map"], changes)
     content = with_fields(index, {"weight_map": whole or weight_map}).encode()
     run_changed(models, "sharded", INDEX, content, *options)
 
 
-TOKEN_TEXTS = st.sampled_from(["<s>", "</s>", "<|eot|>", "<x>", "A", ""]) | ANY_TEXT
-TOKEN_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), st.booleans())
-MORE = TOKEN_FLAGS | {"special": SCALARS, "other": SCALARS}
-TOKEN = st.fixed_dictionaries({"content": TOKEN_TEXTS}, optional=MORE)
-FULL = TOKEN_FLAGS | {"id": st.integers(0, 600), "content": TOKEN_TEXTS, "special": st.booleans()}
-FULL_TOKEN = st.fixed_dictionaries(FULL)
-TOKENS = st.dictionaries(st.integers(0, 1030).map(str) | ANY_TEXT, TOKEN, max_size=3)
-IDS = st.dictionaries(ANY_TEXT | st.just("</s>"), st.integers(1020, 1030) | NUMBERS, max_size=3)
+NAMES = st.sampled_from(["<s>", "</s>", "<|eot|>", "<x>", "A", ""]) | ANY_TEXT
+FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), st.booleans())
+TOKEN = st.fixed_dictionaries({"content": NAMES}, optional=FLAGS | {"special": SCALARS})
+WHOLE_TOKEN = FLAGS | {"id": st.integers(0, 600), "content": NAMES, "special": st.booleans()}
+IDS = st.integers(0, 1030)
 BESIDE = st.one_of(
-    st.tuples(st.just("chat_template"), ANY_TEXT | VALUES),
-    st.tuples(st.sampled_from(["legacy", "add_bos_token", "add_prefix_space"]), SCALARS),
-    st.tuples(st.sampled_from(["bos_token", "eos_token", "other_token"]), TOKEN | SCALARS),
-    st.tuples(st.just("added_tokens_decoder"), TOKENS | VALUES),
-    st.tuples(st.just("extra_special_tokens"), st.lists(TOKEN | ANY_TEXT, max_size=2) | VALUES),
-    st.tuples(st.sampled_from(["tokenizer_class", "sp_model_kwargs"]) | ANY_TEXT, VALUES),
-)
+    TOKEN | SCALARS,
+    st.lists(TOKEN | ANY_TEXT, max_size=2),
+    st.dictionaries(IDS.map(str) | ANY_TEXT, TOKEN, max_size=3),
+    st.dictionaries(NAMES, IDS | NUMBERS, max_size=3),
+).map(json.dumps)
+BESIDES = "chat_template legacy add_bos_token add_prefix_space bos_token eos_token other_token"
+BESIDES += " added_tokens_decoder extra_special_tokens tokenizer_class sp_model_kwargs <x> </s>"
 FILES = st.sampled_from(["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
 
 
 @cases(200)
-@given(name=FILES, changes=st.lists(BESIDE, max_size=3).map(dict) | IDS, whole=st.none() | JSON)
+@given(name=FILES, changes=fields(BESIDES.split(), BESIDE), whole=st.none() | JSON)
 @pytest.mark.parametrize("whose", ["target", "json"])
 def test_any_file_beside_a_tokenizer(models, whose, name, changes, whole):
     file = getattr(models, whose) / name
-    fields = {key: json.dumps(value) for key, value in changes.items()}
-    content = whole or with_fields(read_object(file) if file.is_file() else {}, fields)
+    content = whole or with_fields(read_object(file) if file.is_file() else {}, changes)
     run_changed(models, whose, name, content.encode(), "--chat")
 
 
 REGEXES = ["(a+)+$", r"(\w+\s?)+$!", r"((\w*)*)*;", "(?<=a", "", ".", r"\p{L}+"]
 PATTERN = st.fixed_dictionaries({"Regex": st.sampled_from(REGEXES) | ANY_TEXT})
-SPLIT = {
-    "type": st.just("Split"),
-    "pattern": PATTERN,
-    "behavior": st.sampled_from(["Isolated", "Removed", "MergedWithNext", "Contiguous"]),
-    "invert": st.booleans(),
-}
-PLAIN = st.sampled_from(
-    "NFC NFKD Lowercase StripAccents ByteLevel Whitespace Punctuation BertPreTokenizer Fuse"
-    " ByteFallback UnicodeScripts BertNormalizer".split()
-).map(lambda kind: {"type": kind})
-REPLACE = {"type": st.just("Replace"), "pattern": PATTERN, "content": ANY_TEXT}
+PLAIN = "NFC NFKD Lowercase StripAccents ByteLevel Whitespace Punctuation BertPreTokenizer Fuse"
+PLAIN += " ByteFallback UnicodeScripts BertNormalizer"
 BEGINNING = [{"Sequence": {"id": "A", "type_id": 0}}]
 BEGINNING += [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|eot|>", "<no>")]
-TEMPLATE = {
-    "type": st.just("TemplateProcessing"),
-    "single": st.lists(st.sampled_from(BEGINNING), max_size=3),
-    "pair": st.just([]),
-    "special_tokens": st.just({"<|eot|>": {"id": "<|eot|>", "ids": [4], "tokens": ["x"]}}),
-}
-SPLIT, REPLACE, TEMPLATE = map(st.fixed_dictionaries, (SPLIT, REPLACE, TEMPLATE))
-SMALL = {"vocab": st.sampled_from([{"A": 5}, {"A": 5, "<|eot|>": 4}]), "merges": st.just([])}
-SMALL |= {"unk_token": st.sampled_from([None, "<no>", "<|eot|>"]), "fuse_unk": st.booleans()}
-WILD = st.dictionaries(
-    st.sampled_from(["normalizer", "pre_tokenizer", "post_processor", "decoder", "padding"]),
-    SPLIT | REPLACE | TEMPLATE | PLAIN | VALUES,
+SPLIT = {"pattern": PATTERN, "invert": st.booleans()}
+SPLIT["behavior"] = st.sampled_from(["Isolated", "Removed", "MergedWithNext", "Contiguous"])
+EOT = {"<|eot|>": {"id": "<|eot|>", "ids": [4], "tokens": ["x"]}}
+TEMPLATE = {"single": st.lists(st.sampled_from(BEGINNING), max_size=3), "pair": st.just([])}
+TEMPLATE["special_tokens"] = st.just(EOT)
+KINDS = {"Split": SPLIT, "Replace": {"pattern": PATTERN, "content": ANY_TEXT}}
+KINDS |= {"TemplateProcessing": TEMPLATE} | dict.fromkeys(PLAIN.split(), {})
+STEP = [st.fixed_dictionaries({"type": st.just(kind), **KINDS[kind]}) for kind in KINDS]
+STEP = st.one_of(STEP).map(json.dumps)
+PARTS = ["normalizer", "pre_tokenizer", "post_processor", "decoder", "padding"]
+ADDED = st.lists(st.fixed_dictionaries(WHOLE_TOKEN), max_size=3).map(json.dumps)
+INSIDE = {"vocab": st.sampled_from([{"A": 5}, {"A": 5, "<|eot|>": 4}]), "merges": st.just([])}
+INSIDE |= {"unk_token": st.sampled_from([None, "<no>", "<|eot|>"]), "fuse_unk": st.booleans()}
+INSIDE = st.fixed_dictionaries(INSIDE) | st.dictionaries(
+    st.sampled_from([*INSIDE, "dropout", "byte_fallback"]), VALUES, max_size=1
 )
-PARTS = st.one_of(
-    st.fixed_dictionaries({"pre_tokenizer": SPLIT | PLAIN}),
-    st.fixed_dictionaries({"normalizer": REPLACE | PLAIN}),
-    st.fixed_dictionaries({"post_processor": TEMPLATE}),
-    st.fixed_dictionaries({"added_tokens": st.lists(FULL_TOKEN, max_size=3)}),
-    WILD,
-)
-OF_ITS_MODEL = st.sampled_from(["unk_token", "vocab", "merges", "dropout", "byte_fallback"])
-INSIDE = st.fixed_dictionaries(SMALL) | st.dictionaries(OF_ITS_MODEL, VALUES, max_size=1)
 
 
 @cases(80)
-@given(parts=PARTS, inside=st.just({}) | INSIDE)
-def test_any_tokenizer_json(models, parts, inside):
+@given(steps=fields(PARTS, STEP, 2), added=fields(["added_tokens"], ADDED), inside=INSIDE)
+def test_any_tokenizer_json(models, steps, added, inside):
     """Parts of any kind, a missing unknown token, regular expressions that explode."""
     raw = read_object(models.json / "tokenizer.json")
-    few = {"added_tokens": []} if len(inside) > 1 else {}
-    changed = raw | few | parts | {"model": raw["model"] | inside}
-    content = json.dumps(changed).encode()
+    raw |= {"model": raw["model"] | inside} | ({"added_tokens": []} if len(inside) > 1 else {})
+    content = with_fields(raw, steps | added).encode()
     run_changed(models, "json", "tokenizer.json", content, "--prompt", "A" * 50 + ";")
 
 
-KINDS = "BOOL F4 F6_E2M3 F8_E4M3 F8_E8M0 I8 U16 F16 BF16 I32 U32 C64 F64 U64".split()
+DTYPES_OF_FILES = "BOOL F4 F6_E2M3 F8_E4M3 F8_E8M0 I8 U16 F16 BF16 I32 U32 C64 F64 U64".split()
+DESCRIBED = st.sampled_from(DTYPES_OF_FILES).map(json.dumps)
 
 
 @cases(120)
@@ -324,17 +297,14 @@ def test_any_header_of_a_decision_model(models, data, options):
     whole = (models.decision / DECISION).read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
     header, tensors = json.loads(whole[8:end]), whole[end:]
-    config = json.loads(header.pop("__metadata__")["decision"])
-    changes = st.dictionaries(st.sampled_from(sorted(config)), st.none() | JSON, max_size=2)
-    changed = changes.map(lambda each: with_fields(config, each))
-    metadata = st.builds(lambda text: json.dumps({"decision": text}), changed | JSON | ANY_TEXT)
-    dtypes = {"dtype": st.sampled_from(KINDS).map(json.dumps) | JSON}
-    sizes = dict.fromkeys(("shape", "data_offsets"), SHORT_LISTS | JSON)
-    described = st.fixed_dictionaries({}, optional=dtypes | sizes)
-    changes = {"__metadata__": data.draw(metadata | metadata | JSON)}
+    config = json.loads(header["__metadata__"]["decision"])
+    changed = fields(sorted(config)).map(lambda each: with_fields(config, each)) | ANY_TEXT
+    metadata = changed.map(lambda text: json.dumps({"decision": text}))
+    changes = data.draw(fields(sorted(header)))
     for name in data.draw(st.lists(st.sampled_from(sorted(header)), max_size=2, unique=True)):
-        changed = described.map(lambda each, name=name: with_fields(header[name], each))
-        changes[name] = data.draw(changed | st.none() | JSON)
+        described = fields(["dtype", "shape", "data_offsets"], DESCRIBED)
+        changes[name] = with_fields(header[name], data.draw(described))
+    changes["__metadata__"] = data.draw(metadata | JSON)
     text = with_fields(header, changes).encode()
     content = len(text).to_bytes(8, "little") + text + tensors
     run_changed(models, "decision", DECISION, content, *options)
