@@ -188,7 +188,7 @@ SOME_OPTIONS = st.tuples(
 )
 
 
-@cases(200)
+@cases(120)
 @given(changes=CHANGES, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
 def test_any_field_of_a_config(models, changes, whose, options):
     """Fields with any value, missing, or nested thousands deep, of the target or of the draft."""
@@ -202,7 +202,7 @@ DAMAGED += [("decision", DECISION)]
 
 
 @pytest.mark.parametrize(("whose", "name"), DAMAGED)
-@cases(60)
+@cases(40)
 @given(damage=DAMAGE, options=SOME_OPTIONS)
 def test_a_damaged_file(models, whose, name, damage, options):
     """Truncated anywhere, or with flipped bits: of the safetensors in header or numbers."""
@@ -215,7 +215,7 @@ NO_SHARDS = ["", "a\nb", "a\0b", "x" * 300, "config.json", INDEX]
 NO_SHARDS += [".", "..", "../x", "/etc/passwd", "sub/x"]
 
 
-@cases(100)
+@cases(80)
 @given(data=st.data(), whole=st.none() | JSON, options=SOME_OPTIONS)
 def test_any_index_of_shards(models, data, whole, options):
     """A weight_map of any kind, or with some tensors in files of any name."""
@@ -243,7 +243,7 @@ BESIDES += " added_tokens_decoder extra_special_tokens tokenizer_class sp_model_
 FILES = st.sampled_from(["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
 
 
-@cases(200)
+@cases(120)
 @given(name=FILES, changes=fields(BESIDES.split(), BESIDE), whole=st.none() | JSON)
 @pytest.mark.parametrize("whose", ["target", "json"])
 def test_any_file_beside_a_tokenizer(models, whose, name, changes, whole):
@@ -290,7 +290,7 @@ DTYPES_OF_FILES = "BOOL F4 F6_E2M3 F8_E4M3 F8_E8M0 I8 U16 F16 BF16 I32 U32 C64 F
 DESCRIBED = st.sampled_from(DTYPES_OF_FILES).map(json.dumps)
 
 
-@cases(120)
+@cases(80)
 @given(data=st.data(), options=SOME_OPTIONS)
 def test_any_header_of_a_decision_model(models, data, options):
     """Any fields in its configuration, any text instead of it, any description of its tensors."""
@@ -344,7 +344,7 @@ ANY_OPTION = st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value)
 STRANGE = st.lists(ANY_OPTION | st.tuples(NONSENSE), max_size=2)
 
 
-@cases(300)
+@cases(200)
 @given(sensible=SENSIBLE, strange=STRANGE, joined=st.booleans(), stdin=st.binary(max_size=30))
 def test_any_options(models, sensible, strange, joined, stdin):
     """Any combination, most with values that fit, some with any text; on stdin any bytes."""

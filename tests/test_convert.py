@@ -186,8 +186,8 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
     run(60)
     target.rename(tmp_path / "whole")
     needed, killed = run(60), 0
-    for number in range(60):
-        if killed == 6:
+    for number in range(40):
+        if killed == 4:
             break
         if target.is_dir():
             assert program(main, "check", target) == 0
@@ -204,7 +204,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads(tmp_path, tokenizer):
             # The kill came between the last file and the renaming: what loads is whole.
             files = {path.name for path in (tmp_path / "whole").glob("[!.]*")}
             assert files <= {path.name for path in stage_of(target).iterdir()}
-    assert killed == 6
+    assert killed == 4
     if not target.is_dir():
         convert(tmp_path / "hub", target, None)
     for file in (tmp_path / "whole").iterdir():

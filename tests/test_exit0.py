@@ -56,7 +56,7 @@ def test_greedy_text_is_the_targets_whatever_is_combined(stored):
     shapes = [dict(method="sd"), dict(method="s2d"), dict(method="mcsd", tree=(2, 2, 1))]
     shapes += [dict(method="s2d-tree"), dict(method="s2d-tree", tree=Dynamic(3, 5, 11))]
     shapes += [dict(method="s2d-tree", tree=Dynamic(2, 4, 40))]  # more nodes than layers would run
-    stops, lengths = (None, 0.0, 0.05), (1, 30, 200)
+    stops, lengths = (None, 0.05), (1, 30, 200)
     for shape, stop, length in itertools.product(shapes, stops, lengths):
         ways = [{}, {"init": "target"}, {"exits": [0], "draft": draft}]
         if shape["method"].startswith("s2d"):

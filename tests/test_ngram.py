@@ -97,23 +97,6 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
             assert all(blend[token] == p for token, p in best)
 
 
-def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
-    many = [t for i in range(2 * FOLLOWERS) for t in (1, 1000 + i)]
-    twice = [t for i in range(FOLLOWERS) for t in (1, 1000 + 2 * i)]
-    frequent = NGrams(Datastore(many + twice, end=0)).distribution([1])
-    assert sorted(frequent) == [1000 + 2 * i for i in range(FOLLOWERS)]
-    late = NGrams()
-    late.grow(twice + many)
-    assert sorted(late.distribution([1])) == [1000 + FOLLOWERS + i for i in range(FOLLOWERS)]
-
-
-def test_documents_do_not_run_into_each_other():
-    ngrams = NGrams(Datastore([5, 6, 0, 7, 8, 0], end=0))
-    assert top(ngrams.distribution([5, 6]), 1)[0][0] == 0  # the end itself is a token like others
-    assert ngrams.distribution([5, 6, 0]) == {} and ngrams.matched([5, 6, 0], 5) == 0
-    assert top(ngrams.distribution([0, 7]), 1)[0][0] == 8 and ngrams.matched([0, 7], 8) == 1
-
-
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_short_datastores_of_any_vocabulary_and_type(tokens, kind):
