@@ -77,7 +77,7 @@ def nothing_compiled(tmp_path, monkeypatch):
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """interrupt(count) -> a list of the Steps shown: when there are ``count``, Ctrl-C is pressed."""
+    """interrupt(count) -> a list of the Steps shown; Ctrl-C is pressed when it has ``count``."""
     add, steps = Streamed.add, []
 
     def begin(count):
