@@ -1,15 +1,15 @@
 """What may be asked of ``generate``: every refusal, and where defaults come from."""
 
-import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers import raises_line, random_llama
+from helpers import TINY, raises_line, random_llama
 
 from s2d import decode, generate
 from s2d.draft import NoDraft
-from s2d.generate import start
+from s2d.generate import LEAST, TABLE_ALONE, TABLE_THRESHOLD, Options, start
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, KConfig
 
@@ -111,46 +111,32 @@ def test_an_answer_says_why_it_ended(method):
         assert said[-1] == why and set(said[:-1]) == {""}
 
 
-def with_draft(**config):
-    """A generation of 24 tokens with a draft that has this config."""
-    models = random_llama(10), [1, 2], random_llama(10, **config)
-    return functools.partial(generate, *models, max_new_tokens=24)
+OWN = dict(exit_layers=(1, 3), thresholds=(0.7, 0.1), draft_length=2, draft_stop=0.4)
+OWN |= dict(draft_tree=(2, 5, 7))
+SHORT, BUSH, GROWING = KConfig((1, 1)), KConfig((4, 2, 2, 1)), Dynamic(2, 5, 7)
+ALONE = Dynamic(*TABLE_ALONE.draft_tree)
+PLANS = [  # options -> exits, thresholds, shape, stop: the draft's own, unless others are given
+    (dict(), (1, 3), (0.7, 0.0), SHORT, 0.4),
+    (dict(thresholds=[1.0, 0.0], draft_length=3), (1, 3), (1.0, 0.0), KConfig((1, 1, 1)), 0.4),
+    (dict(exits=[2, 4], stop=0), (2, 4), (0.5, 0.0), SHORT, 0.0),  # these have no thresholds
+    (dict(exits=[0, 1, 3]), (0, 1, 3), (TABLE_THRESHOLD, 0.7, 0.0), SHORT, 0.4),
+    (dict(method="sd"), (3,), (0.0,), SHORT, 0.4),
+    (dict(method="sd", exits=[2]), (2,), (0.0,), SHORT, 0.4),
+    (dict(method="mcsd"), (3,), (0.0,), BUSH, 0.0),  # trees have no stop of their own
+    (dict(method="mcsd", tree=(2, 2)), (3,), (0.0,), KConfig((2, 2)), 0.0),
+    (dict(method="s2d-tree"), (1, 3), (0.7, 0.0), GROWING, 0.0),
+    (dict(method="s2d-tree", tree=(2, 2), stop=0.3), (1, 3), (0.7, 0.0), KConfig((2, 2)), 0.3),
+    (dict(method="s2d-tree", exits=[0]), (0,), (0.0,), ALONE, LEAST),  # exit 0 alone has its own
+    (dict(method="s2d", exits=[0], draft_length=2), (0,), (0.0,), SHORT, LEAST),
+]
 
 
-def test_exits_come_from_the_draft_unless_given():
-    run = with_draft(exit_layers=(1, 3), thresholds=(0.0, 0.0))
-    for options, used in (
-        (dict(method="s2d"), 1),
-        (dict(method="s2d", thresholds=[1.0, 0.0]), 3),
-        (dict(method="s2d", exits=[2, 4], thresholds=[1.0, 0.0]), 4),
-        (dict(method="s2d", exits=[1, 3]), 1),
-        (dict(method="s2d", exits=[0, 1, 3], stop=0.0), 1),
-        (dict(method="sd"), 3),
-        (dict(method="sd", exits=[2]), 2),
-    ):
-        assert set(run(**options).stats.exit_counts) == {used}
-
-
-def test_shapes_come_from_the_draft_unless_given():
-    run = functools.partial(with_draft(draft_length=3, draft_tree=(2, 5, 7)), exits=[4])
-    for options, longest in (
-        (dict(method="s2d"), 4),
-        (dict(method="s2d", draft_length=5), 6),
-        (dict(method="mcsd", tree=(2, 2)), 3),
-    ):
-        assert max(run(**options).stats.accept_lengths) == longest
-    tree = run(method="s2d-tree").stats
-    assert 7 * (tree.steps - 1) < tree.exit_counts[4] <= 7 * tree.steps
-
-
-def test_chains_end_by_the_drafts_own_stop_unless_given():
-    """A stop of 1 ends a chain at once; trees have none of their own; the text is the target's."""
-    run = functools.partial(with_draft(draft_length=3, draft_stop=1.0), exits=[4])
-    outputs = {name: run(method=name) for name in ("sd", "s2d", "mcsd", "s2d-tree")}
-    outputs["never"] = run(method="s2d", stop=0)
-    assert len({tuple(output.tokens) for output in outputs.values()}) == 1
-    longest = {name: max(output.stats.accept_lengths) for name, output in outputs.items()}
-    assert longest.pop("sd") == longest.pop("s2d") == 2 < min(longest.values())
+@pytest.mark.parametrize(("given", "exits", "thresholds", "shape", "stop"), PLANS, ids=str)
+def test_what_is_not_given_comes_from_the_draft(given, exits, thresholds, shape, stop):
+    plan = Options(**{"method": "s2d"} | given).plan(TINY, replace(TINY, **OWN))
+    assert (plan.exits, plan.thresholds, plan.shape, plan.stop) == (exits, thresholds, shape, stop)
+    if exits == (0,):
+        assert Options(**{"method": "s2d"} | given).plan(TINY).stop == LEAST > 0
 
 
 @pytest.mark.parametrize("method", ["sd", "mcsd", "s2d", "s2d-tree"])

@@ -97,6 +97,16 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
             assert all(blend[token] == p for token, p in best)
 
 
+def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
+    many = [t for i in range(2 * FOLLOWERS) for t in (1, 1000 + i)]
+    twice = [t for i in range(FOLLOWERS) for t in (1, 1000 + 2 * i)]
+    frequent = NGrams(Datastore(many + twice, end=0)).distribution([1])
+    assert sorted(frequent) == [1000 + 2 * i for i in range(FOLLOWERS)]
+    late = NGrams()
+    late.grow(twice + many)
+    assert sorted(late.distribution([1])) == [1000 + FOLLOWERS + i for i in range(FOLLOWERS)]
+
+
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_short_datastores_of_any_vocabulary_and_type(tokens, kind):
