@@ -98,58 +98,58 @@ def test_a_terminal_is_shown_what_it_would_obey(colors, monkeypatch):
         assert out.getvalue() == (f"\033[36m{expected}\033[0m" if colors else expected)
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    """terminal(arguments) -> (pid of run.py on a terminal of its own, what reads and types there).
+class Terminal:
+    """run.py on a terminal of its own, in a fork: all that it imports is here already."""
 
-    ``until(*parts)`` reads until all of them are shown, the last one at the end.
-    """
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-    def begin(*arguments):
-        pid, ours = pty.fork()  # all that run.py imports is here already
-        if pid == 0:
+    def __init__(self, *arguments):
+        self.process, self.ours = pty.fork()
+        if self.process == 0:
             sys.stdin, sys.stdout, sys.stderr = (open(i, mode) for i, mode in enumerate("rww"))
             os._exit(program(*arguments))
+        self.unread = b""
 
-        def until(*parts):
-            text = b""
-            while not (all(part in text for part in parts) and text.endswith(parts[-1])):
-                text += os.read(ours, 4096)
-            return text
+    def until(self, pattern):
+        """What is shown up to the end of a match; the rest waits."""
+        while not (found := re.search(pattern, self.unread, re.DOTALL)):
+            self.unread += os.read(self.ours, 4096)
+        shown, self.unread = self.unread[: found.end()], self.unread[found.end() :]
+        return shown
 
-        return pid, until, partial(os.write, ours)
+    def types(self, keys):
+        os.write(self.ours, keys)
 
-    return begin
+    def exit_code(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
-def test_a_conversation_on_a_real_terminal(terminal):
+def test_a_conversation_on_a_real_terminal(monkeypatch):
     """Colours come unasked, what was typed by a key; a line says that a long prompt is read."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     how = "--interactive --target 70b --temperature 2 --max-new-tokens 100 --prompt".split()
-    pid, until, types = terminal(*how, "word " * 200)
-    first = until(b" tokens in ", b"> ")
+    terminal = Terminal(*how, "word " * 200)
+    first = terminal.until(rb" tokens in .*\n> ")
     assert re.search(rb"\nreading a prompt of \d{3} tokens \.{3}\r {34}\r[^ ]", first)
     assert any(b"\033[%dm" % color in first for color in COLORS)
-    types(b"And yoo\x7fu?\n")
-    until(b"And you?", b"m")  # of a colour, so that an answer has begun
-    types(b"\x03")  # Ctrl-C ends it, and nothing else
-    assert re.search(rb"interrupted| tokens in ", until(b"\n> "))
-    types(b"\033[A\n")  # the key up
-    assert b"And you?" in until(b" tokens in ", b"> ")
-    types(b"\x04")
-    assert os.waitpid(pid, 0)[1] == 0
+    terminal.types(b"And yoo\x7fu?\n")
+    terminal.until(rb"\n.*\033\[\d\dm")  # an answer has begun
+    terminal.types(b"\x03")  # Ctrl-C ends it, and nothing else
+    terminal.until(rb"(interrupted| tokens in ).*\n> ")
+    terminal.types(b"\033[A\n")  # the key up
+    terminal.until(rb"And you\?\r\n.* tokens in .*\n> ")
+    terminal.types(b"\x04")
+    assert terminal.exit_code() == 0
 
 
-def test_many_prompts_on_a_real_terminal(tmp_path, terminal):
+def test_many_prompts_on_a_real_terminal(tmp_path):
     """A line says how far it is; it is wiped off before an answer is shown."""
     (tmp_path / "prompts").write_text("Hi\nWhat is 3 + 4?\n")
     how = "--max-new-tokens", 3, "--prompts", tmp_path / "prompts", "--batch", 1
-    pid, until, _ = terminal(*how)
-    text = until(b"2 of 2 prompts", b"min left\r")
+    terminal = Terminal(*how)
+    text = terminal.until(rb"2 of 2 prompts.*left\r")
     pattern = rb"\r(1 of 2 prompts, [\d.]+ tokens/s, [\d.]+ min left)\r( +)\r## line 2: What is 3"
     note, blanks = re.search(pattern, text.replace(b"\n", b"\r")).groups()
-    assert len(note) == len(blanks) and os.waitpid(pid, 0)[1] == 0
+    assert len(note) == len(blanks) and terminal.exit_code() == 0
 
 
 @pytest.fixture
