@@ -53,9 +53,9 @@ def random_case(rng):
 
 
 def test_whatever_drafts_the_text_is_the_targets_with_this_seed(pairs):
-    """120 random cases in float64, by equality: with roots from the target too."""
+    """160 random cases in float64, by equality: with roots from the target too."""
     ends, used, accepted, tokens = Counter(), Counter(), 0, 0
-    for seed in range(120):
+    for seed in range(160):
         rng = random.Random(seed)
         target, draft = rng.choice(pairs)
         how = dict(
@@ -72,8 +72,8 @@ def test_whatever_drafts_the_text_is_the_targets_with_this_seed(pairs):
         ends[output.ended] += 1
         used.update(output.stats.exit_counts)
         accepted, tokens = accepted + output.stats.accepted, tokens + len(output.tokens)
-    assert min(ends[why] for why in ("eos", "context", "length")) > 2
-    assert min(used[layer] for layer in (0, 1, 2, 4)) > 5
+    assert min(ends[why] for why in ("eos", "context", "length")) > 3
+    assert min(used[layer] for layer in (0, 1, 2, 4)) > 10
     assert accepted > 0.1 * tokens  # drafts were of use
 
 
