@@ -42,8 +42,10 @@ def test_the_output_is_distributed_as_the_target_alone(options):
 
 def test_what_it_says_is_what_the_whole_head_says_of_these_tokens():
     draft, hidden = models(3)[1], torch.randn(4, 16, dtype=torch.float64)
-    few, all_of_them = draft.logits(hidden, draft.draft_head), draft.logits(hidden)
-    assert (few - all_of_them[:, KEPT]).abs().max() < 1e-12
+    few, head = draft.logits(hidden, draft.draft_head), draft.draft_head
+    few, all_of_them = head.over_all(few, 6), draft.logits(hidden)
+    assert (few[:, KEPT] - all_of_them[:, KEPT]).abs().max() < 1e-12
+    assert few.isneginf().sum() == few.isinf().sum() == 4 * (6 - len(KEPT))
 
 
 def test_more_children_than_it_has_tokens():
