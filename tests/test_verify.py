@@ -59,14 +59,18 @@ def test_candidates_leave_the_targets_distribution(p, q, k):
         assert (output - p).abs().max() < 1e-9
 
 
-def pruned(tree, p_rows, q_rows, sampler):
-    """Nothing below token 1 is sent: decided by drawn tokens, before anything below is drawn."""
-    keep = torch.cat((torch.tensor([True, True]), tree.tokens[tree.parents[2:]] != 1))
-    number = torch.cat((keep.cumsum(0) - 1, torch.tensor([-1])))
-    small = TokenTree(tree.tokens[keep], number[tree.parents[keep]])
-    rows = torch.cat((torch.tensor([True]), keep))
-    path, bonus, _ = verify_sampled(small, p_rows[rows], q_rows[rows], False, sampler)
-    return keep.nonzero().flatten()[path], bonus
+def pruned(replacement):
+    """Nothing below token 1 is sent: decided by two drawn roots, before what is below is drawn."""
+
+    def decide(tree, p_rows, q_rows, sampler):
+        keep = torch.cat((torch.tensor([True, True]), tree.tokens[tree.parents[2:]] != 1))
+        number = torch.cat((keep.cumsum(0) - 1, torch.tensor([-1])))
+        small = TokenTree(tree.tokens[keep], number[tree.parents[keep]])
+        rows = torch.cat((torch.tensor([True]), keep))
+        path, bonus, _ = verify_sampled(small, p_rows[rows], q_rows[rows], replacement, sampler)
+        return keep.nonzero().flatten()[path], bonus
+
+    return decide
 
 
 TWO_LEVELS = [
@@ -80,8 +84,8 @@ TWO_LEVELS = [
 def test_two_levels_leave_the_targets_pairs(vocab, widths, replacement, zeros):
     """p(x) p(y|x), with distributions that depend on what came before."""
     p, q = random_model(1, vocab, zeros), random_model(2, vocab, zeros)
-    for decide in (sampled(replacement), *([pruned] if widths == (2, 2) else [])):
-        output = emitted_distribution(p, q, widths, 2, decide, replacement)
+    for decide in [sampled, pruned] if widths[0] == 2 else [sampled]:
+        output = emitted_distribution(p, q, widths, 2, decide(replacement), replacement)
         assert (output - joint_distribution(p, 2)).abs().max() < 1e-9
 
 
