@@ -15,6 +15,7 @@ from vocabularies import save_trained
 from s2d import Tokenizer, load_model
 from s2d.bench.specbench import corpus_questions
 from s2d.extras import compiled
+from s2d.trace.terminal import Streamed
 from s2d.user_cache import private_folder
 
 
@@ -72,6 +73,24 @@ def nothing_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for memo in (compiled.compiled_block, compiled.compiled_head):
         memo.cache_clear()
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """interrupt(count) -> a list of the Steps shown; Ctrl-C is pressed when it has ``count``."""
+    add, steps = Streamed.add, []
+
+    def begin(count):
+        def interrupted(self, step):
+            add(self, step)
+            steps.append(step)
+            if len(steps) == count:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Streamed, "add", interrupted)
+        return steps
+
+    return begin
 
 
 @pytest.fixture(scope="session")

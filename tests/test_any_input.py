@@ -141,14 +141,59 @@ VALUES = st.recursive(
 DEPTHS = st.integers(900, 1000) | st.just(50_000)
 PAIRS = st.sampled_from([("[", "]"), ('{"a":', "}")])
 DEEP = st.builds(lambda depth, pair: pair[0] * depth + "0" + pair[1] * depth, DEPTHS, PAIRS)
-JSON = st.one_of(*[VALUES.map(json.dumps)] * 3, DEEP)
+JSON = st.one_of(*[VALUES.map(json.dumps)] * 3, st.lists(NUMBERS).map(json.dumps), DEEP)
+ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+EOT, NO = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|eot|>", "<no>"))
+TEMPLATE = {"type": "TemplateProcessing", "pair": [], "special_tokens": {}}
+TEMPLATE["special_tokens"]["<|eot|>"] = {"id": "<|eot|>", "ids": [4], "tokens": ["x"]}
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
+PARTS = [  # what some of the files below hold somewhere, or should not
+    ROPE | {"rope_type": "llama3", "original_max_position_embeddings": 64},
+    *({"type": kind, "factor": 2.0} for kind in ("linear", "default")),
+    dict.fromkeys(("special", "lstrip", "rstrip", "normalized"), True) | {"content": "<x>"},
+    *(TEMPLATE | {"single": each} for each in ([TEXT], [NO, TEXT], [EOT, TEXT], [TEXT, EOT])),
+    *(SPLIT | {"pattern": {"Regex": regex}} for regex in ("(a+)+$", "(?<=a", "", r"\p{L}+")),
+    *(SPLIT | {"pattern": {"Regex": regex}} for regex in (r"(\w+\s?)+$!", r"((\w*)*)*;")),
+    {"type": "Replace", "pattern": {"Regex": "."}, "content": "\0"},
+    *({"type": kind} for kind in "NFKD Lowercase StripAccents Whitespace Punctuation".split()),
+    *({"type": kind} for kind in "BertPreTokenizer Fuse ByteFallback UnicodeScripts".split()),
+    *("<s> </s> <|eot|> <no> <x> linear . .. ../x /etc/passwd sub/x config.json".split()),
+    *([INDEX, "", "a\nb", "a\0b", "x" * 300, {"<x>": 1024}, {"1024": {"content": "<x>"}}]),
+]
 
 
-def with_fields(original, changes):
-    """JSON text of an object with other fields; ``changes``: JSON texts, None leaves one out."""
-    fields = {name: json.dumps(value) for name, value in original.items()} | changes
-    said = [f"{json.dumps(name)}: {text}" for name, text in fields.items() if text is not None]
-    return "{" + ", ".join(said) + "}"
+def joined(whole, texts):
+    """JSON text of an object or array with other parts; ``texts``: JSON, None leaves one out."""
+    said = {name: json.dumps(value) for name, value in whole_items(whole)} | texts
+    said = {name: text for name, text in said.items() if text is not None}
+    if isinstance(whole, list):
+        return "[" + ", ".join(said.values()) + "]"
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in said.items()) + "}"
+
+
+def whole_items(whole):
+    """(name, value) of an object, (number, value) of an array, nothing of all else."""
+    if isinstance(whole, dict):
+        return whole.items()
+    return enumerate(whole) if isinstance(whole, list) else ()
+
+
+@st.composite
+def changed(draw, whole, more=()):
+    """JSON text of ``whole`` with other parts, wherever they are, or without some.
+
+    They are of any kind, or one of PARTS, or what stands beside them; ``more`` may be added to it.
+    """
+    there = dict(whole_items(whole))
+    if not (there or more) or draw(st.integers(0, 5)) == 0:
+        part = st.sampled_from(PARTS)
+        return draw(JSON | NUMBERS.map(json.dumps) | part.map(json.dumps) | part.flatmap(changed))
+    texts, names = {}, st.lists(st.sampled_from([*there, *more]), min_size=1, max_size=3)
+    for name in draw(names):
+        beside = st.sampled_from([*there.values(), 0]).map(json.dumps)
+        texts[name] = draw(st.none() | beside | changed(there.get(name)) | changed(there.get(name)))
+    return joined(whole, texts)
 
 
 def damaged(content, damage):
@@ -166,28 +211,6 @@ POSITIONS = st.integers(0, 40) | st.integers(0, 3000) | st.integers(0, 2**18)
 BITS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255])
 FLIPS = st.tuples(POSITIONS, st.sampled_from([1, 1, 2, 5000]), BITS)
 DAMAGE = POSITIONS | st.lists(FLIPS, max_size=3)
-ROPE_NUMBERS = ("factor", "rope_theta", "low_freq_factor", "high_freq_factor")
-ROPE_NUMBERS += ("original_max_position_embeddings",)
-ROPE_TYPES = st.sampled_from(["default", "linear", "llama3"]) | VALUES
-ROPE_FIELDS = dict.fromkeys(ROPE_NUMBERS, NUMBERS | VALUES)
-ROPE_FIELDS |= {"rope_type": ROPE_TYPES, "type": VALUES}
-ROPE = st.fixed_dictionaries({}, optional=ROPE_FIELDS).map(json.dumps)
-COUNTS = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers head_dim num_attention_heads "
-    "num_key_value_heads max_position_embeddings bos_token_id eos_token_id draft_length"
-).split()
-OTHERS = (
-    "model_type hidden_act attention_bias mlp_bias rms_norm_eps rope_theta tie_word_embeddings "
-    "exit_layers thresholds draft_stop draft_tree eos_token_id torch_dtype rope_parameters"
-).split()
-LISTS = ("exit_layers", "thresholds", "draft_tree", "eos_token_id")
-SHORT_LISTS = st.lists(NUMBERS, max_size=4).map(json.dumps)
-CHANGES = st.one_of(
-    st.dictionaries(st.sampled_from(COUNTS + OTHERS), st.none() | JSON, min_size=1, max_size=3),
-    st.dictionaries(st.sampled_from(COUNTS), NUMBERS.map(json.dumps), min_size=1, max_size=2),
-    st.dictionaries(st.sampled_from(LISTS), SHORT_LISTS, min_size=1),
-    st.dictionaries(st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE, min_size=1),
-)
 SOME_OPTIONS = st.tuples(
     st.sampled_from(METHODS).map("--method={}".format),
     st.sampled_from(["--temperature=0", "--temperature=1", "--temperature=1.5"]),
@@ -195,12 +218,30 @@ SOME_OPTIONS = st.tuples(
 )
 
 
-@cases(200)
-@given(changes=CHANGES, whose=st.sampled_from(["target", "draft"]), options=SOME_OPTIONS)
-def test_any_field_of_a_config(models, changes, whose, options):
-    """Fields with any value, missing, or nested thousands deep, of the target or of the draft."""
-    content = with_fields(read_object(getattr(models, whose) / "config.json"), changes).encode()
-    run_changed(models, whose, "config.json", content, *options)
+CONFIG = "head_dim attention_bias mlp_bias rope_theta rope_parameters rope_scaling exit_layers"
+CONFIG += " thresholds draft_stop draft_tree draft_length quantization_config"
+TOKENS = "chat_template legacy add_bos_token bos_token eos_token other_token added_tokens_decoder"
+TOKENS += " extra_special_tokens tokenizer_class sp_model_kwargs add_prefix_space"
+TEXTS = {"tokenizer_config.json": TOKENS, "special_tokens_map.json": TOKENS}
+TEXTS |= {"added_tokens.json": "<x> </s> <|eot|>"}
+FILES = [
+    ("target", "config.json", CONFIG),
+    ("draft", "config.json", CONFIG),
+    ("sharded", INDEX, ""),
+]
+FILES += [(whose, name, TEXTS[name]) for whose in ("target", "json") for name in TEXTS]
+FILES += [("json", "tokenizer.json", "padding")]
+
+
+@pytest.mark.parametrize(("whose", "name", "more"), FILES)
+@cases(60)
+@given(data=st.data(), options=SOME_OPTIONS)
+def test_any_json(models, whose, name, more, data, options):
+    """Parts that are missing, of any kind, or nested thousands deep; expressions that explode."""
+    file = getattr(models, whose) / name
+    content = data.draw(changed(read_object(file) if file.is_file() else {}, more.split()))
+    more = [] if name in ("config.json", INDEX) else ["--chat", "--prompt", "A" * 50 + ";"]
+    run_changed(models, whose, name, content.encode(), *options, *more)
 
 
 DAMAGED = [(whose, name) for whose in ("target", "draft") for name in ("config.json", SINGLE)]
@@ -209,7 +250,7 @@ DAMAGED += [("decision", DECISION)]
 
 
 @pytest.mark.parametrize(("whose", "name"), DAMAGED)
-@cases(60)
+@cases(40)
 @given(damage=DAMAGE, options=SOME_OPTIONS)
 def test_a_damaged_file(models, whose, name, damage, options):
     """Truncated anywhere, or with flipped bits: of the safetensors in header or numbers."""
@@ -218,125 +259,17 @@ def test_a_damaged_file(models, whose, name, damage, options):
     run_changed(models, whose, name, content, *(() if whose == "decision" else options))
 
 
-NO_SHARDS = ["", "a\nb", "a\0b", "x" * 300, "config.json", INDEX]
-NO_SHARDS += [".", "..", "../x", "/etc/passwd", "sub/x"]
-
-
-@cases(100)
-@given(data=st.data(), whole=st.none() | JSON, options=SOME_OPTIONS)
-def test_any_index_of_shards(models, data, whole, options):
-    """A weight_map of any kind, or with some tensors in files of any name."""
-    index = read_object(models.sharded / INDEX)
-    names, files = sorted(index["weight_map"]), sorted(set(index["weight_map"].values()))
-    file = st.none() | st.sampled_from(NO_SHARDS + files).map(json.dumps) | JSON
-    changes = data.draw(st.dictionaries(st.sampled_from(names), file, max_size=3))
-    weight_map = with_fields(index["weight_map"], changes)
-    content = with_fields(index, {"weight_map": whole or weight_map}).encode()
-    run_changed(models, "sharded", INDEX, content, *options)
-
-
-TOKEN_TEXTS = st.sampled_from(["<s>", "</s>", "<|eot|>", "<x>", "A", ""]) | ANY_TEXT
-TOKEN_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), st.booleans())
-MORE = TOKEN_FLAGS | {"special": SCALARS, "other": SCALARS}
-TOKEN = st.fixed_dictionaries({"content": TOKEN_TEXTS}, optional=MORE)
-FULL = TOKEN_FLAGS | {"id": st.integers(0, 600), "content": TOKEN_TEXTS, "special": st.booleans()}
-FULL_TOKEN = st.fixed_dictionaries(FULL)
-TOKENS = st.dictionaries(st.integers(0, 1030).map(str) | ANY_TEXT, TOKEN, max_size=3)
-IDS = st.dictionaries(ANY_TEXT | st.just("</s>"), st.integers(1020, 1030) | NUMBERS, max_size=3)
-BESIDE = st.one_of(
-    st.tuples(st.just("chat_template"), ANY_TEXT | VALUES),
-    st.tuples(st.sampled_from(["legacy", "add_bos_token", "add_prefix_space"]), SCALARS),
-    st.tuples(st.sampled_from(["bos_token", "eos_token", "other_token"]), TOKEN | SCALARS),
-    st.tuples(st.just("added_tokens_decoder"), TOKENS | VALUES),
-    st.tuples(st.just("extra_special_tokens"), st.lists(TOKEN | ANY_TEXT, max_size=2) | VALUES),
-    st.tuples(st.sampled_from(["tokenizer_class", "sp_model_kwargs"]) | ANY_TEXT, VALUES),
-)
-FILES = st.sampled_from(["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"])
-
-
-@cases(200)
-@given(name=FILES, changes=st.lists(BESIDE, max_size=3).map(dict) | IDS, whole=st.none() | JSON)
-@pytest.mark.parametrize("whose", ["target", "json"])
-def test_any_file_beside_a_tokenizer(models, whose, name, changes, whole):
-    file = getattr(models, whose) / name
-    fields = {key: json.dumps(value) for key, value in changes.items()}
-    content = whole or with_fields(read_object(file) if file.is_file() else {}, fields)
-    run_changed(models, whose, name, content.encode(), "--chat")
-
-
-REGEXES = ["(a+)+$", r"(\w+\s?)+$!", r"((\w*)*)*;", "(?<=a", "", ".", r"\p{L}+"]
-PATTERN = st.fixed_dictionaries({"Regex": st.sampled_from(REGEXES) | ANY_TEXT})
-SPLIT = {
-    "type": st.just("Split"),
-    "pattern": PATTERN,
-    "behavior": st.sampled_from(["Isolated", "Removed", "MergedWithNext", "Contiguous"]),
-    "invert": st.booleans(),
-}
-PLAIN = st.sampled_from(
-    "NFC NFKD Lowercase StripAccents ByteLevel Whitespace Punctuation BertPreTokenizer Fuse"
-    " ByteFallback UnicodeScripts BertNormalizer".split()
-).map(lambda kind: {"type": kind})
-REPLACE = {"type": st.just("Replace"), "pattern": PATTERN, "content": ANY_TEXT}
-BEGINNING = [{"Sequence": {"id": "A", "type_id": 0}}]
-BEGINNING += [{"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|eot|>", "<no>")]
-TEMPLATE = {
-    "type": st.just("TemplateProcessing"),
-    "single": st.lists(st.sampled_from(BEGINNING), max_size=3),
-    "pair": st.just([]),
-    "special_tokens": st.just({"<|eot|>": {"id": "<|eot|>", "ids": [4], "tokens": ["x"]}}),
-}
-SPLIT, REPLACE, TEMPLATE = map(st.fixed_dictionaries, (SPLIT, REPLACE, TEMPLATE))
-SMALL = {"vocab": st.sampled_from([{"A": 5}, {"A": 5, "<|eot|>": 4}]), "merges": st.just([])}
-SMALL |= {"unk_token": st.sampled_from([None, "<no>", "<|eot|>"]), "fuse_unk": st.booleans()}
-WILD = st.dictionaries(
-    st.sampled_from(["normalizer", "pre_tokenizer", "post_processor", "decoder", "padding"]),
-    SPLIT | REPLACE | TEMPLATE | PLAIN | VALUES,
-)
-PARTS = st.one_of(
-    st.fixed_dictionaries({"pre_tokenizer": SPLIT | PLAIN}),
-    st.fixed_dictionaries({"normalizer": REPLACE | PLAIN}),
-    st.fixed_dictionaries({"post_processor": TEMPLATE}),
-    st.fixed_dictionaries({"added_tokens": st.lists(FULL_TOKEN, max_size=3)}),
-    WILD,
-)
-OF_ITS_MODEL = st.sampled_from(["unk_token", "vocab", "merges", "dropout", "byte_fallback"])
-INSIDE = st.fixed_dictionaries(SMALL) | st.dictionaries(OF_ITS_MODEL, VALUES, max_size=1)
-
-
 @cases(80)
-@given(parts=PARTS, inside=st.just({}) | INSIDE)
-def test_any_tokenizer_json(models, parts, inside):
-    """Parts of any kind, a missing unknown token, regular expressions that explode."""
-    raw = read_object(models.json / "tokenizer.json")
-    few = {"added_tokens": []} if len(inside) > 1 else {}
-    changed = raw | few | parts | {"model": raw["model"] | inside}
-    content = json.dumps(changed).encode()
-    run_changed(models, "json", "tokenizer.json", content, "--prompt", "A" * 50 + ";")
-
-
-KINDS = "BOOL F4 F6_E2M3 F8_E4M3 F8_E8M0 I8 U16 F16 BF16 I32 U32 C64 F64 U64".split()
-
-
-@cases(120)
 @given(data=st.data(), options=SOME_OPTIONS)
 def test_any_header_of_a_decision_model(models, data, options):
     """Any fields in its configuration, any text instead of it, any description of its tensors."""
     whole = (models.decision / DECISION).read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
-    header, tensors = json.loads(whole[8:end]), whole[end:]
-    config = json.loads(header.pop("__metadata__")["decision"])
-    changes = st.dictionaries(st.sampled_from(sorted(config)), st.none() | JSON, max_size=2)
-    changed = changes.map(lambda each: with_fields(config, each))
-    metadata = st.builds(lambda text: json.dumps({"decision": text}), changed | JSON | ANY_TEXT)
-    dtypes = {"dtype": st.sampled_from(KINDS).map(json.dumps) | JSON}
-    sizes = dict.fromkeys(("shape", "data_offsets"), SHORT_LISTS | JSON)
-    described = st.fixed_dictionaries({}, optional=dtypes | sizes)
-    changes = {"__metadata__": data.draw(metadata | metadata | JSON)}
-    for name in data.draw(st.lists(st.sampled_from(sorted(header)), max_size=2, unique=True)):
-        changed = described.map(lambda each, name=name: with_fields(header[name], each))
-        changes[name] = data.draw(changed | st.none() | JSON)
-    text = with_fields(header, changes).encode()
-    content = len(text).to_bytes(8, "little") + text + tensors
+    header = json.loads(whole[8:end])
+    config = changed(json.loads(header["__metadata__"]["decision"])) | ANY_TEXT
+    said = {"__metadata__": json.dumps({"decision": data.draw(config)})}
+    text = data.draw(st.sampled_from([joined(header, said)]) | changed(header)).encode()
+    content = len(text).to_bytes(8, "little") + text + whole[end:]
     run_changed(models, "decision", DECISION, content, *options)
 
 
@@ -374,7 +307,7 @@ ANY_OPTION = st.sampled_from([*FITTING, *FLAGS]).flatmap(with_strange_value)
 STRANGE = st.lists(ANY_OPTION | st.tuples(NONSENSE), max_size=2)
 
 
-@cases(300)
+@cases(200)
 @given(sensible=SENSIBLE, strange=STRANGE, joined=st.booleans(), stdin=st.binary(max_size=30))
 def test_any_options(models, sensible, strange, joined, stdin):
     """Any combination, most with values that fit, some with any text; on stdin any bytes."""

@@ -6,12 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import ByLastToken, limit_to, nearly_equal, raises_line, random_tokens
+from helpers import ByLastToken, limit_to, nearly_equal, random_tokens
 
 from s2d import generate
 from s2d.exits import TableExit, TablePrediction
 from s2d.extras.datastore import Datastore
-from s2d.generate import start
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, TokenTree
 from s2d.verify import residual, verify
@@ -53,12 +52,14 @@ def random_case(rng):
 
 
 def test_whatever_drafts_the_text_is_the_targets_with_this_seed(pairs):
-    """240 random cases in float64, by equality."""
+    """160 random cases in float64, by equality: with roots from the target too."""
     ends, used, accepted, tokens = Counter(), Counter(), 0, 0
-    for seed in range(240):
+    for seed in range(160):
         rng = random.Random(seed)
         target, draft = rng.choice(pairs)
-        how = dict(temperature=rng.choice([0.7, 1.0, 1.5]), seed=rng.choice([seed, 2**62 + seed]))
+        how = dict(
+            temperature=rng.choice([0.0, 0.7, 1.0, 1.5]), seed=rng.choice([seed, 2**62 + seed])
+        )
         how |= dict(top_p=rng.choice([1.0, 0.9]), top_k=rng.choice([0, 7]))
         how["max_new_tokens"] = rng.choice([1, 2, LENGTH, LENGTH])
         prompt = random_tokens(seed, rng.choice([1, 5, 20]), rng.choice([61, 6]))
@@ -107,26 +108,6 @@ def test_a_trained_pair_writes_the_same_text_every_way(how, mini, held_out_promp
     assert any(alone != tested for alone, _, tested in texts)  # and where tokens face tests
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("tree", [(3, 2), Dynamic(4, 3, 9)])
-def test_several_roots_from_the_target_are_lossless_with_one_race(temperature, tree, pairs):
-    """As published they are not: the same options write another text."""
-    target, draft = pairs[1]
-    how, different = dict(temperature=temperature, max_new_tokens=24), 0
-    options = dict(method="s2d-tree", init="target", tree=tree, exits=[4])
-    for seed in range(4):
-        prompt = random_tokens(seed, 4)
-        alone = generate(target, prompt, method="ar", seed=seed, **how).tokens
-        coupled, published = (
-            generate(target, prompt, draft, coupled=coupled, seed=seed, **how, **options)
-            for coupled in (True, False)
-        )
-        assert coupled.tokens == alone and coupled.exact
-        assert not published.exact
-        different += published.tokens != alone
-    assert different
-
-
 SAME_DICE = [dict(method="sd"), dict(method="mcsd", tree=(2, 2, 1)), dict(tree=Dynamic(1, 4, 4))]
 
 
@@ -140,18 +121,9 @@ def test_a_draft_that_equals_the_target_is_always_right(options, pairs):
         assert output.stats.acceptance_rate == 1.0 and output.stats.mean_accepted_tokens > 3
 
 
-def test_replacement_is_for_tokens_that_are_tested(pairs):
-    target, draft = pairs[0]
-    options = dict(method="mcsd", replacement=True, coupled=True)
-    message = "replacement is for tokens that are tested; with coupled none is"
-    raises_line(generate, ValueError, message, target, [1, 2], draft, **options)
-    chain = start(target, [1, 2], draft, "s2d", temperature=1.0)
-    assert not chain.plan.coupled  # as in the papers, if it is not asked for
-
-
 # The law: what a draw by position must follow, counted over many seeds.
 
-SEEDS, HERE = 5000, 7
+SEEDS, HERE = 2500, 7
 P = torch.tensor([0.45, 0.3, 0.2, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.15, 0.2, 0.25, 0.4], dtype=torch.float64)
 PAIRS = P[:, None] * P  # (V, V): independent
@@ -169,7 +141,7 @@ def surprise(outcome, law):
     for seed in range(SEEDS):
         counts[outcome(seed)] += 1
     possible, expected = law > 0, SEEDS * law
-    assert counts[~possible].sum() == 0 and expected[possible].min() > 10
+    assert counts[~possible].sum() == 0 and expected[possible].min() > 5
     statistic = ((counts - expected) ** 2 / expected)[possible].sum()
     freedom = (possible.sum() - 1).double()
     return torch.special.gammaincc(freedom / 2, statistic / 2).item()

@@ -49,7 +49,7 @@ def accept(drafter, context, proposal, path):
 
 
 @pytest.mark.parametrize("exits", [(4,), (2, 4), (1, 2, 3), (1, 2, 3, 4)])
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_exit_equals_a_cache_free_forward(exits, seed):
     """Random histories of trees, chains among them: exits change, some path is kept, and again."""
     rng, model = random.Random(f"{exits} {seed}"), random_llama(seed)

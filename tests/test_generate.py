@@ -1,38 +1,41 @@
 """What may be asked of ``generate``: every refusal, and where defaults come from."""
 
-import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers import raises_line, random_llama
+from helpers import TINY, raises_line, random_llama
 
 from s2d import decode, generate
 from s2d.draft import NoDraft
-from s2d.generate import start
+from s2d.generate import LEAST, TABLE_ALONE, TABLE_THRESHOLD, Options, start
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, KConfig
 
-NUMBERS = "expected a whole number from 1 to 2048, got"
-IDS = "prompt's ids: expected a whole number from 0 to 60, got"
 SIZE = "is more than the target's context of 128"
+NO_NUMBERS = {  # argument -> values that are out of bounds, or no numbers of its kind
+    "tokens": ([], [1, 61], [-1], [5.7], [True], torch.tensor([[1, 2]]), np.array([1.0]), 7),
+    "max_new_tokens": (0, 2.5),
+    "draft_length": (-1, 2.5, 10**12),
+    "temperature": (float("nan"), 1e-9, False, 10**400),
+    **{"top_p": (0.0, 1.5), "top_k": (-1, 2.0), "seed": (-1, 1.5), "stop": (2.0, "0.5", abs)},
+    "exits": ([1, 5], [-1, 4], 2, [2.0], []),
+    "thresholds": ([1.5, 0.0], 0.5),
+    "tree": ((), KConfig((2, 1)), (4, 0), Dynamic(0, 4, 60), Dynamic(2, 4.0, 60)),
+}
+SAID = {  # of some the whole message
+    "seed": "seed: expected a whole number from 0 to 9223372036854775807, got ",
+    "top_p": "top_p: expected a number from 1e-40 to 1, got ",
+    "tokens": "prompt's ids: expected a (whole number from 0 to 60|list with at least one), got ",
+    "exits": "exits of 4 draft layers: expected a (whole number from 0 to 4|list .*), got ",
+}
+METHOD = {"tree": {"method": "s2d-tree"}, "thresholds": {"exits": [2, 4]}}
 BAD = [
     (dict(method="fast"), "unknown method 'fast'"),
-    (dict(tokens=[]), "prompt's ids: expected a list with at least one, got \\[\\]"),
-    (dict(tokens=[1, 61]), f"{IDS} 61"),
-    (dict(tokens=[-1]), f"{IDS} -1"),
-    (dict(tokens=[5.7, 6.2]), f"{IDS} 5.7"),
-    (dict(tokens=[True]), f"{IDS} True"),
-    (dict(tokens=torch.tensor([[1, 2]])), f"{IDS} \\[1, 2\\]"),
-    (dict(tokens=np.array([1.0])), f"{IDS} 1.0"),
-    (dict(tokens=7), "prompt's ids: expected a list"),
     (dict(tokens=[1] * 128), "context of 128 is full"),
     (dict(draft=None, exits=[1]), "exits of 0 draft layers: .* from 0 to 0, got 1"),
     (dict(draft=random_llama(0, vocab_size=60)), "the draft has 60 tokens, the target 61"),
-    (dict(max_new_tokens=0), "max_new_tokens: expected a whole number from 1 .*, got 0"),
-    (dict(max_new_tokens=2.5), "max_new_tokens: .*, got 2.5"),
-    (dict(draft_length=-1), f"draft_length: {NUMBERS} -1"),
-    (dict(draft_length=2.5), f"draft_length: {NUMBERS} 2.5"),
     (dict(method="ar", tree=(2, 2)), "method ar does not use tree; leave it out, or use mcsd or"),
     (dict(method="ar", replacement=True), "method ar does not use replacement"),
     (dict(method="ar", init="target"), "method ar does not use init"),
@@ -40,58 +43,43 @@ BAD = [
     (dict(method="mcsd", thresholds=[0.0]), "does not use thresholds; leave it out, or use s2d or"),
     (dict(replacement=True), "method s2d does not use replacement"),
     (dict(method="s2d-tree", replacement=True), "replacement is for siblings"),
+    (dict(method="mcsd", replacement=True, coupled=True), "is for tokens that are tested; with"),
     (dict(tree=(2, 2)), "method s2d does not use tree; leave it out, or use mcsd or s2d-tree"),
     (dict(method="mcsd", draft_length=3), "method mcsd does not use draft_length"),
-    (dict(method="mcsd", tree=()), "tree: expected a list with at least one"),
-    (dict(method="mcsd", tree=KConfig((2, 1))), "tree: expected a list .*KConfig"),
-    (dict(method="mcsd", tree=(4, 0)), f"tree: {NUMBERS} 0"),
-    (dict(method="s2d-tree", tree=Dynamic(0, 4, 60)), f"tree: {NUMBERS} 0"),
-    (dict(method="s2d-tree", tree=Dynamic(2, 4.0, 60)), f"tree: {NUMBERS} 4.0"),
     (dict(method="s2d-tree", tree=Dynamic(62, 4, 60)), "different children: there are 61 tokens"),
     (dict(method="mcsd", tree=(62,)), "cannot have 62 different children"),
     (dict(method="mcsd", tree=(9, 9, 9)), f"a tree of 819 nodes, 3 deep, {SIZE}"),
     (dict(method="s2d-tree", tree=Dynamic(3, 400, 60)), f"400 deep, {SIZE}"),
     (dict(draft_length=400), f"400 nodes, 400 deep, {SIZE}"),
-    (dict(draft_length=10**12), f"{NUMBERS} 1000000000000"),
     (dict(method="mcsd", exits=[2, 4]), "drafts from one exit"),
-    (dict(temperature=float("nan")), "temperature, if not 0: expected a number from .*, got nan"),
-    (dict(temperature=1e-9), "temperature, if not 0: .*, got 1e-09"),
-    (dict(temperature=False), "temperature, if not 0: .*, got False"),
-    (dict(temperature=10**400), "temperature, if not 0: .*, got 10000"),
-    (dict(top_p=0.0), "top_p: expected a number from 1e-40 to 1, got 0.0"),
-    (dict(top_p=1.5), "top_p: .*, got 1.5"),
-    (dict(top_k=-1), "top_k: expected a whole number from 0 .*, got -1"),
-    (dict(top_k=2.0), "top_k: .*, got 2.0"),
-    (dict(seed=-1), "seed: expected a whole number from 0 to 9223372036854775807, got -1"),
-    (dict(seed=1.5), "seed: .*, got 1.5"),
-    (dict(stop=2.0), "stop: expected a number from 0 to 1, got 2.0"),
-    (dict(stop="0.5"), "stop: .*, got '0.5'"),
-    (dict(stop=abs), "stop: .*, got <built-in function abs>"),
-    (dict(init="both"), "init is 'draft' or 'target': 'both'"),
-    (dict(exits=[1, 5]), "exits of 4 draft layers: expected a whole number from 0 to 4, got 5"),
-    (dict(exits=[-1, 4]), "exits of 4 draft layers: .*, got -1"),
-    (dict(exits=2), "exits of 4 draft layers: expected a list with at least one, got 2"),
-    (dict(exits=[2.0]), "exits of 4 draft layers: .*, got 2.0"),
-    (dict(exits=[3, 2]), "must increase"),
-    (dict(exits=[]), "exits of 4 draft layers: expected a list with at least one"),
-    (dict(exits=[2, 4], thresholds=[0.5]), "need as many thresholds, got \\(0.5,\\)"),
-    (dict(thresholds=[1.5, 0.0]), "thresholds: expected a number from 0 to 1, got 1.5"),
-    (dict(exits=[2], thresholds=0.5), "thresholds: expected a list"),
     (dict(method="sd", exits=[2, 4]), "drafts from one exit"),
+    (dict(init="both"), "init is 'draft' or 'target': 'both'"),
+    (dict(exits=[3, 2]), "must increase"),
+    (dict(exits=[2, 4], thresholds=[0.5]), "need as many thresholds, got \\(0.5,\\)"),
 ]
+
+
+def refused(message, **change):
+    arguments = dict(tokens=[1, 2], draft=random_llama(9), method="s2d") | change
+    raises_line(generate, ValueError, message, random_llama(9), **arguments)
 
 
 @pytest.mark.parametrize(("change", "message"), BAD, ids=[str(bad[0])[:60] for bad in BAD])
 def test_what_cannot_be_run_is_refused_in_one_line(change, message):
-    arguments = dict(tokens=[1, 2], draft=random_llama(9), method="s2d") | change
-    raises_line(generate, ValueError, message, random_llama(9), **arguments)
+    refused(message, **change)
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_is_no_number_of_its_kind_is_refused_in_one_line(name):
+    for value in NO_NUMBERS[name]:
+        refused(SAID.get(name, f"{name}.*: .*, got "), **{name: value}, **METHOD.get(name, {}))
 
 
 def test_decode_refuses_what_it_cannot_continue():
     target, sampling = random_llama(9), Sampling(0.0, 1.0, False, Sampler(0, "cpu"))
     for tokens, limit, message in (
         ([], 9, "expected a list with at least one"),
-        ([1, -1], 9, f"{IDS} -1"),
+        ([1, -1], 9, "prompt's ids: expected a whole number from 0 to 60, got -1"),
         ([1], 129, "limit: expected a whole number from 1 to 128, got 129"),
     ):
         models = target, tokens, NoDraft(target.device)
@@ -123,46 +111,32 @@ def test_an_answer_says_why_it_ended(method):
         assert said[-1] == why and set(said[:-1]) == {""}
 
 
-def with_draft(**config):
-    """A generation of 24 tokens with a draft that has this config."""
-    models = random_llama(10), [1, 2], random_llama(10, **config)
-    return functools.partial(generate, *models, max_new_tokens=24)
+OWN = dict(exit_layers=(1, 3), thresholds=(0.7, 0.1), draft_length=2, draft_stop=0.4)
+OWN |= dict(draft_tree=(2, 5, 7))
+SHORT, BUSH, GROWING = KConfig((1, 1)), KConfig((4, 2, 2, 1)), Dynamic(2, 5, 7)
+ALONE = Dynamic(*TABLE_ALONE.draft_tree)
+PLANS = [  # options -> exits, thresholds, shape, stop: the draft's own, unless others are given
+    (dict(), (1, 3), (0.7, 0.0), SHORT, 0.4),
+    (dict(thresholds=[1.0, 0.0], draft_length=3), (1, 3), (1.0, 0.0), KConfig((1, 1, 1)), 0.4),
+    (dict(exits=[2, 4], stop=0), (2, 4), (0.5, 0.0), SHORT, 0.0),  # these have no thresholds
+    (dict(exits=[0, 1, 3]), (0, 1, 3), (TABLE_THRESHOLD, 0.7, 0.0), SHORT, 0.4),
+    (dict(method="sd"), (3,), (0.0,), SHORT, 0.4),
+    (dict(method="sd", exits=[2]), (2,), (0.0,), SHORT, 0.4),
+    (dict(method="mcsd"), (3,), (0.0,), BUSH, 0.0),  # trees have no stop of their own
+    (dict(method="mcsd", tree=(2, 2)), (3,), (0.0,), KConfig((2, 2)), 0.0),
+    (dict(method="s2d-tree"), (1, 3), (0.7, 0.0), GROWING, 0.0),
+    (dict(method="s2d-tree", tree=(2, 2), stop=0.3), (1, 3), (0.7, 0.0), KConfig((2, 2)), 0.3),
+    (dict(method="s2d-tree", exits=[0]), (0,), (0.0,), ALONE, LEAST),  # exit 0 alone has its own
+    (dict(method="s2d", exits=[0], draft_length=2), (0,), (0.0,), SHORT, LEAST),
+]
 
 
-def test_exits_come_from_the_draft_unless_given():
-    run = with_draft(exit_layers=(1, 3), thresholds=(0.0, 0.0))
-    for options, used in (
-        (dict(method="s2d"), 1),
-        (dict(method="s2d", thresholds=[1.0, 0.0]), 3),
-        (dict(method="s2d", exits=[2, 4], thresholds=[1.0, 0.0]), 4),
-        (dict(method="s2d", exits=[1, 3]), 1),
-        (dict(method="s2d", exits=[0, 1, 3], stop=0.0), 1),
-        (dict(method="sd"), 3),
-        (dict(method="sd", exits=[2]), 2),
-    ):
-        assert set(run(**options).stats.exit_counts) == {used}
-
-
-def test_shapes_come_from_the_draft_unless_given():
-    run = functools.partial(with_draft(draft_length=3, draft_tree=(2, 5, 7)), exits=[4])
-    for options, longest in (
-        (dict(method="s2d"), 4),
-        (dict(method="s2d", draft_length=5), 6),
-        (dict(method="mcsd", tree=(2, 2)), 3),
-    ):
-        assert max(run(**options).stats.accept_lengths) == longest
-    tree = run(method="s2d-tree").stats
-    assert 7 * (tree.steps - 1) < tree.exit_counts[4] <= 7 * tree.steps
-
-
-def test_chains_end_by_the_drafts_own_stop_unless_given():
-    """A stop of 1 ends a chain at once; trees have none of their own; the text is the target's."""
-    run = functools.partial(with_draft(draft_length=3, draft_stop=1.0), exits=[4])
-    outputs = {name: run(method=name) for name in ("sd", "s2d", "mcsd", "s2d-tree")}
-    outputs["never"] = run(method="s2d", stop=0)
-    assert len({tuple(output.tokens) for output in outputs.values()}) == 1
-    longest = {name: max(output.stats.accept_lengths) for name, output in outputs.items()}
-    assert longest.pop("sd") == longest.pop("s2d") == 2 < min(longest.values())
+@pytest.mark.parametrize(("given", "exits", "thresholds", "shape", "stop"), PLANS, ids=str)
+def test_what_is_not_given_comes_from_the_draft(given, exits, thresholds, shape, stop):
+    plan = Options(**{"method": "s2d"} | given).plan(TINY, replace(TINY, **OWN))
+    assert (plan.exits, plan.thresholds, plan.shape, plan.stop) == (exits, thresholds, shape, stop)
+    if exits == (0,):
+        assert Options(**{"method": "s2d"} | given).plan(TINY).stop == LEAST > 0
 
 
 @pytest.mark.parametrize("method", ["sd", "mcsd", "s2d", "s2d-tree"])

@@ -108,13 +108,6 @@ def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_lat
     assert sorted(late.distribution([1])) == [1000 + FOLLOWERS + i for i in range(FOLLOWERS)]
 
 
-def test_documents_do_not_run_into_each_other():
-    ngrams = NGrams(Datastore([5, 6, 0, 7, 8, 0], end=0))
-    assert top(ngrams.distribution([5, 6]), 1)[0][0] == 0  # the end itself is a token like others
-    assert ngrams.distribution([5, 6, 0]) == {} and matched(ngrams, [5, 6, 0], 5) == 0
-    assert top(ngrams.distribution([0, 7]), 1)[0][0] == 8 and matched(ngrams, [0, 7], 8) == 1
-
-
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_short_datastores_of_any_vocabulary_and_type(tokens, kind):

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, WEIGHTS, random_llama
+from helpers import ROOT, WEIGHTS, random_llama, refuses
 
+import run
 from s2d import generate, load_model
 from s2d.extras import parallel
 from s2d.text.tokenizer import Tokenizer
@@ -123,21 +124,36 @@ def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
     assert data["steps"][-1]["rounds"][0]
 
 
-RUN = str(ROOT / "run.py"), "--target", "70b"
-SOFT = "-m s2d.train soft --init x --layers 1 --exits 1 --out x".split()
-REFUSED = [
-    (2, [*RUN, "--interactive"], "run.py: --interactive is for a target in one process"),
-    (2, [*RUN, "--compile"], "run.py: --compile is for a target in one process"),
-    (2, [*RUN, "--trace", "/nowhere/page.html"], "run.py: /nowhere/page.html"),
-    (3, RUN, "8 heads with 2 key/value heads cannot be divided among 3 processes"),
-    (2, "-m s2d.train mini --out /nonexistent".split(), "trains in a single process; start it"),
-    (2, [*SOFT, "--draft-vocabulary", "9"], "soft with --lora, --draft-vocabulary or --data self"),
-]
+@pytest.fixture
+def launched(monkeypatch):
+    """This process is one that torchrun started, the only one."""
+    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost"}
+    for name, value in (names | {"MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "x"}).items():
+        monkeypatch.setenv(name, str(value))
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("ranks", "arguments", "message"), REFUSED)
-def test_what_several_processes_do_not_do(ranks, arguments, message):
-    done = torchrun(ranks, *arguments)
+SOFT = "soft --init x --layers 1 --exits 1 --out x"
+REFUSED = {
+    "--target 70b --interactive": "run.py: --interactive is for a target in one process",
+    "--target 70b --compile": "run.py: --compile is for a target in one process",
+    "--target 70b --trace /nowhere/page.html": "run.py: /nowhere/page.html",
+    "mini --out /nonexistent": "trains in a single process; start it without torchrun",
+    f"{SOFT} --draft-vocabulary 9": "soft with --lora, --draft-vocabulary or --data self",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_several_processes_do_not_do(line, launched, capsys):
+    main = run.main if "--target" in line else train.main
+    refuses(main, capsys, REFUSED[line], *line.split())
+
+
+def test_heads_that_cannot_be_divided():
+    done = torchrun(3, ROOT / "run.py", "--target", "70b")
+    message = "8 heads with 2 key/value heads cannot be divided among 3 processes"
     assert done.returncode != 0 and message in done.stderr
     assert "Traceback" not in done.stderr.split("torch/distributed")[0]
 
@@ -152,8 +168,8 @@ RECIPE = fit.Recipe(batch=8, micro_batch=2, length=16, lr=5e-3, epochs=2, **PREC
 def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
     """Losses (2,) of each of the 11 steps of a small training of exits 1 and 2."""
     losses = []
-    run = fit.Run(checkpoint.with_suffix(""), resume=resume, mesh=mesh)
-    for step, loss in fit.fit(model, (1, 2), (ROWS, LABELS), RECIPE, run):
+    how = fit.Run(checkpoint.with_suffix(""), resume=resume, mesh=mesh)
+    for step, loss in fit.fit(model, (1, 2), (ROWS, LABELS), RECIPE, how):
         losses.append(loss.tolist())
         if step == kill_after:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -83,16 +83,14 @@ def test_stdin_and_json(capsys, monkeypatch):
 
 
 def test_options_reach_the_decoder(capsys):
-    common = "--target", "7b", "--prompt", run.MINI_EXAMPLE, "--chat", "--dtype", "float64"
+    common = "--target 7b --chat --dtype float64 --max-new-tokens 40 --prompt".split()
+    common += [run.MINI_EXAMPLE]
     answer_to = partial(run_json, capsys, *common)
     alone = answer_to("--method", "ar")
     assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
     for line, exits, longest in (
-        ("--method sd", {"4"}, None),
         ("--method sd --exits 3", {"3"}, None),
         ("--exits 2,4 --thresholds 1,0 --draft-length 2", {"4"}, 3),
-        ("--thresholds 0,0,0", {"2"}, None),
-        ("--method mcsd", {"4"}, None),
         ("--method mcsd --tree 3,1 --exits 2", {"2"}, 3),
         ("--method s2d-tree --tree 2,1,1 --thresholds 0,0,0", {"2"}, 4),
         ("--method s2d-tree --tree-top-k 3 --tree-depth 2 --tree-size 5 --exits 3", {"3"}, 3),
@@ -117,24 +115,15 @@ def test_options_reach_the_decoder(capsys):
     sampled = [warm("--seed", seed)["tokens"] for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
     one_race = warm("--method", "ar", "--seed", "1")["tokens"]
-    for method in ("sd", "s2d", "mcsd --init target", "s2d-tree"):
-        answer = warm("--coupled", "--seed", "1", "--method", *method.split())
-        assert answer["tokens"] == one_race and answer["exact"] and answer["options"]["coupled"]
+    answer = warm("--coupled", "--seed", "1", "--method", "mcsd", "--init", "target")
+    assert answer["tokens"] == one_race and answer["exact"] and answer["options"]["coupled"]
     assert warm("--method", "s2d-tree")["options"]["coupled"] and not without["options"]["coupled"]
     for option, least in (("--top-p", "0.000001"), ("--top-k", "1")):
         assert warm(option, least)["tokens"] == alone["tokens"]
 
 
-def test_what_was_said_before_a_key_is_pressed_is_in_the_json(monkeypatch, capsys):
-    add, steps = run.Streamed.add, []
-
-    def interrupted(self, step):
-        add(self, step)
-        steps.append(step)
-        if len(steps) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(run.Streamed, "add", interrupted)
+def test_what_was_said_before_a_key_is_pressed_is_in_the_json(interrupt, capsys):
+    steps = interrupt(2)
     assert program(run.main, "--target", "7b", "--prompt", QUESTION, "--json") == 130
     answer = json.loads(capsys.readouterr().out)
     assert answer["tokens"] == steps[0].tokens + steps[1].tokens
@@ -195,21 +184,19 @@ def test_many_prompts_at_once(tmp_path, capsys):
 
 def test_many_prompts_end_as_one_does(tmp_path):
     """A key, a reader who has enough, a full disk: what has ended by then is there, whole."""
-    file, few = tmp_path / "prompts.txt", "--method ar --max-new-tokens"
-    file.write_text("Hi\n" * 400)
-    line = f"exec {shlex.join(RUN)} --target 7b --prompts {file} {few}"
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    pressed = subprocess.Popen(["bash", "-c", f"{line} 3 --json"], **pipes)
+    (tmp_path / "prompts").write_text("Hi\n" * 400)
+    line = f"{shlex.join(RUN)} --target 7b --prompts {tmp_path}/prompts --method ar --json"
+    ends = "--max-new-tokens 3", "--max-new-tokens 1 >/dev/full", "--max-new-tokens 1 | head -c 6"
+    pressed, full, enough = shells(*(f"exec {line} {end}" for end in ends))
     first = json.loads(pressed.stdout.readline())
     pressed.send_signal(signal.SIGINT)
     out, error = pressed.communicate()
     assert pressed.returncode == 130 and error.endswith("run.py: interrupted\n")
     others = [json.loads(each) for each in out.splitlines()]
     assert {len(each["tokens"]) for each in [first, *others]} == {3} and len(others) < 399
-    for rest, code, said in ((">/dev/full", 2, "No space left"), ("| head -c 6", 141, "")):
-        shell = ["bash", "-o", "pipefail", "-c", f"({line} 1) {rest}"]
-        done = subprocess.run(shell, capture_output=True, text=True)
-        assert done.returncode == code and said in done.stderr and "Traceback" not in done.stderr
+    for shell, code, said in ((full, 2, "No space left"), (enough, 141, "")):
+        error = shell.communicate()[1]
+        assert shell.returncode == code and said in error and "Traceback" not in error
 
 
 @pytest.fixture(scope="module")
@@ -230,16 +217,11 @@ MISTAKES = {
     "--raw --system x": "--raw uses no chat template, so it does not go with --system",
     "--system x --target {m}/lonely --method ar": "no chat template; --system in Vicuna's takes",
     "--draft nowhere": "no model folder at nowhere",
-    "--exits 2,9": "exits of 4 draft layers: expected a whole number from 0 to 4, got 9",
     "--exits two": "invalid comma-separated int value: 'two'",
     "--thresholds 0.5,x,0": "invalid comma-separated float value",
     "--stop nowhere": "no decision model at nowhere",
-    "--stop {w}/mini-draft/model.safetensors": "is not a decision model",
     "--tree 2,2": "method s2d does not use tree; leave it out, or use mcsd or s2d-tree",
     "--method s2d-tree --tree 2,2 --tree-size 9": "--tree gives a fixed shape",
-    "--temperature -1": "temperature, if not 0: expected a number from 1e-06 to 1e+38, got -1.0",
-    "--method mcsd --with-replacement --coupled": "replacement is for tokens that are tested",
-    "--method s2d-tree --with-replacement": "siblings of a tree of fixed shape",
     "--prompt=": "the prompt is empty",
     "--device tpu9": "unknown device 'tpu9'; expected auto, cpu, cuda or cuda:N",
     "--chat --raw": "not allowed with",
@@ -259,18 +241,13 @@ MISTAKES = {
     "--batch 2": "--batch is for --prompts FILE",
     "--interactive --prompt -": "--interactive does not go with --prompt -",
 }
-DRAFTING = {
-    **{"--draft /nonexistent": "--draft", "--stop /nonexistent": "stop", "--exits 9,9": "exits"},
-    **{"--thresholds 7": "thresholds", "--init target": "init", "--tree-depth 3": "tree"},
-    **{"--with-replacement": "replacement", "--draft-length 0": "draft_length"},
+NOT_USED = {
+    **{"ar --draft /nowhere": "--draft", "ar --stop /nowhere": "stop", "ar --exits 9,9": "exits"},
+    **{"ar --init target": "init", "ar --tree-depth 3": "tree", "sd --thresholds 7": "thresholds"},
+    **{"mcsd --draft-length 0": "draft_length", "s2d --with-replacement": "replacement"},
 }
-NOT_USED = {"ar": DRAFTING, "sd": ["--thresholds 7"], "mcsd": ["--draft-length 0"]}
-NOT_USED["s2d"] = "--tree-depth 3", "--with-replacement"
-MISTAKES |= {
-    f"--method {method} {option}": f"method {method} does not use {DRAFTING[option]}; leave it out"
-    for method, options in NOT_USED.items()
-    for option in options
-}
+for method_and_option, name in NOT_USED.items():
+    MISTAKES[f"--method {method_and_option}"] = f" does not use {name}; leave it out"
 
 
 @pytest.mark.parametrize("line", MISTAKES)
@@ -306,36 +283,32 @@ def test_over_long_prompt_and_bytes_that_are_not_text(capsys, monkeypatch):
         assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_closed_streams():
-    """No answer is lost with exit code 0, and no notice goes where the answer belongs."""
-    line = shlex.join([*RUN, *"--target 7b --method ar --max-new-tokens 2 --json".split()])
-    pipes = dict(shell=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    given = ("--prompt - <&-", "--prompt hello >&-", "--prompt hello 2>&-")
-    shells = [subprocess.Popen(f"{line} {rest}", **pipes) for rest in given]
-    no_stdin, no_stdout, no_stderr = (shell.communicate() for shell in shells)
-    assert [shell.returncode for shell in shells] == [2, 2, 0]
-    assert no_stdin[0] == "" and "Traceback" not in no_stdin[1]
-    assert no_stdin[1].splitlines()[-1].startswith("run.py: ")
-    assert no_stdout[1].startswith("run.py: stdout is closed") and no_stdout[1].count("\n") == 1
-    assert len(json.loads(no_stderr[0])["tokens"]) == 2
+def shells(*lines):
+    """A bash for each line, all at once."""
+    pipes = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes["env"] = os.environ | {"PYTHONUNBUFFERED": ""}
+    return [subprocess.Popen(["bash", "-o", "pipefail", "-c", line], **pipes) for line in lines]
 
 
-def test_streams_that_take_no_more():
-    """Stdout on a full disk, found when Python empties its buffer, is one line and no success; one
-    that nobody reads any more ends in silence. Stderr on a full disk loses notices, no answer.
+def test_streams_that_are_closed_or_take_no_more():
+    """Stdout on a full disk, found when Python empties its buffer, is one line and no success, as
+    is a closed one; one that nobody reads any more ends in silence. Stderr on a full disk or closed
+    loses notices, no answer, and no notice goes where the answer belongs.
     """
     answer = "lambda: tell('notice') or print('answer' * 99999)"
     code = f"import sys; from s2d.program import *; sys.exit(run_program('run.py', {answer}))"
-    line = shlex.join([sys.executable, "-c", code])
-    environment = os.environ | {"PYTHONUNBUFFERED": ""}
-    how = dict(cwd=ROOT, env=environment, capture_output=True, text=True)
-    lines = [f"{line} {rest}" for rest in (">/dev/full", "2>/dev/full", "| head -c 6")]
-    shells = [["bash", "-o", "pipefail", "-c", each] for each in lines]
-    no_disk, no_notices, no_reader = (subprocess.run(shell, **how) for shell in shells)
-    assert no_disk.returncode == 2
-    assert re.fullmatch(r"notice\nrun\.py: .*No space left.*\n", no_disk.stderr)
-    assert (no_notices.returncode, no_notices.stdout) == (0, "answer" * 99999 + "\n")
-    assert (no_reader.returncode, no_reader.stdout, no_reader.stderr) == (141, "answer", "notice\n")
+    line, whole = shlex.join([sys.executable, "-c", code]), "answer" * 99999 + "\n"
+    full = r"notice\nrun\.py: .*No space left.*\n"
+    ends = {
+        ">/dev/full": (2, "", full),
+        "| head -c 6": (141, "answer", "notice\n"),
+        ">&-": (2, "", "run.py: stdout is closed, so all output would be lost; .*\n"),
+        "2>/dev/full": (0, whole, ""),
+        "2>&-": (0, whole, ""),
+    }
+    for shell, (code, out, error) in zip(shells(*(f"{line} {end}" for end in ends)), ends.values()):
+        found = shell.communicate()
+        assert shell.returncode == code and found[0] == out and re.fullmatch(error, found[1]), found
 
 
 def test_letters_that_stdout_lacks_are_escaped(monkeypatch):

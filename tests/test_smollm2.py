@@ -60,7 +60,7 @@ def tokenizer(folder):
 @pytest.fixture(scope="module")
 def prompts(folder, tokenizer):
     every, template = turns(), chat_template(folder)
-    return [tokenizer.encode_chat([turn], template) for turn in every[:: len(every) // 8][:8]]
+    return [tokenizer.encode_chat([turn], template) for turn in every[:: len(every) // 4][:4]]
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +107,8 @@ def test_logits_and_greedy_tokens_equal_transformers(folder, prompts, precise):
                 expected = theirs(tokens).logits
                 assert (ours(tokens) - expected).abs().max() < tolerance * expected.abs().max()
     for prompt in prompts[::2]:  # in float64 no tie can break otherwise
-        alone = generate(precise, prompt, method="ar", max_new_tokens=64).tokens
-        assert_greedy(theirs, prompt, alone, 64)
+        alone = generate(precise, prompt, method="ar", max_new_tokens=32).tokens
+        assert_greedy(theirs, prompt, alone, 32)
 
 
 def test_every_method_is_lossless(folder, prompts, precise):

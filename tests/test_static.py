@@ -115,6 +115,9 @@ def check_passes(model, compiled, trials, behind):
                 rows[:, :, :, n:] = behind
             expected, found = (run(hidden, positions=positions, mask=mask) for run in both)
             close(found, expected)
+            close(compiled.logits(found[0]), model.logits(expected[0]))
+            heads = draft_head(compiled), draft_head(model)
+            close(compiled.logits(found[0], heads[0]), model.logits(expected[0], heads[1]))
             assert caches[0].length == caches[1].length == n + size
             for part in ("keys", "values"):
                 old, held = (getattr(cache, part)[:, :, :, : n + size] for cache in caches)
@@ -127,6 +130,7 @@ def check_passes(model, compiled, trials, behind):
 @torch.inference_mode()
 def test_passes_are_the_eager_ones_and_read_nothing_behind_the_context(compiler):
     model = random_llama(0)
+    limit_to(model, torch.arange(0, 61, 2))
     check_passes(model, static_twin(model), trials=60, behind=torch.nan)
 
 
@@ -160,16 +164,6 @@ def test_changed_weights_are_run_plainly(compiler):
     first = generate(model, **options).tokens
     model.load_state_dict(other.state_dict(), assign=True)
     assert first != generate(model, **options).tokens == generate(other, **options).tokens
-
-
-@torch.inference_mode()
-def test_heads_are_the_eager_ones(compiler):
-    for model, compiled in zip(*models()):
-        for rows in range(1, ROWS[-1] + 2):
-            hidden = torch.randn(rows, 32, dtype=torch.float64)
-            close(compiled.logits(hidden), model.logits(hidden))
-            heads = draft_head(compiled), draft_head(model)
-            close(compiled.logits(hidden, heads[0]), model.logits(hidden, heads[1]))
 
 
 def check_generations(eager, compiled, setting, lengths):

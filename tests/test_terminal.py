@@ -5,16 +5,12 @@ import io
 import os
 import pty
 import re
-import signal
-import subprocess
 import sys
-import time
 from functools import partial
 from itertools import groupby
 from unittest.mock import Mock
 
 import pytest
-from helpers import ROOT
 from helpers import program as program_of
 
 import run
@@ -23,7 +19,6 @@ from s2d.trace.terminal import COLORS, Streamed, colors_of
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 NEXT = "What is the capital of Tadastan?"
-RUN = [sys.executable, str(ROOT / "run.py"), "--target", "7b"]
 ESCAPES = re.compile(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", re.DOTALL)
 SIZE = 512  # of the miniatures' context
 
@@ -103,47 +98,58 @@ def test_a_terminal_is_shown_what_it_would_obey(colors, monkeypatch):
         assert out.getvalue() == (f"\033[36m{expected}\033[0m" if colors else expected)
 
 
+class Terminal:
+    """run.py on a terminal of its own, in a fork: all that it imports is here already."""
+
+    def __init__(self, *arguments):
+        self.process, self.ours = pty.fork()
+        if self.process == 0:
+            sys.stdin, sys.stdout, sys.stderr = (open(i, mode) for i, mode in enumerate("rww"))
+            os._exit(program(*arguments))
+        self.unread = b""
+
+    def until(self, pattern):
+        """What is shown up to the end of a match; the rest waits."""
+        while not (found := re.search(pattern, self.unread, re.DOTALL)):
+            self.unread += os.read(self.ours, 4096)
+        shown, self.unread = self.unread[: found.end()], self.unread[found.end() :]
+        return shown
+
+    def types(self, keys):
+        os.write(self.ours, keys)
+
+    def exit_code(self):
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
 def test_a_conversation_on_a_real_terminal(monkeypatch):
     """Colours come unasked, what was typed by a key; a line says that a long prompt is read."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    ours, theirs = pty.openpty()
-    line = "--interactive --max-new-tokens 20 --prompt".split()
-    ends = dict(stdin=theirs, stdout=theirs, stderr=theirs)
-    process = subprocess.Popen([*RUN, *line, "word " * 200], **ends)
-    os.close(theirs)
-
-    def shown():
-        text = b""
-        while b" tokens in " not in text or not text.endswith(b"> "):
-            text += os.read(ours, 4096)
-        return text
-
-    first = shown()
+    how = "--interactive --target 70b --temperature 2 --max-new-tokens 100 --prompt".split()
+    terminal = Terminal(*how, "word " * 200)
+    first = terminal.until(rb" tokens in .*\n> ")
     assert re.search(rb"\nreading a prompt of \d{3} tokens \.{3}\r {34}\r[^ ]", first)
     assert any(b"\033[%dm" % color in first for color in COLORS)
-    os.write(ours, b"And yoo\x7fu?\n")
-    shown()
-    os.write(ours, b"\033[A\n")  # the key up
-    assert b"And you?" in shown()
-    os.write(ours, b"\x04")
-    assert process.wait() == 0
+    terminal.types(b"And yoo\x7fu?\n")
+    terminal.until(rb"\n.*\033\[\d\dm")  # an answer has begun
+    terminal.types(b"\x03")  # Ctrl-C ends it, and nothing else
+    terminal.until(rb"(interrupted| tokens in ).*\n> ")
+    terminal.types(b"\033[A\n")  # the key up
+    terminal.until(rb"And you\?\r\n.* tokens in .*\n> ")
+    terminal.types(b"\x04")
+    assert terminal.exit_code() == 0
 
 
 def test_many_prompts_on_a_real_terminal(tmp_path):
     """A line says how far it is; it is wiped off before an answer is shown."""
     (tmp_path / "prompts").write_text("Hi\nWhat is 3 + 4?\n")
-    ours, theirs = pty.openpty()
-    line = [*RUN, "--max-new-tokens", "3", "--prompts", tmp_path / "prompts", "--batch", "1"]
-    process = subprocess.Popen(line, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    text = b""
-    while b"2 of 2 prompts" not in text:
-        text += os.read(ours, 4096)
-    process.wait()
+    how = "--max-new-tokens", 3, "--prompts", tmp_path / "prompts", "--batch", 1
+    terminal = Terminal(*how)
+    text = terminal.until(rb"2 of 2 prompts.*left\r")
     pattern = rb"\r(1 of 2 prompts, [\d.]+ tokens/s, [\d.]+ min left)\r( +)\r## line 2: What is 3"
-    note, blanks = re.search(pattern, b"\r" + text.replace(b"\n1 of", b"\n\r1 of")).groups()
-    assert len(note) == len(blanks) and process.returncode == 0
+    note, blanks = re.search(pattern, text.replace(b"\n", b"\r")).groups()
+    assert len(note) == len(blanks) and terminal.exit_code() == 0
 
 
 @pytest.fixture
@@ -203,17 +209,9 @@ def test_what_does_not_fit_is_forgotten_and_said(talk, prompts, tokenizer):
     assert error.count(f"the context of {SIZE} tokens is full: the answer ends here") == 1
 
 
-def test_keys_end_an_answer_or_the_conversation(talk, prompts, tokenizer, monkeypatch):
+def test_keys_end_an_answer_or_the_conversation(talk, prompts, tokenizer, interrupt):
     """Ctrl-C at the prompt does nothing, within an answer it ends that; what was said stays."""
-    steps, add = [], Streamed.add
-
-    def interrupted(self, step):
-        add(self, step)
-        steps.append(step)
-        if len(steps) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Streamed, "add", interrupted)
+    steps = interrupt(2)
     no_text = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")
     out, error = talk([KeyboardInterrupt(), QUESTION, no_text, "And its language?"])
     begun = tokenizer.decode(steps[0].tokens + steps[1].tokens)
@@ -228,18 +226,3 @@ def test_reset_and_several_lines(talk, prompts, tokenizer):
     assert first == encode([QUESTION])
     assert others == [encode(["One\ntwo"]), encode(["One\ntwo", answer, "three"])]
     assert "/reset begins a new one; a line that ends with \\ goes on in the next" in error
-
-
-def test_a_real_ctrl_c():
-    line = "70b --interactive --method ar --max-new-tokens 100 --temperature 3 --color never"
-    pipes = {stream: subprocess.PIPE for stream in ("stdin", "stdout", "stderr")}
-    process = subprocess.Popen([*RUN[:-1], *line.split()], **pipes, bufsize=0)
-    process.stdin.write(QUESTION.encode() + b"\n")
-    shown = b""
-    while len(shown) < 6:  # the prompt, and something of an answer
-        shown += process.stdout.read(4)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    out, error = process.communicate(NEXT.encode() + b"\n", timeout=120)
-    assert process.returncode == 0, error
-    assert error.count(b"passes of the target") + error.count(b"interrupted") == 2, error

@@ -17,13 +17,6 @@ def load_transformers(folder, dtype):
     return model
 
 
-def transformers_greedy(model, tokens, count):
-    """New tokens of transformers' greedy generate."""
-    tokens = torch.tensor([tokens])
-    how = dict(attention_mask=torch.ones_like(tokens), do_sample=False, pad_token_id=0)
-    return model.generate(tokens, max_new_tokens=count, **how)[0, tokens.shape[1] :].tolist()
-
-
 def assert_greedy(model, prompt, tokens, count):
     """``tokens`` are what transformers writes greedily: its argmax each time, in one pass.
 

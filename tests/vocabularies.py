@@ -27,7 +27,7 @@ def messages(said):
     return [{"role": role, "content": text} for role, text in zip(roles, said)]
 
 
-def odd_texts(names, without=(), count=3000):
+def odd_texts(names, without=(), count=1000):
     """Random texts of what is hard to cut, the ``names`` of special tokens among it."""
     rng = random.Random(0)
     parts = [part for part in (*ODD, *names) if part not in without]
