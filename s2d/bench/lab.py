@@ -23,6 +23,8 @@ from .tables import summarise, total
 SIZES, TEMPERATURES = ("7b", "13b", "70b"), (0.0, 1.0)
 SHIPPED = "mini-draft"
 TIMED, ALL = ("speedup", "mat"), ("speedup", "mat", "accepted")
+COUNTED = ("mat", "layers")
+FASTER = 1.05  # times as fast: means of six columns, whose rounds vary by 10 %, differ by chance
 
 
 @dataclass(frozen=True)
@@ -30,10 +32,9 @@ class Experiment:
     source: str  # whose question it is
     measures: tuple[str, ...]  # what a cell of its table shows
     measure: Callable  # Lab -> result
-    finding: Callable  # result -> (whether it holds, a sentence of what was found)
+    finding: Callable  # result -> (verdict, a sentence of what was found)
     said: str = ""  # published in words
     published: dict = field(default_factory=dict)  # row: a text a column, the mean last
-    verdicts: tuple[str, str] = ("does not hold here", "holds here")
     trained: bool = False  # whether it needs what "train ablations" makes
 
     @property
@@ -88,7 +89,8 @@ class Lab:
     def counted(self, ways):
         """``ways`` {row: (name of a draft, options)}: accepted tokens over all targets, no clock.
 
-        A column is a seed that drafts were trained with, at a temperature.
+        And how many layers a drafted token took. A column is a seed that drafts were trained with,
+        at a temperature.
         """
         result, count = {}, self.args.max_new_tokens
         prompts = [self.tokenizer.encode_chat(each["turns"]) for each in self.questions]
@@ -99,7 +101,10 @@ class Lab:
                 found = []
                 for size in SIZES:
                     found += generate_many(self.target(size), prompts, draft, **how, **options)
-                column[row] = {"mat": total(found).mean_accepted_tokens}
+                stats = total(found)
+                layers = sum(layer * count for layer, count in stats.exit_counts.items())
+                drafted = max(1, stats.exit_counts.total())
+                column[row] = {"mat": stats.mean_accepted_tokens, "layers": layers / drafted}
                 tell(f"seed {seed}, T={temperature:g}: {len(column)} of {len(ways)} drafts")
             result[f"seed {seed} T={temperature:g}"] = column
         return result
@@ -111,9 +116,22 @@ def means(result, measured="speedup"):
     return {row: mean(column[row][measured] for column in result.values()) for row in rows}
 
 
-def beyond_noise(result, row, other):
-    """(how many more tokens ``row`` accepts than ``other``, how far seeds of one draft differ)."""
-    halves = list(result.values())[: len(TEMPERATURES)], list(result.values())[len(TEMPERATURES) :]
-    first, second = (means(dict(enumerate(half)), "mat") for half in halves)
-    both = means(result, "mat")
-    return both[row] - both[other], max(abs(first[each] - second[each]) for each in (row, other))
+def gain_by_seed(result, row, other):
+    """(how many more tokens ``row`` accepts than ``other``, how far the seeds' gains differ)."""
+    gains = {}
+    for column, cells in result.items():
+        seed = column.partition(" T=")[0]
+        gains.setdefault(seed, []).append(cells[row]["mat"] - cells[other]["mat"])
+    gains = [mean(each) for each in gains.values()]
+    return mean(gains), max(gains) - min(gains)
+
+
+def holds(true):
+    return "holds here" if true else "does not hold here"
+
+
+def helps(gain, noise):
+    """The verdict on a gain: more than noise where the seeds agree far better than that."""
+    if abs(gain) <= noise:
+        return "no difference beyond noise here"
+    return "helps here" if gain > 0 else "harms here"

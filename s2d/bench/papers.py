@@ -5,13 +5,17 @@ takes it. Tables, sentences and pictures are made from that alone.
 """
 
 import json
+import math
+import zlib
+from functools import partial
 from statistics import mean
 
 import torch
 
 from ..fields import read_json
-from ..files import check_free, staged_file
+from ..files import MANIFEST, check_free, staged_file
 from ..program import tell
+from ..train.ablations import all_of
 from ..weights import check_device
 from . import papers_mcsd, papers_s2d
 from .lab import Lab
@@ -20,81 +24,111 @@ from .tables import render
 
 EXPERIMENTS = papers_s2d.EXPERIMENTS | papers_mcsd.EXPERIMENTS
 DEFAULTS = dict(limit=2, rounds=1, max_new_tokens=48)
-KEPT = ["experiment", "settings", "result"]  # in a file of --out
-SETTINGS = "drafts limit rounds max_new_tokens device dtype".split()
-FORMATS = {"speedup": ".2f", "mat": ".2f", "accepted": ".0%", "right": ".0%"}
+EXPERIMENTS = papers_s2d.EXPERIMENTS | papers_mcsd.EXPERIMENTS
+DEFAULTS = dict(limit=2, rounds=1, max_new_tokens=48)
+FORMATS = {"speedup": ".2f", "mat": ".2f", "layers": ".1f", "accepted": ".0%", "right": ".0%"}
 FORMATS |= {"log-probability": ".2f", "µs": ".0f"}
 
 
 def report(args):
     """Measure what is not there yet, and print each experiment when it is known."""
-    check_device(args.device)
-    names = list(dict.fromkeys(args.only or EXPERIMENTS))
-    trained = [name for name in names if EXPERIMENTS[name].trained and not args.drafts]
-    if trained:
-        without = f"{', '.join(trained)}: give --drafts, made by python -m s2d.train ablations"
-        if args.only:
-            raise ValueError(without)
-        tell(f"left out are {without}")
-    names = [name for name in names if name not in trained]
+    args.device = str(check_device(args.device))
+    names = chosen(args)
     for folder in filter(None, (args.out, args.plot)):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file; --out and --plot take a folder")
         folder.mkdir(parents=True, exist_ok=True)
-    for name in names:  # what is in the way is told before anything is measured
-        if args.out:
-            former(args, args.out / f"{name}.json")
-        if args.plot:
-            check_plot(args.plot / f"{name}.svg")
+    known = {name: former(args, name) for name in names}  # before anything is measured
+    for name in names if args.plot else ():
+        check_plot(args.plot / f"{name}.svg")
     lab = Lab(args)
     for number, name in enumerate(names, 1):
         tell(f"{number} of {len(names)}: {name}")
-        result = measured(args, name, lab)
+        result = known[name] or EXPERIMENTS[name].measure(lab)
         print(told(name, result, args.markdown), flush=True)
+        if args.out and not known[name]:
+            kept = {"experiment": name, "settings": settings_of(args, name), "result": result}
+            with staged_file(args.out / f"{name}.json") as stage:
+                stage.write_text(json.dumps(kept, indent=1) + "\n")
         if args.plot:
             draw(args.plot / f"{name}.svg", EXPERIMENTS[name], result)
 
 
-def settings_of(args):
-    """What a measurement depends on, as texts."""
-    settings = {name: str(getattr(args, name)) for name in SETTINGS}
-    return settings | {"threads": str(torch.get_num_threads())}
+def chosen(args):
+    """The names of experiments; ValueError where one lacks what it compares."""
+    names = list(dict.fromkeys(args.only or EXPERIMENTS))
+    trained = [name for name in names if EXPERIMENTS[name].trained]
+    made = "made by python -m s2d.train ablations"
+    if trained and not args.drafts:
+        if args.only:
+            raise ValueError(f"{', '.join(trained)}: give --drafts, {made}")
+        tell(f"left out are {', '.join(trained)}: give --drafts, {made}")
+        return [name for name in names if name not in trained]
+    for paths in all_of(args.drafts) if trained else ():
+        for path in paths.values():
+            if not path.exists():
+                raise FileNotFoundError(f"there is no {path}; give --drafts, {made}")
+    return names
 
 
-def former(args, file):
-    """The result in ``file``; None where there is none. ValueError for one of other settings."""
-    if not file.exists():
+def settings_of(args, name):
+    """What a result depends on, as texts; of the drafts a checksum of their files' checksums."""
+    settings = {each: str(getattr(args, each)) for each in (*DEFAULTS, "device", "dtype")}
+    settings["threads"] = str(torch.get_num_threads())
+    if EXPERIMENTS[name].trained:
+        drafts, decisions = all_of(args.drafts)
+        files = [folder / MANIFEST for folder in drafts.values()] + [*decisions.values()]
+        found = b"".join(file.read_bytes() for file in files if file.exists())
+        settings["drafts"] = f"{zlib.crc32(found):08x}"
+    return settings
+
+
+def former(args, name):
+    """The result of an experiment in --out; None where there is none.
+
+    ValueError for a file that was not written here, or with other settings.
+    """
+    file = args.out and args.out / f"{name}.json"
+    if not file or not file.exists():
         return None
-    check_free(file, "result", lambda old: KEPT == [*read_json(old)], replace=True)
-    found = read_json(file)
-    now, then = settings_of(args).items(), found["settings"].items()
-    changed = [f"{name} {value}" for name, value in then - now]
-    if changed:
-        other = f"{file} was measured with {', '.join(sorted(changed))}"
-        raise ValueError(f"{other}; name another folder")
+    check_free(file, "result", partial(is_result, name), replace=True)
+    found, settings = read_json(file), settings_of(args, name)
+    other = [f"{key} {value}" for key, value in found["settings"].items() - settings.items()]
+    if other or found["settings"].keys() != settings.keys():
+        raise ValueError(
+            f"{file} was measured with {', '.join(sorted(other))}; name another folder"
+        )
     return found["result"]
 
 
-def measured(args, name, lab):
-    """The result of an experiment: the one in --out, else measured now and written there."""
-    file = args.out and args.out / f"{name}.json"
-    result = former(args, file) if file else None
-    if result is None:
-        result = EXPERIMENTS[name].measure(lab)
-        if file:
-            with staged_file(file) as stage:
-                kept = dict(zip(KEPT, (name, settings_of(args), result)))
-                stage.write_text(json.dumps(kept, indent=1) + "\n")
-    return result
+def is_result(name, file):
+    """Whether ``file`` has a result of that experiment, figures in each cell."""
+    found, measures = read_json(file), EXPERIMENTS[name].measures
+    if [*found] != ["experiment", "settings", "result"] or found["experiment"] != name:
+        return False
+    settings, columns = found["settings"], found["result"]
+    tables = isinstance(settings, dict) and isinstance(columns, dict) and [*columns.values()]
+    if not tables or {*map(type, settings.values())} != {str} or {*map(type, tables)} != {dict}:
+        return False
+    cells = [cell for rows in tables for cell in rows.values()]
+    figures = [cell.get(key) for cell in cells if isinstance(cell, dict) for key in measures]
+    alike = all([*rows] == [*tables[0]] for rows in tables)
+    return (
+        alike
+        and len(figures) == len(cells) * len(measures) > 0
+        and all(isinstance(figure, float) and math.isfinite(figure) for figure in figures)
+    )
 
 
 def told(name, result, markdown):
     """An experiment as text: title, source, table, and whether its finding holds."""
     about = EXPERIMENTS[name]
-    holds, sentence = about.finding(result)
+    verdict, sentence = about.finding(result)
     heading = f"{'### ' if markdown else ''}{about.title}"
     shows = f"`{name}`: {' / '.join(about.measures)}; {about.source}"
     shows += f"; published: {about.said}" if about.said else ""
     lines = render(table(about, result), markdown)
-    return "\n\n".join((heading, shows, lines, f"{about.verdicts[holds]}: {sentence}")) + "\n"
+    return "\n\n".join((heading, shows, lines, f"{verdict}: {sentence}")) + "\n"
 
 
 def table(about, result):

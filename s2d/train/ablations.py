@@ -3,12 +3,15 @@
 They are miniatures, and none of them ships. Knows nothing about measuring.
 """
 
+import json
 from argparse import Namespace
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..extras.decision import FEATURES
+from ..extras.decision import FEATURES, check_decision
+from ..fields import read_json
+from ..files import check_free, staged_file
 from ..program import tell
 from ..weights import load_model, save_model
 from ..weights.get import WEIGHTS
@@ -65,26 +68,47 @@ def decision_of(out, features, target):
     return out / f"decision-{features}-{target.removeprefix('mini-')}.safetensors"
 
 
+def all_of(out):
+    """What is made in the folder ``out``: {(name, seed): folder}, {(features, target): file}."""
+    drafts = [(name, seed) for seed in SEEDS for name in DRAFTS]
+    drafts.remove(("untrained", SEEDS[-1]))  # a seed changes nothing there
+    decisions = [(features, target) for target in TARGETS for features in FEATURES]
+    return (
+        {each: folder_of(out, *each) for each in drafts},
+        {each: decision_of(out, *each) for each in decisions},
+    )
+
+
+def check_same(out, about):
+    """Keep in ``out`` what all drafts are made of; ValueError where it was something else."""
+    file = out / "ablations.json"
+    if file.exists() and read_json(file) != about:
+        made = f"{out} was made with {read_json(file)}, not with {about}"
+        raise ValueError(f"{made}; name another folder")
+    with staged_file(file) as stage:
+        stage.write_text(json.dumps(about) + "\n")
+
+
 def train_ablations(run, millions):
     """Train all DRAFTS for each of SEEDS, then decision models, in the folder ``run.out``.
 
-    With ``run.resume`` what is there stays.
+    With ``run.resume`` what is there stays, if it was made of the same.
     """
     corpus_rows(millions, MINI)  # refused before anything is made
     run.out.mkdir(parents=True, exist_ok=True)
-    drafts = [(name, seed) for seed in SEEDS for name in DRAFTS]
-    drafts.remove(("untrained", SEEDS[-1]))  # a seed changes nothing there
-    drafts = {each: folder_of(run.out, *each) for each in drafts}
-    decisions = [(features, target) for target in TARGETS for features in FEATURES]
-    decisions = {each: decision_of(run.out, *each) for each in decisions}
-    wanted = [*drafts.values(), *decisions.values()]
-    wanted = [path for path in wanted if not (run.resume and path.exists())]
+    drafts, decisions = all_of(run.out)
+    paths = [*drafts.values(), *decisions.values()]
+    there = [path for path in paths if run.resume and path.exists()]
+    for path in there:  # it is ours and whole, or is refused
+        (check_decision if path.suffix else check_free)(path, replace=True)
+    wanted = [path for path in paths if path not in there]
     for path in wanted:  # before an hour of work: what is in the way of the last one shows too
         check_out(replace(run, out=path))
+    check_same(run.out, {"millions": millions, "seed": run.seed})
     for (name, seed), folder in drafts.items():
         if folder in wanted:
             tell(f"{wanted.index(folder) + 1} of {len(wanted)}: {folder.name}")
-            train_draft(DRAFTS[name], replace(run, out=folder, seed=seed), millions)
+            train_draft(name, seed, replace(run, out=folder, seed=run.seed + seed), millions)
     how = dict(draft=WEIGHTS / "mini-draft", data="mini", epochs=6, threshold=0.4, seed=run.seed)
     how |= dict(device=run.device, replace=run.replace, prompts=max(5, round(PROMPTS * millions)))
     for (features, target), file in decisions.items():
@@ -93,9 +117,10 @@ def train_ablations(run, millions):
             train_decision(Namespace(target=WEIGHTS / target, out=file, features=features, **how))
 
 
-def train_draft(ablation, run, millions):
-    """One of DRAFTS, as ``run.seed`` says, to the folder ``run.out``."""
-    init = folder_of(run.out.parent, ablation.init, run.seed)
+def train_draft(name, seed, run, millions):
+    """One of DRAFTS to the folder ``run.out``; ``seed``: of what it may be cut from."""
+    ablation = DRAFTS[name]
+    init = folder_of(run.out.parent, ablation.init, seed)
     drafting = DRAFTING if ablation.exits == DRAFT_EXITS else {"thresholds": (0,)}
     model = cut(init, ablation.exits, run.device, drafting)
     if ablation.learning == ():
