@@ -129,9 +129,8 @@ def few(monkeypatch, tmp_path):
 def test_the_drafts_to_compare_differ_as_they_should(few, capsys, monkeypatch):
     folder, arguments = few
     names = {f"{name}-{seed}" for name in ablations.DRAFTS for seed in ablations.SEEDS}
-    assert {each.name for each in folder.iterdir()} == names - {"untrained-2"} | {
-        "decision-stats-7b.safetensors"
-    }
+    files = {"decision-stats-7b.safetensors", "ablations.json"}
+    assert {each.name for each in folder.iterdir()} == names - {"untrained-2"} | files
     drafts = {path.name: load_model(path) for path in folder.iterdir() if path.is_dir()}
     first = load_model(WEIGHTS / "mini-7b", num_layers=4).state_dict()
     untrained = drafts["untrained-1"].state_dict()
@@ -150,6 +149,14 @@ def test_the_drafts_to_compare_differ_as_they_should(few, capsys, monkeypatch):
     said = capsys.readouterr().err
     assert "1 of 2: untrained-1" in said and "2 of 2: decision-stats-7b" in said
     refuses(train.main, capsys, "is there already", *arguments)
+    again = [*arguments, "--resume"]
+    for change in (["--millions", "0.003"], ["--seed", "7"]):
+        refuses(train.main, capsys, "name another folder", *again, *change)
+    (folder / "random-1" / "config.json").write_text("{}")
+    refuses(train.main, capsys, "no model that was written here", *again)
+    shutil.rmtree(folder / "random-1")
+    (folder / "decision-stats-7b.safetensors").write_text("junk")
+    refuses(train.main, capsys, "no decision model that was written here", *again)
 
 
 def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
@@ -211,7 +218,7 @@ def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(mo
     assert [*found] == ["seed 1 T=0", "seed 1 T=1", "seed 2 T=0", "seed 2 T=1"]
     tokenizer = Tokenizer(WEIGHTS / "mini-7b")
     for temperature in (0.0, 1.0):
-        tokens = steps = 0
+        tokens = steps = layers = drafted = 0
         for size in ("7b", "13b"):
             models = load_model(WEIGHTS / f"mini-{size}"), load_model(WEIGHTS / "mini-draft")
             for number, question in enumerate(here.questions):
@@ -219,7 +226,10 @@ def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(mo
                 asked = dict(temperature=temperature, max_new_tokens=6, seed=seed)
                 one = generate(models[0], prompt, models[1], **asked, **how)
                 tokens, steps = tokens + len(one.tokens), steps + one.stats.steps
-        assert found[f"seed 1 T={temperature:g}"]["row"]["mat"] == pytest.approx(tokens / steps)
+                left = one.stats.exit_counts.elements()  # the exit of each drafted token
+                layers, drafted = layers + sum(left), drafted + one.stats.exit_counts.total()
+        cell = found[f"seed 1 T={temperature:g}"]["row"]
+        assert cell == pytest.approx({"mat": tokens / steps, "layers": layers / drafted})
 
 
 def test_a_slice_is_the_mask_that_would_be_made_anew(monkeypatch):
@@ -272,9 +282,20 @@ def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, capsys, monk
     assert papers_run(*where) == 0 and capsys.readouterr().out == first
     changed = "was measured with max_new_tokens 4; name another folder"
     assert_refused(capsys, changed, papers_run, *where, "--max-new-tokens", "5")
-    (out / "masks.json").write_text('{"result": 1}')
-    assert_refused(capsys, "no result that was written here", papers_run, *where)
-    (out / "masks.json").unlink()
+    whole = json.loads((out / "masks.json").read_text())
+    other = json.loads((out / "targets.json").read_text())
+    damaged = [{"result": 1}, other, whole | {"settings": 5}, whole | {"settings": {"limit": [1]}}]
+    damaged += [whole | {"result": result} for result in (None, {}, [], {"a": {}}, {"a": {"b": 1}})]
+    cells = {"a": {"b": {"µs": 1.0}}, "c": {"d": {"µs": 1.0}}}, {"a": {"b": {"µs": None}}}
+    for each in damaged + [whole | {"result": result} for result in cells]:
+        (out / "masks.json").write_text(json.dumps(each))
+        assert_refused(capsys, "no result that was written here", papers_run, *where)
+    changed = {"settings": whole["settings"] | {"threads": "77"}}
+    (out / "masks.json").write_text(json.dumps(whole | changed))
+    assert_refused(capsys, "was measured with threads 77; name another", papers_run, *where)
+    (out / "masks.json").write_text(json.dumps(whole))
+    file = out / "masks.json"
+    assert_refused(capsys, f"{file} is a file", papers_run, "--only", "masks", "--out", file)
     (plots / "targets.svg").write_text("<svg/>")
     assert_refused(capsys, "no picture that was written here", papers_run, *where)
 
@@ -284,7 +305,7 @@ def test_what_needs_trained_drafts_is_left_out_or_refused(tmp_path, capsys, monk
     assert_refused(capsys, missing, papers_run, "--only", "masks", "alignment")
     refuses(bench.main, capsys, "invalid choice: 'x'", "papers", "--only", "x")
     asked = "--only", "alignment", "--drafts", tmp_path / "none"
-    assert papers_run(*asked) == 2 and f"{tmp_path}/none/sorted-1" in capsys.readouterr().err
+    assert_refused(capsys, f"there is no {tmp_path}/none/untrained-1; give", papers_run, *asked)
     some = {name: EXPERIMENTS[name] for name in ("masks", "pretraining")}
     monkeypatch.setattr(papers, "EXPERIMENTS", some)
     assert papers_run() == 0
