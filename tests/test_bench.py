@@ -460,7 +460,6 @@ MISTAKES = {
     "--rounds 0": "--rounds: must be at least 1, got 0",
     "--questions {tmp}/long.jsonl": "no question fits the context of a target",
     "agreement --target nowhere": "no model folder at nowhere",
-    "quality --targets nowhere": "no model folder at nowhere",
     "shapes --device cuda": "torch sees no GPU here; use --device cpu",
     "shapes --context 4033": "--context is at most 4032",
     "--plot speed.png": "speed.png has to end in .svg",

@@ -196,9 +196,9 @@ def counted():
 
 def test_minimal_is_a_promise():
     rooms, opened = counted(), [each for each in PACKAGE.rglob("*") if each.suffix in OPENED]
-    assert rooms["program"] == lines_of(*opened, ROOT / "run.py") < 10600  # the aim is 8,900,
-    assert rooms["front"] < 2250  # of this 1,650,
-    assert rooms["tests"] < 9450  # and 8,000
+    assert rooms["program"] == lines_of(*opened, ROOT / "run.py") < 11000  # the aim is 8,900,
+    assert rooms["front"] < 2050  # of this 1,650,
+    assert rooms["tests"] < 9400  # and 8,000
     assert not [path.name for path in PACKAGE.rglob("*.py") if lines_of(path) > 350]
 
 

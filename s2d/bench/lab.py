@@ -1,6 +1,6 @@
 """What the papers' experiments share: models and questions, measuring by the clock or by counts.
 
-A result is {column: {row: {measure: value}}}. Knows nothing about files and tables.
+A result is {column: {row: {measure: value}}}. Knows nothing about tables.
 """
 
 from collections.abc import Callable
