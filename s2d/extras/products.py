@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..model import MLP, Attention
 from .costs import SIZES, kept, quickest, quickest_of_each, size_of, time_passes
 from .draft_head import draft_head
 
@@ -130,10 +131,6 @@ class Joint(Product):
             linear.weight = nn.Parameter(part, requires_grad=False)
         self.linears, self.originals = linears, [linear.weight for linear in linears]
 
-    def parts(self, x):
-        """What each of ``linears`` makes of x."""
-        return self.forward(x).split(self.sizes, dim=-1)
-
     def plain(self, x):
         return torch.cat([F.linear(x, linear.weight) for linear in self.linears], dim=-1)
 
@@ -144,16 +141,41 @@ class Joint(Product):
         )
 
 
-def join_block(block):
-    """Have attention and MLP make what they do of their input by one product, ``joint``.
+class Joined:
+    """Of an Attention or an MLP: what it makes of its input is one product, ``joint``.
 
     The modules of the parts keep their weights, but are not called: their hooks are not, either.
     """
-    for module in (block.self_attn, block.mlp):
-        *first, (name, last) = module.named_children()
-        module.joint = Joint([linear for _, linear in first])
-        module.project = module.joint.parts
-        setattr(module, name, Product(last.weight))
+
+    def project(self, x):
+        joint = self.joint
+        return joint.forward(x).split(joint.sizes, dim=-1)
+
+
+class JoinedAttention(Joined, Attention):
+    """Queries, keys and values at once."""
+
+
+class JoinedMLP(Joined, MLP):
+    """Gate and up at once."""
+
+
+def join(kind, config, former):
+    """The ``kind`` of Joined with the weights of ``former``, whose last product stands alone."""
+    with torch.device("meta"):
+        module = kind(config)
+    linears = dict(former.named_children())
+    for name, linear in linears.items():
+        setattr(module, name, linear)
+    *first, last = linears
+    module.joint = Joint([linears[name] for name in first])
+    setattr(module, last, Product(linears[last].weight))
+    return module
+
+
+def join_block(block, config):
+    block.self_attn = join(JoinedAttention, config, block.self_attn)
+    block.mlp = join(JoinedMLP, config, block.mlp)
 
 
 def products_of(module):
@@ -163,7 +185,7 @@ def products_of(module):
 def quicken(model):
     """Have the products of ``model``, on a CPU, go the fastest way there is here."""
     for block in model.model["layers"]:
-        join_block(block)
+        join_block(block, model.config)
     weights = [product.weight for product in products_of(model)]
     model.lm_head = Product(model.lm_head.weight)
     if head := draft_head(model):
