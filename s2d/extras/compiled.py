@@ -46,7 +46,7 @@ def compiled_block(shape, rows, dtype, way):
     """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache."""
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
-    join_block(block)
+    join_block(block, shape)
     for each in products_of(block):
         each.names = ["by_layout" if way == "by_layout" else "by_linear"] * len(PLAIN)
     hidden, rope = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
