@@ -95,10 +95,10 @@ def check_passes(model, compiled, trials, behind):
     """Random passes over chains and trees of 1 to 17 rows, by random layers, beside eager ones."""
     rng, new = random.Random(0), partial(torch.randn, dtype=torch.float64)
     for _ in range(trials):
-        start, stop = sorted(rng.sample(range(5), 2))
-        caches = [each.new_cache(127, start, stop) for each in (model, compiled)]
+        first, end = sorted(rng.sample(range(5), 2))
+        caches = [each.new_cache(127, first, end) for each in (model, compiled)]
         both = [
-            partial(each.run_layers, start=start, stop=stop, cache=cache)
+            partial(each.run_layers, first=first, end=end, cache=cache)
             for each, cache in zip((model, compiled), caches)
         ]
         prompt = new(1, rng.choice((1, 2, 3, 7, 30, 63, 64, 65, 90)), 32)
