@@ -60,7 +60,7 @@ def tokenizer(folder):
 @pytest.fixture(scope="module")
 def prompts(folder, tokenizer):
     every, template = turns(), chat_template(folder)
-    return [tokenizer.encode_chat([turn], template) for turn in every[:: len(every) // 4][:4]]
+    return [tokenizer.encode_chat([turn], template) for turn in every[:: len(every) // 8][:4]]
 
 
 @pytest.fixture(scope="module")
