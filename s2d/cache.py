@@ -1,6 +1,7 @@
-"""The KV cache: pre-allocated keys and values; append, attend, cut back, keep a path.
+"""The KV cache: keys and values of a run of layers, allocated once, and attention over them.
 
-Knows nothing about models, drafts or trees.
+``Llama.run_layers`` (model.py) writes to it and attends; ``Decoder`` and the exits of a draft roll
+it back to what was accepted.
 """
 
 import torch
@@ -11,42 +12,39 @@ from torch import Tensor
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
 
-    ``mask`` (R, S+T) is about the last R queries. Others stand before them only where S is 0: those
-    of a prompt, which are causal. Kernels need no mask for that, so a prompt needs no square one.
+    ``mask`` (T, S+T) is added to the scores. Without one attention is causal if S = 0, and a single
+    query (T = 1) sees everything.
     """
-    T, gqa = q.shape[2], q.shape[1] != k.shape[1]
-    if T == 1 and gqa:  # the heads of a group as queries: keys and values are read once
-        grouped = q.reshape(*k.shape[:2], -1, q.shape[3])  # (B, G, H/G, D)
-        return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).reshape(q.shape)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=T > 1, enable_gqa=gqa)
-    R = mask.shape[-2]
-    if R == T:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
-    prompt = attend(q[:, :, :-R], k[:, :, :-R], v[:, :, :-R], None)
-    return torch.cat((prompt, attend(q[:, :, -R:], k, v, mask)), dim=2)
+    T, grouped = q.shape[2], q.shape[1] != k.shape[1]
+    if T == 1 and grouped:  # the heads of a group as queries: keys and values are read once
+        queries = q.reshape(*k.shape[:2], -1, q.shape[3])  # (B, G, H/G, D)
+        return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask).reshape(q.shape)
+    # PyTorch aligns is_causal to the top left: behind a cache it would hide the cache's end.
+    causal = mask is None and T > 1
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
+    )
 
 
 class KVCache:
     """Keys and values of a run of layers, in slots that are filled from 0 up to ``length``.
 
-    What is rejected is forgotten by moving ``length``; what is accepted of a tree moves together
-    inside the cache. The rows of a batch are equally long, and decoding has one.
+    Rejected tokens are forgotten by lowering ``length``; the accepted nodes of a tree move up
+    inside the cache. Nothing is ever concatenated.
     """
 
-    def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype, batch=1):
-        # Strides are the same whatever the capacity: a compiled pass serves every cache.
-        shape = (num_layers, batch, capacity, num_kv_heads, head_dim)
-        keys, values = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
-        self.keys = keys.transpose(2, 3)  # (L, B, G, capacity, D)
-        self.values = values.transpose(2, 3)  # (L, B, G, capacity, D)
-        self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # views, made once
+    def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype):
+        shape = (num_layers, 1, capacity, num_kv_heads, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
+        self.values = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
+        self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # (1, G, capacity, D)
         self.length = 0
 
-    def write(self, layer, keys, values):
-        """Store one layer's new keys and values (B, G, T, D) behind the filled slots.
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (1, G, T, D) of a layer behind the filled slots.
 
-        Returns old and new together, (B, G, S+T, D) each. All layers write, then ``advance(T)``.
+        Returns those of the layer from slot 0 on, (1, G, S+T, D) each. ``advance`` follows once all
+        layers have written.
         """
         T = keys.shape[2]
         all_keys, all_values = self.layers[layer]
@@ -55,22 +53,24 @@ class KVCache:
         end = self.length + T
         return all_keys.narrow(2, 0, end), all_values.narrow(2, 0, end)
 
-    def attend(self, layer, q, k, v, mask):
-        """``attend``, behind a ``write``."""
-        return attend(q, *self.write(layer, k, v), mask)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Write ``k`` and ``v``, then attend to all that is stored (see the function above)."""
+        keys, values = self.write(layer, k, v)
+        return attend(q, keys, values, mask)
 
-    def advance(self, count):
-        """Count so many more slots as filled."""
+    def advance(self, count: int):
+        """Count ``count`` more slots as filled."""
         self.length += count
 
-    def keep(self, length, path):
-        """Forget all from ``length`` on but the slots length + i, i in ``path``: they move up."""
+    def keep(self, length: int, path: list[int]):
+        """Roll back to ``length`` slots and those at length + i for i in ``path``, moved up."""
         self.length = min(self.length, length + len(path))
         move_up(self.keys, length, path)
         move_up(self.values, length, path)
 
 
-def move_up(rows, length, path):
-    """In rows (..., S, D), put those at length + i, i in ``path`` (a list), directly at length."""
-    if path != list(range(len(path))):  # what a chain accepts is where it belongs already
-        rows[..., length : length + len(path), :] = rows[..., [length + i for i in path], :]
+def move_up(rows: Tensor, length: int, path: list[int]):
+    """In rows (..., S, D), move those at length + i for i in ``path`` directly behind ``length``."""
+    if path != list(range(len(path))):  # the accepted part of a chain is in its place already
+        slots = [length + i for i in path]
+        rows[..., length : length + len(path), :] = rows[..., slots, :]

@@ -1,7 +1,7 @@
 """Llama: run any range of layers, from tokens or from hidden states, with a KV cache or without.
 
-Knows nothing about files or drafts. A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It
-may stop after any layer, and go on later from the hidden states there.
+A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It may stop after any layer and continue
+later from the hidden states there, which is what the exits of a sorted draft need (draft.py).
 """
 
 import math
@@ -15,14 +15,14 @@ from torch.nn.attention import SDPBackend
 
 from .cache import KVCache, attend
 
-# Attention for decoding. PyTorch prefers cuDNN's on the newest GPUs, but that one plans for tens of
-# milliseconds at each new length, and lengths change at every step.
+# Attention kernels for decoding. On the newest GPUs PyTorch prefers cuDNN's, but that one spends tens
+# of milliseconds on planning for each new length, and lengths change at every step.
 DECODING_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Architecture of a Llama, mostly in the names of Hugging Face's config.json."""
+    """The architecture, in the names of Hugging Face's config.json where it has one."""
 
     vocab_size: int
     hidden_size: int
@@ -34,7 +34,7 @@ class LlamaConfig:
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0  # see rope_frequencies, here and below
+    rope_factor: float = 1.0  # for this and the next, see rope_frequencies
     rope_llama3: tuple[float, float, int] | None = None  # low and high factor, original context
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
@@ -60,8 +60,12 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     that rotation, so ``rotate`` is one product and one fused multiply-add (Su et al. 2021, 3.4).
     """
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
-    scaling = config.rope_factor, config.rope_llama3
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta, *scaling)
+    frequencies = rope_frequencies(
+        config.head_dim,
+        theta=config.rope_theta,
+        factor=config.rope_factor,
+        llama3=config.rope_llama3,
+    )
     angles = torch.outer(positions, frequencies)  # (positions, D/2)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -105,15 +109,16 @@ class Attention(nn.Module):
 
     def forward(self, x, rope, mask, cache, layer):
         B, T, _ = x.shape
-        heads = (each.view(B, T, -1, self.head_dim).transpose(1, 2) for each in self.project(x))
-        q, k, v = heads  # (B, H, T, D), (B, G, T, D), (B, G, T, D)
-        q, k = rotate(q, *rope), rotate(k, *rope)
-        attended = cache.attend(layer, q, k, v, mask) if cache else attend(q, k, v, mask)
-        return self.o_proj(attended.transpose(1, 2).reshape(B, T, -1))
-
-    def project(self, x):
-        """Queries, keys and values, (B, T, their heads * D) each."""
-        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
+        k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        cos, sin = rope
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cache is None:
+            attended = attend(q, k, v, mask)
+        else:
+            attended = cache.attend(layer, q, k, v, mask)
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
@@ -126,11 +131,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x):
-        gate, up = self.project(x)
-        return self.down_proj(F.silu(gate) * up)
-
-    def project(self, x):
-        return self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
@@ -165,9 +166,6 @@ class Llama(nn.Module):
         cos, sin = rope_table(config)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
-        self.compiled = False  # whether its passes are (extras/static.py)
-        self.row_costs = None  # seconds of passes by rows, once they are known (extras/products.py)
-        self.mesh = None  # of a model that is divided among processes (weights/divided.py)
 
     @property
     def device(self) -> torch.device:
@@ -177,14 +175,19 @@ class Llama(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.lm_head.weight.dtype
 
-    def new_cache(
-        self, capacity: int, first: int = 0, end: int | None = None, batch: int = 1
-    ) -> KVCache:
+    def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
         """An empty KV cache of ``capacity`` slots for layers first..end-1."""
         config = self.config
-        layers = (config.num_hidden_layers if end is None else end) - first
-        sizes = layers, config.num_key_value_heads, capacity, config.head_dim
-        return KVCache(*sizes, self.device, self.dtype, batch)
+        if end is None:
+            end = config.num_hidden_layers
+        return KVCache(
+            num_layers=end - first,
+            num_kv_heads=config.num_key_value_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            device=self.device,
+            dtype=self.dtype,
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
@@ -201,37 +204,41 @@ class Llama(nn.Module):
     ) -> Tensor:
         """Hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
-        By default the T positions follow the S of the ``cache`` (0 without one), and attention is
-        causal. ``positions`` (T,) and ``mask`` (R, C) say otherwise. The mask, 0 or -inf, says what
-        the last R positions see of the last C; they see all before those. Where S > 0, R is T. Rows
-        of a batch that differ have positions (B, 1, T) and a mask (B, 1, R, C).
+        With a ``cache`` of S positions B is 1, and the T new positions are stored behind them.
+        ``positions`` (T,): for the rotary embedding; by default S..S+T-1. ``mask`` (T, S+T): 0 where
+        a row attends to a column, else -inf (``tree.positions_and_mask``); needed where S > 0 and
+        T > 1. Without one attention is causal.
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length
+        if mask is None and S > 0 and T > 1:
+            raise ValueError(f"{T} positions behind {S} in the cache need a mask")
         if positions is None:
             positions = slice(S, S + T)
         rope = self.rope_cos[positions], self.rope_sin[positions]  # (T, D) each
-        mask = whole_mask(mask, S, T, hidden)
         for index, block in enumerate(islice(self.model["layers"], first, end)):
             hidden = block(hidden, rope, mask, cache, index)
         if cache is not None:
             cache.advance(T)
         return hidden
 
-    def logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
-        """Hidden states (..., hidden) after any layer -> logits (..., V); ``head``: another one."""
-        return (head or self.lm_head)(self.model["norm"](hidden))
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states (..., hidden) after any layer -> logits (..., V)."""
+        return self.lm_head(self.model["norm"](hidden))
 
-    def forward(self, tokens: Tensor, **given) -> Tensor:
-        """Tokens (B, T) -> logits (B, T, V); ``given``: positions, mask, cache of run_layers."""
-        return self.logits(self.run_layers(self.embed(tokens), **given))
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        last: int | None = None,
+    ) -> Tensor:
+        """Tokens (B, T) -> logits (B, T, V), or those of the ``last`` so many positions alone.
 
-
-def whole_mask(mask, S, T, like):
-    """The mask (R, S+T) of T positions behind S, by the ``mask`` of run_layers; None: causal."""
-    if mask is None and S > 0 and T > 1:
-        mask = like.new_full((T, T), -torch.inf).triu(diagonal=1)
-    if mask is None:
-        return None
-    # Rows begin at multiples of 16 bytes: GPU kernels refuse others, or copy them in every layer.
-    return F.pad(mask, (S + T - mask.shape[-1], -(S + T) % 8))[..., : S + T]
+        ``positions``, ``mask`` and ``cache``: see ``run_layers``.
+        """
+        hidden = self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache)
+        if last is not None:
+            hidden = hidden[:, -last:]
+        return self.logits(hidden)
