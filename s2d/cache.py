@@ -70,7 +70,7 @@ class KVCache:
 
 
 def move_up(rows: Tensor, length: int, path: list[int]):
-    """In rows (..., S, D), move those at length + i for i in ``path`` directly behind ``length``."""
+    """In rows (..., S, D), move those at length + i for i in ``path`` to ``length`` and on."""
     if path != list(range(len(path))):  # the accepted part of a chain is in its place already
         slots = [length + i for i in path]
         rows[..., length : length + len(path), :] = rows[..., slots, :]

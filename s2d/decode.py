@@ -1,23 +1,35 @@
-"""The draft-verify loop, once, for every method: ``decode`` yields a Step a pass of the target.
+"""The loop of speculative decoding, once, for every method: draft, verify, roll back.
 
-Knows nothing about files, text or the names of methods. A target, a drafter (draft.py's ``NoDraft``
-says what that is) and a Sampling are all it works with.
+``decode`` yields one Step per pass of the target. A ``Decoder`` has a step's two phases, before and
+after that pass: many prompts share passes (extras/many.py) by calling the phases of each.
 """
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from numbers import Integral, Real
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from .cache import KVCache
 from .model import DECODING_KERNELS
-from .proposal import TARGET, Proposal
-from .tree import TreeAttention
-from .verify import Verdict
+from .tree import KConfig, Tree, positions_and_mask
+from .verify import Verdict, verify
+
+PREFILL = 256  # with more positions to read, a step drafts nothing: masks would grow with T squared
+
+
+class TargetInput(NamedTuple):
+    """What the target has to run: T new positions behind its KV cache, as ``Llama.forward``."""
+
+    tokens: Tensor  # (1, T)
+    positions: Tensor | None
+    mask: Tensor | None
+    cache: KVCache
+    last: int  # logits are needed of this many positions
 
 
 @dataclass
@@ -25,44 +37,41 @@ class Step:
     """One pass of the target, and the drafting before it."""
 
     n: int  # tokens of context before it
-    proposal: Proposal
-    logits: torch.Tensor  # (N+1, V), the target's
+    tree: Tree
+    logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
     verdict: Verdict
-    tokens: list[int]  # that were emitted: those of the verdict up to EOS
+    tokens: list[int]  # emitted: those of the verdict, up to EOS
     draft_seconds: float
-    target_seconds: float  # of the pass
-    seconds: float  # of the whole step
+    target_seconds: float
+    seconds: float
 
     @property
-    def sources(self) -> list[int]:
-        """For each of ``tokens`` the exit that drafted it, TARGET for the target's own."""
-        exits = self.proposal.exits
-        return [*(exits[node] for node in self.verdict.path), TARGET][: len(self.tokens)]
+    def sources(self) -> list[int | None]:
+        """For each of ``tokens`` the exit that drafted it, None for the target's own."""
+        accepted = [self.tree.exits[self.tree.sent[i]] for i in self.verdict.path]
+        return [*accepted, None][: len(self.tokens)]
 
 
 @dataclass
 class Stats:
-    """What a generation did: a fold over its steps. The first target pass reads the prompt."""
+    """What a generation did, added up over its steps. The first pass reads the prompt."""
 
-    accept_lengths: list[int] = field(default_factory=list)  # emitted tokens of each step
-    exit_counts: Counter = field(default_factory=Counter)  # exit -> draft tokens that left there
-    draft_forwards: int = 0  # rounds: passes of the draft's layers, or questions to its table
-    draft_levels: int = 0  # depths of all proposals
-    accepted: int = 0  # draft tokens that were accepted and emitted; none after EOS
-    root_levels: int = 0  # of these depths; the target gave them, a root of each is emitted
+    accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
+    exit_counts: Counter = field(default_factory=Counter)  # exit layer -> draft tokens from there
+    draft_forwards: int = 0  # levels that were drafted
+    draft_levels: int = 0  # depths of all trees that were sent
+    accepted: int = 0  # draft tokens that were emitted
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
 
     def add(self, step: Step):
-        proposal, exits = step.proposal, step.proposal.exits
-        roots = TARGET in exits
+        tree = step.tree
         self.accept_lengths.append(len(step.tokens))
-        self.exit_counts.update(exit_layer for exit_layer in exits if exit_layer != TARGET)
-        self.draft_forwards += len(proposal.confidences)
-        self.draft_levels += proposal.depth
-        self.accepted += min(len(step.verdict.path), len(step.tokens)) - roots
-        self.root_levels += roots
+        self.exit_counts.update(tree.exits[node] for node in tree.sent)
+        self.draft_forwards += tree.level
+        self.draft_levels += tree.depth(tree.sent[-1]) + 1 if tree.sent else 0
+        self.accepted += min(len(step.verdict.path), len(step.tokens))
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
         self.seconds += step.seconds
@@ -73,154 +82,124 @@ class Stats:
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens emitted a step (MAT), the bonus token included; 1.0 without a draft."""
+        """Tokens emitted per step (MAT), the bonus token included; 1.0 without a draft."""
         return sum(self.accept_lengths) / max(1, self.steps)
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted draft tokens by levels that the draft gave; 0.0 without a draft."""
-        return self.accepted / max(1, self.draft_levels - self.root_levels)
-
-    @property
-    def published_acceptance_rate(self) -> float:
-        """The same with the target's own roots, as arXiv 2409.10644 counts."""
-        return (self.accepted + self.root_levels) / max(1, self.draft_levels)
+        """Accepted draft tokens per drafted level; 0.0 without a draft."""
+        return self.accepted / max(1, self.draft_levels)
 
 
-def decode(target, tokens, drafter, sampling, limit) -> Iterator[Step]:
-    """Continue ``tokens``, a list or 1-D tensor of ids, as ``target`` alone would, step by Step.
+class Decoder:
+    """One generation: ``context`` grows until it has ``limit`` tokens or the target says EOS.
 
-    Ends after EOS, or where there are ``limit`` tokens, the prompt's included.
+    ``draft``: a SortedDraft, or None for plain decoding; ``sampling``: a Sampling.
     """
-    context = checked_list(tokens, "the prompt's ids", int, 0, target.config.vocab_size - 1)
-    checked(limit, "limit", int, 1, target.config.max_position_embeddings)
-    scorer = Scorer(target, limit, drafter.shape)
-    return steps_of(target, new_loop(context, scorer, drafter, sampling, limit))
 
+    def __init__(self, target, draft, context: list[int], limit: int, sampling):
+        self.target, self.draft_model, self.sampling = target, draft, sampling
+        self.context, self.limit = list(context), limit
+        self.cache = target.new_cache(limit + (draft.shape.max_nodes if draft else 0))
+        self.ended = len(self.context) >= limit
 
-def new_loop(context, scorer, drafter, sampling, limit):
-    """The loop of ``decode``, but who runs it also runs its passes (extras/many.py: of several).
+    def draft(self) -> TargetInput:
+        """The first phase: draft a tree; what the target has to run to check it."""
+        self.began = clock(self.target.device)
+        # 1. Draft a tree of tokens; an empty one is plain decoding.
+        self.tree = self.draft_tree()
+        target_input = self.target_input()
+        self.drafted = clock(self.target.device)
+        return target_input
 
-    It yields a Pass and a Step in turn: ``next`` asks for the Pass, ``send`` takes its logits.
-    """
-    while len(context) < limit:
-        step = yield from decode_step(context, scorer, drafter, sampling, limit)
-        context += step.tokens
-        yield step
-        if step.tokens and step.tokens[-1] in scorer.target.config.eos_token_ids:
-            return
+    def draft_tree(self) -> Tree:
+        n = len(self.context)
+        if self.draft_model is None or n - self.cache.length > PREFILL:
+            return Tree(self.context, KConfig(()), max_levels=0)
+        # The last token is the target's own.
+        tree = self.draft_model.new_tree(self.context, max_levels=self.limit - n - 1)
+        return self.draft_model.grow(tree, self.sampling)
 
+    def target_input(self) -> TargetInput:
+        """The nodes that are sent, behind what the target has not seen of the context."""
+        n, seen, tree = len(self.context), self.cache.length, self.tree
+        tokens = [*self.context[seen:], *(tree.tokens[node] for node in tree.sent)]
+        positions, mask = positions_and_mask(
+            n,
+            tree.parents_among(tree.sent),
+            start=seen,
+            dtype=self.target.dtype,
+            device=self.target.device,
+            ancestors=tree.ancestors(tree.sent),
+        )
+        tokens = torch.tensor([tokens], device=self.target.device)
+        return TargetInput(tokens, positions, mask, self.cache, last=len(tree.sent) + 1)
 
-def steps_of(target, loop) -> Iterator[Step]:
-    """The Steps of one loop by itself."""
-    while True:
-        with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
-            wanted = next(loop, None)
-            step = wanted and loop.send(run_pass(target, wanted))
-        if not step:
-            return
-        yield step
-
-
-def decode_step(context, scorer, drafter, sampling, limit) -> Iterator["Pass"]:
-    """One Step behind ``context``, a list: yields a Pass, is sent its logits, returns the Step."""
-    n, device = len(context), scorer.target.device
-    began = clock(device)
-    # 1. Draft a tree of tokens; an empty one is plain decoding.
-    proposal = drafter.propose(context, limit - n, sampling)
-    drafted = clock(device)
-    # 2. One target pass: row 0 is about what follows the context, row i + 1 what follows node i.
-    logits = scorer.rows((yield scorer.wanted(context, proposal.tree)))  # (N+1, V)
-    scored = clock(device)
-    # 3. Accept a path and add the bonus token, the target's own after it.
-    verdict = drafter.verify(n, proposal, logits, sampling)
-    # 4. Roll both models' KV caches back to what was accepted.
-    scorer.keep(n, verdict.path)
-    drafter.keep(n, proposal, verdict, logits)
-    tokens = up_to_eos(verdict.tokens, scorer.target.config.eos_token_ids)
-    times = drafted - began, scored - drafted, clock(device) - began
-    return Step(n, proposal, logits, verdict, tokens, *times)
-
-
-@dataclass
-class Pass:
-    """What the target is to run: T new positions behind a KV cache."""
-
-    tokens: torch.Tensor  # (T,)
-    positions: torch.Tensor | None  # these two as ``run_layers`` takes them
-    mask: torch.Tensor | None
-    cache: KVCache
-    first: int  # logits are wanted from this row on
-
-
-def run_pass(target, wanted):
-    """A Pass by itself: its logits (T - first, V)."""
-    how = dict(positions=wanted.positions, mask=wanted.mask, cache=wanted.cache)
-    hidden = target.run_layers(target.embed(wanted.tokens[None]), **how)
-    return target.logits(hidden[0, wanted.first :])
-
-
-class Scorer:
-    """The target's KV cache, for contexts of at most ``limit`` tokens and one tree shape."""
-
-    def __init__(self, target, limit, shape):
-        self.target, self.fixed = target, shape.fixed
-        self.cache = target.new_cache(limit + shape.size)
-        self.attention = TreeAttention(shape.parents().to(target.device), target.dtype)
-        self.latest = None  # logits (N+1, V) of the last pass,
-        self.after_context = None  # and their row (V,) after the path that was accepted
-
-    def wanted(self, context, tree) -> Pass:
-        """The Pass over ``tree`` and what the KV cache lacks of ``context``."""
-        n, seen = len(context), self.cache.length
-        if not self.fixed:
-            self.attention = TreeAttention(tree.parents, self.target.dtype)
-        positions, mask = self.attention.span(n, seen, n + len(tree))
-        new = torch.tensor(context[seen:], dtype=torch.long, device=self.target.device)
-        # Nothing is new in front of the tree where the last step gave no bonus token: then the row
-        # after the context is known already.
-        self.latest = self.after_context[None] if seen == n else None
-        tokens, first = torch.cat((new, tree.tokens)), max(0, n - 1 - seen)
-        return Pass(tokens, positions, mask, self.cache, first)
-
-    def rows(self, logits):
-        """(N+1, V), of the ``logits`` of the Pass that was wanted."""
+    def accept(self, logits: Tensor) -> Step:
+        """The second phase, by the target's ``logits`` (N+1, V): verify, roll back, emit."""
+        # 2. The target's pass was made between the two phases.
         if not logits.sum(dtype=torch.float32).isfinite():
             raise ValueError("the target's logits are NaN: its weights are damaged, or overflow")
-        self.latest = logits if self.latest is None else torch.cat((self.latest, logits))
-        return self.latest
+        scored = clock(self.target.device)
+        n, tree = len(self.context), self.tree
+        # 3. Accept a path and add the bonus token, the target's own after it.
+        verdict = self.verify(logits)
+        # 4. Roll both models' KV caches back to what was accepted.
+        self.cache.keep(n, verdict.path)
+        if self.draft_model is not None:
+            self.draft_model.keep(n, tree, verdict.path)
+        tokens = up_to_eos(verdict.tokens, self.target.config.eos_token_ids)
+        self.context = self.context + tokens  # the tree keeps the former list
+        eos = bool(tokens) and tokens[-1] in self.target.config.eos_token_ids
+        self.ended = eos or len(self.context) >= self.limit
+        return Step(
+            n,
+            tree,
+            logits,
+            verdict,
+            tokens,
+            draft_seconds=self.drafted - self.began,
+            target_seconds=scored - self.drafted,
+            seconds=clock(self.target.device) - self.began,
+        )
 
-    def keep(self, n, path):
-        """Roll back to the n positions of context and the accepted ``path`` behind them."""
-        self.cache.keep(n, path)
-        self.after_context = self.latest[path[-1] + 1 if path else 0]
+    def verify(self, logits: Tensor) -> Verdict:
+        tree = self.tree
+        return verify(
+            len(self.context),
+            tokens=[tree.tokens[node] for node in tree.sent],
+            parents=tree.parents_among(tree.sent),
+            q=torch.cat(tree.q) if tree.q else None,
+            logits=logits,
+            sampling=self.sampling,
+        )
 
 
-def checked_list(values, what, *how):
-    """``values``, a sequence or a one-dimensional tensor or array, as a list; see ``checked``."""
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, Sequence) or not values:
-        raise ValueError(f"{what}: expected a list with at least one, got {values!r:.60}")
-    return [checked(value, what, *how) for value in values]
+def decode(target, draft, context: list[int], limit: int, sampling) -> Iterator[Step]:
+    """Continue ``context`` as ``target`` alone would, up to ``limit`` tokens; see Decoder."""
+    return steps(Decoder(target, draft, context, limit, sampling))
 
 
-def checked(value, what, kind, low, high=2**63 - 1):
-    """``value`` as a ``kind``, int or float; ValueError where it is none within low..high."""
-    known = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if not (known and low <= value <= high):
-        expected = f"a {'whole ' if kind is int else ''}number from {low} to {high}"
-        raise ValueError(f"{what}: expected {expected}, got {value!r:.60}")
-    return kind(value)
+def steps(decoder: Decoder) -> Iterator[Step]:
+    """The steps of one decoder by itself."""
+    while not decoder.ended:
+        with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
+            target_input = decoder.draft()
+            logits = decoder.target(**target_input._asdict())[0]  # (N+1, V)
+            step = decoder.accept(logits)
+        yield step
 
 
-def up_to_eos(tokens, eos_token_ids):
-    """``tokens`` (a list) up to the first EOS, with it.
+def up_to_eos(tokens: list[int], eos_token_ids) -> list[int]:
+    """``tokens`` up to the first EOS, with it.
 
     >>> up_to_eos([5, 2, 7], (2,))
     [5, 2]
     """
-    ends = [i for i, token in enumerate(tokens, 1) if token in eos_token_ids]
-    return tokens[: ends[0]] if ends else tokens
+    for end, token in enumerate(tokens, 1):
+        if token in eos_token_ids:
+            return tokens[:end]
+    return tokens
 
 
 def clock(device) -> float:

@@ -1,111 +1,197 @@
 """The sorted draft: several drafts in one, each token from the cheapest that is confident enough.
 
-Knows nothing about the target. S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the
-draft's layers fall into **segments**, each ending at an exit. A token that left at an early exit
-has no keys and values in the deeper segments; when a later token needs those, it must go through
-them first (catch-up). That takes no special case: every segment runs on all positions it has not
-seen, context or tree, from the hidden states that the segment before it kept. The nodes of a round
-leave together, where the most confident one does. Exit 0, our addition, has no layers.
+S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the draft's layers fall into segments,
+each of which ends at an exit. Exit 0, our addition, has no layers: it looks in a table (ngram.py).
 """
+
+import math
+from dataclasses import dataclass
 
 import torch
 
-from .proposal import TARGET, FixedTree, GrowingTree, LeastProbable, Proposal
-from .tree import KConfig, TokenTree, TreeAttention
-from .verify import verify
+from .cache import move_up
+from .model import LlamaConfig
+from .ngram import ORDER, NGrams
+from .sampling import Prediction, choose_children, warp
+from .tree import Tree, positions_and_mask
+
+WINDOW = 256  # positions of context that a segment runs at a time, so that masks stay small
 
 
-class NoDraft:
-    """The smallest drafter: it proposes nothing, so the target decodes alone.
+@dataclass(frozen=True)
+class DraftConfig(LlamaConfig):
+    """A Llama and how to draft with it, the defaults of a generation's options."""
 
-    What every drafter has: the ``shape`` of its largest tree; ``exact``, whether the output follows
-    the target's distribution; and three methods, called in this order in each step of decode.py.
+    exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
+    thresholds: tuple[float, ...] = ()  # one per exit: the confidence that is enough there
+    draft_length: int = 6  # of a chain
+    draft_stop: float = 0.0  # a chain ends where its path is less probable than this
+    draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size
+
+
+class LayerExit:
+    """The exit after ``layer`` layers of ``model``, and the segment of layers that leads to it.
+
+    A token that left at an earlier exit has no keys and values in this segment. When a later token
+    needs them, the segment first runs all that it has not seen, from the hidden states that the
+    exit ``below`` kept (catch-up). Invariant: an exit has seen a prefix of what the exit below has
+    seen, in the same slots. What is kept after a step is such a prefix too, so what is missing is
+    always the end, and it takes one pass.
     """
 
-    shape, exact = KConfig(()), True
+    def __init__(self, model, below, layer, threshold, capacity):
+        self.model, self.below, self.layer, self.threshold = model, below, layer, threshold
+        self.max_positions = model.config.max_position_embeddings
+        self.first = below.layer if below else 0
+        self.cache = model.new_cache(capacity, self.first, layer)
+        self.hidden = torch.zeros(
+            1, capacity, model.config.hidden_size, device=model.device, dtype=model.dtype
+        )
 
-    def __init__(self, device):
-        none = torch.zeros(0, dtype=torch.long, device=device)
-        self.nothing = Proposal(TokenTree(none, none))
+    def predict(self, tree: Tree) -> Prediction:
+        """A prediction for each node of the frontier of ``tree``."""
+        n = len(tree.context)
+        if n - self.cache.length > WINDOW:
+            self.prefill(tree)
+        hidden = self.run(tree, tree.end)[0, -len(tree.frontier) :]  # (R, hidden)
+        # At temperature 1, so that thresholds mean the same at any temperature.
+        probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
+        confidence = probs.max().item()  # one node that is sure is enough for all
+        if math.isnan(confidence):
+            raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
+        return Prediction(probs, confidence, hidden=hidden)
 
-    def propose(self, context, budget, sampling) -> Proposal:
-        """A Proposal behind ``context``, a list, if ``budget`` more tokens may be emitted."""
-        return self.nothing
+    def prefill(self, tree):
+        """Run the context but for its last token: at once, or in windows behind a cache."""
+        last = len(tree.context) - 1
+        if self.cache.length == 0:
+            self.run(tree, last)  # causal: no mask
+        while self.cache.length < last:
+            self.run(tree, min(last, self.cache.length + WINDOW))
 
-    def verify(self, n, proposal, logits, sampling):
-        """The Verdict on a proposal behind n positions, by the target's ``logits`` (N+1, V)."""
-        return verify(n, proposal.tree, proposal.q, logits, sampling)
+    def run(self, tree, end):
+        """Run the segment on what it has not seen of ``end`` positions: (1, T, hidden)."""
+        n, start = len(tree.context), self.cache.length
+        nodes = tree.expanded[: max(0, end - n)]
+        if self.below:
+            hidden = self.below.hidden[:, start:end]
+        else:
+            tokens = [*tree.context[start:end], *(tree.tokens[node] for node in nodes)]
+            new = torch.tensor(tokens[start - end :], device=self.model.device)
+            hidden = self.model.embed(new[None])
+        positions, mask = positions_and_mask(
+            min(n, end),
+            tree.parents_among(nodes),
+            start,
+            dtype=self.model.dtype,
+            device=self.model.device,
+            ancestors=tree.ancestors(nodes),
+        )
+        hidden = self.model.run_layers(
+            hidden, self.first, self.layer, positions=positions, mask=mask, cache=self.cache
+        )
+        self.hidden[:, start:end] = hidden
+        return hidden
 
-    def keep(self, n, proposal, verdict, logits):
-        """Roll back to the n positions of context and the path that was accepted."""
+    def keep(self, n: int, slots: list[int]):
+        """Roll back to n positions of context and the accepted ``slots`` behind them."""
+        held = [slot for slot in slots if n + slot < self.cache.length]
+        self.cache.keep(n, held)
+        move_up(self.hidden, n, held)
 
 
-class SortedDraft(NoDraft):
-    """A draft of sorted ``exits`` (exits.py), the cheapest first, and trees of one ``shape``.
+class TableExit:
+    """Exit 0: what followed the last tokens before, in this text and in a datastore."""
 
-    ``rule`` ends drafting (``LeastProbable``); ``worth_sending``: see GrowingTree.
+    layer, max_positions = 0, math.inf
+
+    def __init__(self, datastore, threshold, min_columns, device):
+        self.ngrams, self.threshold = NGrams(datastore), threshold
+        self.min_columns, self.device = min_columns, device
+        self.seen = 0  # tokens of the context that are in the table
+
+    def predict(self, tree: Tree) -> Prediction:
+        """As LayerExit's, for the tokens that the table knows after any node of the frontier."""
+        self.ngrams.text.grow(tree.context[self.seen :])
+        self.seen = len(tree.context)
+        before = tree.context[-ORDER:]
+        tails = [[*before, *tree.path(node)] for node in tree.frontier]
+        rows = [self.ngrams.distribution(tail[-ORDER:]) for tail in tails]
+        ids = list(dict.fromkeys(token for row in rows for token in row))
+        # A node may have more children than are known: others fill the end, with probability 0.
+        others = (token for token in range(self.min_columns) if token not in ids)
+        while len(ids) < self.min_columns:
+            ids.append(next(others))
+        probs = [[row.get(token, 0.0) for token in ids] for row in rows]
+        return Prediction(
+            torch.tensor(probs, dtype=torch.float64, device=self.device),  # (R, K)
+            confidence=max(map(max, probs)),
+            ids=torch.tensor(ids, device=self.device),  # (K,)
+        )
+
+    def keep(self, n, slots):
+        """Nothing to roll back: the table has seen accepted tokens alone."""
+
+
+class SortedDraft:
+    """A draft of sorted ``exits``, the cheapest first, whose trees have one ``shape``.
+
+    ``min_prob``: how improbable a path is still followed. ``stop``: None, or a function of a tree
+    and the prediction that its last level came from, True where drafting ends
+    (extras/decision.py). ``nodes_to_send``: see ``Tree.send``.
     """
 
-    def __init__(self, exits, shape, rule, device, dtype, worth_sending=None):
-        super().__init__(device)
-        self.exits, self.shape, self.rule = exits, shape, rule
-        self.device, self.dtype, self.worth_sending = device, dtype, worth_sending
-        self.attention = TreeAttention(shape.parents().to(device), dtype)  # of a fixed shape
+    def __init__(self, exits, shape, vocab_size, min_prob=0.0, stop=None, nodes_to_send=None):
+        self.exits, self.shape, self.vocab_size = exits, shape, vocab_size
+        self.min_prob, self.stop, self.nodes_to_send = min_prob, stop, nodes_to_send
 
-    def propose(self, context, budget, sampling):
-        levels = min(budget - 1, self.space(context))  # the last token is the target's own
-        return self.grow(context, levels, sampling)
+    def new_tree(self, context: list[int], max_levels: int) -> Tree:
+        """A tree without nodes, of at most so many levels, that fits the draft's own context."""
+        max_positions = min(exit.max_positions for exit in self.exits)
+        max_levels = min(max_levels, max_positions - len(context) + 1)
+        return Tree(context, self.shape, max_levels, self.min_prob)
 
-    def space(self, context):
-        """How many levels the draft's own context size allows."""
-        return min(each.longest for each in self.exits) - len(context) + 1
-
-    def grow(self, context, max_levels, sampling, roots=None) -> Proposal:
-        """A Proposal; ``roots``: the target's prediction for the first level (extras/roots.py)."""
-        levels = min(max_levels, self.shape.depth)
-        tree = self.new_tree(context, levels, sampling)
-        confidences, stopped = [], ""
-        while tree.frontier and not stopped:
-            expanded = tree.frontier
-            if roots:  # from the second level on the draft predicts
-                prediction, number, roots = roots, TARGET, None
-            else:
-                prediction, tried = self.predict(tree)
-                number = len(confidences)
-                confidences.append(tried)
-            if not tree.takes(prediction):
-                stopped = LeastProbable.reason
+    def grow(self, tree: Tree, sampling) -> Tree:
+        """Add levels to ``tree`` until its shape, or a stop, ends it; choose what is sent."""
+        while tree.frontier:
+            exit, prediction = self.predict(tree)
+            if prediction.confidence == 0.0:
+                break  # nothing is known
+            depths = [tree.depth(node) + 1 for node in tree.frontier]
+            children = choose_children(
+                prediction,
+                count=self.shape.children(tree),
+                positions=[len(tree.context) + depth for depth in depths],
+                sampling=sampling,
+                vocab_size=self.vocab_size,
+            )
+            if children.q is not None:
+                tree.q.append(children.q)
+            tree.add_level(
+                children.tokens.tolist(),
+                children.probs.tolist(),
+                exit=exit.layer,
+                confidence=prediction.confidence,
+            )
+            # Only now: a token that was drawn is sent (the lemma in verify.py).
+            if self.stop is not None and self.stop(tree, prediction):
                 break
-            children = tree.add_level(prediction, number)  # (R, K)
-            if self.rule.ends(tree, expanded, prediction, children) and tree.frontier:
-                stopped = self.rule.reason
-        proposal = tree.proposal(self.worth_sending)
-        reached = "length" if levels == self.shape.depth else "context"
-        proposal.stopped = stopped or proposal.stopped or reached
-        proposal.confidences = confidences
-        proposal.filled = [each.filled for each in self.exits]
-        return proposal
-
-    def new_tree(self, context, levels, sampling):
-        """The tree, before it has grown its first of so many ``levels``."""
-        how = self.shape, context, sampling, levels, self.rule.least
-        if self.shape.fixed:
-            return FixedTree(*how, self.attention)
-        rounds, at_once = self.exits[-1].rounds(self.shape, levels)
-        return GrowingTree(*how, rounds, at_once, self.device, self.dtype)
+        tree.send(self.nodes_to_send)
+        return tree
 
     def predict(self, tree):
-        """The prediction of the first exit that is sure enough, or of the last; and those tried."""
-        tried = []
-        for each in self.exits:
-            prediction = each.predict(tree)
-            tried.append((each.layer, prediction.confidence))
-            # This alone decides: no drawn token has a say in its own exit (verify.py's lemma).
-            if prediction.confidence > each.threshold:
+        """The first exit that is confident enough, or the last, and its prediction."""
+        for exit in self.exits:
+            prediction = exit.predict(tree)
+            # This alone decides: no token that is drawn has a say in its own exit.
+            if prediction.confidence > exit.threshold:
                 break  # the layers behind it are not run
-        return prediction, tried
+        return exit, prediction
 
-    def keep(self, n, proposal, verdict, logits):
-        slots = [proposal.slots[node] for node in verdict.path]
-        for each in self.exits:
-            each.keep(n, slots)
+    def keep(self, n: int, tree: Tree, path: list[int]):
+        """Roll back to n positions and the accepted ``path``, places in ``tree.sent``."""
+        slot = {node: i for i, node in enumerate(tree.expanded)}
+        accepted = [tree.sent[i] for i in path]
+        slots = [slot[node] for node in accepted if node in slot]
+        for exit in self.exits:
+            exit.keep(n, slots)

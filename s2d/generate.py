@@ -1,45 +1,46 @@
-"""``generate``: options become a plan, a plan becomes a drafter, and the loop runs.
+"""``generate``: options become a decoder, and its steps become an answer.
 
-A method is a choice of objects: ``ar`` drafts nothing; ``sd`` drafts a chain from one exit and
-``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` draft the same as trees.
+A method is a choice of draft: ``ar`` has none; ``sd`` drafts a chain from one exit and ``s2d`` from
+sorted exits; ``mcsd`` and ``s2d-tree`` draft trees likewise. Here alone the front meets the extras.
 """
 
-from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from .decode import Scorer, Stats, Step, checked, checked_list, clock, new_loop, steps_of
-from .draft import NoDraft, SortedDraft
-from .exits import DraftConfig, TableExit, sorted_exits
+from .decode import Decoder, Stats, Step, clock, steps
+from .draft import DraftConfig, LayerExit, SortedDraft, TableExit
 from .model import Llama, LlamaConfig
-from .proposal import LeastProbable
 from .sampling import Sampler, Sampling
-from .tree import Dynamic, KConfig
+from .tree import BestFirst, Dynamic, KConfig
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
-USED_BY = {"draft_length": CHAINS, "tree": TREES, "replacement": TREES, "thresholds": SORTED}
-USED_BY |= dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:])
+USED_BY = {
+    "draft_length": CHAINS,
+    "tree": TREES,
+    "thresholds": SORTED,
+    **dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:]),
+}
 K_CONFIG = (4, 2, 2, 1)
-LARGEST_TREE = 2048  # nodes drafted for one pass: masks take this number squared
-SMALLEST_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
-UNSURE = 0.5  # the threshold of an exit that has none of its own: the published one
-TABLE_THRESHOLD = 0.9  # of exit 0, in front of layers that know more than it does: measured
-LEAST = 0.03  # path of exit 0 that is still followed; what of it is sent is decided by costs
-# What stands in a draft's config, for exit 0 alone:
-TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
-TABLE_ALONE.draft_length, TABLE_ALONE.draft_tree = 4, (6, 7, 7)
+MAX_NODES = 2048  # drafted for one pass: masks take this number squared
+MIN_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
+THRESHOLD = 0.5  # of an exit that has none of its own: the published one
+# Of exit 0 before layers that know more than it does. Tuned on the miniatures.
+TABLE_THRESHOLD = 0.9
+# Exit 0 alone: a chain's length, a tree, and the least probable path it follows. Tuned on
+# SmolLM2-135M with 48 Spec-Bench prompts.
+TABLE_LENGTH, TABLE_TREE, TABLE_STOP = 4, (6, 7, 7), 0.03
 
 
 @dataclass(frozen=True)
 class Options:
-    """What may be said about a generation. None: a default by draft and method, see ``plan``.
+    """The options of a generation. None: a default by draft and method, see ``resolved``.
 
-    ValueError for what is wrong whatever the models are, and for what a method does not use.
+    Raises ValueError for what is wrong whatever the models are, and for what a method does not use.
     """
 
     method: str = "s2d"  # one of METHODS
@@ -49,185 +50,165 @@ class Options:
     top_k: int = 0  # 0: all tokens
     seed: int = 0
     exits: tuple[int, ...] | None = None  # numbers of layers, 0 for the table; "sd", "mcsd": one
-    thresholds: tuple[float, ...] | None = None  # of the exits; the last one always drafts
+    thresholds: tuple[float, ...] | None = None  # one per exit; the last exit always drafts
     draft_length: int | None = None  # of a chain
-    tree: tuple[int, ...] | Dynamic | None = None  # children level by level, or it grows
-    init: str = "draft"  # "target" gives a tree its roots: not lossless with several (roots.py)
+    tree: tuple[int, ...] | Dynamic | None = None  # children per level, or a growing tree
+    init: str = "draft"  # "target": it gives a tree its first level (extras/roots.py)
     stop: Any = None  # a path's least probability, or a decision model (extras/decision.py)
-    replacement: bool = False  # how the children of a node are drawn above T = 0
-    coupled: bool = False  # above T = 0 the text depends on seed and target alone; see Plan
+    coupled: bool = True  # one seed, one text; False: rejection sampling above T = 0
     datastore: Any = None  # what exit 0 knows besides the text (extras/datastore.py)
+    nodes_to_send: Callable | None = None  # of a growing tree (extras/node_count.py)
 
-    def __post_init__(self):
-        known = f"unknown method {self.method!r}; expected {' '.join(METHODS)}"
-        refuse(self.method not in METHODS, known)
-        refuse(self.init not in ("draft", "target"), f"init is 'draft' or 'target': {self.init!r}")
+    def check(self):
+        if self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
+        if self.init not in ("draft", "target"):
+            raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
         for name, methods in USED_BY.items():
-            value, default = getattr(self, name), getattr(Options, name)
-            given = value is not None if default is None else value != default
-            others = f"leave it out, or use {' or '.join(methods)}"
-            unused = given and self.method not in methods
-            refuse(unused, f"method {self.method} does not use {name}; {others}")
-        both = "replacement is for tokens that are tested; with coupled none is"
-        refuse(self.replacement and self.coupled, both)
-        checked(self.max_new_tokens, "max_new_tokens", int, 1)
-        least = 0 if self.temperature == 0 else SMALLEST_TEMPERATURE
-        checked(self.temperature, "temperature, if not 0", float, least, 1e38)
-        checked(self.top_p, "top_p", float, 1e-40, 1)
-        checked(self.top_k, "top_k", int, 0)
-        checked(self.seed, "seed", int, 0)
+            if getattr(self, name) != getattr(Options, name) and self.method not in methods:
+                raise ValueError(
+                    f"method {self.method} does not use {name}; leave it out, or use "
+                    f"{' or '.join(methods)}"
+                )
+        check_number(self.max_new_tokens, "max_new_tokens", int, low=1)
+        if self.temperature != 0:
+            check_number(
+                self.temperature, "temperature, if not 0", float, low=MIN_TEMPERATURE, high=1e38
+            )
+        check_number(self.top_p, "top_p", float, low=1e-40, high=1)
+        check_number(self.top_k, "top_k", int, low=0)
+        check_number(self.seed, "seed", int, low=0)
 
-    def plan(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Plan":
-        """What is to be done with models of these configs; ValueError where it cannot be.
+    def resolved(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Options":
+        """The same with every default in its place, for models of these configs.
 
-        Without a ``draft`` there is exit 0 alone. Its own exits, thresholds, shapes and stop are
-        the defaults; but "mcsd" has K_CONFIG, and trees of layers no stop.
+        Without a ``draft``, exit 0 drafts alone. Raises ValueError for what cannot be.
         """
+        self.check()
         if self.method == "ar":
-            return Plan(self, (), (), KConfig(()), 0.0)
-        if draft:
-            ours, theirs = draft.vocab_size, target.vocab_size
-            wrong = f"the draft has {ours} tokens, the target {theirs}: not the same"
-            refuse(ours != theirs, wrong)
-            draft = draft if isinstance(draft, DraftConfig) else DraftConfig(**vars(draft))
-        draft = draft or TABLE_ALONE
-        exits = self.chosen_exits(draft)
-        stored = self.datastore and 0 not in exits
-        refuse(stored, f"a datastore is for exit 0, not for {list(exits)}")
-        thresholds = self.chosen_thresholds(exits, draft)
-        shape = self.chosen_shape(draft if exits[-1] > 0 else TABLE_ALONE)
-        refuse_wide(shape, target.vocab_size)
-        refuse_large(shape, exits, target.max_position_embeddings)
-        grows = self.replacement and not shape.fixed
-        refuse(grows, "replacement is for siblings of a tree of fixed shape")
-        return Plan(self, exits, thresholds, shape, self.chosen_stop(exits, draft))
+            return replace(self, exits=(), thresholds=())
+        if draft is not None and draft.vocab_size != target.vocab_size:
+            raise ValueError(
+                f"the draft has {draft.vocab_size} tokens, the target {target.vocab_size}: "
+                "they must share one vocabulary"
+            )
+        exits = self.resolved_exits(draft)
+        if self.datastore is not None:
+            if 0 not in exits:
+                raise ValueError(f"a datastore is for exit 0, not for {list(exits)}")
+            if self.datastore.largest >= target.vocab_size:
+                raise ValueError(
+                    f"the datastore has token {self.datastore.largest}, the target "
+                    f"{target.vocab_size} tokens"
+                )
+        stop = self.stop
+        if stop is None:
+            stop = self.default_stop(exits, draft)
+        elif not is_decision_model(stop):
+            check_number(stop, "stop", float, low=0, high=1)
+        elif exits[0] == 0:
+            raise ValueError("a decision model is asked about layers; exit 0 has none")
+        options = replace(
+            self, exits=exits, thresholds=self.resolved_thresholds(exits, draft), stop=stop
+        )
+        if self.method in CHAINS:
+            length = self.draft_length
+            if length is None:
+                length = TABLE_LENGTH if exits == (0,) else draft_default(draft, "draft_length")
+            check_number(length, "draft_length", int, low=1, high=MAX_NODES)
+            return replace(options, draft_length=length)
+        return replace(options, tree=self.resolved_tree(exits, draft, target.vocab_size))
 
-    def chosen_exits(self, draft):
-        depth, single = draft.num_hidden_layers, self.method not in SORTED
-        own = draft.exit_layers or (depth,)
-        exits = own[-1:] if single else own
-        if self.exits is not None:
-            what = f"exits of {depth} draft layers"
-            exits = tuple(checked_list(self.exits, what, int, 0, depth))
-        one = f"method {self.method!r} drafts from one exit, got {list(exits)}; 's2d' takes several"
-        refuse(single and len(exits) != 1, one)
-        refuse(list(exits) != sorted(set(exits)), f"exits must increase, got {list(exits)}")
+    def resolved_exits(self, draft):
+        exits, depth = self.exits, 0
+        if draft is not None:
+            depth = draft.num_hidden_layers
+        if exits is None and depth == 0:
+            exits = (0,)
+        elif exits is None:
+            own = draft_default(draft, "exit_layers") or (depth,)
+            exits = own if self.method in SORTED else own[-1:]
+        exits = check_numbers(exits, f"exits of {depth} draft layers", int, low=0, high=depth)
+        if self.method not in SORTED and len(exits) != 1:
+            raise ValueError(
+                f"method {self.method!r} drafts from one exit, not {list(exits)}; 's2d' from several"
+            )
+        if list(exits) != sorted(set(exits)):
+            raise ValueError(f"exits must increase, got {list(exits)}")
         return exits
 
-    def chosen_thresholds(self, exits, draft):
+    def resolved_thresholds(self, exits, draft):
         if self.thresholds is not None:
-            given = tuple(checked_list(self.thresholds, "thresholds", float, 0, 1))
-            many = f"{exits=} need as many thresholds, got {given}"
-            refuse(len(given) != len(exits), many)
-            return given
-        own = dict(zip(draft.exit_layers, draft.thresholds))
-        if tuple(layer for layer in exits if layer) != draft.exit_layers:
-            # An exit with threshold 0 leaves none to those behind it, and these were asked for.
-            own = {layer: threshold for layer, threshold in own.items() if threshold}
-        own[0] = TABLE_THRESHOLD
-        return (*(own.get(layer, UNSURE) for layer in exits[:-1]), 0.0)
+            thresholds = check_numbers(self.thresholds, "thresholds", float, low=0, high=1)
+            if len(thresholds) != len(exits):
+                raise ValueError(f"{len(exits)} exits need as many thresholds, got {thresholds}")
+            return thresholds
+        layers = tuple(layer for layer in exits if layer > 0)
+        known = {0: TABLE_THRESHOLD}
+        if layers and layers == draft_default(draft, "exit_layers"):
+            known |= dict(zip(layers, draft.thresholds))
+        elif layers:
+            # Other exits were asked for: a threshold of 0 would leave none to those behind it.
+            own = zip(draft_default(draft, "exit_layers"), draft_default(draft, "thresholds"))
+            known |= {layer: threshold for layer, threshold in own if threshold > 0}
+        return (*(known.get(layer, THRESHOLD) for layer in exits[:-1]), 0.0)
 
-    def chosen_shape(self, draft):
-        if self.method in CHAINS:
-            length = draft.draft_length if self.draft_length is None else self.draft_length
-            return KConfig((1,) * checked(length, "draft_length", int, 1, LARGEST_TREE))
-        tree, how = self.tree, ("tree", int, 1, LARGEST_TREE)
-        if tree is None:
-            tree = K_CONFIG if self.method == "mcsd" else Dynamic(*draft.draft_tree)
-        if isinstance(tree, Dynamic):
-            return Dynamic(*checked_list(astuple(tree), *how))
-        return KConfig(tuple(checked_list(tree, *how)))
-
-    def chosen_stop(self, exits, draft):
-        if is_decision(self.stop):
-            refuse(exits[0] == 0, "a decision model judges layers; exit 0 has none")
-            return self.stop
-        if self.stop is not None:
-            return checked(self.stop, "stop", float, 0, 1)
+    def default_stop(self, exits, draft):
         if exits == (0,):
-            return LEAST
-        return draft.draft_stop if self.method in CHAINS else 0.0
+            return TABLE_STOP
+        return draft_default(draft, "draft_stop") if self.method in CHAINS else 0.0
+
+    def resolved_tree(self, exits, draft, vocab_size):
+        tree = self.tree
+        if tree is None and self.method == "mcsd":
+            tree = K_CONFIG
+        elif tree is None:
+            tree = Dynamic(*(TABLE_TREE if exits == (0,) else draft_default(draft, "draft_tree")))
+        if isinstance(tree, Dynamic):
+            check_numbers(astuple(tree), "tree", int, low=1, high=MAX_NODES)
+            shape, widest = tree, tree.top_k
+            if not self.coupled:
+                raise ValueError(
+                    "rejection sampling (coupled=False) needs children that are drawn: a chain or "
+                    "a tree of fixed shape, not a growing tree"
+                )
+        else:
+            tree = check_numbers(tree, "tree", int, low=1, high=MAX_NODES)
+            shape, widest = KConfig(tree), max(tree)
+        if shape.max_nodes > MAX_NODES:
+            raise ValueError(f"a tree that drafts {shape.max_nodes} nodes is over {MAX_NODES}")
+        if widest > vocab_size:
+            raise ValueError(f"a node cannot have {widest} children: there are {vocab_size} tokens")
+        return tree
 
 
-def refuse(wrong, message):
-    """Raise ValueError with ``message`` where something is ``wrong``."""
-    if wrong:
-        raise ValueError(message)
+def draft_default(draft, name):
+    """What the config of a draft says, or would say by default of a plain Llama's."""
+    return getattr(draft, name, getattr(DraftConfig, name))
 
 
-def refuse_large(shape, exits, longest):
-    """ValueError for a tree that is too large, for this program or for the target's context."""
-    size, depth = shape.size, shape.depth
-    long = f"a tree of {size} nodes, {depth} deep, is more than the target's context of {longest}"
-    refuse(max(size, depth) > longest, long)
-    # Not all is sent of a growing tree; a table is asked only about what is.
-    drafted = max(size, shape.max_slots) if exits[-1] else size
-    refuse(drafted > LARGEST_TREE, f"a tree that drafts {drafted} nodes is over {LARGEST_TREE}")
-
-
-def refuse_wide(shape, known):
-    most = shape.max_children
-    wide = f"a node cannot have {most} different children: there are {known} tokens"
-    refuse(most > known, wide)
-
-
-def is_decision(stop):
-    return hasattr(stop, "threshold")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Options resolved: what is printed, shown and run."""
-
-    options: Options
-    exits: tuple[int, ...]
-    thresholds: tuple[float, ...]
-    shape: KConfig | Dynamic
-    stop: Any  # a probability or a decision model
-    costs: tuple[float, ...] | None = None  # of passes: where they decide what is sent (costs.py)
-
-    @property
-    def coupled(self) -> bool:
-        """Whether draft and target run the same race for every position (sampling.py).
-
-        So it is wherever nothing was drawn from q: of growing trees, and of exit 0 alone.
-        """
-        undrawn = not self.shape.fixed or self.exits in ((), (0,))
-        tested = self.options.init == "target" or self.options.replacement
-        return self.options.coupled or undrawn and not tested
-
-    def in_force(self):
-        """{option: its value}, to be shown; of a shape its numbers, of a decision model None."""
-        shown = {name: getattr(self, name) for name in ("exits", "thresholds", "coupled")}
-        shown["stop"] = None if is_decision(self.stop) else self.stop
-        if self.options.method in CHAINS:
-            shown["draft_length"] = self.shape.depth
-        elif self.options.method in TREES:
-            shown["tree"] = vars(self.shape)
-        return vars(self.options) | shown
+def is_decision_model(stop) -> bool:
+    return isinstance(stop, torch.nn.Module)
 
 
 class Generation:
     """An answer in the making: iterating over it decodes, a Step at a time.
 
-    ``tokens`` are the new ones so far, with EOS last if it was produced; ``exact`` tells whether
-    the method is lossless; ``ends`` is {number of tokens: why there are no more}.
+    tokens: the new ones so far, with EOS last if it was produced
+    exact: whether the output follows the target's distribution
+    options: the Options in force
+    stats: Stats
     """
 
-    def __init__(self, target: Llama, loop, plan: Plan, exact: bool, ends):
-        self.target, self.loop, self.plan = target, loop, plan
-        self.exact, self.ends = exact, ends
-        self.tokens: list[int] = []
+    def __init__(self, decoder: Decoder, options: Options, exact: bool):
+        self.decoder, self.options, self.exact = decoder, options, exact
+        self.prompt_length = len(decoder.context)
         self.stats = Stats()
 
     def __iter__(self) -> Iterator[Step]:
-        for step in steps_of(self.target, self.loop):
-            self.add(step)
+        for step in steps(self.decoder):
+            self.stats.add(step)
             yield step
-
-    def add(self, step: Step):
-        self.stats.add(step)
-        self.tokens += step.tokens
 
     def finish(self) -> "Generation":
         """Decode to the end."""
@@ -236,10 +217,17 @@ class Generation:
         return self
 
     @property
+    def tokens(self) -> list[int]:
+        return self.decoder.context[self.prompt_length :]
+
+    @property
     def ended(self) -> str:
-        """Why: "eos", "length" (``max_new_tokens``) or a full "context"; "" where it has not."""
-        eos = self.tokens and self.tokens[-1] in self.target.config.eos_token_ids
-        return "eos" if eos else self.ends.get(len(self.tokens), "")
+        """Why: "eos", "length" (``max_new_tokens``) or a full "context"; "" if it has not."""
+        if not self.decoder.ended:
+            return ""
+        if self.tokens and self.tokens[-1] in self.decoder.target.config.eos_token_ids:
+            return "eos"
+        return "length" if len(self.tokens) == self.options.max_new_tokens else "context"
 
     @property
     def tokens_per_second(self) -> float:
@@ -255,78 +243,86 @@ def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **optio
     return start(target, tokens, draft, method, **options).finish()
 
 
-def start(target: Llama, tokens, draft=None, method="s2d", **options) -> Generation:
-    """As ``generate``, but it has not begun. ``tokens``: a list or 1-D tensor of ids."""
-    return begin(ready_plan(Options(method, **options), target, draft), target, tokens, draft)
+def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Generation:
+    """As ``generate``, but it has not begun: iterate over it. ``tokens``: a list or 1-D tensor."""
+    options = Options(method, **options).resolved(target.config, draft and draft.config)
+    config = target.config
+    if isinstance(tokens, torch.Tensor):
+        tokens = tokens.tolist()
+    tokens = check_numbers(tokens, "the prompt's ids", int, low=0, high=config.vocab_size - 1)
+    if len(tokens) >= config.max_position_embeddings:
+        raise ValueError(
+            f"the prompt has {len(tokens)} tokens; the target's context of "
+            f"{config.max_position_embeddings} is full"
+        )
+    began = clock(target.device)
+    limit = min(len(tokens) + options.max_new_tokens, config.max_position_embeddings)
+    sampling = Sampling(
+        sampler=Sampler(
+            seed=options.seed,
+            device=target.device,
+            dtype=torch.float64 if target.dtype == torch.float64 else torch.float32,
+        ),
+        temperature=float(options.temperature),
+        top_p=float(options.top_p),
+        top_k=options.top_k,
+        coupled=options.coupled,
+    )
+    sorted_draft = make_draft(options, target, draft, limit) if options.exits else None
+    kind, exact = Decoder, True
+    if options.init == "target":
+        from .extras.roots import RootsDecoder
 
-
-def ready_plan(options: Options, target, draft, batch=1) -> Plan:
-    """The Plan for these models and so many prompts at once; ValueError where it cannot be."""
-    plan = options.plan(target.config, draft and draft.config)
-    if plan.exits:
-        from .extras.worth import prepared
-
-        plan = prepared(plan, target, draft, batch)
-    return plan
-
-
-def begin(plan: Plan, target, tokens, draft) -> Generation:
-    """The Generation of a Plan; ValueError where the prompt does not fit the target."""
-    config, options = target.config, plan.options
-    tokens = checked_list(tokens, "the prompt's ids", int, 0, config.vocab_size - 1)
-    refuse_long(tokens, config)
-    n, size, longest = len(tokens), config.max_position_embeddings, int(options.max_new_tokens)
-    began, limit = clock(target.device), min(n + longest, size)
-    drafter = make_drafter(plan, target, draft, limit)
-    precise = torch.float64 if target.dtype == torch.float64 else torch.float32
-    sampler = Sampler(int(options.seed), target.device, precise)
-    how = float(options.temperature), float(options.top_p), options.replacement, sampler
-    sampling = Sampling(*how, int(options.top_k), plan.coupled)
-    loop = new_loop(tokens, Scorer(target, limit, drafter.shape), drafter, sampling, limit)
-    ends = {size - n: "context", longest: "length"}  # "length" where both are true
-    generation = Generation(target, loop, plan, drafter.exact, ends)
-    generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds
+        kind, exact = RootsDecoder, options.coupled or sorted_draft.shape.children_of_context == 1
+    generation = Generation(kind(target, sorted_draft, tokens, limit, sampling), options, exact)
+    generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds to it
     return generation
 
 
-def refuse_long(tokens, config):
-    n, size = len(tokens), config.max_position_embeddings
-    refuse(n >= size, f"the prompt has {n} tokens; the target's context of {size} is full")
-
-
-def make_drafter(plan, target, draft, limit):
-    """The drafter of a plan, for contexts of at most ``limit`` tokens."""
-    drafter = make_draft(plan, target, draft, limit) if plan.exits else NoDraft(target.device)
-    if plan.options.init == "target":
-        from .extras.roots import TargetRoots
-
-        drafter = TargetRoots(drafter, plan.options.coupled)
-    if target.mesh is not None:
-        from .extras.parallel import FirstDecides
-
-        drafter = FirstDecides(drafter, target.device)
-    return drafter
-
-
-def make_draft(plan, target, draft, limit):
-    """The SortedDraft of a plan; ValueError where draft or datastore do not fit."""
-    shape, datastore, table = plan.shape, plan.options.datastore, None
-    if plan.exits[0] == 0:
-        size, largest = target.config.vocab_size, datastore.largest if datastore else 0
-        refuse(largest >= size, f"the datastore has token {largest}, the target has {size}")
-        how = plan.thresholds[0], size, target.device, target.dtype
-        table = TableExit(datastore, *how)
-    rule = LeastProbable(plan.stop)
-    if is_decision(plan.stop):
+def make_draft(options: Options, target: Llama, draft, limit: int) -> SortedDraft:
+    """The SortedDraft that resolved ``options`` describe, for contexts up to ``limit`` tokens."""
+    if options.method in CHAINS:
+        shape = KConfig((1,) * options.draft_length)
+    elif not isinstance(options.tree, Dynamic):
+        shape = KConfig(options.tree)
+    elif options.exits == (0,):
+        shape = BestFirst(*astuple(options.tree))
+    else:
+        shape = options.tree
+    exits, below = [], None
+    for layer, threshold in zip(options.exits, options.thresholds):
+        if layer == 0:
+            exits.append(TableExit(options.datastore, threshold, shape.max_children, target.device))
+        else:
+            below = LayerExit(draft, below, layer, threshold, capacity=limit + shape.max_nodes)
+            exits.append(below)
+    min_prob, stop = options.stop, None
+    if is_decision_model(options.stop):
         from .extras.decision import PathStop
 
-        rule = PathStop(plan.stop)
-    capacity = limit + max(shape.size, shape.max_slots)
-    exits = sorted_exits(plan.exits, plan.thresholds, draft, table, capacity)
-    refuse_wide(shape, exits[-1].vocab_size)  # of a draft for few tokens
-    worth_sending = None
-    if plan.costs:
-        from .extras.worth import most_tokens_a_second
+        min_prob, stop = 0.0, PathStop(options.stop)
+    return SortedDraft(
+        exits,
+        shape,
+        vocab_size=target.config.vocab_size,
+        min_prob=min_prob,
+        stop=stop,
+        nodes_to_send=options.nodes_to_send,
+    )
 
-        worth_sending = partial(most_tokens_a_second, costs=plan.costs)
-    return SortedDraft(exits, shape, rule, target.device, exits[-1].dtype, worth_sending)
+
+def check_numbers(values, what: str, kind, low, high=2**63 - 1) -> tuple:
+    """``values``, a sequence with at least one, as a tuple of ``kind`` (see ``check_number``)."""
+    if not isinstance(values, Sequence) or not values:
+        raise ValueError(f"{what}: expected a list with at least one, got {values!r:.60}")
+    for value in values:
+        check_number(value, what, kind, low=low, high=high)
+    return tuple(kind(value) for value in values)
+
+
+def check_number(value, what: str, kind, low, high=2**63 - 1):
+    """ValueError unless ``value`` is a number of ``kind`` (int or float) within low..high."""
+    is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        expected = f"a {'whole ' if kind is int else ''}number from {low} to {high}"
+        raise ValueError(f"{what}: expected {expected}, got {value!r:.60}")

@@ -1,7 +1,7 @@
 """Llama: run any range of layers, from tokens or from hidden states, with a KV cache or without.
 
-A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It may stop after any layer and continue
-later from the hidden states there, which is what the exits of a sorted draft need (draft.py).
+A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It may stop after any layer and
+continue later from the hidden states there, as the exits of a sorted draft do (draft.py).
 """
 
 import math
@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend
 
 from .cache import KVCache, attend
 
-# Attention kernels for decoding. On the newest GPUs PyTorch prefers cuDNN's, but that one spends tens
-# of milliseconds on planning for each new length, and lengths change at every step.
+# Attention kernels for decoding. On the newest GPUs PyTorch prefers cuDNN's, but that one plans for
+# tens of milliseconds at each new length, and lengths change at every step.
 DECODING_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -205,9 +205,9 @@ class Llama(nn.Module):
         """Hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
         With a ``cache`` of S positions B is 1, and the T new positions are stored behind them.
-        ``positions`` (T,): for the rotary embedding; by default S..S+T-1. ``mask`` (T, S+T): 0 where
-        a row attends to a column, else -inf (``tree.positions_and_mask``); needed where S > 0 and
-        T > 1. Without one attention is causal.
+        ``positions`` (T,) are for the rotary embedding, by default S..S+T-1. ``mask`` (T, S+T) is 0
+        where a row attends to a column and -inf elsewhere (``tree.positions_and_mask``). Without
+        one, attention is causal; behind a cache, that is possible for T = 1 alone.
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length

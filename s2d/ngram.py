@@ -1,14 +1,12 @@
-"""Exit 0: which tokens followed the last few tokens before, in this text and in others (n-grams).
-
-Knows nothing about models or trees. A context is a list of token ids.
+"""The table behind exit 0: which tokens followed the last few tokens before (n-grams).
 
 There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
-often each one did. ``NGrams`` blends these counts into one distribution, from the longest suffix to
-the shortest. Of the probability that is left, a table takes c / (c + doubt · u), where the suffix
-was seen c times and u different tokens followed (Witten–Bell smoothing; Chen & Goodman 1999). So a
-suffix that one token often followed, and no other, takes nearly all. What is left at the end
-belongs to no known token. Therefore the largest probability says how sure the exit is.
+often. ``NGrams`` blends these counts into one distribution, from the longest suffix to the
+shortest. Of the probability that is left, a table takes c / (c + doubt · u), where the suffix was
+seen c times and u different tokens followed (Witten-Bell smoothing; Chen & Goodman 1999): nearly
+all of it after a suffix that one token often followed, and no other. What is left at the end
+belongs to unknown tokens, so the largest probability is the exit's confidence.
 """
 
 ORDER = 4  # tokens in the longest suffix
@@ -45,8 +43,8 @@ class NGrams:
 
     >>> ngrams = NGrams()
     >>> ngrams.text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
-    >>> top(ngrams.distribution([5, 6]), 2)
-    [(7, 0.3896103896103896), (8, 0.1948051948051948)]
+    >>> {token: round(prob, 2) for token, prob in ngrams.distribution([5, 6]).items()}
+    {7: 0.39, 8: 0.19}
     """
 
     def __init__(self, datastore=None):
@@ -67,8 +65,3 @@ class NGrams:
                     blend[token] = blend.get(token, 0.0) + each * count
                 left -= each * c
         return blend
-
-
-def top(blend, k):
-    """At most k pairs (token, probability) of a ``distribution``, the likeliest first."""
-    return [(token, blend[token]) for token in sorted(blend, key=blend.get, reverse=True)[:k]]

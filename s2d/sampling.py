@@ -1,36 +1,40 @@
-"""From logits to a token: temperature, top-k, top-p and every random choice.
+"""From logits to tokens: temperature, top-k, top-p, and every random number.
 
-Knows nothing about drafts or targets.
+``Sampling`` says how tokens are drawn, ``choose_children`` draws those of a draft. By default draft
+and target share the noise of a position, so that one seed gives one text (methods in verify.py).
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-KEPT = 32  # positions whose numbers are kept: more than a step looks ahead
+KEPT = 32  # positions whose noise is kept: more than a step looks ahead
 FILL = 1e-300  # of a token that is drawn only where no other is left: far below any probability
 
 
-def warp(logits, temperature, top_p=1.0, top_k=0):
+def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
     """Logits (..., V) -> probabilities (..., V) after temperature (> 0), top-k, then top-p.
 
     In float32 or better. Top-k keeps the ``top_k`` largest logits and all that equal the last of
-    them; 0 keeps all. Top-p keeps the smallest set of most probable tokens whose part of what is
-    left reaches ``top_p`` (Holtzman et al. 2020, section 3.1).
+    them; 0 keeps all. Top-p keeps the smallest set of most probable tokens whose probabilities,
+    among what is left, sum to ``top_p`` or more (Holtzman et al. 2020, section 3.1).
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    if temperature < 1.0:  # subtract first, so that the division makes none of them infinite
+    if temperature < 1.0:  # subtract first: a division by little must not make them infinite
         logits = logits - logits.amax(dim=-1, keepdim=True)
-    probs = torch.softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+    if temperature != 1.0:
+        logits = logits / temperature
+    probs = torch.softmax(logits, dim=-1)
     if top_p < 1.0:
         sorted_probs, order = probs.sort(dim=-1, descending=True)
         mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs
-        top_p = max(top_p, torch.finfo(probs.dtype).tiny)  # 0 would keep no token at all
         outside = torch.zeros_like(probs, dtype=torch.bool)
         outside = outside.scatter(-1, order, mass_before >= top_p)
         probs = probs.masked_fill(outside, 0.0)
@@ -39,60 +43,56 @@ def warp(logits, temperature, top_p=1.0, top_k=0):
 
 
 class Sampler:
-    """The only source of chance of a generation, handed to whoever needs a random choice.
+    """All random numbers of a generation, from one seed.
 
-    There are two kinds, from one seed: numbers that belong to positions (``race``), and a generator
-    that goes on (all else). A test can hand in one that walks through every outcome instead.
+    There are two kinds: noise that belongs to a position, and a generator that goes on. A test can
+    hand in a sampler that walks through every outcome instead.
     """
 
     def __init__(self, seed, device, dtype=torch.float64):
         self.seed, self.device, self.dtype = seed, device, dtype
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.numbers = {}  # position -> (V,), of the last ones
+        self.kept = {}  # position -> (V,)
 
-    def numbers_at(self, position, vocab_size):
-        """Exponential numbers (V,) that depend on the seed and on a position, on nothing else."""
-        if position not in self.numbers:
-            self.numbers = {n: kept for n, kept in self.numbers.items() if n > position - KEPT}
-            # On the CPU, so that they are the same on every device.
-            bits = np.random.SFC64([self.seed, position])  # half as long as Philox takes
-            drawn = torch.from_numpy(np.random.Generator(bits).standard_exponential(vocab_size))
-            drawn = drawn.clamp_(min=1e-30)  # to divide by
-            self.numbers[position] = drawn.to(self.device, self.dtype)
-        return self.numbers[position]
+    def noise(self, positions: list[int], vocab_size: int) -> Tensor:
+        """Exponential noise e (R, V), which depends on the seed and the position alone.
 
-    def race(self, probs, positions):
-        """p / e (R, V) of distributions (R, V) at ``positions``, R ints, e the numbers there.
-
-        The largest is a draw from p, and the k largest are k draws without replacement (the same as
-        Gumbel-max and Gumbel-top-k). Two distributions at one position meet the same numbers, so
-        they are often won by the same token (Daliri et al. 2024, arXiv 2408.07978).
+        The token with the largest p / e is a draw from p (the same as Gumbel-max). Two
+        distributions that meet the same noise often give the same token (Daliri et al. 2024, arXiv
+        2408.07978).
         """
-        numbers = [self.numbers_at(position, probs.shape[-1]) for position in positions]
-        return probs / torch.stack(numbers)
+        for position in positions:
+            if position not in self.kept:
+                self.kept = {n: e for n, e in self.kept.items() if n > position - KEPT}
+                # On the CPU: the same on every device. SFC64 takes half as long as Philox.
+                generator = np.random.Generator(np.random.SFC64([self.seed, position]))
+                drawn = torch.from_numpy(generator.standard_exponential(vocab_size))
+                drawn = drawn.clamp_(min=1e-30)  # to divide by
+                self.kept[position] = drawn.to(self.device, self.dtype)
+        return torch.stack([self.kept[position] for position in positions])
 
-    def flip(self, probabilities):
-        """Toss coins: whether numbers from [0, 1) are below ``probabilities`` (N,); and these."""
+    def accept(self, probabilities: Tensor) -> Tensor:
+        """(N,) bool: True with these ``probabilities`` (N,), independently."""
         numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
-        return numbers < probabilities, numbers
+        return numbers < probabilities
 
-    def draw(self, probs):
+    def draw(self, probs: Tensor) -> Tensor:
         """Distributions (R, V) -> one token of each (R,), where the sums reach a random number.
 
-        In float32 they would lose rare tokens. ``torch.multinomial`` draws V numbers for one token.
+        In float32 sums would lose rare tokens; ``torch.multinomial`` draws V numbers per token.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
         numbers = 1.0 - torch.empty_like(sums[:, :1]).uniform_(generator=self.generator)  # (0, 1]
         return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
 
-    def candidates(self, probs, count, replacement):
-        """Distributions (R, V) -> ``count`` tokens of each (R, count), in the order of the draws.
+    def candidates(self, probs: Tensor, count: int) -> Tensor:
+        """Distributions (R, V) -> ``count`` tokens of each (R, count), drawn without replacement.
 
-        If fewer than ``count`` tokens have a probability above 0, others fill the end.
+        In the order of their draws. If fewer have a probability above 0, others fill the end.
         """
         tokens = self.draw(probs)[:, None]
         while tokens.shape[1] < count:
-            rest = probs if replacement else (probs.double() + FILL).scatter(1, tokens, 0.0)
+            rest = (probs.double() + FILL).scatter(1, tokens, 0.0)
             tokens = torch.cat((tokens, self.draw(rest)[:, None]), dim=1)
         return tokens
 
@@ -101,22 +101,80 @@ class Sampler:
 class Sampling:
     """How a generation draws tokens."""
 
-    temperature: float  # 0 is greedy
-    top_p: float
-    replacement: bool  # of siblings
     sampler: Sampler
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0
     top_k: int = 0
-    coupled: bool = False  # draft and target run the same race, so that no token is tested
+    coupled: bool = True  # draft and target share the noise; else rejection sampling
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-    @property
-    def plain(self) -> bool:
-        """Whether tokens are drawn from the model's own distribution."""
-        return self.temperature == self.top_p == 1.0 and not self.top_k
-
-    def warp(self, logits):
+    def warp(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
         return warp(logits, self.temperature, self.top_p, self.top_k)
+
+    def choices(self, logits: Tensor, positions: list[int]) -> Tensor:
+        """The tokens (R,) that the target chooses at ``positions``, by its logits (R, V)."""
+        if self.greedy:
+            return logits.argmax(dim=-1)
+        p = self.warp(logits)
+        return (p / self.sampler.noise(positions, p.shape[-1])).argmax(dim=-1)
+
+
+class Prediction(NamedTuple):
+    """What an exit of the draft says about the token after each of R positions."""
+
+    probs: Tensor  # (R, K) before temperature and top-p, of the tokens that it knows
+    confidence: float  # the largest of them
+    ids: Tensor | None = None  # (K,): these tokens; None: the whole vocabulary
+    hidden: Tensor | None = None  # (R, hidden) of the exit, if it has layers
+
+
+class Children(NamedTuple):
+    """The tokens (R, count) that are drafted after R positions, and how probable each is.
+
+    ``q`` (R, V): what they were drawn from, where the target tests them against it.
+    """
+
+    tokens: Tensor
+    probs: Tensor
+    q: Tensor | None = None
+
+
+def choose_children(prediction, count, positions, sampling, vocab_size) -> Children:
+    """``count`` different tokens to draft at each of R ``positions``.
+
+    Greedy: the likeliest. Coupled: those with the largest q / √e. The target takes the largest
+    p / e: q alone would ignore the noise, and q / e take q for p. Else drawn from q.
+    """
+    probs, ids = prediction.probs, prediction.ids
+    q = None
+    if sampling.greedy:
+        chosen_probs, chosen = probs.topk(count)
+    elif sampling.coupled:
+        noise = sampling.sampler.noise(positions, vocab_size)
+        if ids is None:
+            scores = sampling.warp(probs.log()) / noise.sqrt()  # (R, V)
+            total = scores.sum(dim=-1, keepdim=True)
+        else:
+            # What the table does not know takes part as one more token, without noise.
+            rest = (1.0 - probs.sum(dim=-1, keepdim=True)).clamp(min=0.0)
+            warped = sampling.warp(torch.cat((probs, rest), dim=-1).log())  # (R, K+1)
+            scores = warped[:, :-1] / noise[:, ids].sqrt()
+            total = scores.sum(dim=-1, keepdim=True) + warped[:, -1:]
+        chosen_probs, chosen = (scores / total).topk(count)
+    else:
+        # A position of which the table knows nothing: any distribution is as good.
+        probs = torch.where(probs.sum(dim=-1, keepdim=True) > 0, probs, 1.0)
+        q = sampling.warp(probs.log())
+        chosen = sampling.sampler.candidates(q, count)
+        chosen_probs = q.gather(1, chosen)
+    if ids is not None:
+        chosen = ids[chosen]
+        if q is not None:
+            q = torch.zeros(len(q), vocab_size, dtype=q.dtype, device=q.device).index_copy(
+                1, ids, q
+            )
+    return Children(chosen, chosen_probs, q)

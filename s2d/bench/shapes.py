@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import sdpa_kernel
 from torch.utils.benchmark import Timer
 
-from ..exits import DraftConfig
+from ..draft import DraftConfig
 from ..model import DECODING_KERNELS
 from ..tree import TreeAttention
 from ..weights import DTYPES, check_device, empty_model, placement

@@ -15,7 +15,7 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from ..exits import DraftConfig
+from ..draft import DraftConfig
 from ..model import Llama
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations

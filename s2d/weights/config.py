@@ -6,7 +6,7 @@ Every field is validated here. What no list names is refused: it may change what
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..exits import DraftConfig
+from ..draft import DraftConfig
 from ..fields import errors_name, flag, number, numbers, read_json, refuse_unknown, shown, whole
 from ..text.special_tokens import read_special_tokens, read_tokenizer_json
 
