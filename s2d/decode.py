@@ -1,7 +1,7 @@
 """The loop of speculative decoding, once, for every method: draft, verify, roll back.
 
-``decode`` yields one Step per pass of the target. A ``Decoder`` has a step's two phases, before and
-after that pass: many prompts share passes (extras/many.py) by calling the phases of each.
+``decode`` yields one Step per pass of the target. A ``Decoder`` has the two phases of a step, before
+and after that pass; many prompts share a pass between the phases of each (extras/many.py).
 """
 
 import time
@@ -16,20 +16,20 @@ from torch.nn.attention import sdpa_kernel
 
 from .cache import KVCache
 from .model import DECODING_KERNELS
-from .tree import KConfig, Tree, positions_and_mask
-from .verify import Verdict, verify
+from .tree import KConfig, Tree
+from .verify import verify
 
 PREFILL = 256  # with more positions to read, a step drafts nothing: masks would grow with T squared
 
 
 class TargetInput(NamedTuple):
-    """What the target has to run: T new positions behind its KV cache, as ``Llama.forward``."""
+    """What the target has to run, in the arguments of ``Llama.forward``."""
 
     tokens: Tensor  # (1, T)
     positions: Tensor | None
     mask: Tensor | None
     cache: KVCache
-    last: int  # logits are needed of this many positions
+    last: int  # N + 1
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Step:
     n: int  # tokens of context before it
     tree: Tree
     logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
-    verdict: Verdict
-    tokens: list[int]  # emitted: those of the verdict, up to EOS
+    path: list[int]  # the accepted nodes, by place in ``tree.sent``
+    tokens: list[int]  # emitted: theirs and the bonus token, up to EOS
     draft_seconds: float
     target_seconds: float
     seconds: float
@@ -48,7 +48,7 @@ class Step:
     @property
     def sources(self) -> list[int | None]:
         """For each of ``tokens`` the exit that drafted it, None for the target's own."""
-        accepted = [self.tree.exits[self.tree.sent[i]] for i in self.verdict.path]
+        accepted = [self.tree.exits[self.tree.sent[i]] for i in self.path]
         return [*accepted, None][: len(self.tokens)]
 
 
@@ -71,7 +71,7 @@ class Stats:
         self.exit_counts.update(tree.exits[node] for node in tree.sent)
         self.draft_forwards += tree.level
         self.draft_levels += tree.depth(tree.sent[-1]) + 1 if tree.sent else 0
-        self.accepted += min(len(step.verdict.path), len(step.tokens))
+        self.accepted += min(len(step.path), len(step.tokens))
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
         self.seconds += step.seconds
@@ -104,13 +104,18 @@ class Decoder:
         self.ended = len(self.context) >= limit
 
     def draft(self) -> TargetInput:
-        """The first phase: draft a tree; what the target has to run to check it."""
+        """The first phase: draft a tree, and say what the target has to run to check it."""
         self.began = clock(self.target.device)
         # 1. Draft a tree of tokens; an empty one is plain decoding.
         self.tree = self.draft_tree()
-        target_input = self.target_input()
         self.drafted = clock(self.target.device)
-        return target_input
+        # 2. One target pass over the nodes, behind what it has not seen of the context.
+        seen, sent = self.cache.length, self.tree.sent
+        tokens = [*self.context[seen:], *self.tree.part(sent)[0]]
+        end = seen + len(tokens)
+        positions, mask = self.tree.positions_and_mask(seen, end, sent, self.target)
+        tokens = torch.tensor([tokens], device=self.target.device)
+        return TargetInput(tokens, positions, mask, self.cache, last=len(sent) + 1)
 
     def draft_tree(self) -> Tree:
         n = len(self.context)
@@ -118,61 +123,38 @@ class Decoder:
             return Tree(self.context, KConfig(()), max_levels=0)
         # The last token is the target's own.
         tree = self.draft_model.new_tree(self.context, max_levels=self.limit - n - 1)
-        return self.draft_model.grow(tree, self.sampling)
-
-    def target_input(self) -> TargetInput:
-        """The nodes that are sent, behind what the target has not seen of the context."""
-        n, seen, tree = len(self.context), self.cache.length, self.tree
-        tokens = [*self.context[seen:], *(tree.tokens[node] for node in tree.sent)]
-        positions, mask = positions_and_mask(
-            n,
-            tree.parents_among(tree.sent),
-            start=seen,
-            dtype=self.target.dtype,
-            device=self.target.device,
-            ancestors=tree.ancestors(tree.sent),
-        )
-        tokens = torch.tensor([tokens], device=self.target.device)
-        return TargetInput(tokens, positions, mask, self.cache, last=len(tree.sent) + 1)
+        self.draft_model.grow(tree, self.sampling)
+        return tree
 
     def accept(self, logits: Tensor) -> Step:
         """The second phase, by the target's ``logits`` (N+1, V): verify, roll back, emit."""
-        # 2. The target's pass was made between the two phases.
         if not logits.sum(dtype=torch.float32).isfinite():
             raise ValueError("the target's logits are NaN: its weights are damaged, or overflow")
         scored = clock(self.target.device)
-        n, tree = len(self.context), self.tree
-        # 3. Accept a path and add the bonus token, the target's own after it.
-        verdict = self.verify(logits)
+        # 3. Accept a path, and add the bonus token, the target's own after it.
+        path, tokens = self.verify(logits)
         # 4. Roll both models' KV caches back to what was accepted.
-        self.cache.keep(n, verdict.path)
+        n, tree = len(self.context), self.tree
+        self.cache.keep(n, path)
         if self.draft_model is not None:
-            self.draft_model.keep(n, tree, verdict.path)
-        tokens = up_to_eos(verdict.tokens, self.target.config.eos_token_ids)
+            self.draft_model.keep(n, tree, path)
+        eos = self.target.config.eos_token_ids
+        tokens = up_to_eos(tokens, eos)
         self.context = self.context + tokens  # the tree keeps the former list
-        eos = bool(tokens) and tokens[-1] in self.target.config.eos_token_ids
-        self.ended = eos or len(self.context) >= self.limit
-        return Step(
-            n,
-            tree,
-            logits,
-            verdict,
-            tokens,
+        self.ended = self.context[-1] in eos or len(self.context) >= self.limit
+        times = dict(
             draft_seconds=self.drafted - self.began,
             target_seconds=scored - self.drafted,
             seconds=clock(self.target.device) - self.began,
         )
+        return Step(n, tree, logits, path, tokens, **times)
 
-    def verify(self, logits: Tensor) -> Verdict:
-        tree = self.tree
-        return verify(
-            len(self.context),
-            tokens=[tree.tokens[node] for node in tree.sent],
-            parents=tree.parents_among(tree.sent),
-            q=torch.cat(tree.q) if tree.q else None,
-            logits=logits,
-            sampling=self.sampling,
-        )
+    def verify(self, logits: Tensor) -> tuple[list[int], list[int]]:
+        """The accepted path, and its tokens with the bonus token."""
+        tokens, parents = self.tree.part(self.tree.sent)
+        q = torch.cat(self.tree.q) if self.tree.q else None
+        path, bonus = verify(len(self.context), tokens, parents, q, logits, self.sampling)
+        return path, [*(tokens[i] for i in path), bonus]
 
 
 def decode(target, draft, context: list[int], limit: int, sampling) -> Iterator[Step]:
@@ -181,7 +163,6 @@ def decode(target, draft, context: list[int], limit: int, sampling) -> Iterator[
 
 
 def steps(decoder: Decoder) -> Iterator[Step]:
-    """The steps of one decoder by itself."""
     while not decoder.ended:
         with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
             target_input = decoder.draft()

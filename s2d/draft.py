@@ -12,15 +12,15 @@ import torch
 from .cache import move_up
 from .model import LlamaConfig
 from .ngram import ORDER, NGrams
-from .sampling import Prediction, choose_children, warp
-from .tree import Tree, positions_and_mask
+from .sampling import Prediction, Sampling, choose_children, warp
+from .tree import Tree
 
 WINDOW = 256  # positions of context that a segment runs at a time, so that masks stay small
 
 
 @dataclass(frozen=True)
 class DraftConfig(LlamaConfig):
-    """A Llama and how to draft with it, the defaults of a generation's options."""
+    """A Llama, and how to draft with it unless options say otherwise."""
 
     exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
     thresholds: tuple[float, ...] = ()  # one per exit: the confidence that is enough there
@@ -35,8 +35,7 @@ class LayerExit:
     A token that left at an earlier exit has no keys and values in this segment. When a later token
     needs them, the segment first runs all that it has not seen, from the hidden states that the
     exit ``below`` kept (catch-up). Invariant: an exit has seen a prefix of what the exit below has
-    seen, in the same slots. What is kept after a step is such a prefix too, so what is missing is
-    always the end, and it takes one pass.
+    seen, in the same slots. So it is after a roll-back too, and what is missing is one pass.
     """
 
     def __init__(self, model, below, layer, threshold, capacity):
@@ -44,16 +43,17 @@ class LayerExit:
         self.max_positions = model.config.max_position_embeddings
         self.first = below.layer if below else 0
         self.cache = model.new_cache(capacity, self.first, layer)
-        self.hidden = torch.zeros(
-            1, capacity, model.config.hidden_size, device=model.device, dtype=model.dtype
-        )
+        size = (1, capacity, model.config.hidden_size)
+        self.hidden = torch.zeros(size, device=model.device, dtype=model.dtype)
 
     def predict(self, tree: Tree) -> Prediction:
         """A prediction for each node of the frontier of ``tree``."""
         n = len(tree.context)
-        if n - self.cache.length > WINDOW:
-            self.prefill(tree)
-        hidden = self.run(tree, tree.end)[0, -len(tree.frontier) :]  # (R, hidden)
+        while n - self.cache.length > WINDOW:  # the context first: at once if the cache is empty
+            seen = self.cache.length
+            self.run(tree, end=min(seen + WINDOW, n - 1) if seen > 0 else n - 1)
+        hidden = self.run(tree, end=n + len(tree.expanded))
+        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden)
         # At temperature 1, so that thresholds mean the same at any temperature.
         probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
         confidence = probs.max().item()  # one node that is sure is enough for all
@@ -61,35 +61,18 @@ class LayerExit:
             raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
         return Prediction(probs, confidence, hidden=hidden)
 
-    def prefill(self, tree):
-        """Run the context but for its last token: at once, or in windows behind a cache."""
-        last = len(tree.context) - 1
-        if self.cache.length == 0:
-            self.run(tree, last)  # causal: no mask
-        while self.cache.length < last:
-            self.run(tree, min(last, self.cache.length + WINDOW))
-
     def run(self, tree, end):
-        """Run the segment on what it has not seen of ``end`` positions: (1, T, hidden)."""
+        """Run the segment on what it has not seen of the first ``end`` positions: (1, T, hidden)."""
         n, start = len(tree.context), self.cache.length
         nodes = tree.expanded[: max(0, end - n)]
         if self.below:
             hidden = self.below.hidden[:, start:end]
         else:
-            tokens = [*tree.context[start:end], *(tree.tokens[node] for node in nodes)]
-            new = torch.tensor(tokens[start - end :], device=self.model.device)
-            hidden = self.model.embed(new[None])
-        positions, mask = positions_and_mask(
-            min(n, end),
-            tree.parents_among(nodes),
-            start,
-            dtype=self.model.dtype,
-            device=self.model.device,
-            ancestors=tree.ancestors(nodes),
-        )
-        hidden = self.model.run_layers(
-            hidden, self.first, self.layer, positions=positions, mask=mask, cache=self.cache
-        )
+            tokens = [*tree.context[start:end], *tree.part(nodes)[0]]
+            tokens = torch.tensor([tokens[start - end :]], device=self.model.device)
+            hidden = self.model.embed(tokens)
+        positions, mask = tree.positions_and_mask(start, end, nodes, self.model)
+        hidden = self.model.run_layers(hidden, self.first, self.layer, positions, mask, self.cache)
         self.hidden[:, start:end] = hidden
         return hidden
 
@@ -111,7 +94,7 @@ class TableExit:
         self.seen = 0  # tokens of the context that are in the table
 
     def predict(self, tree: Tree) -> Prediction:
-        """As LayerExit's, for the tokens that the table knows after any node of the frontier."""
+        """As LayerExit's, of the tokens that the table knows after any node of the frontier."""
         self.ngrams.text.grow(tree.context[self.seen :])
         self.seen = len(tree.context)
         before = tree.context[-ORDER:]
@@ -119,9 +102,8 @@ class TableExit:
         rows = [self.ngrams.distribution(tail[-ORDER:]) for tail in tails]
         ids = list(dict.fromkeys(token for row in rows for token in row))
         # A node may have more children than are known: others fill the end, with probability 0.
-        others = (token for token in range(self.min_columns) if token not in ids)
-        while len(ids) < self.min_columns:
-            ids.append(next(others))
+        others = [token for token in range(self.min_columns) if token not in ids]
+        ids += others[: max(0, self.min_columns - len(ids))]
         probs = [[row.get(token, 0.0) for token in ids] for row in rows]
         return Prediction(
             torch.tensor(probs, dtype=torch.float64, device=self.device),  # (R, K)
@@ -130,20 +112,21 @@ class TableExit:
         )
 
     def keep(self, n, slots):
-        """Nothing to roll back: the table has seen accepted tokens alone."""
+        """The table has seen accepted tokens alone."""
 
 
 class SortedDraft:
     """A draft of sorted ``exits``, the cheapest first, whose trees have one ``shape``.
 
-    ``min_prob``: how improbable a path is still followed. ``stop``: None, or a function of a tree
-    and the prediction that its last level came from, True where drafting ends
-    (extras/decision.py). ``nodes_to_send``: see ``Tree.send``.
+    min_prob: the least probable path that is followed, see ``KConfig`` and ``Dynamic``
+    stop: a function of a tree and the prediction its last level came from, True where drafting
+        ends (extras/decision.py)
+    nodes_to_send: see ``Tree.send``
     """
 
-    def __init__(self, exits, shape, vocab_size, min_prob=0.0, stop=None, nodes_to_send=None):
-        self.exits, self.shape, self.vocab_size = exits, shape, vocab_size
-        self.min_prob, self.stop, self.nodes_to_send = min_prob, stop, nodes_to_send
+    def __init__(self, exits, shape, min_prob=0.0, stop=None, nodes_to_send=None):
+        self.exits, self.shape, self.min_prob = exits, shape, min_prob
+        self.stop, self.nodes_to_send = stop, nodes_to_send
 
     def new_tree(self, context: list[int], max_levels: int) -> Tree:
         """A tree without nodes, of at most so many levels, that fits the draft's own context."""
@@ -151,33 +134,22 @@ class SortedDraft:
         max_levels = min(max_levels, max_positions - len(context) + 1)
         return Tree(context, self.shape, max_levels, self.min_prob)
 
-    def grow(self, tree: Tree, sampling) -> Tree:
-        """Add levels to ``tree`` until its shape, or a stop, ends it; choose what is sent."""
+    def grow(self, tree: Tree, sampling: Sampling):
+        """Add levels to ``tree`` until its shape or ``stop`` ends it; choose what is sent."""
         while tree.frontier:
             exit, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
                 break  # nothing is known
-            depths = [tree.depth(node) + 1 for node in tree.frontier]
-            children = choose_children(
-                prediction,
-                count=self.shape.children(tree),
-                positions=[len(tree.context) + depth for depth in depths],
-                sampling=sampling,
-                vocab_size=self.vocab_size,
-            )
-            if children.q is not None:
-                tree.q.append(children.q)
-            tree.add_level(
-                children.tokens.tolist(),
-                children.probs.tolist(),
-                exit=exit.layer,
-                confidence=prediction.confidence,
-            )
+            positions = [len(tree.context) + tree.depth(node) + 1 for node in tree.frontier]
+            count = self.shape.children(tree.level)
+            tokens, probs, q = choose_children(prediction, count, positions, sampling)
+            if q is not None:
+                tree.q.append(q)
+            tree.add_level(tokens.tolist(), probs.tolist(), exit.layer, prediction.confidence)
             # Only now: a token that was drawn is sent (the lemma in verify.py).
             if self.stop is not None and self.stop(tree, prediction):
                 break
         tree.send(self.nodes_to_send)
-        return tree
 
     def predict(self, tree):
         """The first exit that is confident enough, or the last, and its prediction."""

@@ -4,9 +4,9 @@ A method is a choice of draft: ``ar`` has none; ``sd`` drafts a chain from one e
 sorted exits; ``mcsd`` and ``s2d-tree`` draft trees likewise. Here alone the front meets the extras.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass, replace
-from numbers import Integral, Real
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,34 +14,31 @@ import torch
 from .decode import Decoder, Stats, Step, clock, steps
 from .draft import DraftConfig, LayerExit, SortedDraft, TableExit
 from .model import Llama, LlamaConfig
-from .sampling import Sampler, Sampling
+from .sampling import Sampling
 from .tree import BestFirst, Dynamic, KConfig
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
-USED_BY = {
-    "draft_length": CHAINS,
-    "tree": TREES,
-    "thresholds": SORTED,
-    **dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:]),
-}
+USED_BY = {"draft_length": CHAINS, "tree": TREES, "thresholds": SORTED}
+USED_BY |= dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:])
 K_CONFIG = (4, 2, 2, 1)
-MAX_NODES = 2048  # drafted for one pass: masks take this number squared
-MIN_TEMPERATURE = 1e-6  # logits divided by less might not be finite; 0 is greedy
+MAX_NODES = 2048  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
-# Of exit 0 before layers that know more than it does. Tuned on the miniatures.
-TABLE_THRESHOLD = 0.9
-# Exit 0 alone: a chain's length, a tree, and the least probable path it follows. Tuned on
-# SmolLM2-135M with 48 Spec-Bench prompts.
-TABLE_LENGTH, TABLE_TREE, TABLE_STOP = 4, (6, 7, 7), 0.03
+TABLE_THRESHOLD = 0.9  # of exit 0 before layers, which know more than it does; tuned on mini-*
+# What a draft's config says, for exit 0 alone. Tuned on SmolLM2-135M with 48 Spec-Bench prompts.
+TABLE_ALONE = SimpleNamespace(
+    num_hidden_layers=0,
+    exit_layers=(0,),
+    thresholds=(0.0,),
+    draft_length=4,
+    draft_stop=0.03,
+    draft_tree=(6, 7, 7),
+)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a generation. None: a default by draft and method, see ``resolved``.
-
-    Raises ValueError for what is wrong whatever the models are, and for what a method does not use.
-    """
+    """The options of a generation. None: a default by draft and method, see ``resolved``."""
 
     method: str = "s2d"  # one of METHODS
     max_new_tokens: int = 128
@@ -60,24 +57,23 @@ class Options:
     nodes_to_send: Callable | None = None  # of a growing tree (extras/node_count.py)
 
     def check(self):
+        """Raise ValueError for what is wrong whatever the models are."""
         if self.method not in METHODS:
             raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
         if self.init not in ("draft", "target"):
             raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
         for name, methods in USED_BY.items():
             if getattr(self, name) != getattr(Options, name) and self.method not in methods:
+                others = " or ".join(methods)
                 raise ValueError(
-                    f"method {self.method} does not use {name}; leave it out, or use "
-                    f"{' or '.join(methods)}"
+                    f"method {self.method} does not use {name}; leave it out, or use {others}"
                 )
-        check_number(self.max_new_tokens, "max_new_tokens", int, low=1)
-        if self.temperature != 0:
-            check_number(
-                self.temperature, "temperature, if not 0", float, low=MIN_TEMPERATURE, high=1e38
-            )
-        check_number(self.top_p, "top_p", float, low=1e-40, high=1)
-        check_number(self.top_k, "top_k", int, low=0)
-        check_number(self.seed, "seed", int, low=0)
+        check_range("max_new_tokens", self.max_new_tokens, 1)
+        if self.temperature != 0:  # logits divided by less might not be finite
+            check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)
+        check_range("top_p", self.top_p, 1e-40, 1)
+        check_range("top_k", self.top_k, 0)
+        check_range("seed", self.seed, 0)
 
     def resolved(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Options":
         """The same with every default in its place, for models of these configs.
@@ -87,104 +83,85 @@ class Options:
         self.check()
         if self.method == "ar":
             return replace(self, exits=(), thresholds=())
-        if draft is not None and draft.vocab_size != target.vocab_size:
+        if draft is None:
+            draft = TABLE_ALONE
+        elif draft.vocab_size != target.vocab_size:
             raise ValueError(
                 f"the draft has {draft.vocab_size} tokens, the target {target.vocab_size}: "
-                "they must share one vocabulary"
+                "they must share a vocabulary"
             )
+        elif not isinstance(draft, DraftConfig):
+            draft = DraftConfig(**vars(draft))
         exits = self.resolved_exits(draft)
-        if self.datastore is not None:
-            if 0 not in exits:
-                raise ValueError(f"a datastore is for exit 0, not for {list(exits)}")
-            if self.datastore.largest >= target.vocab_size:
-                raise ValueError(
-                    f"the datastore has token {self.datastore.largest}, the target "
-                    f"{target.vocab_size} tokens"
-                )
+        thresholds = self.resolved_thresholds(exits, draft)
+        if exits == (0,):
+            draft = TABLE_ALONE
+        if self.datastore is not None and 0 not in exits:
+            raise ValueError(f"a datastore is for exit 0, not for {list(exits)}")
         stop = self.stop
         if stop is None:
-            stop = self.default_stop(exits, draft)
+            stop = draft.draft_stop if self.method in CHAINS or exits == (0,) else 0.0
         elif not is_decision_model(stop):
-            check_number(stop, "stop", float, low=0, high=1)
+            check_range("stop", stop, 0, 1)
         elif exits[0] == 0:
-            raise ValueError("a decision model is asked about layers; exit 0 has none")
-        options = replace(
-            self, exits=exits, thresholds=self.resolved_thresholds(exits, draft), stop=stop
-        )
+            raise ValueError("a decision model judges layers; exit 0 has none")
+        options = replace(self, exits=exits, thresholds=thresholds, stop=stop)
         if self.method in CHAINS:
-            length = self.draft_length
-            if length is None:
-                length = TABLE_LENGTH if exits == (0,) else draft_default(draft, "draft_length")
-            check_number(length, "draft_length", int, low=1, high=MAX_NODES)
+            length = draft.draft_length if self.draft_length is None else self.draft_length
+            check_range("draft_length", length, 1, MAX_NODES)
             return replace(options, draft_length=length)
-        return replace(options, tree=self.resolved_tree(exits, draft, target.vocab_size))
+        tree = self.tree
+        if tree is None:
+            tree = K_CONFIG if self.method == "mcsd" else Dynamic(*draft.draft_tree)
+        check_tree(tree, target.vocab_size, self.coupled)
+        return replace(options, tree=tree)
 
     def resolved_exits(self, draft):
-        exits, depth = self.exits, 0
-        if draft is not None:
-            depth = draft.num_hidden_layers
-        if exits is None and depth == 0:
-            exits = (0,)
-        elif exits is None:
-            own = draft_default(draft, "exit_layers") or (depth,)
+        depth, exits = draft.num_hidden_layers, self.exits
+        if exits is None:
+            own = draft.exit_layers or (depth,)
             exits = own if self.method in SORTED else own[-1:]
-        exits = check_numbers(exits, f"exits of {depth} draft layers", int, low=0, high=depth)
-        if self.method not in SORTED and len(exits) != 1:
-            raise ValueError(
-                f"method {self.method!r} drafts from one exit, not {list(exits)}; 's2d' from several"
-            )
-        if list(exits) != sorted(set(exits)):
+        for layer in exits:
+            check_range(f"exits of {depth} draft layers", layer, 0, depth)
+        if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must increase, got {list(exits)}")
-        return exits
+        if len(exits) > 1 and self.method not in SORTED:
+            raise ValueError(
+                f"method {self.method} drafts from one exit, not {list(exits)}; use s2d"
+            )
+        return tuple(exits)
 
     def resolved_thresholds(self, exits, draft):
         if self.thresholds is not None:
-            thresholds = check_numbers(self.thresholds, "thresholds", float, low=0, high=1)
-            if len(thresholds) != len(exits):
-                raise ValueError(f"{len(exits)} exits need as many thresholds, got {thresholds}")
-            return thresholds
-        layers = tuple(layer for layer in exits if layer > 0)
-        known = {0: TABLE_THRESHOLD}
-        if layers and layers == draft_default(draft, "exit_layers"):
-            known |= dict(zip(layers, draft.thresholds))
-        elif layers:
+            for threshold in self.thresholds:
+                check_range("thresholds", threshold, 0, 1)
+            if len(self.thresholds) != len(exits):
+                raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
+            return tuple(self.thresholds)
+        known = dict(zip(draft.exit_layers, draft.thresholds))
+        if tuple(layer for layer in exits if layer > 0) != draft.exit_layers:
             # Other exits were asked for: a threshold of 0 would leave none to those behind it.
-            own = zip(draft_default(draft, "exit_layers"), draft_default(draft, "thresholds"))
-            known |= {layer: threshold for layer, threshold in own if threshold > 0}
+            known = {layer: threshold for layer, threshold in known.items() if threshold > 0}
+        known[0] = TABLE_THRESHOLD
         return (*(known.get(layer, THRESHOLD) for layer in exits[:-1]), 0.0)
 
-    def default_stop(self, exits, draft):
-        if exits == (0,):
-            return TABLE_STOP
-        return draft_default(draft, "draft_stop") if self.method in CHAINS else 0.0
 
-    def resolved_tree(self, exits, draft, vocab_size):
-        tree = self.tree
-        if tree is None and self.method == "mcsd":
-            tree = K_CONFIG
-        elif tree is None:
-            tree = Dynamic(*(TABLE_TREE if exits == (0,) else draft_default(draft, "draft_tree")))
-        if isinstance(tree, Dynamic):
-            check_numbers(astuple(tree), "tree", int, low=1, high=MAX_NODES)
-            shape, widest = tree, tree.top_k
-            if not self.coupled:
-                raise ValueError(
-                    "rejection sampling (coupled=False) needs children that are drawn: a chain or "
-                    "a tree of fixed shape, not a growing tree"
-                )
-        else:
-            tree = check_numbers(tree, "tree", int, low=1, high=MAX_NODES)
-            shape, widest = KConfig(tree), max(tree)
-        if shape.max_nodes > MAX_NODES:
-            raise ValueError(f"a tree that drafts {shape.max_nodes} nodes is over {MAX_NODES}")
-        if widest > vocab_size:
-            raise ValueError(f"a node cannot have {widest} children: there are {vocab_size} tokens")
-        return tree
+def check_range(what, value, low, high=2**63 - 1):
+    if not low <= value <= high:
+        raise ValueError(f"{what}: expected a number from {low} to {high}, got {value!r}")
 
 
-def draft_default(draft, name):
-    """What the config of a draft says, or would say by default of a plain Llama's."""
-    return getattr(draft, name, getattr(DraftConfig, name))
+def check_tree(tree, vocab_size, coupled):
+    grows = isinstance(tree, Dynamic)
+    for number in astuple(tree) if grows else tree:
+        check_range("tree", number, 1, MAX_NODES)
+    shape = tree if grows else KConfig(tree)
+    if shape.max_nodes > MAX_NODES:
+        raise ValueError(f"a tree of {shape.max_nodes} nodes is larger than {MAX_NODES}")
+    if shape.max_children > vocab_size:
+        raise ValueError(f"{shape.max_children} children of a node, but {vocab_size} tokens")
+    if grows and not coupled:
+        raise ValueError("rejection sampling needs drawn children: a chain or a tree like 4,2,2,1")
 
 
 def is_decision_model(stop) -> bool:
@@ -194,7 +171,6 @@ def is_decision_model(stop) -> bool:
 class Generation:
     """An answer in the making: iterating over it decodes, a Step at a time.
 
-    tokens: the new ones so far, with EOS last if it was produced
     exact: whether the output follows the target's distribution
     options: the Options in force
     stats: Stats
@@ -218,6 +194,7 @@ class Generation:
 
     @property
     def tokens(self) -> list[int]:
+        """The new ones so far, with EOS last if it was produced."""
         return self.decoder.context[self.prompt_length :]
 
     @property
@@ -225,7 +202,7 @@ class Generation:
         """Why: "eos", "length" (``max_new_tokens``) or a full "context"; "" if it has not."""
         if not self.decoder.ended:
             return ""
-        if self.tokens and self.tokens[-1] in self.decoder.target.config.eos_token_ids:
+        if self.decoder.context[-1] in self.decoder.target.config.eos_token_ids:
             return "eos"
         return "length" if len(self.tokens) == self.options.max_new_tokens else "context"
 
@@ -245,26 +222,23 @@ def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **optio
 
 def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Generation:
     """As ``generate``, but it has not begun: iterate over it. ``tokens``: a list or 1-D tensor."""
-    options = Options(method, **options).resolved(target.config, draft and draft.config)
     config = target.config
-    if isinstance(tokens, torch.Tensor):
-        tokens = tokens.tolist()
-    tokens = check_numbers(tokens, "the prompt's ids", int, low=0, high=config.vocab_size - 1)
-    if len(tokens) >= config.max_position_embeddings:
-        raise ValueError(
-            f"the prompt has {len(tokens)} tokens; the target's context of "
-            f"{config.max_position_embeddings} is full"
-        )
+    options = Options(method, **options).resolved(config, draft and draft.config)
+    tokens = tokens.tolist() if isinstance(tokens, torch.Tensor) else list(tokens)
+    size = config.max_position_embeddings
+    if not 0 < len(tokens) < size:
+        raise ValueError(f"the prompt has {len(tokens)} tokens; expected 1 to {size - 1}")
+    if not all(0 <= token < config.vocab_size for token in tokens):
+        raise ValueError(f"the prompt's ids are not all within 0..{config.vocab_size - 1}")
     began = clock(target.device)
-    limit = min(len(tokens) + options.max_new_tokens, config.max_position_embeddings)
+    limit = min(len(tokens) + options.max_new_tokens, size)
     sampling = Sampling(
-        sampler=Sampler(
-            seed=options.seed,
-            device=target.device,
-            dtype=torch.float64 if target.dtype == torch.float64 else torch.float32,
-        ),
+        seed=options.seed,
+        vocab_size=config.vocab_size,
+        device=target.device,
+        dtype=torch.float64 if target.dtype == torch.float64 else torch.float32,
         temperature=float(options.temperature),
-        top_p=float(options.top_p),
+        top_p=options.top_p,
         top_k=options.top_k,
         coupled=options.coupled,
     )
@@ -273,7 +247,7 @@ def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options)
     if options.init == "target":
         from .extras.roots import RootsDecoder
 
-        kind, exact = RootsDecoder, options.coupled or sorted_draft.shape.children_of_context == 1
+        kind, exact = RootsDecoder, options.coupled or sorted_draft.shape.children(0) == 1
     generation = Generation(kind(target, sorted_draft, tokens, limit, sampling), options, exact)
     generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds to it
     return generation
@@ -281,48 +255,22 @@ def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options)
 
 def make_draft(options: Options, target: Llama, draft, limit: int) -> SortedDraft:
     """The SortedDraft that resolved ``options`` describe, for contexts up to ``limit`` tokens."""
+    shape = options.tree
     if options.method in CHAINS:
         shape = KConfig((1,) * options.draft_length)
-    elif not isinstance(options.tree, Dynamic):
-        shape = KConfig(options.tree)
+    elif not isinstance(shape, Dynamic):
+        shape = KConfig(shape)
     elif options.exits == (0,):
-        shape = BestFirst(*astuple(options.tree))
-    else:
-        shape = options.tree
+        shape = BestFirst(*astuple(shape))
     exits, below = [], None
     for layer, threshold in zip(options.exits, options.thresholds):
         if layer == 0:
             exits.append(TableExit(options.datastore, threshold, shape.max_children, target.device))
         else:
-            below = LayerExit(draft, below, layer, threshold, capacity=limit + shape.max_nodes)
+            below = LayerExit(draft, below, layer, threshold, limit + shape.max_nodes)
             exits.append(below)
-    min_prob, stop = options.stop, None
     if is_decision_model(options.stop):
         from .extras.decision import PathStop
 
-        min_prob, stop = 0.0, PathStop(options.stop)
-    return SortedDraft(
-        exits,
-        shape,
-        vocab_size=target.config.vocab_size,
-        min_prob=min_prob,
-        stop=stop,
-        nodes_to_send=options.nodes_to_send,
-    )
-
-
-def check_numbers(values, what: str, kind, low, high=2**63 - 1) -> tuple:
-    """``values``, a sequence with at least one, as a tuple of ``kind`` (see ``check_number``)."""
-    if not isinstance(values, Sequence) or not values:
-        raise ValueError(f"{what}: expected a list with at least one, got {values!r:.60}")
-    for value in values:
-        check_number(value, what, kind, low=low, high=high)
-    return tuple(kind(value) for value in values)
-
-
-def check_number(value, what: str, kind, low, high=2**63 - 1):
-    """ValueError unless ``value`` is a number of ``kind`` (int or float) within low..high."""
-    is_number = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:
-        expected = f"a {'whole ' if kind is int else ''}number from {low} to {high}"
-        raise ValueError(f"{what}: expected {expected}, got {value!r:.60}")
+        return SortedDraft(exits, shape, stop=PathStop(options.stop))
+    return SortedDraft(exits, shape, options.stop, nodes_to_send=options.nodes_to_send)

@@ -1,10 +1,9 @@
 """From logits to tokens: temperature, top-k, top-p, and every random number.
 
-``Sampling`` says how tokens are drawn, ``choose_children`` draws those of a draft. By default draft
-and target share the noise of a position, so that one seed gives one text (methods in verify.py).
+By default draft and target share the noise of a position, so that one seed gives one text whatever
+drafts. ``choose_children`` says which tokens a draft proposes.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -42,22 +41,39 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
     return probs
 
 
-class Sampler:
-    """All random numbers of a generation, from one seed.
+class Sampling:
+    """How a generation draws tokens, and all of its random numbers, from one ``seed``.
 
-    There are two kinds: noise that belongs to a position, and a generator that goes on. A test can
-    hand in a sampler that walks through every outcome instead.
+    Numbers are of two kinds: noise that belongs to a position, and a generator that goes on. With
+    ``coupled`` draft and target share the noise; else the target tests what the draft drew. A test
+    can put a subclass here that walks through every outcome.
     """
 
-    def __init__(self, seed, device, dtype=torch.float64):
-        self.seed, self.device, self.dtype = seed, device, dtype
+    def __init__(
+        self,
+        seed: int,
+        vocab_size: int,
+        temperature: float = 0.0,  # 0 is greedy
+        top_p: float = 1.0,
+        top_k: int = 0,
+        coupled: bool = True,
+        device="cpu",
+        dtype=torch.float64,  # of the noise
+    ):
+        self.seed, self.vocab_size, self.device, self.dtype = seed, vocab_size, device, dtype
+        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        self.greedy, self.coupled = temperature == 0.0, coupled
         self.generator = torch.Generator(device).manual_seed(seed)
         self.kept = {}  # position -> (V,)
 
-    def noise(self, positions: list[int], vocab_size: int) -> Tensor:
+    def warp(self, logits: Tensor) -> Tensor:
+        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
+        return warp(logits, self.temperature, self.top_p, self.top_k)
+
+    def noise(self, positions: list[int]) -> Tensor:
         """Exponential noise e (R, V), which depends on the seed and the position alone.
 
-        The token with the largest p / e is a draw from p (the same as Gumbel-max). Two
+        The token with the largest p / e is a draw from p (as with Gumbel-max), and two
         distributions that meet the same noise often give the same token (Daliri et al. 2024, arXiv
         2408.07978).
         """
@@ -66,10 +82,16 @@ class Sampler:
                 self.kept = {n: e for n, e in self.kept.items() if n > position - KEPT}
                 # On the CPU: the same on every device. SFC64 takes half as long as Philox.
                 generator = np.random.Generator(np.random.SFC64([self.seed, position]))
-                drawn = torch.from_numpy(generator.standard_exponential(vocab_size))
+                drawn = torch.from_numpy(generator.standard_exponential(self.vocab_size))
                 drawn = drawn.clamp_(min=1e-30)  # to divide by
                 self.kept[position] = drawn.to(self.device, self.dtype)
         return torch.stack([self.kept[position] for position in positions])
+
+    def choices(self, logits: Tensor, positions: list[int]) -> Tensor:
+        """The tokens (R,) that the target takes at ``positions``, by its logits (R, V)."""
+        if self.greedy:
+            return logits.argmax(dim=-1)
+        return (self.warp(logits) / self.noise(positions)).argmax(dim=-1)
 
     def accept(self, probabilities: Tensor) -> Tensor:
         """(N,) bool: True with these ``probabilities`` (N,), independently."""
@@ -97,84 +119,45 @@ class Sampler:
         return tokens
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How a generation draws tokens."""
-
-    sampler: Sampler
-    temperature: float = 0.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0
-    coupled: bool = True  # draft and target share the noise; else rejection sampling
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    def warp(self, logits: Tensor) -> Tensor:
-        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
-        return warp(logits, self.temperature, self.top_p, self.top_k)
-
-    def choices(self, logits: Tensor, positions: list[int]) -> Tensor:
-        """The tokens (R,) that the target chooses at ``positions``, by its logits (R, V)."""
-        if self.greedy:
-            return logits.argmax(dim=-1)
-        p = self.warp(logits)
-        return (p / self.sampler.noise(positions, p.shape[-1])).argmax(dim=-1)
-
-
 class Prediction(NamedTuple):
     """What an exit of the draft says about the token after each of R positions."""
 
-    probs: Tensor  # (R, K) before temperature and top-p, of the tokens that it knows
+    probs: Tensor  # (R, K) before temperature and top-p
     confidence: float  # the largest of them
-    ids: Tensor | None = None  # (K,): these tokens; None: the whole vocabulary
+    ids: Tensor | None = None  # (K,): the tokens of the columns; None: the whole vocabulary
     hidden: Tensor | None = None  # (R, hidden) of the exit, if it has layers
 
 
-class Children(NamedTuple):
-    """The tokens (R, count) that are drafted after R positions, and how probable each is.
-
-    ``q`` (R, V): what they were drawn from, where the target tests them against it.
-    """
-
-    tokens: Tensor
-    probs: Tensor
-    q: Tensor | None = None
-
-
-def choose_children(prediction, count, positions, sampling, vocab_size) -> Children:
+def choose_children(prediction: Prediction, count: int, positions: list[int], sampling: Sampling):
     """``count`` different tokens to draft at each of R ``positions``.
 
     Greedy: the likeliest. Coupled: those with the largest q / √e. The target takes the largest
-    p / e: q alone would ignore the noise, and q / e take q for p. Else drawn from q.
+    p / e; q alone would ignore the noise, and q / e would take q for p. Else drawn from q. Returns
+    tokens and their probabilities, (R, count) each, and the q (R, V) they were drawn from, if any.
     """
     probs, ids = prediction.probs, prediction.ids
-    q = None
     if sampling.greedy:
         chosen_probs, chosen = probs.topk(count)
+        q = None
     elif sampling.coupled:
-        noise = sampling.sampler.noise(positions, vocab_size)
-        if ids is None:
-            scores = sampling.warp(probs.log()) / noise.sqrt()  # (R, V)
-            total = scores.sum(dim=-1, keepdim=True)
-        else:
-            # What the table does not know takes part as one more token, without noise.
+        noise = sampling.noise(positions)  # (R, V)
+        if ids is not None:  # what the table does not know: one more column, without noise
             rest = (1.0 - probs.sum(dim=-1, keepdim=True)).clamp(min=0.0)
-            warped = sampling.warp(torch.cat((probs, rest), dim=-1).log())  # (R, K+1)
-            scores = warped[:, :-1] / noise[:, ids].sqrt()
-            total = scores.sum(dim=-1, keepdim=True) + warped[:, -1:]
-        chosen_probs, chosen = (scores / total).topk(count)
+            probs = torch.cat((probs, rest), dim=-1)
+            noise = torch.cat((noise[:, ids], torch.ones_like(rest)), dim=-1)
+        scores = sampling.warp(probs.log()) / noise.sqrt()  # (R, K)
+        scores /= scores.sum(dim=-1, keepdim=True)
+        known = scores if ids is None else scores[:, :-1]
+        chosen_probs, chosen = known.topk(count)
+        q = None
     else:
-        # A position of which the table knows nothing: any distribution is as good.
+        # After a position of which the table knows nothing, any distribution will do.
         probs = torch.where(probs.sum(dim=-1, keepdim=True) > 0, probs, 1.0)
         q = sampling.warp(probs.log())
-        chosen = sampling.sampler.candidates(q, count)
+        chosen = sampling.candidates(q, count)
         chosen_probs = q.gather(1, chosen)
     if ids is not None:
         chosen = ids[chosen]
         if q is not None:
-            q = torch.zeros(len(q), vocab_size, dtype=q.dtype, device=q.device).index_copy(
-                1, ids, q
-            )
-    return Children(chosen, chosen_probs, q)
+            q = q.new_zeros(len(q), sampling.vocab_size).index_copy(1, ids, q)
+    return chosen, chosen_probs, q

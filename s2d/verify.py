@@ -1,9 +1,9 @@
 """The verifiers: which path of a drafted tree is accepted, and the token the target adds to it.
 
-Pure functions of a tree of N nodes, its ``tokens`` and ``parents`` (two lists), and of the target's
+Pure functions of a tree of N nodes (its ``tokens`` and ``parents``, two lists) and of the target's
 N+1 rows: row 0 is about the token after the context, row i + 1 about the one after node i. Each
-starts at the context and returns the accepted nodes and the bonus token, the target's own after
-them. With N = 0 that is plain decoding.
+returns the accepted path of nodes and the bonus token, the target's own after it. With N = 0 that
+is plain decoding.
 
 Lemma (exactness of drafts that adapt). Where tokens are tested against q: suppose that every
 decision about a position (its exit, whether to stop) depends only on the draft's distributions, on
@@ -13,37 +13,34 @@ drawn at all; the verifier's theorem holds in both cases, and averaging over wha
 So a chain may end because its last token was surprising; it may not lose that token.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from .sampling import Sampler, Sampling
+from .sampling import Sampling
 from .tree import CONTEXT, is_chain
 
 
-class Verdict(NamedTuple):
-    """What is accepted: the ``path`` of nodes, and their tokens with the bonus token behind."""
+def verify(
+    n: int,
+    tokens: list[int],
+    parents: list[int],
+    q: Tensor | None,
+    logits: Tensor,
+    sampling: Sampling,
+) -> tuple[list[int], int]:
+    """By the verifier that fits, for a tree behind n positions and ``logits`` (N+1, V).
 
-    path: list[int]
-    tokens: list[int]
-
-
-def verify(n, tokens, parents, q, logits, sampling: Sampling) -> Verdict:
-    """The Verdict on a tree behind n positions, by the target's ``logits`` (N+1, V).
-
-    ``q`` (R, V) is what the tokens were drawn from, None where the target tests none of them.
+    ``q`` (R, V) is what the tokens were drawn from, None where they face no test.
     """
-    if q is None:
-        positions = [n]
-        for parent in parents:
-            positions.append(positions[parent + 1] + 1)
-        path, bonus = follow(tokens, parents, sampling.choices(logits, positions))
-    elif is_chain(parents):
-        path, bonus = verify_chain(tokens, sampling.warp(logits), q, sampling.sampler)
-    else:
-        path, bonus = verify_sampled(tokens, parents, sampling.warp(logits), q, sampling.sampler)
-    return Verdict(path, [*(tokens[node] for node in path), bonus])
+    if q is not None:
+        p = sampling.warp(logits)
+        if is_chain(parents):
+            return verify_chain(tokens, p, q, sampling)
+        return verify_sampled(tokens, parents, p, q, sampling)
+    positions = [n]
+    for parent in parents:
+        positions.append(positions[parent + 1] + 1)
+    return follow(tokens, parents, sampling.choices(logits, positions))
 
 
 def follow(tokens: list[int], parents: list[int], choices: Tensor) -> tuple[list[int], int]:
@@ -57,26 +54,22 @@ def follow(tokens: list[int], parents: list[int], choices: Tensor) -> tuple[list
     ([1, 2], 8)
     """
     choices = choices.tolist()
-    children = {}
-    for node, key in enumerate(zip(parents, tokens)):
-        children.setdefault(key, node)
+    child_of = {key: node for node, key in enumerate(zip(parents, tokens))}
     path, node = [], CONTEXT
-    while (node, choices[node + 1]) in children:
-        node = children[node, choices[node + 1]]
+    while (node, choices[node + 1]) in child_of:
+        node = child_of[node, choices[node + 1]]
         path.append(node)
     return path, choices[node + 1]
 
 
-def verify_sampled(
-    tokens: list[int], parents: list[int], p: Tensor, q: Tensor, sampler: Sampler
-) -> tuple[list[int], int]:
+def verify_sampled(tokens: list[int], parents: list[int], p: Tensor, q: Tensor, sampling: Sampling):
     """Recursive rejection sampling: the output follows p.
 
-    ``p`` (N+1, V) are the target's distributions. Row 0 of ``q`` is the one from which the context's
-    children were drawn, row i + 1 that of node i's; leaves need none. The children of a node are
-    tested in the order of their draws: x is accepted with probability min(1, p(x) / q(x)); otherwise
-    the next one is tested with norm(relu(p - q)) for p, and for q with q without x, as it was drawn
-    without replacement. Each test leaves p as the law of the output (Chen et al. 2023, arXiv
+    ``p`` (N+1, V) are the target's distributions. Row 0 of ``q`` is the one from which the
+    context's children were drawn, row i + 1 that of node i's; leaves need none. The children of a
+    node are tested in the order of their draws: x is accepted with probability min(1, p(x) / q(x)).
+    Otherwise the next one is tested with norm(relu(p - q)) as p and, since it was drawn without
+    replacement, with q without x as q. Each test keeps the output's law p (Chen et al. 2023, arXiv
     2302.01318, theorem 1; for several children Jeon et al. 2024, arXiv 2402.14160). That breaks if
     candidates are sorted or dropped after they were drawn, or if q is not what they were drawn
     from, such as a softmax for its argmax.
@@ -90,27 +83,24 @@ def verify_sampled(
             token = tokens[child]
             if rest_q[token] == 0:
                 continue  # never drawn: q had fewer tokens than the node has children
-            if sampler.accept((rest_p[token] / rest_q[token])[None]):
+            if sampling.accept((rest_p[token] / rest_q[token])[None]):
                 break  # the walk continues below this child
             rest_p = residual(rest_p, rest_q)
             rest_q = without(rest_q, token)
         else:  # no child is accepted: the bonus token comes from what is left of p
-            return path, sampler.draw(rest_p[None]).item()
+            return path, sampling.draw(rest_p[None]).item()
         path.append(child)
         node = child
 
 
-def verify_chain(tokens: list[int], p: Tensor, q: Tensor, sampler: Sampler):
-    """As ``verify_sampled`` for a chain, with all tests at once.
-
-    Those after the first rejection do not count.
-    """
+def verify_chain(tokens: list[int], p: Tensor, q: Tensor, sampling: Sampling):
+    """As ``verify_sampled`` for a chain, with all tests at once."""
     index = torch.tensor(tokens, device=p.device)
     nodes = torch.arange(len(tokens), device=p.device)  # in a chain, row i is about node i
-    accepted = sampler.accept(p[nodes, index] / q[nodes, index])
-    count = int(accepted.cumprod(dim=0).sum())
+    accepted = sampling.accept(p[nodes, index] / q[nodes, index])
+    count = int(accepted.cumprod(dim=0).sum())  # those after a rejection do not count
     rest = p[count] if count == len(tokens) else residual(p[count], q[count])
-    return list(range(count)), sampler.draw(rest[None]).item()
+    return list(range(count)), sampling.draw(rest[None]).item()
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
