@@ -1,7 +1,7 @@
 """The loop of speculative decoding, once, for every method: draft, verify, roll back.
 
-``decode`` yields one Step per pass of the target. A ``Decoder`` has the two phases of a step, before
-and after that pass; many prompts share a pass between the phases of each (extras/many.py).
+``decode`` yields one Step per target pass. A ``Decoder`` has a step's two phases, before and after
+that pass; many prompts share a pass between the phases of each (extras/many.py).
 """
 
 import time
@@ -68,7 +68,8 @@ class Stats:
     def add(self, step: Step):
         tree = step.tree
         self.accept_lengths.append(len(step.tokens))
-        self.exit_counts.update(tree.exits[node] for node in tree.sent)
+        exits = [tree.exits[node] for node in tree.sent]
+        self.exit_counts.update(exit for exit in exits if exit is not None)
         self.draft_forwards += tree.level
         self.draft_levels += tree.depth(tree.sent[-1]) + 1 if tree.sent else 0
         self.accepted += min(len(step.path), len(step.tokens))
@@ -121,9 +122,11 @@ class Decoder:
         n = len(self.context)
         if self.draft_model is None or n - self.cache.length > PREFILL:
             return Tree(self.context, KConfig(()), max_levels=0)
-        # The last token is the target's own.
-        tree = self.draft_model.new_tree(self.context, max_levels=self.limit - n - 1)
-        self.draft_model.grow(tree, self.sampling)
+        draft = self.draft_model
+        # The last token is the target's own, and the draft's context may be shorter.
+        levels = min(self.limit - n - 1, draft.max_positions - n + 1)
+        tree = Tree(self.context, draft.shape, levels, draft.min_prob)
+        draft.grow(tree, self.sampling)
         return tree
 
     def accept(self, logits: Tensor) -> Step:
@@ -141,7 +144,7 @@ class Decoder:
         eos = self.target.config.eos_token_ids
         tokens = up_to_eos(tokens, eos)
         self.context = self.context + tokens  # the tree keeps the former list
-        self.ended = self.context[-1] in eos or len(self.context) >= self.limit
+        self.ended = len(self.context) >= self.limit or any(token in eos for token in tokens)
         times = dict(
             draft_seconds=self.drafted - self.began,
             target_seconds=scored - self.drafted,

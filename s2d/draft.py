@@ -62,7 +62,7 @@ class LayerExit:
         return Prediction(probs, confidence, hidden=hidden)
 
     def run(self, tree, end):
-        """Run the segment on what it has not seen of the first ``end`` positions: (1, T, hidden)."""
+        """Run the segment on what it has not seen up to position ``end``: (1, T, hidden)."""
         n, start = len(tree.context), self.cache.length
         nodes = tree.expanded[: max(0, end - n)]
         if self.below:
@@ -127,12 +127,7 @@ class SortedDraft:
     def __init__(self, exits, shape, min_prob=0.0, stop=None, nodes_to_send=None):
         self.exits, self.shape, self.min_prob = exits, shape, min_prob
         self.stop, self.nodes_to_send = stop, nodes_to_send
-
-    def new_tree(self, context: list[int], max_levels: int) -> Tree:
-        """A tree without nodes, of at most so many levels, that fits the draft's own context."""
-        max_positions = min(exit.max_positions for exit in self.exits)
-        max_levels = min(max_levels, max_positions - len(context) + 1)
-        return Tree(context, self.shape, max_levels, self.min_prob)
+        self.max_positions = min(exit.max_positions for exit in exits)
 
     def grow(self, tree: Tree, sampling: Sampling):
         """Add levels to ``tree`` until its shape or ``stop`` ends it; choose what is sent."""

@@ -51,7 +51,7 @@ class Options:
     draft_length: int | None = None  # of a chain
     tree: tuple[int, ...] | Dynamic | None = None  # children per level, or a growing tree
     init: str = "draft"  # "target": it gives a tree its first level (extras/roots.py)
-    stop: Any = None  # a path's least probability, or a decision model (extras/decision.py)
+    stop: float | Callable | None = None  # a path's least probability; or see SortedDraft
     coupled: bool = True  # one seed, one text; False: rejection sampling above T = 0
     datastore: Any = None  # what exit 0 knows besides the text (extras/datastore.py)
     nodes_to_send: Callable | None = None  # of a growing tree (extras/node_count.py)
@@ -101,7 +101,7 @@ class Options:
         stop = self.stop
         if stop is None:
             stop = draft.draft_stop if self.method in CHAINS or exits == (0,) else 0.0
-        elif not is_decision_model(stop):
+        elif not callable(stop):
             check_range("stop", stop, 0, 1)
         elif exits[0] == 0:
             raise ValueError("a decision model judges layers; exit 0 has none")
@@ -162,10 +162,6 @@ def check_tree(tree, vocab_size, coupled):
         raise ValueError(f"{shape.max_children} children of a node, but {vocab_size} tokens")
     if grows and not coupled:
         raise ValueError("rejection sampling needs drawn children: a chain or a tree like 4,2,2,1")
-
-
-def is_decision_model(stop) -> bool:
-    return isinstance(stop, torch.nn.Module)
 
 
 class Generation:
@@ -269,8 +265,6 @@ def make_draft(options: Options, target: Llama, draft, limit: int) -> SortedDraf
         else:
             below = LayerExit(draft, below, layer, threshold, limit + shape.max_nodes)
             exits.append(below)
-    if is_decision_model(options.stop):
-        from .extras.decision import PathStop
-
-        return SortedDraft(exits, shape, stop=PathStop(options.stop))
+    if callable(options.stop):
+        return SortedDraft(exits, shape, stop=options.stop, nodes_to_send=options.nodes_to_send)
     return SortedDraft(exits, shape, options.stop, nodes_to_send=options.nodes_to_send)

@@ -95,7 +95,7 @@ def verify_sampled(tokens: list[int], parents: list[int], p: Tensor, q: Tensor, 
 
 def verify_chain(tokens: list[int], p: Tensor, q: Tensor, sampling: Sampling):
     """As ``verify_sampled`` for a chain, with all tests at once."""
-    index = torch.tensor(tokens, device=p.device)
+    index = torch.tensor(tokens, dtype=torch.long, device=p.device)
     nodes = torch.arange(len(tokens), device=p.device)  # in a chain, row i is about node i
     accepted = sampling.accept(p[nodes, index] / q[nodes, index])
     count = int(accepted.cumprod(dim=0).sum())  # those after a rejection do not count

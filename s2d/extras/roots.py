@@ -1,86 +1,100 @@
 """Target-initialised roots: the first level of each tree comes from the target itself.
 
-The last pass already gave the target's distribution for the next position; its likeliest tokens, or
+The last pass already gave the target's distribution for the next position. Its likeliest tokens, or
 several that are drawn from it, become the roots, and the draft only extends them (Improved MCSD,
 arXiv 2409.10644, "target initialized"). As published, every root counts as accepted and the longest
-path below one wins. That is not lossless, unless there is one root.
+path below one wins: not lossless, unless there is one root. With shared noise it is.
 """
-
-from typing import NamedTuple
 
 import torch
 
-from ..draft import SortedDraft
+from ..decode import Decoder
 from ..sampling import warp
-from ..tree import CONTEXT
+from ..tree import CONTEXT, KConfig, Tree
 from ..verify import verify, without
 
 
-class TargetRoots:
-    """A drafter around a SortedDraft. Its first step only finds roots and emits nothing.
+class RootsDecoder(Decoder):
+    """A Decoder whose first step only finds roots.
 
-    The verifier's bonus token waits: it is the first root of the next tree, and may yet lose. Where
-    draft and target run the same race, a root that is not the target's choice is no part of a path.
+    No step emits its bonus token: that is the first root of the next tree, and may yet lose.
     """
 
-    def __init__(self, drafter: SortedDraft, coupled):
-        self.drafter, self.shape = drafter, drafter.shape
-        self.exact = coupled or drafter.shape.roots == 1
-        self.roots = None  # a Roots, after the first pass
+    def __init__(self, target, draft, context, limit, sampling):
+        super().__init__(target, draft, context, limit, sampling)
+        self.roots = None  # of the next tree: tokens (K,) and their probabilities (K,)
+        self.after_context = None  # logits (V,) of the last pass, after what was accepted
 
-    def propose(self, context, budget, sampling):
+    def draft_tree(self):
         if self.roots is None:
-            return self.drafter.nothing
-        levels = max(1, min(budget, self.drafter.space(context)))
-        return self.drafter.grow(context, levels, sampling, self.roots)
+            return Tree(self.context, KConfig(()), max_levels=0)
+        n, draft = len(self.context), self.draft_model
+        levels = min(self.limit - n, draft.max_positions - n + 1)
+        tree = Tree(self.context, draft.shape, max(1, levels), draft.min_prob)
+        tokens, probs = self.roots
+        tree.add_level([tokens.tolist()], [probs.tolist()], exit=None)
+        if not self.sampling.coupled and not self.sampling.greedy:
+            # The row of q for the context's children: nobody reads it, as a root faces no test.
+            tree.q.append(self.after_context.new_zeros(1, self.sampling.vocab_size))
+        draft.grow(tree, self.sampling)
+        return tree
 
-    def verify(self, n, proposal, logits, sampling):
-        """One walk a root; the longest wins."""
-        tree, roots = proposal.tree, (CONTEXT,)
-        if len(tree) and not sampling.coupled:
-            roots = (tree.parents == CONTEXT).nonzero().flatten().tolist()
-        verdict = verify(n, tree, proposal.q, logits, sampling, roots)
-        path, [*tokens, bonus] = verdict.path, verdict.tokens
-        after_path = logits[path[-1] + 1 if path else 0]
-        position = n + len(path)
-        self.roots = next_roots(bonus, after_path, self.shape.roots, sampling, position)
-        return verdict._replace(tokens=tokens)
+    def accept(self, logits):
+        if self.after_context is not None:  # the target has seen the context: its row is known
+            logits = torch.cat((self.after_context[None], logits))
+        return super().accept(logits)
 
-    def keep(self, n, proposal, verdict, logits):
-        self.drafter.keep(n, proposal, verdict, logits)
+    def verify(self, logits):
+        tokens, parents = self.tree.part(self.tree.sent)
+        roots = [node for node, parent in enumerate(parents) if parent == CONTEXT]
+        if roots and not self.sampling.coupled:
+            walks = [self.walk_below(root, tokens, parents, logits) for root in roots]
+            path, bonus = max(walks, key=lambda walk: len(walk[0]))
+        else:
+            n = len(self.context)
+            path, bonus = verify(n, tokens, parents, None, logits, self.sampling)
+        self.after_context = logits[path[-1] + 1 if path else 0]
+        position = len(self.context) + len(path)
+        count = self.draft_model.shape.children(0)
+        self.roots = next_roots(bonus, self.after_context, count, self.sampling, position)
+        return path, [tokens[node] for node in path]
 
-
-class Roots(NamedTuple):
-    """The first level as a prediction: tokens (1, K) and the target's probs (1, K), q (1, V)."""
-
-    tokens: torch.Tensor
-    probs: torch.Tensor
-    q: torch.Tensor  # nobody reads it: a root faces no test
-
-    free, confidence = False, 1.0
-
-    def winners(self, count, sampling, positions):
-        return self.tokens, self.probs
-
-    def sample(self, count, sampling):
-        return self.tokens, self.q
+    def walk_below(self, root, tokens, parents, logits):
+        """The path from ``root`` on that is accepted in the tree below it, and the bonus token."""
+        nodes = [root]
+        for node in range(root + 1, len(tokens)):
+            if parents[node] in nodes:
+                nodes.append(node)
+        place = {node: i - 1 for i, node in enumerate(nodes)}  # of the root: CONTEXT
+        q = None
+        if self.tree.q:
+            q = torch.cat(self.tree.q)
+            q = q[[node + 1 for node in nodes if node + 1 < len(q)]]  # leaves have none
+        path, bonus = verify(
+            len(self.context) + 1,
+            [tokens[node] for node in nodes[1:]],
+            [place[parents[node]] for node in nodes[1:]],
+            q,
+            logits[[node + 1 for node in nodes]],
+            self.sampling,
+        )
+        return [root, *(nodes[i + 1] for i in path)], bonus
 
 
 def next_roots(first, logits, count, sampling, position):
-    """Roots: the token ``first`` and ``count`` - 1 more, by the target's ``logits`` (V,)."""
+    """``count`` roots: the token ``first``, then others by the target's ``logits`` (V,)."""
     tokens = torch.tensor([first], device=logits.device)
     probs = warp(logits, 1.0) if sampling.greedy else sampling.warp(logits)
     if count > 1:
-        rest = without(probs, tokens[0])
+        rest = without(probs, first)
         if sampling.greedy:
             others = rest.topk(count - 1).indices
         elif sampling.coupled:
-            others = sampling.sampler.race(rest[None], [position])[0].topk(count - 1).indices
+            others = (rest / sampling.noise([position])[0]).topk(count - 1).indices
         else:
-            others = sampling.sampler.candidates(rest[None], count - 1, replacement=False)[0]
+            others = sampling.candidates(rest[None], count - 1)[0]
         # A token of probability 0 is no root: the first one takes its slot.
         tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))
-    taken = probs[tokens]
     if sampling.coupled:  # the target's choice is known: no other root will be taken
-        taken = (torch.arange(count, device=logits.device) == 0).to(taken)
-    return Roots(tokens[None], taken[None], torch.zeros_like(probs)[None])
+        return tokens, (torch.arange(count) == 0).double()
+    return tokens, probs[tokens]
