@@ -1,8 +1,4 @@
-"""The KV cache: keys and values of a run of layers, allocated once, and attention over them.
-
-``Llama.run_layers`` (model.py) writes to it and attends; ``Decoder`` and the exits of a draft roll
-it back to what was accepted.
-"""
+"""The KV cache: keys and values of a run of layers, allocated once, and attention over them."""
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +29,8 @@ class KVCache:
     inside the cache. Nothing is ever concatenated.
     """
 
-    def __init__(self, num_layers, num_kv_heads, capacity, head_dim, device, dtype):
-        shape = (num_layers, 1, capacity, num_kv_heads, head_dim)
+    def __init__(self, shape: tuple[int, ...], device, dtype):
+        """``shape``: layers, 1, capacity, key/value heads, head size."""
         self.keys = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
         self.values = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # (1, G, capacity, D)
@@ -59,7 +55,6 @@ class KVCache:
         return attend(q, keys, values, mask)
 
     def advance(self, count: int):
-        """Count ``count`` more slots as filled."""
         self.length += count
 
     def keep(self, length: int, path: list[int]):

@@ -8,13 +8,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from .cache import KVCache
 from .model import DECODING_KERNELS
 from .tree import KConfig, Tree
 from .verify import verify
@@ -22,21 +20,10 @@ from .verify import verify
 PREFILL = 256  # with more positions to read, a step drafts nothing: masks would grow with T squared
 
 
-class TargetInput(NamedTuple):
-    """What the target has to run, in the arguments of ``Llama.forward``."""
-
-    tokens: Tensor  # (1, T)
-    positions: Tensor | None
-    mask: Tensor | None
-    cache: KVCache
-    last: int  # N + 1
-
-
 @dataclass
 class Step:
     """One pass of the target, and the drafting before it."""
 
-    n: int  # tokens of context before it
     tree: Tree
     logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
     path: list[int]  # the accepted nodes, by place in ``tree.sent``
@@ -67,8 +54,8 @@ class Stats:
 
     def add(self, step: Step):
         tree = step.tree
-        self.accept_lengths.append(len(step.tokens))
         exits = [tree.exits[node] for node in tree.sent]
+        self.accept_lengths.append(len(step.tokens))
         self.exit_counts.update(exit for exit in exits if exit is not None)
         self.draft_forwards += tree.level
         self.draft_levels += tree.depth(tree.sent[-1]) + 1 if tree.sent else 0
@@ -93,19 +80,48 @@ class Stats:
 
 
 class Decoder:
-    """One generation: ``context`` grows until it has ``limit`` tokens or the target says EOS.
+    """One generation: iterating over it decodes, a Step at a time.
 
-    ``draft``: a SortedDraft, or None for plain decoding; ``sampling``: a Sampling.
+    ``context`` grows until it has ``limit`` tokens or ends with EOS. ``draft``: a SortedDraft, or
+    None for plain decoding; ``sampling``: a Sampling.
     """
 
-    def __init__(self, target, draft, context: list[int], limit: int, sampling):
-        self.target, self.draft_model, self.sampling = target, draft, sampling
-        self.context, self.limit = list(context), limit
-        self.cache = target.new_cache(limit + (draft.shape.max_nodes if draft else 0))
-        self.ended = len(self.context) >= limit
+    exact = True  # the output follows the target's distribution
 
-    def draft(self) -> TargetInput:
-        """The first phase: draft a tree, and say what the target has to run to check it."""
+    def __init__(self, target, draft, context: list[int], limit: int, sampling):
+        began = clock(target.device)
+        self.target, self.draft_model, self.sampling = target, draft, sampling
+        self.options = sampling.options  # in force
+        self.context, self.limit = list(context), limit
+        self.prompt_length = len(self.context)
+        self.cache = target.new_cache(limit + (draft.shape.max_nodes if draft else 0))
+        self.ended = ""  # or why: "eos", "length", or "context" where the target's is full
+        self.stats = Stats(seconds=clock(target.device) - began)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new ones so far, with EOS last if it was produced."""
+        return self.context[self.prompt_length :]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.tokens) / self.stats.seconds
+
+    def __iter__(self) -> Iterator[Step]:
+        while not self.ended:
+            with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
+                logits = self.target(**self.draft())[0]  # (N+1, V)
+                step = self.accept(logits)
+            yield step
+
+    def finish(self) -> "Decoder":
+        """Decode to the end."""
+        for _ in self:
+            pass
+        return self
+
+    def draft(self) -> dict:
+        """The first phase: draft a tree. Returns the target's input, arguments of its forward."""
         self.began = clock(self.target.device)
         # 1. Draft a tree of tokens; an empty one is plain decoding.
         self.tree = self.draft_tree()
@@ -113,16 +129,21 @@ class Decoder:
         # 2. One target pass over the nodes, behind what it has not seen of the context.
         seen, sent = self.cache.length, self.tree.sent
         tokens = [*self.context[seen:], *self.tree.part(sent)[0]]
-        end = seen + len(tokens)
-        positions, mask = self.tree.positions_and_mask(seen, end, sent, self.target)
-        tokens = torch.tensor([tokens], device=self.target.device)
-        return TargetInput(tokens, positions, mask, self.cache, last=len(sent) + 1)
+        positions, mask = self.tree.positions_and_mask(
+            start=seen, end=seen + len(tokens), nodes=sent, model=self.target
+        )
+        return {
+            "tokens": torch.tensor([tokens], device=self.target.device),  # (1, T)
+            "positions": positions,
+            "mask": mask,
+            "cache": self.cache,
+            "last": len(sent) + 1,
+        }
 
     def draft_tree(self) -> Tree:
-        n = len(self.context)
-        if self.draft_model is None or n - self.cache.length > PREFILL:
+        n, draft = len(self.context), self.draft_model
+        if draft is None or n - self.cache.length > PREFILL:
             return Tree(self.context, KConfig(()), max_levels=0)
-        draft = self.draft_model
         # The last token is the target's own, and the draft's context may be shorter.
         levels = min(self.limit - n - 1, draft.max_positions - n + 1)
         tree = Tree(self.context, draft.shape, levels, draft.min_prob)
@@ -137,20 +158,21 @@ class Decoder:
         # 3. Accept a path, and add the bonus token, the target's own after it.
         path, tokens = self.verify(logits)
         # 4. Roll both models' KV caches back to what was accepted.
-        n, tree = len(self.context), self.tree
-        self.cache.keep(n, path)
+        self.cache.keep(len(self.context), path)
         if self.draft_model is not None:
-            self.draft_model.keep(n, tree, path)
-        eos = self.target.config.eos_token_ids
-        tokens = up_to_eos(tokens, eos)
-        self.context = self.context + tokens  # the tree keeps the former list
-        self.ended = len(self.context) >= self.limit or any(token in eos for token in tokens)
-        times = dict(
+            self.draft_model.keep(self.tree, path)
+        tokens = self.emit(tokens)
+        step = Step(
+            self.tree,
+            logits,
+            path,
+            tokens,
             draft_seconds=self.drafted - self.began,
             target_seconds=scored - self.drafted,
             seconds=clock(self.target.device) - self.began,
         )
-        return Step(n, tree, logits, path, tokens, **times)
+        self.stats.add(step)
+        return step
 
     def verify(self, logits: Tensor) -> tuple[list[int], list[int]]:
         """The accepted path, and its tokens with the bonus token."""
@@ -159,31 +181,23 @@ class Decoder:
         path, bonus = verify(len(self.context), tokens, parents, q, logits, self.sampling)
         return path, [*(tokens[i] for i in path), bonus]
 
+    def emit(self, tokens: list[int]) -> list[int]:
+        """Append ``tokens`` to the context, up to EOS."""
+        for i, token in enumerate(tokens):
+            if token in self.target.config.eos_token_ids:
+                tokens = tokens[: i + 1]
+                self.ended = "eos"
+                break
+        self.context = self.context + tokens  # a new list: trees keep the former one
+        if not self.ended and len(self.context) >= self.limit:
+            full = len(self.context) == self.target.config.max_position_embeddings
+            self.ended = "context" if full else "length"
+        return tokens
+
 
 def decode(target, draft, context: list[int], limit: int, sampling) -> Iterator[Step]:
     """Continue ``context`` as ``target`` alone would, up to ``limit`` tokens; see Decoder."""
-    return steps(Decoder(target, draft, context, limit, sampling))
-
-
-def steps(decoder: Decoder) -> Iterator[Step]:
-    while not decoder.ended:
-        with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
-            target_input = decoder.draft()
-            logits = decoder.target(**target_input._asdict())[0]  # (N+1, V)
-            step = decoder.accept(logits)
-        yield step
-
-
-def up_to_eos(tokens: list[int], eos_token_ids) -> list[int]:
-    """``tokens`` up to the first EOS, with it.
-
-    >>> up_to_eos([5, 2, 7], (2,))
-    [5, 2]
-    """
-    for end, token in enumerate(tokens, 1):
-        if token in eos_token_ids:
-            return tokens[:end]
-    return tokens
+    yield from Decoder(target, draft, context, limit, sampling)
 
 
 def clock(device) -> float:

@@ -155,10 +155,10 @@ class SortedDraft:
                 break  # the layers behind it are not run
         return exit, prediction
 
-    def keep(self, n: int, tree: Tree, path: list[int]):
-        """Roll back to n positions and the accepted ``path``, places in ``tree.sent``."""
+    def keep(self, tree: Tree, path: list[int]):
+        """Roll back to the context and the accepted ``path``, places in ``tree.sent``."""
         slot = {node: i for i, node in enumerate(tree.expanded)}
         accepted = [tree.sent[i] for i in path]
         slots = [slot[node] for node in accepted if node in slot]
         for exit in self.exits:
-            exit.keep(n, slots)
+            exit.keep(len(tree.context), slots)

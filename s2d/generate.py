@@ -4,14 +4,14 @@ A method is a choice of draft: ``ar`` has none; ``sd`` drafts a chain from one e
 sorted exits; ``mcsd`` and ``s2d-tree`` draft trees likewise. Here alone the front meets the extras.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from .decode import Decoder, Stats, Step, clock, steps
+from .decode import Decoder
 from .draft import DraftConfig, LayerExit, SortedDraft, TableExit
 from .model import Llama, LlamaConfig
 from .sampling import Sampling
@@ -22,7 +22,7 @@ CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
 USED_BY = {"draft_length": CHAINS, "tree": TREES, "thresholds": SORTED}
 USED_BY |= dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:])
 K_CONFIG = (4, 2, 2, 1)
-MAX_NODES = 2048  # of a tree: masks take this number squared
+MAX_NODES = 1024  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before layers, which know more than it does; tuned on mini-*
 # What a draft's config says, for exit 0 alone. Tuned on SmolLM2-135M with 48 Spec-Bench prompts.
@@ -113,7 +113,7 @@ class Options:
         tree = self.tree
         if tree is None:
             tree = K_CONFIG if self.method == "mcsd" else Dynamic(*draft.draft_tree)
-        check_tree(tree, target.vocab_size, self.coupled)
+        check_tree(tree, self.coupled)
         return replace(options, tree=tree)
 
     def resolved_exits(self, draft):
@@ -151,64 +151,19 @@ def check_range(what, value, low, high=2**63 - 1):
         raise ValueError(f"{what}: expected a number from {low} to {high}, got {value!r}")
 
 
-def check_tree(tree, vocab_size, coupled):
+def check_tree(tree, coupled):
     grows = isinstance(tree, Dynamic)
     for number in astuple(tree) if grows else tree:
         check_range("tree", number, 1, MAX_NODES)
-    shape = tree if grows else KConfig(tree)
-    if shape.max_nodes > MAX_NODES:
-        raise ValueError(f"a tree of {shape.max_nodes} nodes is larger than {MAX_NODES}")
-    if shape.max_children > vocab_size:
-        raise ValueError(f"{shape.max_children} children of a node, but {vocab_size} tokens")
+    size = (tree if grows else KConfig(tree)).max_nodes
+    if size > MAX_NODES:
+        raise ValueError(f"a tree of {size} nodes is larger than {MAX_NODES}")
     if grows and not coupled:
         raise ValueError("rejection sampling needs drawn children: a chain or a tree like 4,2,2,1")
 
 
-class Generation:
-    """An answer in the making: iterating over it decodes, a Step at a time.
-
-    exact: whether the output follows the target's distribution
-    options: the Options in force
-    stats: Stats
-    """
-
-    def __init__(self, decoder: Decoder, options: Options, exact: bool):
-        self.decoder, self.options, self.exact = decoder, options, exact
-        self.prompt_length = len(decoder.context)
-        self.stats = Stats()
-
-    def __iter__(self) -> Iterator[Step]:
-        for step in steps(self.decoder):
-            self.stats.add(step)
-            yield step
-
-    def finish(self) -> "Generation":
-        """Decode to the end."""
-        for _ in self:
-            pass
-        return self
-
-    @property
-    def tokens(self) -> list[int]:
-        """The new ones so far, with EOS last if it was produced."""
-        return self.decoder.context[self.prompt_length :]
-
-    @property
-    def ended(self) -> str:
-        """Why: "eos", "length" (``max_new_tokens``) or a full "context"; "" if it has not."""
-        if not self.decoder.ended:
-            return ""
-        if self.decoder.context[-1] in self.decoder.target.config.eos_token_ids:
-            return "eos"
-        return "length" if len(self.tokens) == self.options.max_new_tokens else "context"
-
-    @property
-    def tokens_per_second(self) -> float:
-        return len(self.tokens) / self.stats.seconds
-
-
-def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Generation:
-    """Continue ``tokens`` as ``target`` alone would; returns the finished Generation.
+def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Decoder:
+    """Continue ``tokens`` as ``target`` alone would; returns the Decoder that has done it.
 
     ``options``: see Options. Ends at EOS, after ``max_new_tokens`` or where the target's context is
     full. Raises ValueError for anything that cannot be run.
@@ -216,7 +171,7 @@ def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **optio
     return start(target, tokens, draft, method, **options).finish()
 
 
-def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Generation:
+def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Decoder:
     """As ``generate``, but it has not begun: iterate over it. ``tokens``: a list or 1-D tensor."""
     config = target.config
     options = Options(method, **options).resolved(config, draft and draft.config)
@@ -226,27 +181,12 @@ def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options)
         raise ValueError(f"the prompt has {len(tokens)} tokens; expected 1 to {size - 1}")
     if not all(0 <= token < config.vocab_size for token in tokens):
         raise ValueError(f"the prompt's ids are not all within 0..{config.vocab_size - 1}")
-    began = clock(target.device)
     limit = min(len(tokens) + options.max_new_tokens, size)
-    sampling = Sampling(
-        seed=options.seed,
-        vocab_size=config.vocab_size,
-        device=target.device,
-        dtype=torch.float64 if target.dtype == torch.float64 else torch.float32,
-        temperature=float(options.temperature),
-        top_p=options.top_p,
-        top_k=options.top_k,
-        coupled=options.coupled,
-    )
     sorted_draft = make_draft(options, target, draft, limit) if options.exits else None
-    kind, exact = Decoder, True
+    kind = Decoder
     if options.init == "target":
-        from .extras.roots import RootsDecoder
-
-        kind, exact = RootsDecoder, options.coupled or sorted_draft.shape.children(0) == 1
-    generation = Generation(kind(target, sorted_draft, tokens, limit, sampling), options, exact)
-    generation.stats.seconds = clock(target.device) - began  # of the caches; each step adds to it
-    return generation
+        from .extras.roots import RootsDecoder as kind
+    return kind(target, sorted_draft, tokens, limit, Sampling(options, target))
 
 
 def make_draft(options: Options, target: Llama, draft, limit: int) -> SortedDraft:

@@ -34,7 +34,7 @@ class LlamaConfig:
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
-    rope_factor: float = 1.0  # for this and the next, see rope_frequencies
+    rope_factor: float = 1.0
     rope_llama3: tuple[float, float, int] | None = None  # low and high factor, original context
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
@@ -59,34 +59,22 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     Dimension i rotates together with i + D/2. The sines of the first half have the minus sign of
     that rotation, so ``rotate`` is one product and one fused multiply-add (Su et al. 2021, 3.4).
     """
+    # On the CPU, named: the table is real where the parameters are built on the meta device.
+    D = config.head_dim
+    exponents = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
+    frequencies = 1.0 / config.rope_theta**exponents  # radians per position, (D/2,)
+    stretched = frequencies / config.rope_factor  # for contexts longer than the original one
+    if config.rope_llama3 is not None:
+        # Llama 3.1: those of less than ``low`` turns in the original context are stretched, those
+        # of more than ``high`` are not, and between the two they are blended.
+        low, high, context = config.rope_llama3
+        turns = context / (2 * math.pi / frequencies)
+        kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+        stretched = (1.0 - kept) * stretched + kept * frequencies
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
-    frequencies = rope_frequencies(
-        config.head_dim,
-        theta=config.rope_theta,
-        factor=config.rope_factor,
-        llama3=config.rope_llama3,
-    )
-    angles = torch.outer(positions, frequencies)  # (positions, D/2)
+    angles = torch.outer(positions, stretched)  # (positions, D/2)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-
-
-def rope_frequencies(head_dim: int, theta: float, factor: float, llama3: tuple | None) -> Tensor:
-    """Radians that each pair of dimensions turns from one position to the next, (D/2,) float32.
-
-    For long contexts they are divided by ``factor``. With ``llama3`` (low, high, original context)
-    only slow ones are, with less than low turns in the original context. Those with more than high
-    turns stay, and between the two is a blend (Llama 3.1).
-    """
-    # On the CPU, named: the table is real where the parameters are built on the meta device.
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-    frequencies = 1.0 / theta**exponents
-    if llama3 is None:
-        return frequencies / factor
-    low, high, context = llama3
-    turns = context / (2 * math.pi / frequencies)
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1.0 - kept) * frequencies / factor + kept * frequencies
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -177,17 +165,10 @@ class Llama(nn.Module):
 
     def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
         """An empty KV cache of ``capacity`` slots for layers first..end-1."""
+        layers = len(self.model["layers"][first:end])
         config = self.config
-        if end is None:
-            end = config.num_hidden_layers
-        return KVCache(
-            num_layers=end - first,
-            num_kv_heads=config.num_key_value_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            device=self.device,
-            dtype=self.dtype,
-        )
+        shape = (layers, 1, capacity, config.num_key_value_heads, config.head_dim)
+        return KVCache(shape, self.device, self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
@@ -226,19 +207,12 @@ class Llama(nn.Module):
         """Hidden states (..., hidden) after any layer -> logits (..., V)."""
         return self.lm_head(self.model["norm"](hidden))
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-        last: int | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, last: int | None = None, **options) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V), or those of the ``last`` so many positions alone.
 
-        ``positions``, ``mask`` and ``cache``: see ``run_layers``.
+        ``options``: positions, mask and cache of ``run_layers``.
         """
-        hidden = self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache)
+        hidden = self.run_layers(self.embed(tokens), **options)
         if last is not None:
             hidden = hidden[:, -last:]
         return self.logits(hidden)

@@ -42,33 +42,25 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
 
 
 class Sampling:
-    """How a generation draws tokens, and all of its random numbers, from one ``seed``.
+    """How tokens are drawn, and every random number of a generation, from one seed.
 
-    Numbers are of two kinds: noise that belongs to a position, and a generator that goes on. With
-    ``coupled`` draft and target share the noise; else the target tests what the draft drew. A test
-    can put a subclass here that walks through every outcome.
+    ``options``: temperature (0 is greedy), top_p, top_k, seed, and coupled: whether draft and
+    target share the noise that belongs to a position; else the target tests what the draft drew
+    with a generator that goes on. ``target``: the model that says how many tokens there are.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        vocab_size: int,
-        temperature: float = 0.0,  # 0 is greedy
-        top_p: float = 1.0,
-        top_k: int = 0,
-        coupled: bool = True,
-        device="cpu",
-        dtype=torch.float64,  # of the noise
-    ):
-        self.seed, self.vocab_size, self.device, self.dtype = seed, vocab_size, device, dtype
-        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
-        self.greedy, self.coupled = temperature == 0.0, coupled
-        self.generator = torch.Generator(device).manual_seed(seed)
+    def __init__(self, options, target):
+        self.options, self.vocab_size = options, target.config.vocab_size
+        self.greedy, self.coupled = options.temperature == 0, options.coupled
+        self.generator = torch.Generator(target.device).manual_seed(options.seed)
+        self.device = target.device
+        self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         self.kept = {}  # position -> (V,)
 
     def warp(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
-        return warp(logits, self.temperature, self.top_p, self.top_k)
+        options = self.options
+        return warp(logits, options.temperature, options.top_p, options.top_k)
 
     def noise(self, positions: list[int]) -> Tensor:
         """Exponential noise e (R, V), which depends on the seed and the position alone.
@@ -81,9 +73,9 @@ class Sampling:
             if position not in self.kept:
                 self.kept = {n: e for n, e in self.kept.items() if n > position - KEPT}
                 # On the CPU: the same on every device. SFC64 takes half as long as Philox.
-                generator = np.random.Generator(np.random.SFC64([self.seed, position]))
-                drawn = torch.from_numpy(generator.standard_exponential(self.vocab_size))
-                drawn = drawn.clamp_(min=1e-30)  # to divide by
+                bits = np.random.SFC64([self.options.seed, position])
+                drawn = np.random.Generator(bits).standard_exponential(self.vocab_size)
+                drawn = torch.from_numpy(drawn).clamp_(min=1e-30)  # to divide by
                 self.kept[position] = drawn.to(self.device, self.dtype)
         return torch.stack([self.kept[position] for position in positions])
 

@@ -1,7 +1,4 @@
-"""The SoFT loss: every exit of a draft learns the next token at once (arXiv 2407.01955, section 4).
-
-Knows nothing about training loops and data.
-"""
+"""The SoFT loss: every exit of a draft learns the next token at once (arXiv 2407.01955, 4)."""
 
 import torch
 import torch.nn.functional as F
@@ -31,20 +28,19 @@ def soft_losses(
     tokens: torch.Tensor,
     labels: torch.Tensor,
     exits,
-    count: int | None = None,
+    count=None,
     distillation=None,
-    recompute: bool = False,
+    recompute=False,
 ) -> torch.Tensor:
     """Next-token cross entropy (E,) in nats at each of ``exits``, from one pass through all layers.
 
-    ``labels`` (B, T) is the token that follows each of ``tokens`` (B, T), by its position in the
-    draft's vocabulary if the model has one; -100 where nothing is to be learnt. Losses are summed
-    over labelled tokens and divided by ``count``, by default their number. Their mean is the loss
-    of Sorted LLaMA (arXiv 2309.08968, section 3): one final norm and one LM head serve all exits.
-    ``distillation`` (train/distil.py) adds its term at each exit.
+    ``labels`` (B, T) is the token that follows each of ``tokens`` (B, T), -100 where nothing is to
+    be learnt. Losses are summed over labelled tokens and divided by ``count``, by default their
+    number. Their mean is the loss of Sorted LLaMA (arXiv 2309.08968, section 3): one final norm and
+    one LM head serve all exits. ``distillation`` (train/distil.py) adds its term at each exit.
 
-    Logits outweigh everything else where the vocabulary is a real one: they are made for CHUNK
-    positions at a time, and once more in the backward pass.
+    With a real vocabulary logits outweigh everything else: they are made for CHUNK positions at a
+    time, and once more in the backward pass.
 
     >>> from s2d.model import Llama, LlamaConfig
     >>> toy = Llama(LlamaConfig(8, 4, 4, 2, 1, 1, 4)).requires_grad_(False)
@@ -53,29 +49,32 @@ def soft_losses(
     tensor([2.0794, 2.0794])
     """
     learnt = labels != -100  # (B, T)
-    wanted = labels[learnt].long()  # (N,)
+    labels = labels[learnt].long()  # (N,)
     taught = distillation.hidden(tokens)[learnt] if distillation else None  # (N, teacher's hidden)
     losses = []
     for hidden in exit_hidden(model, tokens, exits, recompute):
         hidden, loss = hidden[learnt], 0.0  # (N, hidden)
-        for start in range(0, max(1, len(wanted)), CHUNK):
+        for start in range(0, max(1, len(labels)), CHUNK):
             part = slice(start, start + CHUNK)
-            more = (distillation, taught[part]) if distillation else ()
+            taught_part = taught[part] if distillation else None
             loss = loss + checkpoint(
-                chunk_loss, model, hidden[part], wanted[part], *more, use_reentrant=False
+                chunk_loss,
+                model,
+                hidden[part],
+                labels[part],
+                distillation,
+                taught_part,
+                use_reentrant=False,
             )
         losses.append(loss)
-    return torch.stack(losses) / max(1, len(wanted) if count is None else count)
+    return torch.stack(losses) / max(1, len(labels) if count is None else count)
 
 
-def chunk_loss(model, hidden, wanted, distillation=None, taught=None):
-    """Summed loss of hidden states (N, hidden) at one exit, where ``wanted`` (N,) follow."""
-    head, weight = getattr(model, "draft_head", None), model.lm_head.weight
-    if head:  # its rows are a copy, which does not learn
-        weight = weight[head.tokens]  # (K, hidden)
+def chunk_loss(model, hidden, labels, distillation, taught):
+    """Summed loss of hidden states (N, hidden) at one exit, by the ``labels`` (N,) that follow."""
     features = model.model["norm"](hidden)  # (N, hidden), what the head reads
-    logits = F.linear(features, weight).float()  # (N, V), or (N, K)
-    loss = F.cross_entropy(logits, wanted, reduction="sum")
+    logits = F.linear(features, model.lm_head.weight).float()  # (N, V)
+    loss = F.cross_entropy(logits, labels, reduction="sum")
     if distillation:
-        loss = loss + distillation.loss(taught, features, logits, head and head.tokens)
+        loss = loss + distillation.loss(taught, features, logits)
     return loss

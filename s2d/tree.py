@@ -5,6 +5,7 @@ chain has one child per node) or grows where the draft is confident (``Dynamic``
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
@@ -94,13 +95,16 @@ class KConfig:
         self.widths, self.depth = widths, len(widths)
         self.max_nodes = sum(accumulate(widths, mul))  # in a KV cache at once
         self.max_children = max(widths, default=1)
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """Made once, and sliced for every pass ("dynamic sliced mask", arXiv 2409.10644)."""
         parents, above = [], [CONTEXT]
-        for width in widths:
+        for width in self.widths:
             first = len(parents)
             parents += [node for node in above for _ in range(width)]
             above = range(first, len(parents))
-        # Made once, and sliced for every pass ("dynamic sliced mask", arXiv 2409.10644).
-        self.ancestors = ancestor_mask(parents)
+        return ancestor_mask(parents)
 
     def children(self, level: int) -> int:
         """How many children a node gets in this level."""
@@ -235,18 +239,3 @@ class Tree:
             path.append(self.tokens[node])
             node = self.parents[node]
         return path[::-1]
-
-
-def parse_tree(text: str) -> tuple[int, ...] | Dynamic:
-    """A shape as it is written on a command line; ValueError where it is none.
-
-    >>> parse_tree("4,2,2,1"), parse_tree("6x4x60")
-    ((4, 2, 2, 1), Dynamic(top_k=6, depth=4, size=60))
-    """
-    try:
-        if "x" in text:
-            return Dynamic(*map(int, text.split("x")))
-        return tuple(map(int, text.split(",")))
-    except (TypeError, ValueError):
-        forms = "4,2,2,1 (children per level) or 6x4x60 (top-k x depth x size)"
-        raise ValueError(f"a tree is written {forms}, not {text!r}") from None

@@ -9,18 +9,19 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from ..generate import Generation, start
+from ..decode import Decoder
+from ..generate import start
 from ..model import DECODING_KERNELS
 
 
 def generate_many(
     target, prompts: Iterable, draft=None, method="s2d", batch=8, seeds=None, **options
-) -> Iterator[Generation]:
-    """Continue each of ``prompts`` as ``generate`` would; yields the Generations in their order.
+) -> Iterator[Decoder]:
+    """Continue each of ``prompts`` as ``generate`` would; yields the Decoders in their order.
 
     ``batch`` prompts are decoded at a time, and the next one begins where one ends. Prompt i has
     the seed i of ``seeds``, by default ``seed`` + i: its text is that of ``generate`` with this
-    seed, but for rounding below float64. The seconds of a Generation are those of its steps, which
+    seed, but for rounding below float64. The seconds of a Decoder are those of its steps, which
     others share. Raises ValueError for what cannot be run, with the prompt's number, once the
     prompts before it have been yielded.
     """
@@ -37,8 +38,8 @@ def generate_many(
 
 def as_finished(
     target, prompts, draft=None, method="s2d", batch=8, seeds=None, **options
-) -> Iterator[tuple[int, Generation | ValueError]]:
-    """As ``generate_many``, but yields (i, the Generation of prompt i) as soon as it has ended.
+) -> Iterator[tuple[int, Decoder | ValueError]]:
+    """As ``generate_many``, but yields (i, the Decoder of prompt i) as soon as it has ended.
 
     Where a prompt cannot be run, its ValueError is yielded, and the others go on.
     """
@@ -62,35 +63,36 @@ def as_finished(
 @torch.inference_mode()
 @sdpa_kernel(DECODING_KERNELS)
 def run_step(target, active: dict) -> list:
-    """A Step of each of ``active`` {i: Generation}; those that end leave it and are returned."""
+    """A Step of each of ``active`` {i: Decoder}; those that end leave it and are returned."""
     inputs, ended = {}, []
-    for index, generation in active.items():
+    for index, decoder in active.items():
         try:
-            inputs[index] = generation.decoder.draft()
+            inputs[index] = decoder.draft()
         except ValueError as error:  # such as a damaged draft
             ended.append((index, error))
     for index, logits in zip(inputs, run_together(target, list(inputs.values()))):
-        generation = active[index]
         try:
-            generation.stats.add(generation.decoder.accept(logits))
+            active[index].accept(logits)
         except ValueError as error:
             ended.append((index, error))
         else:
-            if generation.decoder.ended:
-                ended.append((index, generation))
+            if active[index].ended:
+                ended.append((index, active[index]))
     for index, _ in ended:
         del active[index]
     return ended
 
 
 def run_together(target, inputs: list) -> list:
-    """One pass of ``target`` over several TargetInputs; the logits (N+1, V) of each."""
+    """One pass of ``target`` over the ``inputs`` of several Decoders: logits (N+1, V) of each."""
     if not inputs:
         return []
     cache = JoinedCache(inputs)
-    hidden = target.embed(torch.cat([each.tokens for each in inputs], dim=1))  # (1, all T, hidden)
+    hidden = target.embed(
+        torch.cat([each["tokens"] for each in inputs], dim=1)
+    )  # (1, all T, hidden)
     hidden = target.run_layers(hidden, positions=cache.positions, cache=cache)[0]
-    rows = [part[-each.last :] for part, each in zip(hidden.split(cache.sizes), inputs)]
+    rows = [part[-each["last"] :] for part, each in zip(hidden.split(cache.sizes), inputs)]
     return target.logits(torch.cat(rows)).split([len(part) for part in rows])
 
 
@@ -101,19 +103,19 @@ class JoinedCache:
 
     def __init__(self, inputs):
         self.inputs = inputs
-        self.sizes = [each.tokens.shape[1] for each in inputs]
+        self.sizes = [each["tokens"].shape[1] for each in inputs]
         positions = []
         for each, size in zip(inputs, self.sizes):
-            S = each.cache.length
-            follow = torch.arange(S, S + size, device=each.tokens.device)
-            positions.append(follow if each.positions is None else each.positions)
+            S = each["cache"].length
+            follow = torch.arange(S, S + size, device=each["tokens"].device)
+            positions.append(follow if each["positions"] is None else each["positions"])
         self.positions = torch.cat(positions)
 
     def attend(self, layer, q, k, v, mask):
         parts = zip(self.inputs, *(heads.split(self.sizes, dim=2) for heads in (q, k, v)))
-        attended = [each.cache.attend(layer, *qkv, each.mask) for each, *qkv in parts]
+        attended = [each["cache"].attend(layer, *qkv, each["mask"]) for each, *qkv in parts]
         return torch.cat(attended, dim=2)
 
     def advance(self, count):
         for each, size in zip(self.inputs, self.sizes):
-            each.cache.advance(size)
+            each["cache"].advance(size)

@@ -24,6 +24,7 @@ class RootsDecoder(Decoder):
         super().__init__(target, draft, context, limit, sampling)
         self.roots = None  # of the next tree: tokens (K,) and their probabilities (K,)
         self.after_context = None  # logits (V,) of the last pass, after what was accepted
+        self.exact = sampling.coupled or draft.shape.children(0) == 1
 
     def draft_tree(self):
         if self.roots is None:
