@@ -29,7 +29,6 @@ from s2d.extras.decision import Decision, fingerprint, save_decision
 from s2d.generate import METHODS
 from s2d.text.tokenizer import Tokenizer
 from s2d.weights import DTYPES, save_model
-from s2d.weights.shards import INDEX, SINGLE
 
 CONTEXT = 72
 SIZES = dict(vocab_size=1024, hidden_size=16, intermediate_size=24, head_dim=4, num_hidden_layers=2)
@@ -50,14 +49,13 @@ def cases(count):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders: a target; the same in shards, and with a tokenizer.json; a draft; its decisions."""
+    """Folders: a target; the same with a tokenizer.json; a draft; its decisions."""
     folder = tmp_path_factory.mktemp("models")
-    names = ("target", "sharded", "json", "draft", "decision")
+    names = ("target", "json", "draft", "decision")
     made = SimpleNamespace(**{name: folder / name for name in names})
     target = random_llama(0, **SIZES | {"num_hidden_layers": 3})
     draft = random_llama(1, **SIZES, exit_layers=(1, 2), thresholds=(0.3, 0.0))
     save_model(target, made.target, WEIGHTS / "mini-7b", torch.float32)
-    save_model(target, made.sharded, WEIGHTS / "mini-7b", torch.float32, max_shard_bytes=60_000)
     save_model(target, made.json, dtype=torch.float32)
     save_trained(made.json)
     save_model(draft, made.draft, dtype=torch.float32)
@@ -159,7 +157,7 @@ PARTS = [  # what some of the files below hold somewhere, or should not
     *({"type": kind} for kind in "NFKD Lowercase StripAccents Whitespace Punctuation".split()),
     *({"type": kind} for kind in "BertPreTokenizer Fuse ByteFallback UnicodeScripts".split()),
     *("<s> </s> <|eot|> <no> <x> linear . .. ../x /etc/passwd sub/x config.json".split()),
-    *([INDEX, "", "a\nb", "a\0b", "x" * 300, {"<x>": 1024}, {"1024": {"content": "<x>"}}]),
+    *(["", "a\nb", "a\0b", "x" * 300, {"<x>": 1024}, {"1024": {"content": "<x>"}}]),
 ]
 
 
@@ -196,67 +194,11 @@ def changed(draw, whole, more=()):
     return joined(whole, texts)
 
 
-def damaged(content, damage):
-    """``content`` cut off, or with some bytes changed from each of several positions on."""
-    if isinstance(damage, int):
-        return content[: damage % len(content)]
-    changed = bytearray(content)
-    for position, count, change in damage:
-        for offset in range(count):
-            changed[(position + offset) % len(changed)] ^= change
-    return bytes(changed)
-
-
-POSITIONS = st.integers(0, 40) | st.integers(0, 3000) | st.integers(0, 2**18)
-BITS = st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 15, 255])
-FLIPS = st.tuples(POSITIONS, st.sampled_from([1, 1, 2, 5000]), BITS)
-DAMAGE = POSITIONS | st.lists(FLIPS, max_size=3)
 SOME_OPTIONS = st.tuples(
     st.sampled_from(METHODS).map("--method={}".format),
     st.sampled_from(["--temperature=0", "--temperature=1", "--temperature=1.5"]),
     st.sampled_from(["--json", "--chat", "--init=target", "--with-replacement", "--coupled"]),
 )
-
-
-CONFIG = "head_dim attention_bias mlp_bias rope_theta rope_parameters rope_scaling exit_layers"
-CONFIG += " thresholds draft_stop draft_tree draft_length quantization_config"
-TOKENS = "chat_template legacy add_bos_token bos_token eos_token other_token added_tokens_decoder"
-TOKENS += " extra_special_tokens tokenizer_class sp_model_kwargs add_prefix_space"
-TEXTS = {"tokenizer_config.json": TOKENS, "special_tokens_map.json": TOKENS}
-TEXTS |= {"added_tokens.json": "<x> </s> <|eot|>"}
-FILES = [
-    ("target", "config.json", CONFIG),
-    ("draft", "config.json", CONFIG),
-    ("sharded", INDEX, ""),
-]
-FILES += [(whose, name, TEXTS[name]) for whose in ("target", "json") for name in TEXTS]
-FILES += [("json", "tokenizer.json", "padding")]
-
-
-@pytest.mark.parametrize(("whose", "name", "more"), FILES)
-@cases(60)
-@given(data=st.data(), options=SOME_OPTIONS)
-def test_any_json(models, whose, name, more, data, options):
-    """Parts that are missing, of any kind, or nested thousands deep; expressions that explode."""
-    file = getattr(models, whose) / name
-    content = data.draw(changed(read_object(file) if file.is_file() else {}, more.split()))
-    more = [] if name in ("config.json", INDEX) else ["--chat", "--prompt", "A" * 50 + ";"]
-    run_changed(models, whose, name, content.encode(), *options, *more)
-
-
-DAMAGED = [(whose, name) for whose in ("target", "draft") for name in ("config.json", SINGLE)]
-DAMAGED += [("sharded", INDEX), ("target", "tokenizer_config.json"), ("json", "tokenizer.json")]
-DAMAGED += [("decision", DECISION)]
-
-
-@pytest.mark.parametrize(("whose", "name"), DAMAGED)
-@cases(40)
-@given(damage=DAMAGE, options=SOME_OPTIONS)
-def test_a_damaged_file(models, whose, name, damage, options):
-    """Truncated anywhere, or with flipped bits: of the safetensors in header or numbers."""
-    content = damaged((getattr(models, whose) / name).read_bytes(), damage)
-    # Of the options some would be refused before a decision model is read.
-    run_changed(models, whose, name, content, *(() if whose == "decision" else options))
 
 
 @cases(80)
@@ -279,12 +221,12 @@ FEW = st.integers(1, 12).map(str)
 NONSENSE = ANY_TEXT | st.sampled_from(
     ["", " ", "\u0663", "a\nb", "a\r\n\x85\u2028b", "\0", "\udc80", "\ud800", "x" * 5000]
     + "- -- nan inf -inf 1e-40 1e-7 1e400 -0 1_0 , 1,,2 %s {0} . / /etc/passwd /dev/null".split()
-    + ["9" * 30, "9" * 5000, "TARGET", "SHARDED", "DRAFT", "DECISION"]
+    + ["9" * 30, "9" * 5000, "TARGET", "DRAFT", "DECISION"]
 )
 DEVICES = st.sampled_from(
     "cpu:0 cuda:00 cuda:128 cuda:999 meta CPU cuda:\u0661".split() + ["cuda:1 "]
 )
-SOME = """target TARGET SHARDED; draft DRAFT TARGET; prompt A_word -; device cpu
+SOME = """target TARGET JSON; draft DRAFT TARGET; prompt A_word -; device cpu
 temperature 0 1e-6 0.7 1 1e38; top-p 1e-40 0.5 1; top-k 0 1 5; seed 0 1 9223372036854775807
 exits 1 2 1,2; thresholds 0 0.5,0 1e-40,1; tree 4,2,2,1 1,1 70; init draft target
 stop DECISION 0.5 0; color auto always never; trace page.html page_2.html"""
@@ -326,8 +268,7 @@ OPTIONS = [
     (["--temperature", "1", "--top-p", "1e-9"], None),  # keeps the likeliest token
     (["--prompt", "half a pair: \ud800"], "character 13 of the text is no Unicode character"),
     (["--draft", "two\nlines"], "no model folder at two lines"),
-    (["--device", "cuda:00"], "unknown device 'cuda:00'"),
-    (["--device", "cuda:128"], "device 'cuda:128' was asked for, but torch sees"),
+    (["--device", "cuda:128"], "no device 'cuda:128' here"),
     (f"--method s2d-tree --tree-top-k 1024 --tree-depth {CONTEXT} --tree-size 8".split(), ""),
 ]
 
@@ -373,16 +314,3 @@ def test_a_folder_whose_name_is_no_text(tmp_path, models):
     shutil.copytree(models.target, folder)
     for pair in ((folder, models.draft), (models.target, folder)):
         run_models(*pair)
-
-
-TOO_LARGE = [
-    ({"max_position_embeddings": 2**20, "head_dim": 1024}, []),
-    ({"max_position_embeddings": 2**20, "head_dim": 128}, []),
-    ({"max_position_embeddings": 2**20}, ["--draft-length", "1000000"]),
-]
-
-
-@pytest.mark.parametrize(("change", "options"), TOO_LARGE)
-def test_more_than_there_is_memory_for(models, change, options):
-    content = json.dumps(read_object(models.target / "config.json") | change).encode()
-    assert run_changed(models, "target", "config.json", content, *options)[0] == 2
