@@ -23,32 +23,28 @@ def datastore_path(folder):
 
 
 def load_datastore(path, config):
-    """The Datastore in the file ``path`` for a target of ``config``. Raises ValueError."""
-    end = end_of(config)
+    """The Datastore in the file ``path`` for a target of ``config``; ValueError if it is none."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"no datastore at {path}; make one with: python -m s2d.train text")
     try:
-        tokens = load_file(path)["tokens"]
+        tokens = load_file(path)["tokens"].to(torch.int32)
     except (SafetensorError, KeyError) as error:
         raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
-    if tokens.dim() != 1 or tokens.dtype not in (torch.uint16, torch.int32) or not len(tokens):
-        raise ValueError(f"{path} is damaged: its tokens are not a list of ids")
-    tokens = tokens.to(torch.int32)
+    if tokens.dim() != 1 or not len(tokens):
+        raise ValueError(f"{path} is damaged: its tokens are not a list")
     if tokens.min() < 0 or tokens.max() >= config.vocab_size:
-        raise ValueError(f"{path} is for another vocabulary than the target's {config.vocab_size}")
-    return Datastore(tokens, end)
+        raise ValueError(f"{path} is not for a vocabulary of {config.vocab_size} tokens")
+    return Datastore(tokens, end_of(config))
 
 
 def save_datastore(path, documents, config):
     """Write lists of ids as the datastore of a target of ``config``; returns how many ids."""
     end, tokens = end_of(config), []
     for document in documents:
-        tokens += document
-        if document[-1:] != [end]:
-            tokens.append(end)
-    small = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
+        tokens += document if document[-1:] == [end] else [*document, end]
+    dtype = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
     with staged_file(path) as stage:
-        save_file({"tokens": torch.tensor(tokens, dtype=torch.int32).to(small)}, stage)
+        save_file({"tokens": torch.tensor(tokens, dtype=torch.int32).to(dtype)}, stage)
     return len(tokens)
 
 
