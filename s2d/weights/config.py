@@ -30,8 +30,7 @@ def read_config(path):
     if not path.is_dir():
         raise FileNotFoundError(f"no model folder at {path}")
     raw = read_json(path / "config.json")
-    generation = path / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    eos = read_json(path / "generation_config.json", missing={}).get("eos_token_id")
     if eos is not None:
         raw["eos_token_id"] = eos
     try:
