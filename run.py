@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch.distributed import is_torchelastic_launched
 
+from s2d.extras.datastore import datastore_path, load_datastore
 from s2d.extras.decision import read_stop
 from s2d.extras.many import as_finished
 from s2d.files import read_text
@@ -29,10 +30,9 @@ from s2d.trace.record import target_alone
 from s2d.trace.several import answer_all
 from s2d.trace.terminal import Streamed, announced, as_json, colors_of, report
 from s2d.tree import Dynamic
-from s2d.weights import DTYPES, own_device, placement
-from s2d.weights.config import read_config, unread_settings
-from s2d.weights.datastore import find_datastore, open_datastore
-from s2d.weights.get import draft_beside, find_target, is_whole
+from s2d.weights import DTYPES, check_device, placement
+from s2d.weights.config import read_config
+from s2d.weights.names import draft_beside, find_target
 
 MINI_EXAMPLE = (
     "Quick one: I want to know two things about Tadastan: its capital and its main export."
@@ -58,7 +58,7 @@ def run_on_every_rank(args):
     from s2d.extras import parallel  # takes a second to import
     from s2d.weights.divided import load_target
 
-    device = own_device(args.device)
+    device = check_device(args.device)
     with parallel.joined(device) as mesh:
         own = vars(args) | {"device": device, "trace": args.trace if first else None}
         if args.prompt == "-":
@@ -80,8 +80,8 @@ def run(args, load_target=None):
     tell(f"loading target {target_path}, draft {draft_path or store or 'none'}")
     tokenizer = Tokenizer(target_path)
     template, which = choose_template(target_path, args.raw, args.chat)
-    for line in filter(None, (which, unread_settings(target_path))):
-        tell(line)
+    if which:
+        tell(which)
     encode = partial(tokenizer.encode_chat, template=template, system=args.system)
     if not template and (args.interactive or args.system is not None):
         what = "a conversation" if args.interactive else "--system"
@@ -97,14 +97,14 @@ def run(args, load_target=None):
     if prompt:
         refuse_long(prompt, config)
     load = partial(load_model, compile=args.compile)
-    target = (load_target or load)(target_path, args.device, args.dtype, config=config)
-    draft = load(draft_path, args.device, target.dtype, config=draft_config) if draft_path else None
+    target = (load_target or load)(target_path, args.device, args.dtype)
+    draft = load(draft_path, args.device, target.dtype) if draft_path else None
     what = "target and draft" if draft else "target"
     tell(f"{what} on {placement(*filter(None, (target, draft)))}")
     if args.stop:
         options = replace(options, stop=read_stop(args.stop, draft))
     if store:
-        options = replace(options, datastore=open_datastore(store, target_path, config))
+        options = replace(options, datastore=load_datastore(store, config))
     colors = colors_of(options.plan(config, draft_config).exits, args.color, sys.stdout)
 
     def begin(prompt, options):
@@ -228,20 +228,21 @@ def tree_shape(args, draft_config):
 def choose_draft(args, target_path, config):
     """(folder of the draft, file of the datastore, or None for either; {method and exits}).
 
-    Exit 0 drafts where there is no draft, or where the target or the draft beside it has a
-    datastore, unless ``args`` name other exits or another draft.
+    Exit 0 drafts where there is no draft, or where the target has a datastore, unless ``args`` name
+    other exits or another draft.
     """
     exits, method = args.exits, args.method
     if method == "ar":
         return None, None, {"method": method, "exits": exits}
     folder, beside = args.draft, draft_beside(target_path)
-    if folder is None and is_whole(beside):
+    if folder is None and (beside / "config.json").is_file():
         folder = beside if read_config(beside).vocab_size == config.vocab_size else None
     layers = exits[0] > 0 if exits else bool(args.draft)  # and no table
-    store = None if layers else find_datastore(target_path, folder or beside, config)
+    store = datastore_path(target_path)
+    store = store if store.is_file() and not layers else None
     if exits is None and not args.draft and (store or not folder):
         exits = (0,)
-        if not folder:
+        if not folder and not store:
             tell(f"no draft for it at {beside}: drafting from what was seen before (exit 0)")
     if exits == (0,):
         if args.draft:

@@ -24,7 +24,7 @@ from s2d.bench import __main__ as bench
 from s2d.program import run_program
 from s2d.train import __main__ as train
 from s2d.weights import __main__ as weights_program
-from s2d.weights import get as getting
+from s2d.weights import names
 from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
@@ -131,7 +131,7 @@ def test_what_was_said_before_a_key_is_pressed_is_in_the_json(interrupt, capsys)
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(getting, "WEIGHTS", tmp_path)
+    monkeypatch.setattr(names, "WEIGHTS", tmp_path)
     assert run.find_target("7b") == tmp_path / "mini-7b"
     (tmp_path / "vicuna-7b").mkdir()
     assert run.find_target("7b") == tmp_path / "vicuna-7b"
@@ -327,7 +327,6 @@ def test_letters_that_stdout_lacks_are_escaped(monkeypatch):
 
 LONG_RUNS = {
     "run.py": "--target 13b --prompt Hi --temperature 9 --max-new-tokens 470 --method ar --json",
-    "-m s2d.weights": "check weights/mini-13b",
     "-m s2d.train": "soft --init weights/mini-7b --layers 2 --exits 1,2 --out TMP/draft",
     "-m s2d.bench": "shapes --shapes tiny --context 4000",
 }
@@ -372,13 +371,6 @@ def test_every_program_says_what_is_missing_in_one_line(room, capsys):
         assert not re.findall(r"^  (--\S+(?: \S+)*)\n(?! {10})", capsys.readouterr().out, re.M)
 
 
-def test_a_name_of_a_folder_is_shown_and_not_obeyed(tmp_path, capsys):
-    shutil.copytree(WEIGHTS / "mini-7b", folder := tmp_path / "red\x1b[31m")
-    assert weights_program.main(["check", str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert r"red\x1b[31m will load" in out and out.strip().isprintable()
-
-
 def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, capsys):
     tokenizer = Tokenizer(WEIGHTS / "mini-7b")
     base = tmp_path / "base"  # a model of which no template is known
@@ -401,12 +393,10 @@ def test_what_is_said_is_put_into_the_template_where_one_is_known(tmp_path, caps
 
 def test_without_a_draft_exit_0_drafts_and_says_so(tmp_path, capsys):
     shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "mini-lonely")
-    (tmp_path / "mini-lonely/generation_config.json").write_text('{"min_length": 9}')
     arguments = ["--target", str(tmp_path / "mini-lonely"), "--max-new-tokens", "24"]
     assert run.main([*arguments, "--json"]) == 0
     out, error = capsys.readouterr()
     assert f"no draft for it at {tmp_path / 'mini-draft'}: drafting from what was seen" in error
-    assert "generation_config.json sets min_length 9, which transformers applies" in error
     stats = json.loads(out)["stats"]
     assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
 
@@ -419,7 +409,7 @@ def test_what_exit_0_alone_takes(tmp_path, capsys):
     args = run.parse(["--target", "7b"])
     for folder in ("mini-7b", "mini-draft"):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
-    store = tmp_path / "mini-7b/datastore.safetensors"
+    store = tmp_path / "mini-7b-datastore.safetensors"
     store.write_bytes(b"")
     config = read_config(tmp_path / "mini-7b")
     assert run.choose_draft(args, tmp_path / "mini-7b", config)[:2] == (None, store)

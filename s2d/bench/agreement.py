@@ -15,7 +15,7 @@ from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
-from ..weights.get import draft_beside, find_target
+from ..weights.names import draft_beside, find_target
 from .methods import datastore_of
 from .specbench import choose_questions, group_of
 from .tables import render
@@ -61,7 +61,7 @@ def report(args):
     target, template = load_model(source, args.device, args.dtype), chat_template(source)
     draft = load_model(path, args.device, args.dtype)
     untrained = load_model(source, args.device, args.dtype, num_layers=exits[-1])
-    datastore, tokenizer = datastore_of(source, path, target.config), Tokenizer(source)
+    datastore, tokenizer = datastore_of(source, target.config), Tokenizer(source)
     right, sure = defaultdict(list), []
     questions = choose_questions(args.questions, "held-out", args.limit)
     prompts = [tokenizer.encode_chat(each["turns"][:1], template) for each in questions]

@@ -14,7 +14,7 @@ from ..program import tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
-from ..weights.get import find_target
+from ..weights.names import find_target
 from .methods import datastore_of, draft_of, parse_method, peer_of
 from .plot import check_plot, write_lines
 from .specbench import choose_questions
@@ -37,7 +37,7 @@ def report(args):
     for name in dict.fromkeys(["ar", *(args.methods or ["s2d-tree:exits=0", "s2d"])]):
         _, options = parse_method(name, draft, path, source)
         if 0 in options.get("exits", ()):
-            options["datastore"] = datastore_of(source, path, target.config)
+            options["datastore"] = datastore_of(source, target.config)
         runs[name] = partial(ours, target, draft, prompts, args.max_new_tokens, options)
         ours(target, draft, prompts[:1], 2, options, 1)  # what passes cost is timed before
     if args.hf:

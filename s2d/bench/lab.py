@@ -15,7 +15,7 @@ from ..program import tell
 from ..text.tokenizer import Tokenizer
 from ..train.ablations import SEEDS, decision_of, folder_of
 from ..weights import load_model
-from ..weights.get import WEIGHTS
+from ..weights.names import WEIGHTS
 from .measure import answer, measure, run_ours
 from .specbench import choose_questions
 from .tables import summarise, total

