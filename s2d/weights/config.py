@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..exits import DraftConfig
 from ..fields import errors_name, flag, number, numbers, read_json, refuse_unknown, shown, whole
-from ..text.special_tokens import read_special_tokens, read_tokenizer_json
+from ..text.tokenizer_model import read_added_tokens, read_special_tokens
 
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 # What may stand in an object about rotation, or beside it.
@@ -88,11 +88,8 @@ def answer_ends(path, config, said):
 
 def tokenizers_end(path, vocab_size):
     """The id, in a tuple, of the token that the tokenizer's files call its end, if they say it."""
-    beside = read_special_tokens(path)
-    name, known = beside.names.get("eos_token"), {t.text: t.id for t in beside.added.values()}
-    if name and known.get(name) is None:  # transformers 5 leaves it in tokenizer.json alone
-        known = {token.text: token.id for token in read_tokenizer_json(path)[1]}
-    end = known.get(name)
+    beside, names = read_special_tokens(path)
+    end, _ = read_added_tokens(path, beside).get(names.get("eos_token"), (None, None))
     return () if end is None or not 0 <= end < vocab_size else (end,)
 
 

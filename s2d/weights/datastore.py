@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..extras.datastore import Datastore
+from ..fields import read_json
 from ..files import check_free, staged_file
-from ..text.special_tokens import read_tokenizer_json
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
 KIND = "s2d datastore"
@@ -25,9 +25,9 @@ def tokenizer_checksum(folder):
     file = Path(folder) / "tokenizer.model"
     if file.is_file():
         return f"{zlib.crc32(file.read_bytes()):08x}"
-    vocabulary, added = read_tokenizer_json(file.parent)
-    added = sorted((token.id, token.text) for token in added)  # there they have any order
-    return f"{zlib.crc32(json.dumps([vocabulary, added], sort_keys=True).encode()):08x}"
+    raw = read_json(file.parent / "tokenizer.json")
+    added = sorted((token["id"], token["content"]) for token in raw.get("added_tokens", []))
+    return f"{zlib.crc32(json.dumps([raw['model']['vocab'], added], sort_keys=True).encode()):08x}"
 
 
 def find_datastore(target, draft, config):
