@@ -73,9 +73,8 @@ def run(args, load_target=None):
     load = partial(load_model, compile=args.compile)
     target = (load_target or load)(target_path, args.device, args.dtype)
     draft = load(draft_path, args.device, target.dtype) if draft_path else None
-    tell(
-        f"{'target and draft' if draft else 'target'} on {placement(*filter(None, (target, draft)))}"
-    )
+    models = [target, draft] if draft else [target]
+    tell(f"target {'and draft ' if draft else ''}on {placement(*models)}")
     if args.stop:
         options = replace(options, stop=read_stop(args.stop, draft))
     if datastore:
@@ -94,7 +93,8 @@ def run(args, load_target=None):
     about = partial(describe, args, paths, datastore, target)
     colors = colors_of(exits, "auto", sys.stdout)
     if args.interactive:
-        room = config.max_position_embeddings - args.max_new_tokens
+        size = config.max_position_embeddings
+        room = size - min(args.max_new_tokens, size // 4)
         return converse(begin, tokenizer, encode, room, args.prompt, colors)
     if args.prompts:
         prompts = read_prompts(args.prompts)

@@ -36,10 +36,6 @@ MARKED = """{%- for message in messages %}
 BRACKETS = """{% for m in messages %}{% if m['role'] == 'user' -%}
 {{ bos_token }}[INST] {{ m['content'] }} [/INST]{% else %} {{ m['content'] }} {{ eos_token }}
 {%- endif %}{% endfor %}"""
-BARS = """{% for m in messages %}<|{{ m['role'] }}|>
-{{ m['content'] }}{{ eos_token }}
-{% endfor %}{% if add_generation_prompt %}<|assistant|>
-{% endif %}"""
 CHATML = """{% for m in messages %}<|im_start|>{{ m['role'] }}
 {{ m['content'] }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
@@ -92,7 +88,7 @@ def test_templates_on_a_tokenizer_json(trained, template):
 
 
 @pytest.mark.parametrize("legacy", [{"legacy": True}, {"legacy": False}, {}])
-@pytest.mark.parametrize("template", [BRACKETS, BARS, CHATML])
+@pytest.mark.parametrize("template", [BRACKETS, CHATML])
 def test_templates_on_a_tokenizer_model(tmp_path, template, legacy):
     """There is no second BOS. ChatML's tokens, in added_tokens.json, are found in a user's text."""
     config = {"chat_template": template, "eos_token": "</s>"} | legacy

@@ -29,7 +29,9 @@ from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
-NOTICES = "loading target |target |no draft for it |chat template: |every step: |timing the |Ctrl-C "
+NOTICES = (
+    "loading target |target |no draft for it |chat template: |every step: |timing the |Ctrl-C "
+)
 
 
 def run_json(capsys, *arguments):
@@ -232,13 +234,6 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them():
     assert out.getvalue() == "\x1b[36ma\\x1b[2Jb\n\x1b[0m\n"
 
 
-def test_every_option_says_what_it_is_for(capsys):
-    assert program(run.main, "--help") == 0
-    shown = capsys.readouterr().out
-    assert not re.findall(r"^  (--\S+(?: \S+)*)\n(?! {10})", shown, re.M)
-    assert shown.count("\n  --") <= 27
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders of small random models, one with a tokenizer.json, one without any tokenizer."""
@@ -261,12 +256,9 @@ MISTAKES = {
     "--target {m}/draft --draft {m}/draft": "no tokenizer at",
     "--target {m}/target --method s2d --exits 2": "no draft model at",
     "--draft=": "--draft: invalid path value: ''",
-    "--draft nowhere": "no model folder at nowhere",
     "--draft {m}/json --exits 0": "--exits 0 uses no layers of --draft",
     "--method ar --draft /nowhere": "method ar does not use --draft",
     "--method ar --stop 0.5": "method ar does not use stop",
-    "--method sd --thresholds 7": "method sd does not use thresholds",
-    "--method mcsd --draft-length 2": "method mcsd does not use draft_length",
     "--exits two": "invalid comma-separated int value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
     "--tree 2,2": "method s2d does not use tree",
@@ -277,13 +269,21 @@ MISTAKES = {
     "--prompt=\udce9": "surrogates not allowed",
     "--device tpu9": "device 'tpu9'",
     "--raw --system x": "need a chat template",
-    "--interactive --target {m}/target --method ar": "need a chat template",
     "--interactive --json": "--interactive does not go with",
     "--prompts x --prompt x": "--prompts does not go with",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
-    "--prompts {m}/target/model.safetensors": "codec can't decode",
     "--trace {m}/nowhere/page.html": "nowhere/page.html",
 }
+
+
+def refused(capsys, *words):
+    """The one line that says what is wrong with a command line, "" where there is an answer."""
+    code = program(run.main, *words)
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if not re.match(NOTICES, line)]
+    assert (code, len(errors)) in ((0, 0), (2, 1)), (words, lines)
+    assert all(line.startswith("run.py: ") for line in errors), lines
+    return "".join(errors)
 
 
 @pytest.mark.parametrize("line", MISTAKES)
@@ -291,14 +291,7 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, models, capsys):
     """With the target 7b, unless the line names another."""
     words = [line] if line.startswith("--prompt=") else line.format(m=models).split(" ")
     target = [] if "--target" in words else ["--target", "7b"]
-    assert program(run.main, *target, *words) == 2
-    assert_one_line(capsys, MISTAKES[line])
-
-
-def assert_one_line(capsys, message=""):
-    lines = capsys.readouterr().err.splitlines()
-    errors = [line for line in lines if not re.match(NOTICES, line)]
-    assert len(errors) == 1 and errors[0].startswith("run.py: ") and message in errors[0], errors
+    assert MISTAKES[line] in refused(capsys, *target, *words)
 
 
 VALUES = {
@@ -323,19 +316,14 @@ FLAGS = ["--json", "--raw", "--rejection"]
 
 
 def test_options_drawn_at_random_give_an_answer_or_one_line(models, capsys):
-    rng, codes = random.Random(0), []
+    rng, answers = random.Random(0), 0
     for _ in range(60):
-        line = ["--target", str(models / "target"), "--draft", str(models / "draft")]
-        line += ["--prompt=A word", "--max-new-tokens=4"]
+        words = ["--target", models / "target", "--draft", models / "draft"]
+        words += ["--prompt=A word", "--max-new-tokens=4"]
         for name in rng.sample(sorted(VALUES), rng.randrange(1, 4)):
-            line.append(f"--{name}={rng.choice(VALUES[name])}".format(m=models))
-        line += rng.sample(FLAGS, rng.randrange(2))
-        codes.append(program(run.main, *line))
-        assert codes[-1] in (0, 2), line
-        if codes[-1] == 2:
-            assert_one_line(capsys)
-        capsys.readouterr()
-    assert 10 < codes.count(0) < 50
+            words.append(f"--{name}={rng.choice(VALUES[name])}".format(m=models))
+        answers += not refused(capsys, *words, *rng.sample(FLAGS, rng.randrange(2)))
+    assert 10 < answers < 50
 
 
 DAMAGED = ["config.json", "model.safetensors", "tokenizer_config.json", "tokenizer.json"]
@@ -343,7 +331,7 @@ DAMAGED = ["config.json", "model.safetensors", "tokenizer_config.json", "tokeniz
 
 def test_files_damaged_at_random_give_an_answer_or_one_line(models, tmp_path, capsys):
     """Cut short, or with some bytes changed."""
-    rng, codes = random.Random(0), []
+    rng, answers = random.Random(0), 0
     for case in range(40):
         folder = tmp_path / str(case)
         shutil.copytree(models / "json", folder)
@@ -352,13 +340,9 @@ def test_files_damaged_at_random_give_an_answer_or_one_line(models, tmp_path, ca
         for _ in range(rng.randrange(4)):
             content[rng.randrange(min(len(content), 3000))] ^= rng.choice([1, 4, 16, 255])
         file.write_bytes(content if rng.random() < 0.7 else content[: rng.randrange(len(content))])
-        line = "--target", folder, "--draft", models / "draft", "--prompt", "A word"
-        codes.append(program(run.main, *line, "--max-new-tokens", 4))
-        assert codes[-1] in (0, 2), file
-        if codes[-1] == 2:
-            assert_one_line(capsys)
-        capsys.readouterr()
-    assert 0 < codes.count(0) < 30
+        words = "--target", folder, "--draft", models / "draft", "--max-new-tokens", 4
+        answers += not refused(capsys, *words, "--prompt", "A word")
+    assert 0 < answers < 30
 
 
 def test_what_a_program_raises_becomes_an_exit_code(capsys):

@@ -82,8 +82,7 @@ def sentencepiece_folder(folder, changes, **files):
         shutil.copy(WEIGHTS / "mini-7b" / name, folder)
     config = json.loads((WEIGHTS / "mini-7b/tokenizer_config.json").read_text())
     del config["legacy"]
-    config = {key: value for key, value in (config | changes).items() if value is not ...}
-    for name, content in {"tokenizer_config": config, **files}.items():
+    for name, content in {"tokenizer_config": config | changes, **files}.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 

@@ -21,10 +21,9 @@ class SentencePieceModel:
         self.bare.load_from_serialized_proto(proto + NO_PREFIX)
         added = read_added_tokens(path.parent, config)
         for text in names.values():
-            number = self.pieces.piece_to_id(text)
-            is_piece = self.pieces.id_to_piece(number) == text  # else the number is that of <unk>
-            if is_piece or text in added:
-                added[text] = (number if is_piece else added[text][0], True)
+            number, _ = added.get(text, (self.pieces.piece_to_id(text), True))
+            if text in added or self.pieces.id_to_piece(number) == text:  # else it is no token
+                added[text] = (number, True)
         # Where one token's text begins with another's: the special one is found, then the longer.
         order = sorted(added, key=lambda text: (not added[text][1], -len(text)))
         self.ids = {text: added[text][0] for text in order}
@@ -60,11 +59,8 @@ class SentencePieceModel:
 def read_special_tokens(folder):
     """(tokenizer_config.json, {"bos_token": text, ...}) of a folder."""
     config = read_json(folder / "tokenizer_config.json", missing={})
-    named = dict(config)
-    if "added_tokens_decoder" not in config:
-        named |= read_json(folder / "special_tokens_map.json", missing={})
     names = dict(LLAMA) if (folder / "tokenizer.model").is_file() else {}
-    for key, token in named.items():
+    for key, token in config.items():
         if key.endswith("_token") and not key.startswith("add_"):
             names[key] = token["content"] if isinstance(token, dict) else token
     return config, {key: text for key, text in names.items() if text}
