@@ -19,12 +19,12 @@ from s2d.extras.datastore import datastore_path, load_datastore
 from s2d.extras.decision import read_stop
 from s2d.extras.many import as_finished
 from s2d.generate import METHODS, Options, start
-from s2d.program import Parser, comma_separated, path, run_program, tell
+from s2d.program import Parser, comma_separated, parse_tree, path, run_program, tell
 from s2d.text.chat import chat_template
 from s2d.trace import Recorder, check_page, traced
 from s2d.trace.conversation import converse
 from s2d.trace.terminal import Streamed, answer_all, as_json, colors_of, report
-from s2d.tree import Dynamic, parse_tree
+from s2d.tree import Dynamic
 from s2d.weights import DTYPES, check_device, placement
 from s2d.weights.config import read_config
 

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from .tree import Dynamic
+
 # What a terminal would obey, all but line breaks and tabs -> how it is shown.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
@@ -40,6 +42,21 @@ def comma_separated(kind):
 
     read.__name__ = f"comma-separated {kind.__name__}"  # argparse names it in its error
     return read
+
+
+def parse_tree(text):
+    """A tree's shape as it is written on a command line; ValueError where it is none.
+
+    >>> parse_tree("4,2,2,1"), parse_tree("6x4x60")
+    ((4, 2, 2, 1), Dynamic(top_k=6, depth=4, size=60))
+    """
+    try:
+        if "x" in text:
+            return Dynamic(*map(int, text.split("x")))
+        return tuple(map(int, text.split(",")))
+    except (TypeError, ValueError):
+        forms = "4,2,2,1 (children per level) or 6x4x60 (top-k x depth x size)"
+        raise ValueError(f"a tree is written {forms}, not {text!r}") from None
 
 
 def one_line(message):

@@ -21,7 +21,7 @@ from vocabularies import save_trained
 import run
 from s2d import Tokenizer
 from s2d.extras.decision import Decision, fingerprint, save_decision
-from s2d.generate import METHODS, Generation
+from s2d.generate import METHODS
 from s2d.program import run_program
 from s2d.trace.terminal import Streamed
 from s2d.weights import names, save_model
@@ -137,14 +137,21 @@ def test_options_reach_the_decoder(capsys):
 
 
 def test_what_there_was_before_ctrl_c_is_in_the_json(monkeypatch, capsys):
-    decode = Generation.__iter__
+    begin = run.start
 
-    def interrupted(self):
-        yield from islice(decode(self), 2)
-        raise KeyboardInterrupt
+    class Interrupted:
+        def __init__(self, *args, **options):
+            self.whole = begin(*args, **options)
+
+        def __getattr__(self, name):
+            return getattr(self.whole, name)
+
+        def __iter__(self):
+            yield from islice(self.whole, 2)
+            raise KeyboardInterrupt
 
     whole = run_json(capsys, "--target", "7b", "--prompt", QUESTION)
-    monkeypatch.setattr(Generation, "__iter__", interrupted)
+    monkeypatch.setattr(run, "start", Interrupted)
     assert program(run.main, "--target", "7b", "--prompt", QUESTION, "--json") == 130
     out, error = capsys.readouterr()
     answer, count = json.loads(out), sum(whole["stats"]["accept_lengths"][:2])
