@@ -238,14 +238,17 @@ def compare(begin, options, generation):
     for _ in first:
         if first.stats.seconds > max(1.0, generation.stats.seconds) / 2:
             break
-    speeds = {"ar": [first.tokens_per_second], options.method: []}
+    count = len(first.tokens)
+    speeds = {"ar": [count / first.stats.seconds], options.method: []}
     for each in (options, alone, options):
-        again = begin(replace(each, max_new_tokens=len(first.tokens))).finish()
-        speeds[each.method].append(again.tokens_per_second)
+        again = begin(replace(each, max_new_tokens=count)).finish()
+        speeds[each.method].append(len(again.tokens) / again.stats.seconds)
     ratio = median(speeds[options.method]) / median(speeds["ar"])
     lines = f"speed          {ratio:.2f} times as fast as the target alone (median of 2 runs each)"
     if ratio < 1:
-        right, tokens = again.stats.acceptance_rate, again.stats.mean_accepted_tokens
+        tokens = len(again.tokens) / again.stats.steps
+        drafted = sum(again.stats.exit_counts.values())
+        right = (len(again.tokens) - again.stats.steps) / max(1, drafted)
         lines += f"\nwhy            {right:.0%} of the drafted tokens were right, so a step gives "
         lines += f"{tokens:.1f} tokens, and takes {tokens / ratio:.1f} times as long as one alone"
     return lines

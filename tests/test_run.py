@@ -57,33 +57,32 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])
 def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio):
-    """The target makes a token in a second: in half of an answer of 8 seconds it makes 5."""
+    """The target makes a token per second, the method two in a step; the answer took 8 seconds."""
     turns = []
 
     class Answer:
         def __init__(self, options):
             turns.append((options.method, options.max_new_tokens))
             self.options, self.tokens = options, []
-            self.stats = SimpleNamespace(seconds=0.0, acceptance_rate=0.25)
-            self.stats.mean_accepted_tokens = 2.0
+            self.stats = SimpleNamespace(seconds=0.0, steps=0, exit_counts={2: 20})
 
         def __iter__(self):
+            alone = self.options.method == "ar"
             while len(self.tokens) < self.options.max_new_tokens:
-                self.tokens += [7] * (1 if self.options.method == "ar" else 2)
-                self.stats.seconds += 1.0 if self.options.method == "ar" else seconds
+                self.tokens += [7] if alone else [7, 7]
+                self.stats.seconds += 1.0 if alone else seconds
+                self.stats.steps += 1
                 yield
 
         def finish(self):
             return [*self] and self
 
-        tokens_per_second = property(lambda self: len(self.tokens) / self.stats.seconds)
-
     answer = SimpleNamespace(stats=SimpleNamespace(seconds=8.0))
-    said = run.compare(Answer, run.Options("s2d", max_new_tokens=64), answer)
+    line = run.compare(Answer, run.Options("s2d", max_new_tokens=64), answer)
     assert turns == [("ar", 2), ("ar", 64), ("s2d", 5), ("ar", 5), ("s2d", 5)]
-    assert f"{ratio:.2f} times as fast as the target alone (median of 2 runs each)" in said
-    why = "25% of the drafted tokens were right, so a step gives 2.0 tokens, and takes 4.0 times"
-    assert (why in said) == (ratio < 1)
+    assert f"{ratio:.2f} times as fast as the target alone (median of 2 runs each)" in line
+    why = "15% of the drafted tokens were right, so a step gives 2.0 tokens, and takes 4.0 times"
+    assert (why in line) == (ratio < 1)
 
 
 def test_stdin_and_json(capsys, monkeypatch):
