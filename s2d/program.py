@@ -1,34 +1,17 @@
-"""What the command lines share."""
+"""What the command lines share: a user's mistake is one line, notices go to stderr."""
 
 import argparse
 import importlib
-import io
 import os
-import signal
 import sys
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .ctrl_c import end_at_once
+from .tree import Dynamic
 
 # What a terminal would obey, all but line breaks and tabs -> how it is shown.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
-@contextmanager
-def raised_on_ctrl_c():
-    """KeyboardInterrupt instead of ``end_at_once``: what was begun is put away, or shown."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        if before is end_at_once:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        yield
-    finally:
-        if before is end_at_once:
-            signal.signal(signal.SIGINT, before)
-
-
-# What --replace does, in every program that has it.
 REPLACE = "replace what is there, if it is wholly what was written here before"
 
 
@@ -41,7 +24,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def path(text):
-    """A path on a command line; argparse says "invalid path value" of one without a name."""
+    """A path on a command line; argparse says "invalid path value" of an empty one."""
     if not text:
         raise ValueError
     return Path(text)
@@ -61,6 +44,21 @@ def comma_separated(kind):
     return read
 
 
+def parse_tree(text):
+    """A tree's shape as it is written on a command line; ValueError where it is none.
+
+    >>> parse_tree("4,2,2,1"), parse_tree("6x4x60")
+    ((4, 2, 2, 1), Dynamic(top_k=6, depth=4, size=60))
+    """
+    try:
+        if "x" in text:
+            return Dynamic(*map(int, text.split("x")))
+        return tuple(map(int, text.split(",")))
+    except (TypeError, ValueError):
+        forms = "4,2,2,1 (children per level) or 6x4x60 (top-k x depth x size)"
+        raise ValueError(f"a tree is written {forms}, not {text!r}") from None
+
+
 def one_line(message):
     """A message in one line, whatever a user's words in it hold; a terminal obeys none of it."""
     text = " ".join(str(message).split())
@@ -68,77 +66,45 @@ def one_line(message):
 
 
 def tell(message, end="\n"):
-    """A notice, one line on stderr; where stderr takes no more it is lost, and nothing else."""
-    with suppress(OSError):
-        print(one_line(message), end=end, file=sys.stderr)
-    discard_unwritten(sys.stderr)
+    """A notice, one line on stderr."""
+    print(one_line(message), end=end, file=sys.stderr)
 
 
-def optional(package, where):
+def optional(package, requirement):
     """A package that is not among the requirements; ValueError says how to install it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         needed = f"this needs the package {error.name}, which is not installed"
-        raise ValueError(f"{needed}: pip install {where}") from None
-
-
-def prepare_streams():
-    """Make stdout and stderr take all that a program says; ValueError where stdout is closed."""
-    if sys.stderr is None:  # closed: print would send notices to stdout
-        sys.stderr = open(os.devnull, "w")
-    if sys.stdout is None:
-        raise ValueError("stdout is closed, so all output would be lost; send it somewhere")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # letters that its encoding lacks become escapes
-            stream.reconfigure(errors="backslashreplace")
-
-
-def read_stdin():
-    """The text on stdin. Raises ValueError where it is closed, or not UTF-8."""
-    if sys.stdin is None:
-        raise ValueError("the prompt is to come from stdin, which is closed; give it with --prompt")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        said = f"the prompt on stdin is not UTF-8 (byte {error.start})"
-        raise ValueError(f"{said}; convert it first") from None
-
-
-def discard_unwritten(stream):
-    """Where a stream takes no more, drop what waits for it: Python would try again at its exit."""
-    try:
-        if stream is not None:
-            stream.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise ValueError(f"{needed}: pip install {requirement}") from None
 
 
 def run_program(name, function, *arguments):
     """Exit code of ``function(*arguments)``; a user's mistake is one line on stderr, and 2."""
     try:
-        with raised_on_ctrl_c():
-            prepare_streams()
-            code = function(*arguments) or 0
-            sys.stdout.flush()  # a full disk is found here, or only after the exit code
+        code = function(*arguments) or 0
+        print(end="", flush=True)  # a full disk is noticed here and not at Python's exit
         return code
     except KeyboardInterrupt:
         tell(f"{name}: interrupted")
         return 130
-    except BrokenPipeError:  # who reads it has enough, such as head
-        discard_unwritten(sys.stdout)
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:  # whoever reads, such as head, has enough
+        drop_unwritten()
+        return 141
     except (ValueError, OSError) as error:
-        reason = error
-        discard_unwritten(sys.stdout)
+        drop_unwritten()
+        tell(f"{name}: {error}")
     except (MemoryError, RuntimeError) as error:
-        from torch import OutOfMemoryError
-
-        reason = ". ".join(str(error).split(". ")[:2])  # the rest is about PyTorch's allocator
-        out_of_memory = isinstance(error, (MemoryError, OutOfMemoryError))
-        if not out_of_memory and "allocate memory" not in reason:
+        message = str(error).split(". ")[0] or "out of memory"  # the rest is about the allocator
+        if "memory" not in message:
             raise
-        reason = reason or "out of memory"
-        reason += "; weights/README.md tells what a model needs and how to divide it"
-    tell(f"{name}: {reason}")
+        tell(f"{name}: {message}; weights/README.md says what a model needs")
     return 2
+
+
+def drop_unwritten():
+    """Python would try again at its exit to write what stdout does not take."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -12,7 +12,7 @@ from helpers import ROOT
 PACKAGE = ROOT / "s2d"
 # Each imports only files before it. generate.py alone knows the extras, and imports them lazily.
 FRONT = "cache model sampling tree verify ngram proposal exits draft decode soft generate".split()
-BESIDE = "__init__ ctrl_c fields files program user_cache".split()  # and the doors' own helpers
+BESIDE = "__init__ fields files program user_cache".split()  # and the doors' own helpers
 DOORS = {  # door -> the doors that it is built on, all of them above it
     "text": set(),
     "extras": set(),
@@ -93,7 +93,7 @@ def rooms(path, **how):
 
 
 def test_imports_are_read_as_python_reads_them():
-    expected = "decode ctrl_c generate extras.many text.tokenizer weights".split()
+    expected = "decode generate extras.many text.tokenizer weights".split()
     assert {f"s2d.{name}" for name in expected} == set(imported(MODULES["s2d"]))
     assert {"s2d.weights", "s2d.bench.speed"} <= set(imported(MODULES["s2d.bench.__main__"]))
     assert {"extras", "generate", "trace"} <= rooms(ROOT / "run.py")

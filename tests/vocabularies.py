@@ -27,7 +27,7 @@ def messages(said):
     return [{"role": role, "content": text} for role, text in zip(roles, said)]
 
 
-def odd_texts(names, without=(), count=1000):
+def odd_texts(names, without=(), count=400):
     """Random texts of what is hard to cut, the ``names`` of special tokens among it."""
     rng = random.Random(0)
     parts = [part for part in (*ODD, *names) if part not in without]
@@ -42,11 +42,15 @@ def assert_agree(ours, theirs, texts, given=str):
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True), text
 
 
-def save_trained(folder):
-    """A tokenizer.json of Llama 3's kind: byte-level, words by a regular expression, BOS first."""
-    model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=True))
-    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+def save_trained(folder, like="llama-3"):
+    """A byte-level tokenizer.json: of Llama 3's kind, with a BOS, or of SmolLM2's, without."""
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=like == "llama-3"))
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=like == "smollm2"
+    )
     words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
+    if like == "smollm2":
+        words = tokenizers.pre_tokenizers.Digits(individual_digits=True)
     model.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, bytes_])
     model.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
@@ -55,8 +59,9 @@ def save_trained(folder):
         initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
     )
     model.train_from_iterator([*TEXTS, VICUNA_SYSTEM, *SAID] * 3, trainer)
-    begin = {"single": "<|begin|> $A", "special_tokens": [("<|begin|>", 0)]}
-    model.post_processor = tokenizers.processors.TemplateProcessing(**begin)
+    if like == "llama-3":
+        begin = {"single": "<|begin|> $A", "special_tokens": [("<|begin|>", 0)]}
+        model.post_processor = tokenizers.processors.TemplateProcessing(**begin)
     model.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -1,1 +1,1 @@
-"""Text <-> ids: a folder's tokenizer in each of its formats, special tokens, chat templates."""
+"""Text: a folder's tokenizer and its chat template."""

@@ -38,7 +38,7 @@ def ways_to_ask(folder):
     if not isinstance(template, ChatTemplate):
         alone = "to ask itself questions the target needs a chat template of its own"
         raise ValueError(f"{alone}; give a text by --data FILE or --from FILE")
-    before, found, after = template.render(["\0"], to_be_answered=True).partition("\0")
+    before, found, after = template.render(["\0"]).partition("\0")
     if not found or not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
     kinds = [[""], *TABLES["openings"].values()]
