@@ -28,10 +28,6 @@ def raised_on_ctrl_c():
             signal.signal(signal.SIGINT, before)
 
 
-# What --replace does, in every program that has it.
-REPLACE = "replace what is there, if it is wholly what was written here before"
-
-
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage before them."""
 

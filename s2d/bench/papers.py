@@ -7,13 +7,12 @@ takes it. Tables, sentences and pictures are made from that alone.
 import json
 import math
 import zlib
-from functools import partial
 from statistics import mean
 
 import torch
 
 from ..fields import read_json
-from ..files import MANIFEST, check_free, staged_file
+from ..files import staged_file
 from ..program import tell
 from ..train.ablations import all_of
 from ..weights import check_device
@@ -77,7 +76,7 @@ def settings_of(args, name):
     settings["threads"] = str(torch.get_num_threads())
     if EXPERIMENTS[name].trained:
         drafts, decisions = all_of(args.drafts)
-        files = [folder / MANIFEST for folder in drafts.values()] + [*decisions.values()]
+        files = [folder / "model.safetensors" for folder in drafts.values()] + [*decisions.values()]
         found = b"".join(file.read_bytes() for file in files if file.exists())
         settings["drafts"] = f"{zlib.crc32(found):08x}"
     return settings
@@ -91,7 +90,8 @@ def former(args, name):
     file = args.out and args.out / f"{name}.json"
     if not file or not file.exists():
         return None
-    check_free(file, "result", partial(is_result, name), replace=True)
+    if not is_result(name, file):
+        raise ValueError(f"{file} is no result that was written here; name another folder")
     found, settings = read_json(file), settings_of(args, name)
     other = [f"{key} {value}" for key, value in found["settings"].items() - settings.items()]
     if other or found["settings"].keys() != settings.keys():

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..exits import Prediction
 from ..fields import number, shown, whole
-from ..files import check_free, staged_file
+from ..files import staged_file
 from ..tree import CONTEXT
 
 FEATURES = ("hidden", "stats")
@@ -93,13 +93,8 @@ def fingerprint(draft):
     return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
 
 
-def check_decision(path, replace=False, read=()):
-    check_free(path, "decision model", read_decision, replace, read)
-
-
-def save_decision(decision, path, replace=False):
+def save_decision(decision, path):
     """One safetensors file, configuration included; written under another name first."""
-    check_decision(path, replace)
     names = ("features", "hidden_size", "threshold", "draft")
     config = {name: getattr(decision, name) for name in names}
     with staged_file(path) as stage:

@@ -142,10 +142,10 @@ def shapes_of(config):
 
 
 def save_model(
-    model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30, replace=False
+    model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30
 ):
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM."""
-    with staged_folder(path, replace=replace) as stage:
+    with staged_folder(path) as stage:
         if tokenizer_from:
             copy_companions(Path(tokenizer_from), stage)
         parameters = model.named_parameters()
@@ -154,10 +154,10 @@ def save_model(
         write_config(model, stage, dtype)
 
 
-def save_adapter(model, pairs, scale, path, base, replace=False):
+def save_adapter(model, pairs, scale, path, base):
     """Write ``pairs`` {weight's name: (A, B)} as PEFT's adapter of the model in ``base``."""
     path, dtype = Path(path), torch.bfloat16
-    with staged_folder(path, replace=replace) as stage:
+    with staged_folder(path) as stage:
         pairs = {name: (a.to("cpu", dtype), b.to("cpu", dtype)) for name, (a, b) in pairs.items()}
         write_adapter(stage, os.path.relpath(Path(base).resolve(), path.resolve()), pairs, scale)
         write_config(model, stage, dtype)

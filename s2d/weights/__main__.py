@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from ..files import check_free, staged_folder
-from ..program import REPLACE, Parser, one_line, path, run_program, tell
+from ..files import refuse_existing, staged_folder
+from ..program import Parser, one_line, path, run_program, tell
 from ..text.tokenizer import Tokenizer
 from . import DTYPES, choose_dtype, draft_vocabulary, load_model, save_model, shapes_of, weights_of
 from .adapter import ADAPTER, folders_read
@@ -18,12 +18,12 @@ from .pickled import PickledShards
 from .shards import read_tensors, write_shards
 
 
-def convert(source, destination, dtype, replace=False):
+def convert(source, destination, dtype):
     """A GGUF file, or a folder of pickled shards -> a folder of safetensors shards, one by one."""
     kind = GGUFFile if source.suffix.lower() == ".gguf" else PickledShards
     shards = kind(source, dtype)
-    check_free(destination, replace=replace, read=[source])
-    with staged_folder(destination, replace=replace) as stage:
+    refuse_existing(destination)
+    with staged_folder(destination) as stage:
         written = write_shards(shards, stage)
         if missing := [name for name in shards.shapes if name not in written]:
             raise ValueError(f"{source}: {len(missing)} tensors are missing, {missing[0]} first")
@@ -41,14 +41,14 @@ def convert(source, destination, dtype, replace=False):
     print(one_line(report.replace(str(stage), str(destination))))
 
 
-def merge(source, destination, replace=False):
+def merge(source, destination):
     """The folder of an adapter -> the ordinary folder, in float32, of the model that it makes."""
     if not (source / ADAPTER).is_file():
         raise ValueError(f"{source} is no adapter: it has no {ADAPTER}")
     read = folders_read(source)
-    check_free(destination, replace=replace, read=read)
+    refuse_existing(destination)
     model = load_model(source, "cpu", "float32", quick=False)
-    save_model(model, destination, read[-1], torch.float32, replace=replace)
+    save_model(model, destination, read[-1], torch.float32)
     print(one_line(f"{destination} is written"))
 
 
@@ -95,7 +95,6 @@ def main(arguments=None):
     for each in (converting, merging):
         each.add_argument("source", type=path, metavar="SRC")
         each.add_argument("destination", type=path, metavar="DST")
-        each.add_argument("--replace", action="store_true", help=REPLACE)
     checking = programs.add_parser("check", help="whether a folder will load, and why not")
     checking.add_argument("folder", type=path, metavar="DIR")
     return run_program("weights", run, parser.parse_args(arguments))
@@ -105,13 +104,13 @@ def run(args):
     if args.program == "get":
         get(args.name, convert)
     elif args.program == "merge":
-        merge(args.source, args.destination, args.replace)
+        merge(args.source, args.destination)
     elif args.program == "check":
         print(one_line(check(args.folder)))
         if line := unread_settings(args.folder):
             tell(line)
     else:
-        convert(args.source, args.destination, DTYPES.get(args.dtype), args.replace)
+        convert(args.source, args.destination, DTYPES.get(args.dtype))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ..extras.datastore import Datastore
-from ..files import check_free, staged_file
+from ..files import staged_file
 from ..text.special_tokens import read_tokenizer_json
 
 DATASTORE = "datastore.safetensors"  # its name in a model's folder
@@ -84,13 +84,8 @@ def _read(path):
         raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
 
 
-def check_datastore(path, replace=False, read=()):
-    check_free(path, "datastore", lambda file: _read(file)[1] is not None, replace, read)
-
-
-def write_datastore(path, documents, eos, vocab_size, tokenizer, source, replace=False):
+def write_datastore(path, documents, eos, vocab_size, tokenizer, source):
     """Write lists of ids, an ``eos`` after each; returns the tokens (N,). ``source`` says whose."""
-    check_datastore(path, replace)
     ids = [token for ids in documents for token in (ids if ids[-1:] == [eos] else [*ids, eos])]
     tokens = torch.tensor(ids, dtype=torch.int32)
     if vocab_size <= 2**16:
