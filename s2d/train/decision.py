@@ -1,6 +1,6 @@
 """Training a decision model (extras/decision.py): draft, let the target verify, learn from that.
 
-Improved MCSD (arXiv 2409.10644, "decision model"). Knows nothing about caches.
+Improved MCSD (arXiv 2409.10644, "decision model").
 """
 
 from itertools import islice
@@ -8,14 +8,13 @@ from itertools import islice
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..extras.decision import Decision, check_decision, fingerprint, save_decision
+from ..extras.decision import Decision, fingerprint, save_decision
 from ..generate import start
 from ..program import tell
 from ..sampling import warp
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
-from ..weights import load_model, placement
-from ..weights.adapter import folders_read
+from ..weights import load_model
 from .dialogues import dialogues_of
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
@@ -69,36 +68,32 @@ def fit_decision(decision, features, labels, epochs, seed):
 
 def auc(scores, labels):
     """How often a token with a label over a half scores higher than another; 0.5 is guessing."""
-    positive = labels > 0.5
-    _, index, counts = scores.unique(return_inverse=True, return_counts=True)
-    ranks = counts.cumsum(0).double() - (counts - 1) / 2  # equal scores have their mean rank
-    n, m = positive.sum().item(), (~positive).sum().item()
-    return ((ranks[index][positive].sum() - n * (n + 1) / 2) / max(1, n * m)).item()
+    accepted, others = scores[labels > 0.5], scores[labels <= 0.5].sort().values
+    below = torch.searchsorted(others, accepted) + torch.searchsorted(others, accepted, right=True)
+    return (below.double().mean() / 2 / max(1, len(others))).item()
 
 
-def train_decision(args):
-    """The program: collect, fit, show how good it is on prompts kept out, save."""
-    read = [*folders_read(args.target), *folders_read(args.draft)]
-    check_decision(args.out, args.replace, [*read, args.data if args.data != "mini" else None])
-    if not 0.0 <= args.threshold <= 1.0 or min(args.prompts, args.epochs) < 1:
-        got = f"got {args.threshold:g}, {args.prompts} and {args.epochs}"
-        raise ValueError(f"the threshold is within 0..1, prompts and epochs at least 1; {got}")
-    target, draft = load_model(args.target, args.device), load_model(args.draft, args.device)
-    tokenizer, template = Tokenizer(args.target), chat_template(args.target)
-    dialogues = islice(dialogues_of(args.data, args.seed + 2), args.prompts)
-    prompts = [tokenizer.encode_chat(messages[:1], template) for messages in dialogues]
-    if not (kept_out := len(prompts) // 5):
-        raise ValueError(f"{len(prompts)} prompts are too few to train on; give at least 5")
-    tell(f"on {placement(target, draft)}")
-    torch.manual_seed(args.seed)
-    decision = Decision(args.features, draft.config.hidden_size, args.threshold, fingerprint(draft))
-    models = decision.to(args.device), target, draft
-    features, labels = collect(*models, prompts[kept_out:])
-    unseen, unseen_labels = collect(*models, prompts[:kept_out])
-    training = fit_decision(decision, features, labels, args.epochs, args.seed)
-    for epoch, loss in enumerate(training, 1):
-        tell(f"epoch {epoch}/{args.epochs}  loss {loss:.4f}")
+def train_decision(run, target, draft, features, data="mini", prompts=400, epochs=6, threshold=0.4):
+    """Write a decision model for the models in the folders ``target`` and ``draft``.
+
+    A fifth of the ``prompts`` is kept out, to print how good it is.
+    """
+    if not 0.0 <= threshold <= 1.0 or prompts < 5 or epochs < 1:
+        got = f"{threshold:g}, {prompts} and {epochs}"
+        raise ValueError(f"expected a threshold within 0..1, 5 prompts, 1 epoch or more; got {got}")
+    tokenizer, template = Tokenizer(target), chat_template(target)
+    dialogues = islice(dialogues_of(data, run.seed + 2), prompts)
+    questions = [tokenizer.encode_chat(messages[:1], template) for messages in dialogues]
+    kept_out = prompts // 5
+    target, draft = load_model(target, run.device), load_model(draft, run.device)
+    torch.manual_seed(run.seed)
+    decision = Decision(features, draft.config.hidden_size, threshold, fingerprint(draft))
+    decision.to(run.device)
+    inputs, labels = collect(decision, target, draft, questions[kept_out:])
+    unseen, unseen_labels = collect(decision, target, draft, questions[:kept_out])
+    for epoch, loss in enumerate(fit_decision(decision, inputs, labels, epochs, run.seed), 1):
+        tell(f"epoch {epoch}/{epochs}  loss {loss:.4f}")
     with torch.inference_mode():
         scores = decision.layers(unseen)[:, 0]
     print(f"kept out: {len(scores)} drafted tokens, AUC {auc(scores, unseen_labels):.3f}")
-    save_decision(decision, args.out, args.replace)
+    save_decision(decision, run.out)

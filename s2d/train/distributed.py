@@ -1,12 +1,10 @@
 """Training divided among processes by PyTorch's FSDP2, and checkpoints, also for one process.
 
-Weights, gradients and AdamW's state are divided among the ranks, and the weights of a layer are
-gathered when it runs. Knows nothing about text.
+Weights, gradients and AdamW's state are divided among the ranks; the weights of a layer are
+gathered when it runs.
 """
 
-import json
-import warnings
-from contextlib import nullcontext
+import shutil
 
 import torch
 import torch.distributed as dist
@@ -16,14 +14,9 @@ from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ..extras.parallel import from_rank_0
-from ..fields import read_json
-from ..files import former_of, stage_of, staged_folder
 from ..weights import empty_model
 
-# What stays as it was needs no checkpoint.
-LEARNING = state_dict.StateDictOptions(ignore_frozen_params=True, strict=False)
-WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-IDENTITY = "training.json"  # in a checkpoint: what training it belongs to
+SETTINGS = "settings.json"  # in a checkpoint: of what training it is
 
 
 class Objective(nn.Module):
@@ -54,7 +47,8 @@ def gathered(model, mesh):
     """The whole model, on the CPU, for rank 0; None for the others. Without a mesh it is itself."""
     if mesh is None:
         return model
-    state = state_dict.get_model_state_dict(model, options=WHOLE)
+    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = state_dict.get_model_state_dict(model, options=options)
     if mesh.get_local_rank() > 0:
         return None
     whole = empty_model(model.config)
@@ -62,42 +56,45 @@ def gathered(model, mesh):
     return whole
 
 
-def state_of(model, optimizer, step):
-    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer, options=LEARNING)
-    return {"model": model_state, "optimizer": optimizer_state, "step": step}
+def state_of(model, optimizer):
+    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer)
+    return {"model_state_dict": model_state, "optim_state_dict": optimizer_state}
 
 
-def save_checkpoint(path, model, optimizer, step, identity):
-    """Write a training's state, each rank its part, to a folder that appears in one piece.
+def save_checkpoint(folder, model, optimizer, step, settings):
+    """Write the state after ``step`` to ``folder/STEP``, each rank its part; older ones go then.
 
-    ``identity`` is a dict of what the training is made of: numbers and text.
+    ``settings`` is a text that says of what training the state is.
     """
-    state, alone = state_of(model, optimizer, step), not dist.is_initialized()
-    first = alone or dist.get_rank() == 0
-    folder = staged_folder(path, "checkpoint", True) if first else nullcontext(stage_of(path))
-    with folder as stage, warnings.catch_warnings(action="ignore", category=UserWarning):
-        # Nobody writes before the folder is there, or goes on before it has its name.
-        from_rank_0(lambda: (stage / IDENTITY).write_text(json.dumps(identity)))
-        dcp.save(state, checkpoint_id=stage, no_dist=alone)
-    from_rank_0(lambda: None)
+    stage = folder / "unfinished"
+
+    def finish():
+        (stage / SETTINGS).write_text(settings)
+        older = list(folder.glob("[0-9]*"))
+        stage.rename(folder / str(step))
+        for path in older:
+            shutil.rmtree(path)
+
+    from_rank_0(lambda: shutil.rmtree(stage, ignore_errors=True))  # the other ranks wait for it
+    state = state_of(model, optimizer)
+    dcp.save(state, checkpoint_id=stage, no_dist=not dist.is_initialized())
+    from_rank_0(finish)
 
 
-def load_checkpoint(path, model, optimizer, identity):
-    """Go on from what ``save_checkpoint`` wrote; returns the steps done, 0 where there is nothing.
+def load_checkpoint(folder, model, optimizer, settings):
+    """Take the newest state in ``folder``, if any; returns the number of steps done.
 
-    Raises ValueError where it was made of something else than ``identity`` says.
+    Raises ValueError where it was made with other ``settings``.
     """
-    path = next((p for p in (path, former_of(path)) if (p / ".metadata").is_file()), None)
-    if path is None:
+    step = max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
+    if step == 0:
         return 0
-    found = read_json(path / IDENTITY)
-    changed = [f"{k} {found.get(k)}, not {v}" for k, v in identity.items() if found.get(k) != v]
-    if changed:
-        other = f"{path} is of another training: {'; '.join(changed)}"
+    newest = folder / str(step)
+    found = (newest / SETTINGS).read_text()
+    if found != settings:
+        other = f"{newest} is of another training, {found}, not {settings}"
         raise ValueError(f"{other}; remove it or name another folder")
-    state = state_of(model, optimizer, 0)
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of a single process
-        dcp.load(state, checkpoint_id=path, no_dist=not dist.is_initialized())
-    states = dict(model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    state_dict.set_state_dict(model, optimizer, **states, options=LEARNING)
-    return state["step"]
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=newest, no_dist=not dist.is_initialized())
+    state_dict.set_state_dict(model, optimizer, **state)
+    return step

@@ -1,7 +1,6 @@
 """The miniature family: three targets from nothing, and the draft that is cut from the first.
 
-All learn the conversations of corpus.py, with one tokenizer made from them. Knows nothing about the
-SoFT loss.
+All learn the conversations of corpus.py, with one tokenizer made from them.
 """
 
 import io
@@ -20,15 +19,23 @@ from ..model import Llama
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
 from .fit import check_out
-from .nested import MINI, corpus_rows, cut, rows_of, train_and_save
+from .nested import MINI, cut, rows_of, train_and_save
 
 VOCAB_SIZE = 1024
 
 
 def shape(layers, width, heads, kv_heads):
     """A miniature Llama with Llama's own proportions (8/3 of the width in the MLP, heads of 32)."""
-    sizes = VOCAB_SIZE, width, math.ceil(width / 6) * 16, layers, heads, kv_heads, width // heads
-    return DraftConfig(*sizes, max_position_embeddings=512)
+    return DraftConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=width,
+        intermediate_size=math.ceil(width / 6) * 16,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=width // heads,
+        max_position_embeddings=512,
+    )
 
 
 # Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns
@@ -82,58 +89,63 @@ def initialise(config, seed, copying):
     return model
 
 
-TOKENIZER_CONFIG = dict(tokenizer_class="LlamaTokenizer", add_bos_token=True, add_eos_token=False)
-TOKENIZER_CONFIG |= dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", legacy=True)
-TOKENIZER_CONFIG |= dict(clean_up_tokenization_spaces=False)
-
-
 def make_tokenizer(folder, seed):
     """Train the family's tokenizer, built as Llama's is, on 20,000 training conversations."""
-    texts = (
-        f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
-        for conversation in islice(conversations(seed, "train"), 20000)
-        for question, answer in conversation.turns
-    )
     model = io.BytesIO()
-    options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
-    options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
-    options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **options)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(
+            f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
+            for conversation in islice(conversations(seed, "train"), 20000)
+            for question, answer in conversation.turns
+        ),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=VOCAB_SIZE,
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        character_coverage=1.0,
+        num_threads=1,
+        minloglevel=2,
+    )
     (folder / "tokenizer.model").write_bytes(model.getvalue())
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
+    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def train_mini(run, millions=None):
-    """Train the family in the folder ``run.out``, in the order in which it becomes useful.
+    """Train the family in the folder ``run.out``; a resumed run keeps the members that are there.
 
-    ``millions`` of training tokens replace each one's own.
+    ``millions`` of training tokens replace each member's own.
     """
-    if millions is not None:
-        corpus_rows(millions, MINI)  # refused before a tokenizer is made, not after it
-    run.out.mkdir(parents=True, exist_ok=True)
     names = "mini-7b", "mini-draft", "mini-13b", "mini-70b"
     runs = [replace(run, out=run.out / name) for name in names]
-    runs = [each for each in runs if not (run.resume and each.out.is_dir())]
-    for each in runs:  # before hours of work: what is in the way of the last one shows too
+    runs = [each for each in runs if not (run.resume and each.out.exists())]
+    for each in runs:  # before hours of work
         check_out(each)
     with tempfile.TemporaryDirectory() as tokenizer:
-        if runs:
-            make_tokenizer(Path(tokenizer), run.seed)
+        make_tokenizer(Path(tokenizer), run.seed)
         for each in runs:
-            train_member(each, tokenizer, millions)
+            if each.out.name == "mini-draft":
+                train_draft(replace(each, seed=run.seed + 1), millions or DRAFT_TOKENS)
+            else:
+                train_target(each, tokenizer, millions)
 
 
-def train_member(run, tokenizer, millions):
-    """One of TARGETS from nothing, with the ``tokenizer`` in a folder; or the draft of mini-7b."""
-    if run.out.name in TARGETS:
-        # To foresee the questions as well, a model that copies would first have to unlearn it.
-        config, own_millions, peak, answers_only = TARGETS[run.out.name]
-        model = initialise(config, run.seed, copying=answers_only).to(run.device)
-        init, exits, recipe = tokenizer, (config.num_hidden_layers,), replace(MINI, lr=peak)
-    else:
-        run = replace(run, seed=run.seed + 1)
-        own_millions, answers_only = DRAFT_TOKENS, True
-        init, exits, recipe = run.out.with_name("mini-7b"), DRAFT_EXITS, MINI
-        model = cut(init, exits, run.device, DRAFTING)
-    rows = rows_of(init, "mini", run, recipe, millions or own_millions, answers_only=answers_only)
-    train_and_save(model, exits, rows, recipe, run, init)
+def train_target(run, tokenizer, millions):
+    """One of TARGETS from nothing, with the ``tokenizer`` in a folder."""
+    config, own_millions, peak, copying = TARGETS[run.out.name]
+    recipe = replace(MINI, lr=peak)
+    model = initialise(config, run.seed, copying).to(run.device)
+    # To foresee the questions as well, a model that copies would first have to unlearn it.
+    rows = rows_of(tokenizer, "mini", run, recipe, millions or own_millions, answers_only=copying)
+    train_and_save(model, (config.num_hidden_layers,), rows, recipe, run, tokenizer)
+
+
+def train_draft(run, millions):
+    """The draft from the first layers of the mini-7b that is in the same folder."""
+    init = run.out.with_name("mini-7b")
+    model = cut(init, DRAFT_EXITS, run.device, DRAFTING)
+    rows = rows_of(init, "mini", run, MINI, millions)
+    train_and_save(model, DRAFT_EXITS, rows, MINI, run, init)
