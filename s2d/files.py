@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def refuse_existing(path):
+def refuse_existing(path, advice="remove it or name another"):
     """Raise ValueError where something is at ``path``. Programs ask this before a long run."""
     if Path(path).exists():
-        raise ValueError(f"{path} is there already; remove it or name another")
+        raise ValueError(f"{path} is there already; {advice}")
 
 
 @contextmanager

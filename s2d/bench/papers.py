@@ -14,7 +14,6 @@ import torch
 from ..fields import read_json
 from ..files import staged_file
 from ..program import tell
-from ..train.ablations import all_of
 from ..weights import check_device
 from . import papers_mcsd, papers_s2d
 from .lab import Lab
@@ -63,10 +62,8 @@ def chosen(args):
             raise ValueError(f"{', '.join(trained)}: give --drafts, {made}")
         tell(f"left out are {', '.join(trained)}: give --drafts, {made}")
         return [name for name in names if name not in trained]
-    for paths in all_of(args.drafts) if trained else ():
-        for path in paths.values():
-            if not path.exists():
-                raise FileNotFoundError(f"there is no {path}; give --drafts, {made}")
+    if trained and not args.drafts.is_dir():
+        raise FileNotFoundError(f"there is no {args.drafts}; give --drafts, {made}")
     return names
 
 
@@ -75,9 +72,8 @@ def settings_of(args, name):
     settings = {each: str(getattr(args, each)) for each in (*DEFAULTS, "device", "dtype")}
     settings["threads"] = str(torch.get_num_threads())
     if EXPERIMENTS[name].trained:
-        drafts, decisions = all_of(args.drafts)
-        files = [folder / "model.safetensors" for folder in drafts.values()] + [*decisions.values()]
-        found = b"".join(file.read_bytes() for file in files if file.exists())
+        files = sorted(args.drafts.glob("**/*.safetensors"))
+        found = b"".join(file.read_bytes() for file in files)
         settings["drafts"] = f"{zlib.crc32(found):08x}"
     return settings
 

@@ -18,44 +18,36 @@ from .fit import Run
 from .nested import train_soft
 from .self_text import make_datastore
 
-FUNCTIONS = {
-    "soft": train_soft,
-    "mini": train_mini,
-    "ablations": train_ablations,
-    "decision": train_decision,
-    "text": make_datastore,
-}
-
 
 def main(arguments=None):
     return run_program("train", partial(start, **vars(parse(arguments))))
 
 
-def start(program, out, device, seed, resume=False, **options):
-    """The program; where torchrun started several processes, the part of this one in it."""
+def start(train, out, device, seed, resume=False, **options):
+    """Call the function ``train``, in each of the processes that torchrun started, if it did."""
     launched = torch.distributed.is_torchelastic_launched()
-    if launched and (program != "soft" or options["data"] == "self"):
+    if launched and (train is not train_soft or options["data"] == "self"):
         raise ValueError("this trains in a single process; start it without torchrun")
     device = own_device(device) if launched else check_device(device)
     with joined(device) if launched else nullcontext() as mesh:
-        FUNCTIONS[program](Run(out, str(device), seed, resume, mesh), **options)
+        train(Run(out, str(device), seed, resume, mesh), **options)
 
 
 def parse(arguments):
     parser = Parser(prog="python -m s2d.train", description=__doc__)
-    programs = parser.add_subparsers(dest="program", required=True)
+    programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 
-    def program(name, what):
+    def program(name, train, what):
         each = programs.add_parser(name, help=what)
+        each.set_defaults(train=train)
         each.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...")
         each.add_argument("--seed", type=seed, default=0, help="of all random numbers")
         return each.add_argument
 
-    add = program("soft", "a sorted draft from the first layers of a Llama")
+    add = program("soft", train_soft, "a sorted draft from the first layers of a Llama")
     add("--init", type=path, required=True, help="folder of the Llama to cut from")
     add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
-    after = "layers it predicts after, e.g. 6,9,12"
-    add("--exits", type=comma_separated(int), required=True, help=after)
+    add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
     add("--data", default="mini", help="ShareGPT JSON, mini (the corpus) or self (the Llama's own)")
     add("--out", type=path, required=True, help="folder to write the draft to")
     add("--resume", action="store_true", help="go on from the last checkpoint")
@@ -67,17 +59,17 @@ def parse(arguments):
     add("--millions", type=float, default=DRAFT_TOKENS, help="million tokens of mini or of answers")
     add("--teacher", type=path, help="a model's folder: its distributions are learnt as well")
 
-    add = program("mini", "the miniature family, from nothing")
+    add = program("mini", train_mini, "the miniature family, from nothing")
     add("--out", type=path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--millions", type=float, help="million training tokens of each; default: its own")
 
-    add = program("ablations", "drafts to compare: what bench papers measures")
+    add = program("ablations", train_ablations, "drafts to compare: what bench papers measures")
     add("--out", type=path, default=Path("ablations"), help="folder for all of them")
     add("--resume", action="store_true", help="go on where it was cut short")
     add("--millions", type=float, default=ABLATION_TOKENS, help="million training tokens of each")
 
-    add = program("decision", "when a draft should stop")
+    add = program("decision", train_decision, "when a draft should stop")
     add("--target", type=path, required=True, help="folder of the model that accepts or not")
     add("--draft", type=path, required=True, help="folder of the draft that is to stop")
     add("--out", type=path, required=True, help="the safetensors file to write")
@@ -85,9 +77,8 @@ def parse(arguments):
     add("--data", default="mini", help="ShareGPT JSON file, or mini for the built-in corpus")
     add("--prompts", type=int, default=400, help="answered twice each; a fifth is kept out")
     add("--epochs", type=int, default=6, help="times that all of them are learnt from")
-    add("--threshold", type=float, default=0.4, help="stop where no path is as likely as this")
 
-    add = program("text", "a datastore to draft from")
+    add = program("text", make_datastore, "a datastore to draft from")
     add("--target", type=path, required=True, help="folder of the model whose datastore it is")
     add("--out", type=path, help="the safetensors file; default: in the target's folder")
     add("--millions", type=float, help="million tokens of answers for the target to write, or")

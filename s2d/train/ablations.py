@@ -5,16 +5,16 @@ They are miniatures, and none of them ships.
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from ..extras.decision import FEATURES
-from ..program import tell
+from ..files import refuse_existing
 from ..weights import load_model, save_model
 from ..weights.get import WEIGHTS
 from .decision import train_decision
 from .distil import Alignment, Distillation
 from .family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
-from .fit import check_out
 from .nested import MINI, cut, rows_of, train_and_save
 
 ABLATION_TOKENS = 0.5  # millions, of each draft
@@ -45,9 +45,7 @@ DRAFTS = {
     "random": Ablation(random=True),
     "pretraining": Ablation(learning=LAST, answers_only=False),
     "pretrained": Ablation(init="pretraining"),
-    **{
-        f"aligned-{weight:g}": Ablation(aim=partial(Alignment, weight=weight)) for weight in ALIGNED
-    },
+    **{f"aligned-{w:g}": Ablation(aim=partial(Alignment, weight=w)) for w in ALIGNED},
     "distilled": Ablation(aim=Distillation),
     "of-13b": Ablation(init="mini-13b"),  # a draft for each target; of mini-7b it is "sorted"
     "of-70b": Ablation(init="mini-70b"),
@@ -64,37 +62,23 @@ def decision_of(out, features, target):
     return out / f"decision-{features}-{target.removeprefix('mini-')}.safetensors"
 
 
-def all_of(out):
-    """What is made in the folder ``out``: {(name, seed): folder}, {(features, target): file}."""
-    drafts = [(name, seed) for seed in SEEDS for name in DRAFTS]
-    drafts.remove(("untrained", SEEDS[-1]))  # a seed changes nothing there
-    decisions = [(features, target) for target in TARGETS for features in FEATURES]
-    return (
-        {each: folder_of(out, *each) for each in drafts},
-        {each: decision_of(out, *each) for each in decisions},
-    )
-
-
 def train_ablations(run, millions):
     """Train all DRAFTS for each of SEEDS, then decision models, in the folder ``run.out``.
 
     A resumed run keeps what is there.
     """
-    drafts, decisions = all_of(run.out)
-    paths = [*drafts.values(), *decisions.values()]
-    missing = [path for path in paths if not (run.resume and path.exists())]
-    for path in missing:  # before hours of work
-        check_out(replace(run, out=path))
-    for (name, seed), folder in drafts.items():
-        if folder in missing:
-            tell(f"{missing.index(folder) + 1} of {len(missing)}: {folder.name}")
-            train_draft(name, seed, replace(run, out=folder, seed=run.seed + seed), millions)
-    for (features, target), file in decisions.items():
-        if file in missing:
-            tell(f"{missing.index(file) + 1} of {len(missing)}: {file.name}")
-            options = dict(features=features, prompts=max(5, round(PROMPTS * millions)))
-            own = replace(run, out=file)
-            train_decision(own, WEIGHTS / target, WEIGHTS / "mini-draft", **options)
+    if not run.resume:
+        refuse_existing(run.out)
+    for seed, name in product(SEEDS, DRAFTS):
+        own = replace(run, out=folder_of(run.out, name, seed), seed=run.seed + seed)
+        same_again = name == "untrained" and seed != SEEDS[0]
+        if not (own.out.exists() or same_again):
+            train_draft(name, seed, own, millions)
+    prompts = max(5, round(PROMPTS * millions))
+    for target, features in product(TARGETS, FEATURES):
+        own = replace(run, out=decision_of(run.out, features, target))
+        if not own.out.exists():
+            train_decision(own, WEIGHTS / target, WEIGHTS / "mini-draft", features, prompts=prompts)
 
 
 def train_draft(name, seed, run, millions):

@@ -4,7 +4,6 @@ import json
 from array import array
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ..program import tell
@@ -41,17 +40,11 @@ def read_sharegpt(path):
 
 
 def messages_of(record):
-    """The texts of a ShareGPT record, user and assistant in turn; None if it is no dialogue.
-
-    What the assistant says before the user's first word, and a last question without an answer, are
-    left out.
-    """
+    """The texts of a ShareGPT record, without a last question; None if it is no dialogue."""
     try:
         messages = [(message["from"], message["value"]) for message in record["conversations"]]
     except (TypeError, KeyError):
         return None
-    if messages and messages[0][0] == "gpt":
-        messages = messages[1:]
     rounds = len(messages) // 2
     messages = messages[: 2 * rounds]
     in_turn = [speaker for speaker, _ in messages] == ["human", "gpt"] * rounds
@@ -67,15 +60,14 @@ def pack(pairs, rows, length, answers_only):
     Returns (tokens, labels), (R, length) each. Labels are the tokens that follow, -100 where no
     loss is taken: with ``answers_only`` everywhere but on the answers.
     """
-    ids, is_answer = array("i"), array("b")  # five bytes per token, however long the text
+    ids, labels = array("i"), array("i")  # four bytes per token, however long the text
     for prompt, answer in pairs:
         ids.extend([*prompt, *answer])
-        is_answer.extend([False] * len(prompt) + [True] * len(answer))
+        labels.extend([-100] * len(prompt) if answers_only else prompt)
+        labels.extend(answer)
         if rows and len(ids) > rows * length:
             break
     whole = max(0, len(ids) - 1) // length
     count = min(rows or whole, whole) * length
-    tokens = torch.from_numpy(np.array(ids[: count + 1]))
-    learnt = torch.from_numpy(np.array(is_answer[1 : count + 1], dtype=bool))
-    labels = tokens[1:].where(learnt, -100) if answers_only else tokens[1:]
-    return tokens[:-1].view(-1, length), labels.view(-1, length)
+    tokens, labels = torch.tensor(ids[:count]), torch.tensor(labels[1 : count + 1])
+    return tokens.int().view(-1, length), labels.int().view(-1, length)

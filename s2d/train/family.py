@@ -15,10 +15,10 @@ import sentencepiece
 import torch
 
 from ..exits import DraftConfig
+from ..files import refuse_existing
 from ..model import Llama
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
-from .fit import check_out
 from .nested import MINI, cut, rows_of, train_and_save
 
 VOCAB_SIZE = 1024
@@ -26,16 +26,10 @@ VOCAB_SIZE = 1024
 
 def shape(layers, width, heads, kv_heads):
     """A miniature Llama with Llama's own proportions (8/3 of the width in the MLP, heads of 32)."""
-    return DraftConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=width,
-        intermediate_size=math.ceil(width / 6) * 16,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=width // heads,
-        max_position_embeddings=512,
-    )
+    counts = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads)
+    sizes = dict(hidden_size=width, intermediate_size=math.ceil(width / 6) * 16)
+    counts |= dict(num_hidden_layers=layers, vocab_size=VOCAB_SIZE, max_position_embeddings=512)
+    return DraftConfig(**sizes, **counts)
 
 
 # Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns
@@ -53,11 +47,10 @@ DRAFTING = dict(thresholds=(0.6, 0, 0), draft_length=12, draft_stop=0.35, draft_
 def initialise(config, seed, copying):
     """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see.
 
-    Query weights start near key weights, output weights as value weights transposed, the LM head as
-    the embedding: after the mimetic initialisation of Trockman and Kolter 2023 (arXiv 2305.09828,
-    section 3). Else models this small need several times as much text before they use the prompt.
-    With ``copying``, attention starts almost flat, its values orthogonal and stronger than the
-    token itself: a deep model with few KV heads then copies words from the first steps on.
+    Mimetic initialisation (Trockman and Kolter 2023, arXiv 2305.09828, section 3), without which
+    models this small need several times as much text before they use the prompt. With ``copying``,
+    attention starts almost flat, its values orthogonal and stronger than the token itself: a deep
+    model with few KV heads then copies words from the first steps on.
     """
     torch.manual_seed(seed)
     model = Llama(config)
@@ -91,24 +84,16 @@ def initialise(config, seed, copying):
 
 def make_tokenizer(folder, seed):
     """Train the family's tokenizer, built as Llama's is, on 20,000 training conversations."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(
-            f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
-            for conversation in islice(conversations(seed, "train"), 20000)
-            for question, answer in conversation.turns
-        ),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=VOCAB_SIZE,
-        byte_fallback=True,
-        split_digits=True,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        character_coverage=1.0,
-        num_threads=1,
-        minloglevel=2,
+    texts = (
+        f"{VICUNA_SYSTEM} USER: {question} ASSISTANT: {answer}"
+        for conversation in islice(conversations(seed, "train"), 20000)
+        for question, answer in conversation.turns
     )
+    model = io.BytesIO()
+    options = dict(model_type="bpe", vocab_size=VOCAB_SIZE, byte_fallback=True, split_digits=True)
+    options |= dict(normalization_rule_name="identity", remove_extra_whitespaces=False)
+    options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
@@ -119,18 +104,18 @@ def train_mini(run, millions=None):
 
     ``millions`` of training tokens replace each member's own.
     """
-    names = "mini-7b", "mini-draft", "mini-13b", "mini-70b"
-    runs = [replace(run, out=run.out / name) for name in names]
-    runs = [each for each in runs if not (run.resume and each.out.exists())]
-    for each in runs:  # before hours of work
-        check_out(each)
+    if not run.resume:
+        refuse_existing(run.out)
     with tempfile.TemporaryDirectory() as tokenizer:
         make_tokenizer(Path(tokenizer), run.seed)
-        for each in runs:
-            if each.out.name == "mini-draft":
-                train_draft(replace(each, seed=run.seed + 1), millions or DRAFT_TOKENS)
+        for name in ("mini-7b", "mini-draft", "mini-13b", "mini-70b"):
+            own = replace(run, out=run.out / name)
+            if own.out.exists():
+                continue
+            if name == "mini-draft":
+                train_draft(replace(own, seed=run.seed + 1), millions or DRAFT_TOKENS)
             else:
-                train_target(each, tokenizer, millions)
+                train_target(own, tokenizer, millions)
 
 
 def train_target(run, tokenizer, millions):

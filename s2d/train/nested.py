@@ -6,14 +6,14 @@ Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 import shutil
 from dataclasses import replace
 
+from ..files import refuse_existing
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, save_model
 from .dialogues import dialogues_of, pack
 from .distil import Distillation
-from .distributed import gathered
-from .fit import Recipe, check_out, checkpoints_of, fit
-from .self_text import sample_to
+from .fit import Recipe, fit, gathered
+from .self_text import sample
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
 SELF = Recipe(batch=8, micro_batch=8, length=256, lr=6e-4, epochs=2, weight_decay=0.0)
@@ -24,7 +24,9 @@ PAPER = Recipe(128, 4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0, recompu
 
 def train_soft(run, init, layers, exits, data, millions, teacher=None, **options):
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
-    check_out(run)
+    refuse_existing(run.out)
+    if not run.resume:
+        refuse_existing(run.checkpoints, "go on with --resume, or remove it")
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
         within = f"the draft's {layers} layers and end with the last"
         raise ValueError(f"exits must increase within {within}, got {list(exits)}")
@@ -32,11 +34,10 @@ def train_soft(run, init, layers, exits, data, millions, teacher=None, **options
     if min(given.values(), default=1) <= 0:
         raise ValueError(f"expected positive numbers, got {given}")
     recipe = replace({"mini": MINI, "self": SELF}.get(data, PAPER), **given)
-    model = cut(init, exits, run.device)
-    if recipe.length > model.config.max_position_embeddings:
-        context = f"the context of {init} is {model.config.max_position_embeddings}"
-        raise ValueError(f"rows have {recipe.length} tokens, but {context}; give --length")
-    distillation = None
+    model, distillation = cut(init, exits, run.device), None
+    context = model.config.max_position_embeddings
+    if recipe.length > context:
+        raise ValueError(f"{init} takes {context} tokens, not {recipe.length}; give --length")
     if teacher:
         distillation = Distillation(load_model(teacher, run.device))
         if distillation.teacher.config.vocab_size != model.config.vocab_size:
@@ -48,15 +49,14 @@ def train_soft(run, init, layers, exits, data, millions, teacher=None, **options
 def rows_of(init, data, run, recipe, millions, answers_only=True):
     """Text for the Llama in ``init``: (tokens, labels), (R, length) each, see ``pack``.
 
-    ``data`` is "mini", "self" (its text is kept next to ``run.out``) or a ShareGPT file; of the
-    first two there are about so many ``millions`` of tokens, in whole batches.
+    ``data`` is "mini", "self" or a ShareGPT file; of the first two there are about so many
+    ``millions`` of tokens.
     """
     rows = None
     if data == "mini":
         rows = round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
     if data == "self":
-        file = run.out.with_name(run.out.name + ".self.json")
-        pairs = sample_to(file, init, millions, run)
+        pairs = sample(init, millions, run)
     else:
         tokenizer, template = Tokenizer(init), chat_template(init)
         dialogues = dialogues_of(data, run.seed)
@@ -80,10 +80,10 @@ def cut(init, exits, device, drafting=None):
 
 
 def train_and_save(model, exits, rows, recipe, run, init, distillation=None):
-    """Train ``exits`` of ``model``, then write it to ``run.out``, with the tokenizer of ``init``."""
+    """Train ``exits`` of ``model``, then write it to ``run.out`` with the tokenizer in ``init``."""
     for _ in fit(model, exits, rows, recipe, run, distillation):
         pass  # it says itself how far it is
     whole = gathered(model, run.mesh)
     if whole:  # on rank 0
         save_model(whole, run.out, init)
-        shutil.rmtree(checkpoints_of(run.out), ignore_errors=True)  # a short run has none
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # a short run has none

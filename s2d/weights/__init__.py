@@ -141,9 +141,7 @@ def shapes_of(config):
     return {name: tuple(each.shape) for name, each in empty_model(config).named_parameters()}
 
 
-def save_model(
-    model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30
-):
+def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16, max_shard_bytes=5 * 2**30):
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM."""
     with staged_folder(path) as stage:
         if tokenizer_from:
