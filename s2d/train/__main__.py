@@ -2,7 +2,6 @@
 
 import sys
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from .self_text import make_datastore
 
 
 def main(arguments=None):
-    return run_program("train", partial(start, **vars(parse(arguments))))
+    return run_program("train", lambda: start(**vars(parse(arguments))))
 
 
 def start(train, out, device, seed, resume=False, **options):

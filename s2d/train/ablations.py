@@ -1,7 +1,4 @@
-"""The drafts that the papers' ablations compare: same tokens, same schedule, two seeds each.
-
-They are miniatures, and none of them ships.
-"""
+"""The drafts that the papers' ablations compare: same tokens, same schedule, two seeds each."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,10 +60,7 @@ def decision_of(out, features, target):
 
 
 def train_ablations(run, millions):
-    """Train all DRAFTS for each of SEEDS, then decision models, in the folder ``run.out``.
-
-    A resumed run keeps what is there.
-    """
+    """Train all DRAFTS for each of SEEDS, then decision models. --resume keeps what is there."""
     if not run.resume:
         refuse_existing(run.out)
     for seed, name in product(SEEDS, DRAFTS):

@@ -64,10 +64,7 @@ def fit_decision(decision, features, labels, epochs, seed):
 
 
 def train_decision(run, target, draft, features, data="mini", prompts=400, epochs=6):
-    """Write a decision model for the models in the folders ``target`` and ``draft``.
-
-    A fifth of the ``prompts`` is kept out, to print how good it is.
-    """
+    """Learn from four fifths of the ``prompts``, print how good it is on the others, save."""
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
     tokenizer, template = Tokenizer(target), chat_template(target)

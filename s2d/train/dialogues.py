@@ -30,8 +30,6 @@ def read_sharegpt(path):
         records = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
-    if not isinstance(records, list):
-        raise ValueError(f"{path} is not ShareGPT JSON: expected a list of conversations")
     dialogues = [messages_of(record) for record in records]
     found = [messages for messages in dialogues if messages]
     if len(found) < len(records):

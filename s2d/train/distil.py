@@ -8,10 +8,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Distillation:
-    """What ``soft_losses`` adds at each exit for a ``teacher``: KL(p || q) (section 3).
-
-    p are the teacher's distributions, q the exit's.
-    """
+    """What ``soft_losses`` adds: KL(p || q) where a ``teacher`` has p, an exit q (section 3)."""
 
     teacher: nn.Module
 

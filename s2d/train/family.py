@@ -44,6 +44,7 @@ DRAFT_EXITS, DRAFT_TOKENS = (2, 3, 4), 1.5
 DRAFTING = dict(thresholds=(0.6, 0, 0), draft_length=12, draft_stop=0.35, draft_tree=(3, 12, 32))
 
 
+@torch.no_grad()
 def initialise(config, seed, copying):
     """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see.
 
@@ -66,19 +67,18 @@ def initialise(config, seed, copying):
         by_group = weight.unflatten(0, (groups, config.head_dim))
         return by_group.repeat_interleave(config.num_attention_heads // groups, dim=0).flatten(0, 1)
 
-    with torch.no_grad():
-        model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
-        if copying:  # values have fewer dimensions than tokens: neighbours get different ones
-            square = [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
-            parts = torch.cat(square).split(groups * config.head_dim)
-            for block, values in zip(blocks, parts):
-                block.self_attn.v_proj.weight.copy_(values)
-        for block in blocks:
-            attention = block.self_attn
-            keys = for_each_head(attention.k_proj.weight)
-            attention.q_proj.weight.mul_(own).add_(keys, alpha=like_key)
-            attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
-            block.mlp.down_proj.weight.mul_(into_residual)
+    model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
+    if copying:  # values have fewer dimensions than tokens: neighbours get different ones
+        square = [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
+        parts = torch.cat(square).split(groups * config.head_dim)
+        for block, values in zip(blocks, parts):
+            block.self_attn.v_proj.weight.copy_(values)
+    for block in blocks:
+        attention = block.self_attn
+        keys = for_each_head(attention.k_proj.weight)
+        attention.q_proj.weight.mul_(own).add_(keys, alpha=like_key)
+        attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
+        block.mlp.down_proj.weight.mul_(into_residual)
     return model
 
 
@@ -100,22 +100,16 @@ def make_tokenizer(folder, seed):
 
 
 def train_mini(run, millions=None):
-    """Train the family in the folder ``run.out``; a resumed run keeps the members that are there.
-
-    ``millions`` of training tokens replace each member's own.
-    """
+    """Train all, each on so many ``millions`` of tokens or its own; --resume keeps those there."""
     if not run.resume:
         refuse_existing(run.out)
     with tempfile.TemporaryDirectory() as tokenizer:
         make_tokenizer(Path(tokenizer), run.seed)
         for name in ("mini-7b", "mini-draft", "mini-13b", "mini-70b"):
-            own = replace(run, out=run.out / name)
-            if own.out.exists():
-                continue
-            if name == "mini-draft":
-                train_draft(replace(own, seed=run.seed + 1), millions or DRAFT_TOKENS)
-            else:
-                train_target(own, tokenizer, millions)
+            member = replace(run, out=run.out / name)
+            train = train_draft if name == "mini-draft" else train_target
+            if not member.out.exists():
+                train(member, tokenizer, millions)
 
 
 def train_target(run, tokenizer, millions):
@@ -128,9 +122,9 @@ def train_target(run, tokenizer, millions):
     train_and_save(model, (config.num_hidden_layers,), rows, recipe, run, tokenizer)
 
 
-def train_draft(run, millions):
+def train_draft(run, tokenizer, millions):
     """The draft from the first layers of the mini-7b that is in the same folder."""
-    init = run.out.with_name("mini-7b")
+    init, run = run.out.with_name("mini-7b"), replace(run, seed=run.seed + 1)
     model = cut(init, DRAFT_EXITS, run.device, DRAFTING)
-    rows = rows_of(init, "mini", run, MINI, millions)
+    rows = rows_of(init, "mini", run, MINI, millions or DRAFT_TOKENS)
     train_and_save(model, DRAFT_EXITS, rows, MINI, run, init)

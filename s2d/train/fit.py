@@ -27,7 +27,6 @@ from ..soft import soft_losses
 from ..weights import empty_model
 
 CHECKPOINT_SECONDS, TELL_SECONDS = 120, 10
-SETTINGS = "settings.json"  # in a checkpoint: of what training it is
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ def fit(model, exits, rows, recipe, run, distillation=None):
     (tokens, labels), device, mesh = rows, model.device, run.mesh
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
     if recipe.batch % (ranks * recipe.micro_batch):
-        parts = f"among {ranks} processes by {recipe.micro_batch} rows"
-        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided {parts}")
+        parts = f"{ranks} processes and micro-batches of {recipe.micro_batch}"
+        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
     data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
     settings = json.dumps(asdict(recipe) | {"exits": exits, "seed": run.seed, "data": data})
 
@@ -106,10 +105,9 @@ def fit(model, exits, rows, recipe, run, distillation=None):
             save_checkpoint(run.checkpoints, model, optimizer, step + 1, settings)
             saved = now
         if now - told > TELL_SECONDS or step + 1 == steps:
-            told, left = now, (now - began) / (step + 1 - done) * (steps - step - 1)
+            told, speed = now, (step + 1 - done) / (now - began)
             by_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
-            progress = f"step {step + 1}/{steps}  loss {by_exit}  {left / 60:.1f} min left"
-            tell(f"{run.out.name} {progress}")
+            tell(f"{run.out.name} step {step + 1}/{steps}, {speed:.2f} per second  {by_exit}")
         yield step + 1, losses
 
 
@@ -170,22 +168,21 @@ def save_checkpoint(folder, model, optimizer, step, settings):
     stage = folder / "unfinished"
 
     def finish():
-        (stage / SETTINGS).write_text(settings)
+        (stage / "settings.json").write_text(settings)
         older = list(folder.glob("[0-9]*"))
         stage.rename(folder / str(step))
         for path in older:
             shutil.rmtree(path)
 
-    from_rank_0(lambda: shutil.rmtree(stage, ignore_errors=True))  # the other ranks wait for it
     dcp.save(state_of(model, optimizer), checkpoint_id=stage, no_dist=not dist.is_initialized())
-    from_rank_0(finish)
+    from_rank_0(finish)  # the other ranks wait for it
 
 
 def load_checkpoint(folder, model, optimizer, settings):
     """Take the newest state in ``folder``, if any; returns the number of steps done."""
     step = max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
     if step > 0:
-        found = (folder / str(step) / SETTINGS).read_text()
+        found = (folder / str(step) / "settings.json").read_text()
         if found != settings:
             raise ValueError(f"{folder} is of another training: {found}, not {settings}")
         state = state_of(model, optimizer)

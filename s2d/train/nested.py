@@ -28,16 +28,14 @@ def train_soft(run, init, layers, exits, data, millions, teacher=None, **options
     if not run.resume:
         refuse_existing(run.checkpoints, "go on with --resume, or remove it")
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
-        within = f"the draft's {layers} layers and end with the last"
-        raise ValueError(f"exits must increase within {within}, got {list(exits)}")
+        raise ValueError(f"exits must increase and end with layer {layers}, got {list(exits)}")
     given = {name: value for name, value in options.items() if value is not None}
     if min(given.values(), default=1) <= 0:
         raise ValueError(f"expected positive numbers, got {given}")
     recipe = replace({"mini": MINI, "self": SELF}.get(data, PAPER), **given)
     model, distillation = cut(init, exits, run.device), None
-    context = model.config.max_position_embeddings
-    if recipe.length > context:
-        raise ValueError(f"{init} takes {context} tokens, not {recipe.length}; give --length")
+    if recipe.length > model.config.max_position_embeddings:
+        raise ValueError(f"{init} has a context below {recipe.length} tokens; give --length")
     if teacher:
         distillation = Distillation(load_model(teacher, run.device))
         if distillation.teacher.config.vocab_size != model.config.vocab_size:
@@ -63,8 +61,7 @@ def rows_of(init, data, run, recipe, millions, answers_only=True):
         pairs = (pair for each in dialogues for pair in tokenizer.rounds(each, template))
     tokens, labels = pack(pairs, rows, recipe.length, answers_only)
     if len(tokens) < recipe.batch:
-        found = f"{data} gives {len(tokens)} rows of {recipe.length} tokens"
-        raise ValueError(f"{found}; one batch needs {recipe.batch}")
+        raise ValueError(f"{data} gives {len(tokens)} rows; one batch needs {recipe.batch}")
     return tokens, labels
 
 

@@ -25,8 +25,7 @@ def ways_to_ask(folder):
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
     encode, template = Tokenizer(folder).encode_marked, chat_template(folder)
     if not isinstance(template, ChatTemplate):
-        alone = "to ask itself questions the target needs a chat template of its own"
-        raise ValueError(f"{alone}; give a text by --data FILE or --from FILE")
+        raise ValueError(f"{folder} has no chat template to ask itself; use --data or --from FILE")
     before, _, after = template.render(["\0"], to_be_answered=True).partition("\0")
     if not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
@@ -40,25 +39,20 @@ def sample(folder, millions, run):
     (prompts, after), model = ways_to_ask(folder), load_model(folder, run.device, "auto")
     rng, ends = random.Random(run.seed), {after[0], *model.config.eos_token_ids}
     count = max(len(TEMPERATURES), round(millions * 1e6 / (ANSWER_TOKENS / 2)))
+    tell(f"{count} questions, then their answers at temperatures {TEMPERATURES}")
     beginnings = [rng.choice(rng.choice(prompts)) for _ in range(count)]
-    asked = continued(model, beginnings, ASKING, QUESTION_TOKENS, run.seed)
-    questions = []
-    for beginning, tokens in zip(beginnings, asked):
-        length = next((i for i, token in enumerate(tokens) if token in ends), None)
+    alone, questions, pairs = dict(method="ar", seed=run.seed), [], []
+    options = alone | dict(temperature=ASKING, max_new_tokens=QUESTION_TOKENS)
+    for beginning, asked in zip(beginnings, generate_many(model, beginnings, **options)):
+        length = next((i for i, token in enumerate(asked.tokens) if token in ends), None)
         if length is not None:
-            questions.append([*beginning, *tokens[:length], *after])
-    pairs = []
+            questions.append([*beginning, *asked.tokens[:length], *after])
     for number, temperature in enumerate(TEMPERATURES):
         some = questions[number :: len(TEMPERATURES)]
-        pairs += zip(some, continued(model, some, temperature, ANSWER_TOKENS, run.seed))
+        options = alone | dict(temperature=temperature, max_new_tokens=ANSWER_TOKENS)
+        answers = generate_many(model, some, **options)
+        pairs += [(question, answer.tokens) for question, answer in zip(some, answers)]
     return pairs
-
-
-def continued(model, prompts, temperature, limit, seed):
-    """The tokens with which ``model`` continues each of ``prompts``."""
-    tell(f"{len(prompts)} prompts at temperature {temperature}, up to {limit} tokens each")
-    options = dict(method="ar", temperature=temperature, max_new_tokens=limit, seed=seed)
-    return [each.tokens for each in generate_many(model, prompts, **options)]
 
 
 def make_datastore(run, target, millions=None, files=None):
