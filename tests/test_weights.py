@@ -3,19 +3,16 @@
 import json
 import os
 import re
-import resource
 from functools import partial
 
 import pytest
 import torch
-from helpers import LLAMA_2, change_json, contents, peak_growth, raises_line, random_llama
+from helpers import LLAMA_2, change_json, peak_growth, raises_line, random_llama
 from safetensors.torch import load_file, save_file
 from theirs import load_transformers
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from s2d import load_model, weights
-from s2d.extras.decision import Decision, save_decision
-from s2d.files import MANIFEST, check_free, former_of, stage_of, staged_file, staged_folder
 from s2d.weights import save_model
 from s2d.weights.config import config_from_dict, read_config, unread_settings
 
@@ -291,90 +288,11 @@ def test_devices_and_dtypes(folder, monkeypatch):
     assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16
 
 
-def test_a_swap_that_was_cut_short_loses_nothing(folder):
-    """Killed between moving the old folder away and the new one in, then while writing the next."""
-    before = load_model(folder).state_dict()
-    folder.rename(former_of(folder))
-    raises_line(check_free, ValueError, "is there already", folder)  # before any work, too
-    with pytest.raises(RuntimeError, match="killed"), staged_folder(folder, replace=True):
-        raise RuntimeError("killed")
-    assert holds(folder, before)
-
-
 def test_first_layers_only(folder):
     full, cut = load_model(folder), load_model(folder, num_layers=2)
     tokens = torch.arange(20)[None]
     assert torch.equal(cut(tokens), full.logits(full.run_layers(full.embed(tokens), 0, 2)))
     refused(ValueError, "cannot keep the first 5 of 4 layers", folder, num_layers=5)
-
-
-def test_only_a_folder_that_is_plainly_ours_is_replaced(tmp_path, folder):
-    """And only if it is said. Whatever else is there, or was added or changed, stays."""
-    for name in ("m.old", "m.partial"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine").write_text("mine")
-    models, edited = tmp_path / "weights", tmp_path / "edited"
-    checkpoint, added, changed = (tmp_path / name for name in ("checkpoint", "added", "changed"))
-    for each in (models / "a", changed, added):
-        save_model(random_llama(0), each)
-    (changed / "model.safetensors").write_bytes(b"mine")
-    (added / "decision.safetensors").write_text("mine")
-    save_model(random_llama(0, exit_layers=(2, 4), draft_stop=0.5), edited)
-    text = (edited / "config.json").read_text()
-    (edited / "config.json").write_text(text.replace('"draft_stop": 0.5', '"draft_stop": 0.9'))
-    assert (edited / "config.json").stat().st_size == len(text)  # no longer than before
-    with staged_folder(checkpoint, "checkpoint") as stage:
-        (stage / "state").write_text("hours of work")
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "link").symlink_to(folder)
-    before, full = contents(tmp_path), [models, changed, edited, checkpoint, added, tmp_path]
-    for taken in (*full, tmp_path / "file", tmp_path / "link"):
-        message = "is in the way, and no model that was written here"
-        raises_line(save_model, ValueError, message, random_llama(1), taken, replace=True)
-    raises_line(save_model, ValueError, "is there already; .* --replace", random_llama(1), folder)
-    assert contents(tmp_path) == before
-    (tmp_path / "empty").mkdir()
-    for free in (folder, tmp_path / "empty"):
-        save_model(random_llama(1), free, replace=free == folder)
-        assert holds(free, random_llama(1).bfloat16().float().state_dict())
-    assert all((tmp_path / name / "mine").read_text() == "mine" for name in ("m.old", "m.partial"))
-
-
-def test_two_writers_of_one_folder(tmp_path):
-    stage_of(tmp_path / "m").mkdir()
-    (stage_of(tmp_path / "m") / "left").write_text("by a process that was killed")
-    with staged_folder(tmp_path / "m") as stage:
-        (stage / "first").write_text("1")
-        message = "is being written by another process"
-        raises_line(save_model, ValueError, message, random_llama(0), tmp_path / "m")
-        (stage / "second").write_text("2")
-    assert set(os.listdir(tmp_path / "m")) == {"first", "second", MANIFEST}
-    save_model(random_llama(0), tmp_path / "m", replace=True)
-    assert load_model(tmp_path / "m") and os.listdir(tmp_path) == ["m"]
-
-
-def test_two_writers_of_one_file(tmp_path):
-    """Each has a stage of its own; who ends last is read."""
-    with staged_file(tmp_path / "f") as one:
-        one.write_text("1")
-        with staged_file(tmp_path / "f") as two:
-            two.write_text("2")
-        assert (tmp_path / "f").read_text() == "2" and one.read_text() == "1"
-    assert (tmp_path / "f").read_text() == "1" and os.listdir(tmp_path) == ["f"]
-
-
-def test_a_full_disk(folder, tmp_path):
-    """What safetensors raises then is an OSError as of any other writer, and nothing is left."""
-    before, limit = load_model(folder).state_dict(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    decision, file = Decision("stats", 99, 0.4, "x"), tmp_path / "d.safetensors"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1]))
-    try:
-        full = f"cannot write {folder}"
-        raises_line(save_model, OSError, full, random_llama(1), folder, replace=True)
-        raises_line(save_decision, OSError, f"cannot write {file}", decision, file)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert holds(folder, before) and os.listdir(tmp_path) == [folder.name]
 
 
 def test_files_have_the_mode_that_the_umask_says(tmp_path):

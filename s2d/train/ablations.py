@@ -18,7 +18,6 @@ ABLATION_TOKENS = 0.5  # millions, of each draft
 SEEDS = (1, 2)  # of text and of random layers: what differs less than these do is noise
 ALIGNED = (0.1, 1.0, 10.0)  # weights of feature alignment
 PROMPTS = 200  # that a decision model learns from, for each million of tokens of a draft
-LAST = DRAFT_EXITS[-1:]
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,9 @@ DRAFTS = {
     "sorted": Ablation(),
     "alone-2": Ablation(exits=(2,)),
     "alone-3": Ablation(exits=(3,)),
-    "alone-4": Ablation(learning=LAST),  # its exits 2 and 3 are an ordinary draft's early exits
+    "alone-4": Ablation(learning=(4,)),  # its exits 2 and 3 are an ordinary draft's early exits
     "random": Ablation(random=True),
-    "pretraining": Ablation(learning=LAST, answers_only=False),
+    "pretraining": Ablation(learning=(4,), answers_only=False),
     "pretrained": Ablation(init="pretraining"),
     **{f"aligned-{w:g}": Ablation(aim=partial(Alignment, weight=w)) for w in ALIGNED},
     "distilled": Ablation(aim=Distillation),

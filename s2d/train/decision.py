@@ -67,17 +67,17 @@ def train_decision(run, target, draft, features, data="mini", prompts=400, epoch
     """Learn from four fifths of the ``prompts``, print how good it is on the others, save."""
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
+    model, drafter = load_model(target, run.device), load_model(draft, run.device)
     tokenizer, template = Tokenizer(target), chat_template(target)
     dialogues = islice(dialogues_of(data, run.seed + 2), prompts)
     questions = [tokenizer.encode_chat(messages[:1], template) for messages in dialogues]
-    target, draft = load_model(target, run.device), load_model(draft, run.device)
     torch.manual_seed(run.seed)
-    decision = Decision(features, draft.config.hidden_size, THRESHOLD, fingerprint(draft))
+    decision = Decision(features, drafter.config.hidden_size, THRESHOLD, fingerprint(drafter))
     decision.to(run.device)
     kept_out = prompts // 5
-    inputs, labels = collect(decision, target, draft, questions[kept_out:])
+    inputs, labels = collect(decision, model, drafter, questions[kept_out:])
     fit_decision(decision, inputs, labels, epochs, run.seed)
-    inputs, labels = collect(decision, target, draft, questions[:kept_out])
+    inputs, labels = collect(decision, model, drafter, questions[:kept_out])
     with torch.inference_mode():
         right = (decision.layers(inputs)[:, 0] > 0) == (labels > 0.5)
     print(f"kept out: right about {right.float().mean():.1%} of {len(right)} drafted tokens")

@@ -1,7 +1,4 @@
-"""The miniature family: three targets from nothing, and the draft that is cut from the first.
-
-All learn the conversations of corpus.py, with one tokenizer made from them.
-"""
+"""The miniature family: three targets that learn corpus.py from nothing, and the first's draft."""
 
 import io
 import json

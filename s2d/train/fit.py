@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 import time
+import warnings
 import zlib
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -174,7 +175,8 @@ def save_checkpoint(folder, model, optimizer, step, settings):
         for path in older:
             shutil.rmtree(path)
 
-    dcp.save(state_of(model, optimizer), checkpoint_id=stage, no_dist=not dist.is_initialized())
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of a single process
+        dcp.save(state_of(model, optimizer), checkpoint_id=stage, no_dist=not dist.is_initialized())
     from_rank_0(finish)  # the other ranks wait for it
 
 
@@ -186,6 +188,7 @@ def load_checkpoint(folder, model, optimizer, settings):
         if found != settings:
             raise ValueError(f"{folder} is of another training: {found}, not {settings}")
         state = state_of(model, optimizer)
-        dcp.load(state, checkpoint_id=folder / str(step), no_dist=not dist.is_initialized())
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
+            dcp.load(state, checkpoint_id=folder / str(step), no_dist=not dist.is_initialized())
         state_dict.set_state_dict(model, optimizer, **state)
     return step
