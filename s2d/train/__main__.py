@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
-from ..extras.decision import FEATURES
 from ..extras.parallel import joined
 from ..program import Parser, comma_separated, path, run_program, seed
-from ..weights import check_device, own_device
+from ..weights import check_device
 from .ablations import ABLATION_TOKENS, train_ablations
-from .decision import train_decision
+from .decision import FEATURES, train_decision
 from .family import DRAFT_TOKENS, train_mini
 from .fit import Run
 from .nested import train_soft
@@ -27,7 +26,7 @@ def start(train, out, device, seed, resume=False, **options):
     launched = torch.distributed.is_torchelastic_launched()
     if launched and (train is not train_soft or options["data"] == "self"):
         raise ValueError("this trains in a single process; start it without torchrun")
-    device = own_device(device) if launched else check_device(device)
+    device = check_device(device)
     with joined(device) if launched else nullcontext() as mesh:
         train(Run(out, str(device), seed, resume, mesh), **options)
 

@@ -5,11 +5,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from ..extras.decision import FEATURES
 from ..files import refuse_existing
 from ..weights import load_model, save_model
 from ..weights.get import WEIGHTS
-from .decision import train_decision
+from .decision import FEATURES, train_decision
 from .distil import Alignment, Distillation
 from .family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
 from .nested import MINI, cut, rows_of, train_and_save

@@ -17,6 +17,7 @@ from ..weights import load_model
 from .dialogues import dialogues_of
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
+FEATURES = tuple(LEARNING_RATE)
 DRAFT_LENGTH = 10
 THRESHOLD = 0.4  # drafting stops where no path is as likely to be accepted as this
 
