@@ -14,8 +14,7 @@ class Distillation:
 
     @torch.no_grad()
     def hidden(self, tokens):
-        """The teacher's last hidden states (B, T, its hidden size)."""
-        return self.teacher.run_layers(self.teacher.embed(tokens))
+        return self.teacher.run_layers(self.teacher.embed(tokens))  # (B, T, its hidden size)
 
     def loss(self, hidden, features, logits, vocabulary=None):
         """How far the exit's ``logits`` (N, V) are where the teacher has ``hidden``, summed."""

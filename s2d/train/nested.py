@@ -66,12 +66,9 @@ def rows_of(init, data, run, recipe, millions, answers_only=True):
 
 
 def cut(init, exits, device, drafting=None):
-    """The first layers of the Llama in ``init``, up to the last of ``exits``, ready to learn.
-
-    ``drafting``: the defaults for its config, unless given the paper's thresholds.
-    """
+    """The layers of the Llama in ``init`` up to the last of ``exits``, ready to learn."""
     model = load_model(init, device, "float32", exits[-1], quick=False).requires_grad_(True)
-    drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
+    drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}  # the paper's
     model.config = replace(model.config, exit_layers=exits, **drafting)
     return model
 
