@@ -7,7 +7,7 @@ from typing import Any
 
 from ..files import refuse_existing
 from ..weights import load_model, save_model
-from ..weights.get import WEIGHTS
+from ..weights.names import WEIGHTS
 from .decision import FEATURES, train_decision
 from .distil import Alignment, Distillation
 from .family import DRAFT_EXITS, DRAFTING, TARGETS, initialise

@@ -10,7 +10,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..extras.decision import Decision, fingerprint, save_decision
 from ..generate import start
-from ..sampling import warp
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
@@ -26,12 +25,11 @@ def collect(decision, target, draft, prompts):
     """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1."""
     inputs, labels = [], []
 
-    def remember(prediction):
-        """Plays a decision model that never stops."""
+    def remember(tree, prediction):
+        """A stop that never stops."""
         inputs.append(decision.inputs(prediction))
-        return torch.ones(len(prediction.hidden), device=prediction.hidden.device)
+        return False
 
-    remember.threshold = 0.0
     for temperature in (0.0, 1.0):
         options = dict(draft_length=DRAFT_LENGTH, temperature=temperature, stop=remember)
         for seed, prompt in enumerate(prompts):
@@ -42,12 +40,12 @@ def collect(decision, target, draft, prompts):
 
 def accepted(step, temperature):
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
-    tokens, logits = step.proposal.tree.tokens, step.logits[:-1]
-    if temperature == 0 or not len(tokens):
+    tree, logits = step.tree, step.logits[:-1].float()  # (N, V)
+    tokens, paths = logits.new_tensor(tree.tokens).long(), logits.new_tensor([1.0, *tree.probs])
+    if temperature == 0:
         return (logits.argmax(dim=-1) == tokens).float()
-    chosen = tokens[:, None]
-    p, q = warp(logits, temperature).gather(1, chosen), step.proposal.q.gather(1, chosen)
-    return (p / q).clamp(max=1.0)[:, 0].float()
+    p = logits.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+    return (p / (paths[1:] / paths[:-1])).clamp(max=1.0)
 
 
 def fit_decision(decision, features, labels, epochs, seed):

@@ -11,7 +11,7 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from ..exits import DraftConfig
+from ..draft import DraftConfig
 from ..files import refuse_existing
 from ..model import Llama
 from ..text.chat import VICUNA_SYSTEM

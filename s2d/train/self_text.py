@@ -7,12 +7,13 @@ temperatures, are what a draft learns from, or become a datastore for exit 0.
 
 import random
 
+from ..extras.datastore import datastore_path, save_datastore
 from ..extras.many import generate_many
 from ..files import read_text, refuse_existing
 from ..program import tell
 from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
-from ..weights import datastore, load_model
+from ..weights import load_model
 from ..weights.config import read_config
 from .corpus import TABLES
 
@@ -26,7 +27,7 @@ def ways_to_ask(folder):
     encode, template = Tokenizer(folder).encode_marked, chat_template(folder)
     if not isinstance(template, ChatTemplate):
         raise ValueError(f"{folder} has no chat template to ask itself; use --data or --from FILE")
-    before, _, after = template.render(["\0"], to_be_answered=True).partition("\0")
+    before, _, after = template.render(["\0"]).partition("\0")
     if not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
     kinds = [[""], *TABLES["openings"].values()]
@@ -59,7 +60,7 @@ def make_datastore(run, target, millions=None, files=None):
     """Write a datastore for ``target``: the text of ``files``, or answers that it writes itself."""
     if (millions is None) == (files is None):
         raise ValueError("give one of --millions and --from")
-    out, config = run.out or target / datastore.DATASTORE, read_config(target)
+    out = run.out or datastore_path(target)
     if run.out is None:
         refuse_existing(out)
     if files:
@@ -68,7 +69,5 @@ def make_datastore(run, target, millions=None, files=None):
     else:
         _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
         documents = [after[1:] + answer for _, answer in sample(target, millions, run)]
-    about = dict(eos=datastore.end_of(config, target), vocab_size=config.vocab_size)
-    about |= dict(tokenizer=datastore.tokenizer_checksum(target), source=target.name)
-    tokens = datastore.write_datastore(out, documents, **about)
-    tell(f"{out}: {len(documents)} documents, {len(tokens)} tokens")
+    count = save_datastore(out, documents, read_config(target))
+    tell(f"{out}: {len(documents)} documents, {count} tokens")
