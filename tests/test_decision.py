@@ -13,7 +13,7 @@ from s2d.extras import decision
 from s2d.extras.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.generate import start
 from s2d.train import __main__ as train
-from s2d.train.decision import auc, fit_decision
+from s2d.train.decision import fit_decision
 
 
 def prediction(logits, hidden=None):
@@ -93,23 +93,10 @@ def test_training_finds_what_decides():
     labels = torch.sigmoid(6 * features[:, 3] - 3)
     torch.manual_seed(0)
     model = Decision("stats", 8, 0.4, "")
-    losses = list(fit_decision(model, features, labels, epochs=12, seed=0))
-    best = torch.nn.functional.binary_cross_entropy(labels, labels).item()
-    assert losses[0] - best > 10 * (losses[-1] - best)
+    fit_decision(model, features, labels, epochs=12, seed=0)
     with torch.inference_mode():
         scores = model.layers(features)[:, 0].sigmoid()
     assert (scores - labels).abs().mean() < 0.03
-    assert auc(scores, labels) > 0.98
-
-
-def test_auc_against_counting_pairs():
-    generator = torch.Generator().manual_seed(1)
-    scores = (torch.rand(60, generator=generator) * 10).round() / 10  # many ties
-    labels = torch.rand(60, generator=generator)
-    high, low = scores[labels > 0.5, None], scores[labels <= 0.5]
-    pairs = (high > low).double() + 0.5 * (high == low)
-    assert auc(scores, labels) == pytest.approx(pairs.mean().item())
-    assert auc(torch.tensor([0.1, 0.9]), torch.tensor([0.0, 1.0])) == 1.0
 
 
 def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
@@ -130,21 +117,16 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
         refused(ValueError, "is not a decision model", WEIGHTS / "mini-draft" / name, draft)
 
 
-def test_the_training_command(tmp_path, capsys):
+def test_the_training_command(tmp_path, capsys, mini):
+    """What it learns to foresee is whether the target accepts."""
     models = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
     out, train_decision = tmp_path / "new/d.safetensors", partial(program, train.main, "decision")
-    more = "--prompts", 5, "--epochs", 2, "--features", "stats"
-    assert train_decision(*models, "--out", out, *more) == 0
-    assert re.search(r"kept out: \d+ drafted tokens, AUC 0\.\d+", capsys.readouterr().out)
-    assert out.is_file()
-    (tmp_path / "mine").write_text("mine")
+    assert train_decision(*models, "--out", out, "--prompts", 8) == 0
+    right = float(re.search(r"right about ([\d.]+)% of \d+ drafted", capsys.readouterr().out)[1])
+    assert right > 60 and load_decision(out, mini("mini-draft")).features == "stats"
     for message, *more in (
-        ("is there already",),
-        ("too few to train on", "--prompts", "2", "--replace"),
-        ("no model folder", "--target", "nowhere", "--replace"),
-        ("the threshold is within 0..1", "--threshold", "2", "--replace"),
-        ("and no decision model", "--out", tmp_path / "mine", "--replace"),
-        ("which is read", "--data", out, "--replace"),
+        ("expected 5 prompts, 1 epoch or more", "--prompts", "2"),
+        ("no model folder", "--target", "nowhere"),
     ):
         assert_refused(capsys, message, train_decision, *models, "--out", out, *more)
 

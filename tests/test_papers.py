@@ -2,27 +2,19 @@
 
 import json
 import re
-import shutil
 from dataclasses import replace
 from functools import partial, wraps
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, contents, program, random_llama, refuses
+from helpers import WEIGHTS, assert_refused, program, refuses
 
 from s2d import generate, load_model
 from s2d.bench import __main__ as bench
 from s2d.bench import lab, papers, papers_mcsd, papers_s2d
 from s2d.bench.papers import EXPERIMENTS, table, told
-from s2d.soft import exit_hidden, soft_losses
 from s2d.text.tokenizer import Tokenizer
-from s2d.train import __main__ as train
-from s2d.train import ablations
-from s2d.train.ablations import DRAFTS, Ablation, folder_of
-from s2d.train.distil import Alignment
-from s2d.train.fit import training_identity
-from s2d.train.nested import MINI
 from s2d.tree import KConfig, ancestor_mask
 
 # Copied from the papers' tables once more, by another hand: speedups, then accepted tokens.
@@ -110,97 +102,6 @@ def test_a_gain_counts_where_seeds_agree_better_than_that():
     assert lab.gain_by_seed(result, "other", "one") == pytest.approx((0.6, 0.4))
     assert lab.helps(0.6, 0.4) == "helps here" and lab.helps(-0.6, 0.4) == "harms here"
     assert lab.helps(0.6, 0.7) == lab.helps(-0.6, 0.7) == "no difference beyond noise here"
-
-
-@pytest.fixture
-def few(monkeypatch, tmp_path):
-    """A folder of three of the drafts, and of decision models, from next to no text."""
-    some = {name: DRAFTS[name] for name in ("untrained", "pretraining", "pretrained")}
-    some["random"] = Ablation(exits=(2,), random=True)
-    some["aligned-1"] = DRAFTS["aligned-1"]
-    monkeypatch.setattr(ablations, "DRAFTS", some)
-    monkeypatch.setattr(ablations, "FEATURES", ("stats",))
-    monkeypatch.setattr(ablations, "TARGETS", {"mini-7b": ablations.TARGETS["mini-7b"]})
-    arguments = ["ablations", "--millions", "0.002", "--out", tmp_path / "drafts"]
-    assert program(train.main, *arguments) == 0
-    return tmp_path / "drafts", arguments
-
-
-def test_the_drafts_to_compare_differ_as_they_should(few, capsys, monkeypatch):
-    folder, arguments = few
-    names = {f"{name}-{seed}" for name in ablations.DRAFTS for seed in ablations.SEEDS}
-    files = {"decision-stats-7b.safetensors", "ablations.json"}
-    assert {each.name for each in folder.iterdir()} == names - {"untrained-2"} | files
-    drafts = {path.name: load_model(path) for path in folder.iterdir() if path.is_dir()}
-    first = load_model(WEIGHTS / "mini-7b", num_layers=4).state_dict()
-    untrained = drafts["untrained-1"].state_dict()
-    assert all(torch.equal(first[name], untrained[name]) for name in first)
-    embedded = {name: each.model["embed_tokens"].weight for name, each in drafts.items()}
-    middle = {name: each.model["layers"][0].mlp.up_proj.weight for name, each in drafts.items()}
-    far = {name: (w - middle["untrained-1"]).abs().mean() for name, w in middle.items()}
-    assert far["random-1"] > 5 * far["pretrained-1"] > 0 and far["pretraining-1"] > 0
-    assert (embedded["random-1"] - embedded["untrained-1"]).abs().max() < 0.02  # not drawn anew
-    assert not torch.equal(middle["random-1"], middle["random-2"])
-    assert drafts["pretraining-1"].config.exit_layers == (2, 3, 4)
-    before = contents(folder)
-    shutil.rmtree(folder / "untrained-1")
-    (folder / "decision-stats-7b.safetensors").unlink()
-    assert program(train.main, *arguments, "--resume") == 0 and contents(folder) == before
-    said = capsys.readouterr().err
-    assert "1 of 2: untrained-1" in said and "2 of 2: decision-stats-7b" in said
-    refuses(train.main, capsys, "is there already", *arguments)
-    again = [*arguments, "--resume"]
-    for change in (["--millions", "0.003"], ["--seed", "7"]):
-        refuses(train.main, capsys, "name another folder", *again, *change)
-    (folder / "random-1" / "config.json").write_text("{}")
-    refuses(train.main, capsys, "no model that was written here", *again)
-    shutil.rmtree(folder / "random-1")
-    (folder / "decision-stats-7b.safetensors").write_text("junk")
-    refuses(train.main, capsys, "no decision model that was written here", *again)
-
-
-def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
-    """But pre-training has its own; and none but what is named in DRAFTS differs."""
-    learnt = {}
-
-    def remember(model, exits, rows, recipe, run, init, aim):
-        assert recipe == MINI
-        learnt[run.out.name] = exits, rows[0], model, aim
-
-    monkeypatch.setattr(ablations, "train_and_save", remember)
-    for name in ("sorted", "alone-3", "alone-4", "random", "distilled", "of-13b", "pretraining"):
-        run = ablations.replace(train.Run(tmp_path / f"{name}-1", seed=1))
-        ablations.train_draft(name, 1, run, 0.002)
-    exits = {name: each[0] for name, each in learnt.items()}
-    assert exits["alone-3-1"] == (3,) and exits["alone-4-1"] == exits["pretraining-1"] == (4,)
-    assert {exits[f"{name}-1"] for name in ("sorted", "random", "distilled")} == {(2, 3, 4)}
-    tokens = {name: each[1] for name, each in learnt.items()}
-    for name in tokens.keys() - {"pretraining-1"}:
-        assert torch.equal(tokens[name], tokens["sorted-1"])
-    assert not torch.equal(tokens["pretraining-1"], tokens["sorted-1"])
-    assert learnt["of-13b-1"][2].config.hidden_size == 192
-    assert folder_of(tmp_path, "mini-13b", 1).samefile(WEIGHTS / "mini-13b")
-
-
-def test_alignment_is_the_mean_square_between_features():
-    model, teacher = random_llama(1).requires_grad_(True), random_llama(2)
-    tokens = torch.arange(12).view(2, 6)
-    labels = tokens.roll(-1, dims=1).where(tokens % 5 > 0, -100)
-    learnt, exits = labels != -100, (2, 4)
-    plain = soft_losses(model, tokens, labels, exits)
-    loss = soft_losses(model, tokens, labels, exits, distillation=Alignment(teacher, 3.0))
-    taught = teacher.model["norm"](teacher.run_layers(teacher.embed(tokens)))[learnt].float()
-    for one, other, hidden in zip(loss, plain, exit_hidden(model, tokens, exits)):
-        own = model.model["norm"](hidden)[learnt].float()
-        expected = 3 * ((own - taught) ** 2).mean()
-        torch.testing.assert_close(one - other, expected.to(one.dtype), rtol=1e-5, atol=1e-6)
-    gradients = torch.autograd.grad(loss.sum() - plain.sum(), model.model["norm"].weight)
-    assert gradients[0].abs().max() > 1e-3
-    same = Alignment(model, 3.0)
-    again = soft_losses(model, tokens, labels, (4,), distillation=same)
-    assert torch.allclose(again, soft_losses(model, tokens, labels, (4,)))
-    said = training_identity(model, exits, tokens, labels, MINI, 0, same)["teacher"]
-    assert said.endswith("features 3")
 
 
 def arguments_of(**changes):
@@ -305,7 +206,7 @@ def test_what_needs_trained_drafts_is_left_out_or_refused(tmp_path, capsys, monk
     assert_refused(capsys, missing, papers_run, "--only", "masks", "alignment")
     refuses(bench.main, capsys, "invalid choice: 'x'", "papers", "--only", "x")
     asked = "--only", "alignment", "--drafts", tmp_path / "none"
-    assert_refused(capsys, f"there is no {tmp_path}/none/untrained-1; give", papers_run, *asked)
+    assert_refused(capsys, f"there is no {tmp_path}/none; give", papers_run, *asked)
     some = {name: EXPERIMENTS[name] for name in ("masks", "pretraining")}
     monkeypatch.setattr(papers, "EXPERIMENTS", some)
     assert papers_run() == 0

@@ -3,11 +3,8 @@
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,6 @@ from s2d import generate, load_model
 from s2d.extras import parallel
 from s2d.text.tokenizer import Tokenizer
 from s2d.train import __main__ as train
-from s2d.train import distributed, fit
 from s2d.weights import save_model
 from s2d.weights.divided import load_target
 
@@ -141,7 +137,7 @@ REFUSED = {
     "--target 70b --compile": "run.py: --compile is for a target in one process",
     "--target 70b --trace /nowhere/page.html": "run.py: /nowhere/page.html",
     "mini --out /nonexistent": "trains in a single process; start it without torchrun",
-    f"{SOFT} --draft-vocabulary 9": "soft with --lora, --draft-vocabulary or --data self",
+    f"{SOFT} --data self": "trains in a single process; start it without torchrun",
 }
 
 
@@ -156,87 +152,6 @@ def test_heads_that_cannot_be_divided():
     message = "8 heads with 2 key/value heads cannot be divided among 3 processes"
     assert done.returncode != 0 and message in done.stderr
     assert "Traceback" not in done.stderr.split("torch/distributed")[0]
-
-
-ROWS = torch.randint(0, 61, (44, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-UNLABELLED = torch.rand(44, 16, generator=torch.Generator().manual_seed(2)) < 0.4
-LABELS = torch.where(UNLABELLED, -100, ROWS.roll(-1, dims=1))
-PRECISE = dict(recompute=True, bf16=False)
-RECIPE = fit.Recipe(batch=8, micro_batch=2, length=16, lr=5e-3, epochs=2, **PRECISE)
-
-
-def losses_of(model, checkpoint, resume=False, mesh=None, kill_after=None):
-    """Losses (2,) of each of the 11 steps of a small training of exits 1 and 2."""
-    losses = []
-    how = fit.Run(checkpoint.with_suffix(""), resume=resume, mesh=mesh)
-    for step, loss in fit.fit(model, (1, 2), (ROWS, LABELS), RECIPE, how):
-        losses.append(loss.tolist())
-        if step == kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
-    return losses
-
-
-def student():
-    return random_llama(2, scale=0.1, num_hidden_layers=2).float().requires_grad_(True)
-
-
-def test_training_on_two_ranks_gives_the_losses_of_one(tmp_path):
-    """To 1e-5 over 11 steps of two epochs, also when both ranks are killed and training resumes."""
-    model = student()
-    alone = torch.tensor(losses_of(model, tmp_path / "alone.checkpoint"))
-    assert len(alone) == 11 and alone[-1].mean() < alone[0].mean() - 0.1
-    result = answer_of(2, "train_on_every_rank", tmp_path / "two.checkpoint")
-    assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
-    weights = {name: torch.tensor(values) for name, values in result["weights"].items()}
-    for name, parameter in model.named_parameters():
-        assert (weights[name] - parameter).abs().max() < 1e-4
-    assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
-
-    killed = torchrun(2, __file__, "train_on_every_rank", tmp_path / "killed.checkpoint", 5)
-    assert killed.returncode != 0 and not killed.stdout
-    shutil.copytree(tmp_path / "killed.checkpoint", tmp_path / "copy.checkpoint")
-    resumed = answer_of(2, "train_on_every_rank", tmp_path / "killed.checkpoint")
-    assert resumed["losses"] == result["losses"][5:]
-    # One process takes up what two began.
-    again = torch.tensor(losses_of(student(), tmp_path / "copy.checkpoint", resume=True))
-    assert (again - alone[5:]).abs().max() < 1e-5
-
-
-def train_on_every_rank(checkpoint, kill_after=None):
-    # After every step for rank 0 and never for the other: clocks may disagree; rank 0's counts.
-    fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9
-    if os.environ["RANK"] == "0":  # is slow to make folders: the other could overtake it there
-        mkdir = Path.mkdir
-        Path.mkdir = lambda *arguments, **options: (time.sleep(0.02), mkdir(*arguments, **options))
-    with parallel.joined(CPU) as mesh:
-        model = student()
-        losses = losses_of(model, Path(checkpoint), True, mesh, kill_after and int(kill_after))
-        held = sum(parameter.to_local().numel() for parameter in model.parameters())
-        whole = distributed.gathered(model, mesh)
-        if whole:
-            weights = {name: parameter.tolist() for name, parameter in whole.named_parameters()}
-            print(json.dumps({"losses": losses, "weights": weights, "held": held}))
-
-
-def test_soft_under_torchrun_saves_one_whole_draft(tmp_path):
-    """The command line, in bf16, with a teacher: two processes save what one does, only once."""
-    for seed, name in enumerate(("base", "teacher")):
-        model = random_llama(seed, scale=0.1, vocab_size=1024)
-        save_model(model, tmp_path / name, WEIGHTS / "mini-7b", torch.float32)
-    turns = [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Good morning " * 60}]
-    (tmp_path / "d.json").write_text(json.dumps([{"conversations": turns}] * 20))
-    arguments = ["soft", "--init", tmp_path / "base", "--layers", 3, "--exits", "1,3"]
-    arguments += ["--data", tmp_path / "d.json", "--length", 64, "--batch", 8, "--micro-batch", 2]
-    arguments += ["--epochs", 2, "--teacher", tmp_path / "teacher", "--lr", 1e-3]
-    done = torchrun(2, "-m", "s2d.train", *arguments, "--out", tmp_path / "two")
-    assert done.returncode == 0, done.stderr
-    assert train.main([*map(str, arguments), "--out", str(tmp_path / "one")]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"base", "teacher", "d.json", "one", "two"}
-    one, two = load_model(tmp_path / "one"), load_model(tmp_path / "two")
-    before = load_model(tmp_path / "base", num_layers=3)
-    assert one.config == two.config and one.config.exit_layers == (1, 3)
-    for a, b, c in zip(one.parameters(), two.parameters(), before.parameters()):
-        assert (a - b).norm() < 0.3 * (a - c).norm()
 
 
 if __name__ == "__main__":

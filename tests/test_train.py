@@ -1,30 +1,132 @@
-"""Training: it learns, it resumes, and a nested draft comes out as a folder with exits."""
+"""Training: the loop beside a plain one, alone and divided, resumed; the commands and their data.
+
+Under torchrun this file is what the processes do.
+"""
 
 import json
-import random
+import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 import torch
-from helpers import (
-    WEIGHTS,
-    assert_refused,
-    contents,
-    program,
-    raises_line,
-    random_llama,
-    run_and_kill,
-)
+import torch.nn.functional as F
+from helpers import ROOT, WEIGHTS, assert_refused, program, raises_line, random_llama
 
-from s2d import load_model
-from s2d.files import former_of, stage_of
-from s2d.soft import soft_losses
-from s2d.text.tokenizer import Tokenizer
+from s2d import Tokenizer, load_model
+from s2d.extras import parallel
+from s2d.soft import exit_hidden, soft_losses
 from s2d.train import __main__ as train
-from s2d.train import dialogues, family, fit, nested
-from s2d.train.distil import Distillation
+from s2d.train import ablations, dialogues, family, fit, nested
+from s2d.train.distil import Alignment, Distillation
 from s2d.weights import save_model
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+ROWS = torch.randint(0, 61, (24, 16), generator=seeded(1), dtype=torch.int32)
+LABELS = ROWS.roll(-1, dims=1).where(torch.rand(24, 16, generator=seeded(2)) > 0.4, -100)
+RECIPE = fit.Recipe(batch=8, micro_batch=8, length=16, lr=5e-3, epochs=2, bf16=False)
+EXITS = (1, 3)
+
+
+def student():
+    return random_llama(2, scale=0.1, num_hidden_layers=3).float().requires_grad_(True)
+
+
+def losses_of(out, model=None, stop_after=None, exits=EXITS, rows=ROWS, run=None, **changes):
+    """Losses (6, E) of a training of 6 steps."""
+    run = run or fit.Run(out)
+    training = fit.fit(model or student(), exits, (rows, LABELS), replace(RECIPE, **changes), run)
+    return torch.stack([losses for _, losses in islice(training, stop_after)])
+
+
+def test_the_loop_beside_a_plain_one(tmp_path):
+    """AdamW, warm-up and cosine, clipping, an order of rows per epoch, the mean over all labels."""
+    plain, trained, expected = student(), student(), []
+    orders = [torch.arange(24), torch.randperm(24, generator=seeded(0))]
+    decay, rest = ([p for p in plain.parameters() if (p.dim() > 1) == d] for d in (True, False))
+    groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    for step, batch in enumerate(torch.cat(orders).split(8)):
+        at, labels, own = ROWS[batch].long(), LABELS[batch].long(), []
+        for hidden in exit_hidden(plain, at, EXITS):
+            logits = plain.logits(hidden)
+            own.append(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+        for group in optimizer.param_groups:
+            group["lr"] = 5e-3 * (0.05 + 0.95 * (1 + math.cos(math.pi * step / 6)) / 2)
+        optimizer.zero_grad()
+        torch.stack(own).mean().backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        expected.append(torch.stack(own).detach())
+    losses = losses_of(tmp_path / "a", trained)
+    assert (losses - torch.stack(expected)).abs().max() < 1e-5
+    assert losses[-1, 1] < losses[0, 1] - 0.1
+    for change in ({"micro_batch": 2}, {"recompute": True}):
+        assert (losses_of(tmp_path / "b", **change) - losses).abs().max() < 1e-5
+    for one, other in zip(plain.parameters(), trained.parameters()):
+        assert (one - other).abs().max() < 1e-5
+    rising = [fit.learning_rate(step, 100, 1.0) for step in range(5)]
+    assert rising[:4] == pytest.approx([0.25, 0.5, 0.75, 1], abs=3e-3) and rising[4] < 1
+
+
+def test_a_resumed_training_gives_the_same_losses(tmp_path, monkeypatch):
+    """Stopped in each epoch; and only with the settings and data that it was begun with."""
+    whole = losses_of(tmp_path / "whole")
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step
+    for stop_after in (2, 4):
+        run = fit.Run(tmp_path / f"{stop_after}", resume=True)
+        losses_of(run.out, run=run, stop_after=stop_after)
+        assert [path.name for path in run.checkpoints.iterdir()] == [f"{stop_after}"]
+        (run.checkpoints / "unfinished").mkdir()  # as a kill leaves it
+        for change in (dict(lr=1e-3), dict(exits=(2, 3)), dict(rows=ROWS.flip(0))):
+            raises_line(losses_of, ValueError, "of another training", run.out, run=run, **change)
+        assert torch.equal(losses_of(run.out, run=run), whole[stop_after:])
+
+
+def torchrun(*arguments):
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = list(map(str, [*start, *arguments]))
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_two_processes_give_the_losses_of_one(tmp_path):
+    """Killed and resumed by one process, too; each rank holds half of the weights."""
+    model = student()
+    alone = losses_of(tmp_path / "alone", model)
+    done = torchrun(__file__, tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
+    for name, parameter in model.named_parameters():
+        assert (torch.tensor(result["weights"][name]) - parameter).abs().max() < 1e-4
+    assert result["held"] < 0.55 * sum(parameter.numel() for parameter in model.parameters())
+    run = fit.Run(tmp_path / "two", resume=True)  # of the checkpoint after step 5
+    later = losses_of(run.out, run=run, micro_batch=4)
+    assert len(later) == 1 and (later - alone[5:]).abs().max() < 1e-5
+
+
+def train_on_every_rank(out):
+    fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9  # rank 0's clock counts
+    with parallel.joined(torch.device("cpu")) as mesh:
+        model, run = student(), fit.Run(out, mesh=mesh)
+        losses = losses_of(out, model, run=run, micro_batch=4, stop_after=5)
+        fit.CHECKPOINT_SECONDS = 1e9
+        again = student()
+        whole = losses_of(out, again, run=replace(run, resume=True), micro_batch=4)
+        held = sum(parameter.to_local().numel() for parameter in again.parameters())
+        gathered = fit.gathered(again, mesh)
+        if gathered:
+            weights = {name: each.tolist() for name, each in gathered.named_parameters()}
+            losses = torch.cat([losses, whole]).tolist()
+            print(json.dumps({"losses": losses, "weights": weights, "held": held}))
 
 
 @pytest.fixture
@@ -41,239 +143,156 @@ def soft(folder, out, *more):
 
 
 def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
-    assert soft(tiny, tmp_path / "draft", "--millions", "0.02", "--lr", "3e-3") == 0
-    draft = load_model(tmp_path / "draft")
+    """With a teacher, in micro-batches; no checkpoint is left. The same by two processes."""
+    some = ["--millions", "0.008", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
+    assert soft(tiny, tmp_path / "draft", *some) == 0
+    draft, before = load_model(tmp_path / "draft"), load_model(tiny, num_layers=3)
     assert draft.config.exit_layers == (1, 2, 3) and draft.config.thresholds == (0.5, 0.5, 0.0)
-    assert draft.config.num_hidden_layers == 3
-    progress = capsys.readouterr().err
-    assert all(said in progress for said in ("exit 1:", "tokens/s", "min left"))
-    assert {path.name for path in tmp_path.iterdir()} == {"base", "draft"}  # no checkpoint is left
-    some = dialogues.dialogues_of("mini", 9)
-    tokens, labels = dialogues.pack(some, Tokenizer(tiny), 20, 48, True)
+    assert "exit 1:" in capsys.readouterr().err
+    tokens, labels = nested.rows_of(tiny, "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
     with torch.no_grad():
-        before = soft_losses(load_model(tiny, num_layers=3), tokens, labels, (1, 2, 3))
-        after = soft_losses(draft, tokens, labels, (1, 2, 3))
-    assert (after < before - 0.5).all()
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-ROWS = torch.randint(0, 61, (24, 16), generator=seeded(1))
-LABELS = ROWS.roll(-1, dims=1).where(torch.rand(24, 16, generator=seeded(2)) > 0.4, -100)
-RECIPE = fit.Recipe(batch=4, micro_batch=4, length=16, lr=1e-3, epochs=2)
-
-
-def student(seed=2):
-    return random_llama(seed, scale=0.1).float().requires_grad_(True)
-
-
-def losses_of(out, resume=False, stop_after=None, **changes):
-    """Losses of a small training of 12 steps, one (2,) for each."""
-    run, recipe = fit.Run(out, resume=resume), replace(RECIPE, **changes)
-    training = fit.fit(student(), (2, 4), (ROWS, LABELS), recipe, run)
-    return [loss.tolist() for _, loss in islice(training, stop_after)]
-
-
-def test_resume_gives_the_same_losses(tmp_path, monkeypatch):
-    """Stopped in each epoch, or killed between a checkpoint's renames: the same later losses."""
-    whole = losses_of(tmp_path / "whole")
-    assert len(whole) == 12 and whole[-1][1] < whole[0][1]
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step
-    for stop_after in (4, 8):
-        out = tmp_path / f"{stop_after}"
-        assert losses_of(out, stop_after=stop_after) == whole[:stop_after]
-        if stop_after == 8:
-            fit.checkpoint_of(out).rename(former_of(fit.checkpoint_of(out)))
-        assert losses_of(out, resume=True) == whole[stop_after:]
-
-
-def test_a_checkpoint_is_resumed_only_by_the_training_it_belongs_to(tmp_path, monkeypatch):
-    """What changes the losses is named; how the work is divided may change. Nothing is lost."""
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
-    whole = losses_of(tmp_path / "a", stop_after=6)
-    message = "was cut short; go on with --resume, or remove it"
-    raises_line(losses_of, ValueError, message, tmp_path / "a")
-
-    def resumed(model=2, rows=ROWS, labels=LABELS, exits=(2, 4), seed=0, teacher=None, **changes):
-        run, recipe = fit.Run(tmp_path / "a", seed=seed, resume=True), replace(RECIPE, **changes)
-        return next(fit.fit(student(model), exits, (rows, labels), recipe, run, teacher))[0]
-
-    teacher = Distillation(random_llama(3).float(), "forward")
-    changes = dict(seed=1, batch=8, epochs=3, lr=2e-3, exits=(1, 4), teacher=teacher, model=5)
-    messages = ["seed 0, not 1", "batch 4, not 8", "epochs 2, not 3", "lr 0.001, not 0.002"]
-    messages += [r"exits \[2, 4\], not \[1, 4\]", "teacher None, not", "model"]
-    changes = [{name: value} for name, value in changes.items()]
-    changes += [dict(rows=ROWS.flip(0)), dict(labels=LABELS.flip(0))]
-    for change, message in zip(changes, [*messages, "data", "data"]):
-        raises_line(resumed, ValueError, f"is of another training: {message}", **change)
-    assert len(whole) == 6 and resumed(micro_batch=2, recompute=True) == 7
-
-
-def test_micro_batches_and_recomputation_change_nothing_but_memory(tmp_path):
-    """Rows have different numbers of labels: averaging over each micro-batch would differ."""
-
-    changes = {}, {"micro_batch": 1}, {"recompute": True}
-    whole, small, again = (
-        torch.tensor(losses_of(tmp_path / f"{change}", bf16=False, **change)) for change in changes
-    )
-    assert (small - whole).abs().max() < 1e-5 and (again - whole).abs().max() < 1e-6
-
-
-def test_every_epoch_sees_every_row_in_an_order_of_its_own():
-    first, second, third = fit.row_order(10, 3, seed=0).view(3, 10).tolist()
-    assert first == sorted(second) == sorted(third) == list(range(10)) and second != third
-
-
-@pytest.mark.parametrize("template, space", [("vicuna", ""), ("llama-2", " ")])
-def test_labels_are_the_assistants_words(template, space, tokenizer):
-    """And what the template puts behind them in the assistant's turn."""
-    messages, eos = ["Hi there", "Hello Anna", "How are you?", "Fine"], [tokenizer.eos_id]
-    hello, fine = (tokenizer.encode(text + space)[1:] + eos for text in ("Hello Anna", "Fine"))
-    ids, is_answer = dialogues.encode_dialogue(tokenizer, messages, template)
-    assert ids == tokenizer.encode_chat(messages[:3], template) + fine
-    assert [token for token, answer in zip(ids, is_answer) if answer] == hello + fine
-    tokens, labels = dialogues.pack([messages] * 3, tokenizer, 99, 10, True, template)
-    used = tokens.numel()
-    assert tokens.flatten().tolist() == (ids * 3)[:used]
-    learnt = [token if answer else -100 for token, answer in zip(ids * 3, is_answer * 3)]
-    assert labels.flatten().tolist() == learnt[1 : used + 1]
-
-
-def record(*texts, first=0):
-    """A ShareGPT record in which the two speakers take turns."""
-    speakers = (("human", "gpt") * len(texts))[first:]
-    return {"conversations": [{"from": each, "value": t} for each, t in zip(speakers, texts)]}
-
-
-def test_sharegpt_records(tmp_path, capsys):
-    records = [{"id": "x", **record("a", "b", "c")}, record("x", "d", "é\n]}", first=1)]
-    records += [record("x", "y", first=1), record(), record("x", " "), record("x", None)]
-    records += [{"conversations": None}, {"text": "x"}, "not a record"]
-    human, gpt, system = ({"from": name, "value": "x"} for name in ("human", "gpt", "system"))
-    others = [[human, human], [{"from": "human"}, gpt], [system, human, gpt]]
-    records += [{"conversations": other} for other in others]
-    counts = "4 (not a list of conversations with from and value), 2 (no question with an answer), "
-    counts += "2 (a message without text), 2 (human and gpt do not take turns)"
-    file = tmp_path / "d.json"
-    for indent in (None, 2):
-        file.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
-        assert list(dialogues.read_sharegpt(file)) == [["a", "b"], ["d", "é\n]}"]]
-        assert capsys.readouterr().err == f"records passed over: {counts}\n"
-
-
-def test_killed_training_never_leaves_a_folder_that_loads(tiny, tmp_path, monkeypatch):
-    """SIGKILL at random, again and again: nothing loads before it is what one run gives."""
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # most kills hit a checkpoint
-
-    def run(seconds, name):
-        options = "--layers 2 --exits 1,2 --length 32 --millions 0.002 --resume"
-        return run_and_kill(seconds, soft, tiny, tmp_path / name, *options.split())
-
-    rng, needed, killed = random.Random(0), min(run(60, "whole"), run(60, "again")), 0
-    for _ in range(60):
-        run(rng.uniform(0, needed / 2), "draft")
-        if (tmp_path / "draft").is_dir():
-            break
-        killed += 1
-        for name in ("draft", stage_of(tmp_path / "draft").name):
-            raises_line(load_model, (FileNotFoundError, ValueError), ".", tmp_path / name)
-    run(60, "draft")
-    assert killed > 1
-    assert contents(tmp_path / "draft") == contents(tmp_path / "whole")
+        losses = [soft_losses(each, tokens, labels, (1, 2, 3)) for each in (before, draft)]
+    assert (losses[1] < losses[0] - 0.2).all()
+    options = ["--length", 48, "--batch", 4, "--layers", 3, "--exits", "1,2,3", *some]
+    done = torchrun("-m", "s2d.train", "soft", "--init", tiny, "--out", tmp_path / "two", *options)
+    assert done.returncode == 0, done.stderr
+    two = load_model(tmp_path / "two")
+    for a, b, c in zip(draft.parameters(), two.parameters(), before.parameters()):
+        assert (a - b).norm() < 0.3 * (a - c).norm()
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "draft", "two"}
 
 
 MISTAKES = """
---data TMP/bad.json | is not ShareGPT JSON
---data TMP/few.json | gives 0 rows
---data TMP/none.json | No such file
---data TMP/nested.json | is not ShareGPT JSON
---exits 0,3 | exits must increase within the draft's 3 layers
---exits 1,2 | exits must increase within the draft's 3 layers and end with the last
---exits 2,1,3 | exits must increase within the draft's 3 layers
---layers 7 --exits 2,7 | cannot keep the first 7 of 4 layers
---exits a,b | --exits: invalid comma-separated int value: 'a,b'
---seed -1 | --seed: a whole number from 0 to 2^63 - 1, not -1
---seed 9223372036854775808 | --seed: a whole number from 0
---teacher= | --teacher: invalid path value
+--data TMP/bad.json | is not JSON
+--data TMP/few.json | gives 0 rows; one batch needs 4
+--data self | has no chat template
+--exits 0,3 | exits must increase and end with layer 3
+--exits 2,1,3 | exits must increase and end with layer 3
+--layers 7 --exits 2,7 | layers
 --init TMP/nowhere | no model folder
---teacher TMP/nowhere | no model folder
---teacher TMP/short | rows of 48 tokens are longer than the context of
---length 65 | rows of 65 tokens are longer than the context of
---micro-batch 3 | a batch of 4 rows cannot be divided among 1 processes by 3 rows
---out TMP/base --replace | base would replace TMP/base, which is read
---out TMP/base --lora 2 --replace | base would replace TMP/base, which is read
---out TMP/short --teacher TMP/short --replace | which is read
---out TMP/few.json --data TMP/few.json | which is read
---text TMP/draft/in/it | which is read
---epochs 0 | must be positive
---lr inf | must be positive
+--teacher TMP/other | has another vocabulary than
+--length 65 | has a context below 65 tokens; give --length
+--micro-batch 3 | a batch of 4 rows cannot be divided among 1 processes and micro-batches of 3
+--out TMP/base | base is there already
+--epochs 0 | expected positive numbers
+--out TMP/cut | cut.checkpoint is there already; go on with --resume, or remove it
 """
 
 
 def test_user_errors(tiny, tmp_path, capsys):
-    texts = {"bad": '{"not": "a list"}', "few": "[]", "nested": "[" * 200_000}
-    for name, text in texts.items():
-        (tmp_path / f"{name}.json").write_text(text)
-    save_model(random_llama(0, vocab_size=1024, max_position_embeddings=40), tmp_path / "short")
+    (tmp_path / "bad.json").write_text('{"not": "a list"')
+    (tmp_path / "few.json").write_text("[]")
+    (tmp_path / "cut.checkpoint").mkdir()
+    save_model(random_llama(0), tmp_path / "other")
     for line in MISTAKES.strip().split("\n"):
         arguments, message = line.replace("TMP", str(tmp_path)).split(" | ")
         more = ["--millions", "0.01", *arguments.split()]
         assert_refused(capsys, message, soft, tiny, tmp_path / "draft", *more)
-    assert not (tmp_path / "draft").exists()
-    (tmp_path / "draft.checkpoint").mkdir()
-    (tmp_path / "draft.checkpoint/mine").write_text("mine")
-    before = contents(tmp_path)
-    for way in ("--resume", "--replace"):
-        message = "draft.checkpoint is in the way, and no checkpoint that was written here"
-        assert_refused(capsys, message, soft, tiny, tmp_path / "draft", way)
-    for taken in (tmp_path, tmp_path / "bad.json"):  # asked before any work
-        assert_refused(capsys, "name another", soft, tiny, taken)
-    assert contents(tmp_path) == before
+    assert not list(tmp_path.glob("draft*"))
 
 
-def test_soft_takes_the_template_of_the_model(tiny, tmp_path):
-    """A Llama-2 folder's dialogues have [INST]."""
-    tiny, texts = tiny.rename(tiny.with_name("Llama-2-tiny-chat")), ["Hi", "Yes. "] * 9
-    (tmp_path / "d.json").write_text(json.dumps([record(*texts)]))
-    found = nested.rows_of(tiny, tmp_path / "d.json", fit.Run(tmp_path), replace(RECIPE, length=20))
-    expected = dialogues.pack([texts], Tokenizer(tiny), None, 20, True, "llama-2")
-    assert len(found[0]) > 4 and all(map(torch.equal, found, expected))
+@pytest.mark.parametrize("answers_only", [True, False])
+def test_labels_are_the_assistants_words(answers_only, tokenizer):
+    """And its EOS; rows are dialogues end to end."""
+    messages = ["Hi there", "Hello Anna", "How are you?", "Fine"]
+    pairs = list(tokenizer.rounds(messages, "vicuna"))
+    ids = [token for prompt, answer in pairs for token in prompt + answer]
+    fine = [*tokenizer.encode("Fine")[1:], tokenizer.eos_id]
+    assert ids == tokenizer.encode_chat(messages[:3], "vicuna") + fine
+    tokens, labels = dialogues.pack(pairs * 3, 2, 10, answers_only)
+    assert tokens.flatten().tolist() == ids[:20]
+    learnt = [t for p, a in pairs for t in ([-100] * len(p) if answers_only else p) + a]
+    assert labels.flatten().tolist() == learnt[1:21]
+    assert len(dialogues.pack(pairs, None, 10, True)[0]) == (len(ids) - 1) // 10
 
 
-@pytest.mark.parametrize("kv_heads", [1, 4])
-def test_a_copying_start(kv_heads):
-    """Untrained, words of the prompt are about one standard deviation likelier than others."""
-    order = torch.randperm(family.VOCAB_SIZE, generator=seeded(0)).view(16, 64)
-    model = family.initialise(family.shape(8, 128, 4, kv_heads), 1, copying=True)
-    with torch.inference_mode():
-        logits = model(order)[:, -1]  # (16, V)
-    seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order, True)
-    earlier = seen.scatter(1, order[:, -1:], False)  # without the last token itself
-    assert logits[earlier].mean() - logits[~seen].mean() > 0.5 * logits.std()
+def record(*texts, speakers=("human", "gpt") * 2):
+    return {"conversations": [{"from": each, "value": t} for each, t in zip(speakers, texts)]}
+
+
+def test_sharegpt_records(tmp_path, capsys):
+    records = [{"id": "x", **record("a", "b", "c")}, record("d", "é\n]}"), record(), record("x")]
+    records += [record("x", " "), record("x", None), record("x", "y", speakers=("gpt", "human"))]
+    records += [{"conversations": None}, {"conversations": [{"from": "human"}]}, "not a record"]
+    file = tmp_path / "d.json"
+    file.write_text(json.dumps(records, indent=1, ensure_ascii=False), encoding="utf-8")
+    assert list(dialogues.read_sharegpt(file)) == [["a", "b"], ["d", "é\n]}"]]
+    assert "8 of 10 records are no dialogue" in capsys.readouterr().err
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, smaller: every member loads; --resume keeps all."""
-    small = family.shape(5, 64, 2, 1)
+    small, out = family.shape(5, 64, 2, 1), tmp_path / "family"
     targets = {name: (small, 0.003, 1e-3, True) for name in family.TARGETS}
     monkeypatch.setattr(family, "TARGETS", targets)
-    monkeypatch.setattr(family, "DRAFT_TOKENS", 0.003)
-    assert train.main(["mini", "--out", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {*family.TARGETS, "mini-draft"}
+    assert program(train.main, "mini", "--out", out, "--millions", "0.002") == 0
+    assert {path.name for path in out.iterdir()} == {*family.TARGETS, "mini-draft"}
     for name in family.TARGETS:
-        assert load_model(tmp_path / name).config == small
-    draft = load_model(tmp_path / "mini-draft")
+        assert load_model(out / name).config == small
+    draft = load_model(out / "mini-draft")
     assert draft.config.exit_layers == (2, 3, 4) and draft.config.num_hidden_layers == 4
-    shipped = (WEIGHTS / "mini-7b/tokenizer.model").read_bytes()
-    assert (tmp_path / "mini-draft/tokenizer.model").read_bytes() == shipped
+    shipped, made = Tokenizer(WEIGHTS / "mini-7b"), Tokenizer(out / "mini-draft")
+    text = "What is 3 + 4? <s> Zwölf</s>"
+    assert shipped.encode(text) == made.encode(text)
     capsys.readouterr()
-    assert train.main(["mini", "--out", str(tmp_path), "--resume"]) == 0
+    assert program(train.main, "mini", "--out", out, "--resume") == 0
     assert capsys.readouterr().err == ""
-    # In the way of the last member: said before the first is trained.
-    (tmp_path / "mini-70b" / "notes.txt").write_text("mine")
-    before, message = contents(tmp_path), "mini-70b is in the way, and no model that was written"
-    assert_refused(capsys, "there already", train.main, ["mini", "--out", str(tmp_path)])
-    assert_refused(capsys, message, train.main, ["mini", "--out", str(tmp_path), "--replace"])
-    assert contents(tmp_path) == before
+    assert_refused(capsys, "is there already", program, train.main, "mini", "--out", out)
+
+
+DRAFTS = "untrained", "random", "pretraining", "pretrained"
+
+
+def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ablations, "DRAFTS", {name: ablations.DRAFTS[name] for name in DRAFTS})
+    monkeypatch.setattr(ablations, "FEATURES", ("stats",))
+    monkeypatch.setattr(ablations, "TARGETS", {"mini-7b": None})
+    monkeypatch.setattr(ablations, "SEEDS", (1,))
+    monkeypatch.setattr(ablations, "MINI", replace(nested.MINI, bf16=False))
+    out = tmp_path / "drafts"
+    arguments = ["ablations", "--millions", "0.002", "--out", out]
+    assert program(train.main, *arguments) == 0
+    made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors"}
+    assert {each.name for each in out.iterdir()} == made
+    drafts = {name: load_model(out / f"{name}-1") for name in DRAFTS}
+    first = load_model(WEIGHTS / "mini-7b", num_layers=4).state_dict()
+    untrained = drafts["untrained"].state_dict()
+    assert all(torch.equal(first[name], untrained[name]) for name in first)
+    middle = {name: each.model["layers"][0].mlp.up_proj.weight for name, each in drafts.items()}
+    far = {name: (weight - middle["untrained"]).abs().mean() for name, weight in middle.items()}
+    assert far["random"] > 5 * far["pretrained"] > far["pretraining"] > 0
+    assert drafts["pretraining"].config.exit_layers == (2, 3, 4)
+    kept = (out / "random-1/model.safetensors").stat().st_mtime_ns
+    (out / "decision-stats-7b.safetensors").unlink()
+    assert program(train.main, *arguments, "--resume") == 0
+    assert {each.name for each in out.iterdir()} == made
+    assert (out / "random-1/model.safetensors").stat().st_mtime_ns == kept
+    capsys.readouterr()
+    assert_refused(capsys, "is there already", program, train.main, *arguments)
+
+
+def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
+    """But pre-training has its own; and none but what is named in DRAFTS differs."""
+    learnt = {}
+
+    def remember(model, exits, rows, recipe, run, init, aim):
+        assert recipe == nested.MINI
+        learnt[run.out.name] = exits, rows[0], init.name, type(aim)
+
+    monkeypatch.setattr(ablations, "train_and_save", remember)
+    names = "sorted alone-3 alone-4 random distilled aligned-1 of-13b pretraining".split()
+    for name in names:
+        ablations.train_draft(name, 1, fit.Run(tmp_path / name, seed=1), 0.002)
+    exits = [each[0] for each in learnt.values()]
+    assert exits == [(2, 3, 4), (3,), (4,), *[(2, 3, 4)] * 4, (4,)]
+    equal = [torch.equal(one[1], other[1]) for one, other in pairwise(learnt.values())]
+    assert equal == [True] * 6 + [False]
+    assert [each[2] for each in learnt.values()] == ["mini-7b"] * 6 + ["mini-13b", "mini-7b"]
+    aims = {name: each[3] for name, each in learnt.items() if each[3] is not type(None)}
+    assert aims == {"distilled": Distillation, "aligned-1": Alignment}
+
+
+if __name__ == "__main__":
+    from pathlib import Path
+
+    train_on_every_rank(Path(sys.argv[1]))

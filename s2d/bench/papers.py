@@ -7,15 +7,13 @@ takes it. Tables, sentences and pictures are made from that alone.
 import json
 import math
 import zlib
-from functools import partial
 from statistics import mean
 
 import torch
 
 from ..fields import read_json
-from ..files import MANIFEST, check_free, staged_file
+from ..files import staged_file
 from ..program import tell
-from ..train.ablations import all_of
 from ..weights import check_device
 from . import papers_mcsd, papers_s2d
 from .lab import Lab
@@ -64,10 +62,8 @@ def chosen(args):
             raise ValueError(f"{', '.join(trained)}: give --drafts, {made}")
         tell(f"left out are {', '.join(trained)}: give --drafts, {made}")
         return [name for name in names if name not in trained]
-    for paths in all_of(args.drafts) if trained else ():
-        for path in paths.values():
-            if not path.exists():
-                raise FileNotFoundError(f"there is no {path}; give --drafts, {made}")
+    if trained and not args.drafts.is_dir():
+        raise FileNotFoundError(f"there is no {args.drafts}; give --drafts, {made}")
     return names
 
 
@@ -76,9 +72,8 @@ def settings_of(args, name):
     settings = {each: str(getattr(args, each)) for each in (*DEFAULTS, "device", "dtype")}
     settings["threads"] = str(torch.get_num_threads())
     if EXPERIMENTS[name].trained:
-        drafts, decisions = all_of(args.drafts)
-        files = [folder / MANIFEST for folder in drafts.values()] + [*decisions.values()]
-        found = b"".join(file.read_bytes() for file in files if file.exists())
+        files = sorted(args.drafts.glob("**/*.safetensors"))
+        found = b"".join(file.read_bytes() for file in files)
         settings["drafts"] = f"{zlib.crc32(found):08x}"
     return settings
 
@@ -91,7 +86,8 @@ def former(args, name):
     file = args.out and args.out / f"{name}.json"
     if not file or not file.exists():
         return None
-    check_free(file, "result", partial(is_result, name), replace=True)
+    if not is_result(name, file):
+        raise ValueError(f"{file} is no result that was written here; name another folder")
     found, settings = read_json(file), settings_of(args, name)
     other = [f"{key} {value}" for key, value in found["settings"].items() - settings.items()]
     if other or found["settings"].keys() != settings.keys():

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from itertools import islice
 from pathlib import Path
 
-from ..files import check_free, staged_file
+from ..files import staged_file
 from ..train.corpus import GROUPS, conversations
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
@@ -54,20 +54,6 @@ def group_of(question):
     return "mt_bench" if question["category"] in MT_BENCH else question["category"]
 
 
-def check_answers(folder, names):
-    """``check_free`` for what ``write_answers`` may write for ``names``. Ask before measuring."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        for file in folder.glob(f"{id_of(name)}-*.jsonl"):
-            check_free(file, "answer file", are_answers, replace=True)
-
-
-def are_answers(file):
-    """Whether each line in a file has an answer's id as ``write_answers`` makes them."""
-    lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
-    return all(f'"answer_id": "{file.stem}-' in line for line in lines)
-
-
 def id_of(name):
     """A name of which a file's can be made."""
     return re.sub(r"[^\w.,]+", "-", name)
@@ -75,7 +61,6 @@ def id_of(name):
 
 def write_answers(folder, name, records):
     """A file a method, as Spec-Bench's evaluation/speed.py and equal.py read it: the last round."""
-    check_answers(folder, [name])
     files, last = defaultdict(list), max(record["round"] for record in records)
     for record in (record for record in records if record["round"] == last):
         model_id = id_of(f"{name}-{record['method']}")

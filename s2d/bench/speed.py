@@ -16,7 +16,7 @@ from .check import observe_methods, verdict
 from .measure import answer, measure, runners
 from .methods import choose_methods, datastore_of, draft_of, parse_method, peers_of
 from .plot import check_plot, write_plot
-from .specbench import check_answers, choose_questions, write_answers
+from .specbench import choose_questions, write_answers
 from .tables import final_table, render, summarise, target_table
 
 
@@ -28,8 +28,7 @@ def report(args):
     alike = len({folder.name for folder in folders}) < len(folders)
     targets = {one_line(folder if alike else folder.name): folder for folder in folders}
     if args.out:
-        names = [f"{name}-T{temperature:g}" for name in targets for temperature in args.temperature]
-        check_answers(args.out, names)
+        args.out.mkdir(parents=True, exist_ok=True)
     args.draft = draft_of(args, folders[0])
     names, drafts = choose_methods(args)
     methods = {  # {target: {name: (whether it is compiled, options)}}

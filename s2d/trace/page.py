@@ -12,7 +12,7 @@ from ..cache import KVCache
 from ..decode import Scorer, decode_step
 from ..draft import SortedDraft
 from ..exits import LayerExit
-from ..files import check_free, stage_of, staged_file
+from ..files import staged_file
 from ..sampling import Sampler, warp
 from ..tree import ancestor_mask
 from ..verify import follow, residual, verify_chain, verify_sampled
@@ -27,9 +27,8 @@ CODE += (follow, verify_chain, verify_sampled, residual, Sampler.race, warp)
 def check_page(file):
     """ValueError where ``file`` has no folder, or is in the way and no page written here."""
     file = Path(file)
-    check_free(file, "page", lambda old: old.read_text("utf-8").startswith(BEGINNING), replace=True)
     try:
-        TemporaryFile(dir=file.parent, prefix=stage_of(file).name).close()  # a name as long
+        TemporaryFile(dir=file.parent).close()
     except OSError as error:
         wrong = f"{file} cannot be written ({error.strerror}); name another file"
         raise ValueError(wrong) from None

@@ -1,31 +1,22 @@
-"""The drafts that the papers' ablations compare: same tokens, same schedule, two seeds each.
+"""The drafts that the papers' ablations compare: same tokens, same schedule, two seeds each."""
 
-They are miniatures, and none of them ships. Knows nothing about measuring.
-"""
-
-import json
-from argparse import Namespace
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
-from ..extras.decision import FEATURES, check_decision
-from ..fields import read_json
-from ..files import check_free, staged_file
-from ..program import tell
+from ..files import refuse_existing
 from ..weights import load_model, save_model
 from ..weights.names import WEIGHTS
-from .decision import train_decision
+from .decision import FEATURES, train_decision
 from .distil import Alignment, Distillation
 from .family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
-from .fit import check_out
-from .nested import MINI, corpus_rows, cut, rows_of, train_and_save
+from .nested import MINI, cut, rows_of, train_and_save
 
 ABLATION_TOKENS = 0.5  # millions, of each draft
 SEEDS = (1, 2)  # of text and of random layers: what differs less than these do is noise
 ALIGNED = (0.1, 1.0, 10.0)  # weights of feature alignment
 PROMPTS = 200  # that a decision model learns from, for each million of tokens of a draft
-LAST = DRAFT_EXITS[-1:]
 
 
 @dataclass(frozen=True)
@@ -45,14 +36,12 @@ DRAFTS = {
     "sorted": Ablation(),
     "alone-2": Ablation(exits=(2,)),
     "alone-3": Ablation(exits=(3,)),
-    "alone-4": Ablation(learning=LAST),  # its exits 2 and 3 are an ordinary draft's early exits
+    "alone-4": Ablation(learning=(4,)),  # its exits 2 and 3 are an ordinary draft's early exits
     "random": Ablation(random=True),
-    "pretraining": Ablation(learning=LAST, answers_only=False),
+    "pretraining": Ablation(learning=(4,), answers_only=False),
     "pretrained": Ablation(init="pretraining"),
-    **{
-        f"aligned-{weight:g}": Ablation(aim=partial(Alignment, weight=weight)) for weight in ALIGNED
-    },
-    "distilled": Ablation(aim=partial(Distillation, kind="forward")),
+    **{f"aligned-{w:g}": Ablation(aim=partial(Alignment, weight=w)) for w in ALIGNED},
+    "distilled": Ablation(aim=Distillation),
     "of-13b": Ablation(init="mini-13b"),  # a draft for each target; of mini-7b it is "sorted"
     "of-70b": Ablation(init="mini-70b"),
 }
@@ -68,53 +57,20 @@ def decision_of(out, features, target):
     return out / f"decision-{features}-{target.removeprefix('mini-')}.safetensors"
 
 
-def all_of(out):
-    """What is made in the folder ``out``: {(name, seed): folder}, {(features, target): file}."""
-    drafts = [(name, seed) for seed in SEEDS for name in DRAFTS]
-    drafts.remove(("untrained", SEEDS[-1]))  # a seed changes nothing there
-    decisions = [(features, target) for target in TARGETS for features in FEATURES]
-    return (
-        {each: folder_of(out, *each) for each in drafts},
-        {each: decision_of(out, *each) for each in decisions},
-    )
-
-
-def check_same(out, about):
-    """Keep in ``out`` what all drafts are made of; ValueError where it was something else."""
-    file = out / "ablations.json"
-    if file.exists() and read_json(file) != about:
-        made = f"{out} was made with {read_json(file)}, not with {about}"
-        raise ValueError(f"{made}; name another folder")
-    with staged_file(file) as stage:
-        stage.write_text(json.dumps(about) + "\n")
-
-
 def train_ablations(run, millions):
-    """Train all DRAFTS for each of SEEDS, then decision models, in the folder ``run.out``.
-
-    With ``run.resume`` what is there stays, if it was made of the same.
-    """
-    corpus_rows(millions, MINI)  # refused before anything is made
-    run.out.mkdir(parents=True, exist_ok=True)
-    drafts, decisions = all_of(run.out)
-    paths = [*drafts.values(), *decisions.values()]
-    there = [path for path in paths if run.resume and path.exists()]
-    for path in there:  # it is ours and whole, or is refused
-        (check_decision if path.suffix else check_free)(path, replace=True)
-    wanted = [path for path in paths if path not in there]
-    for path in wanted:  # before an hour of work: what is in the way of the last one shows too
-        check_out(replace(run, out=path))
-    check_same(run.out, {"millions": millions, "seed": run.seed})
-    for (name, seed), folder in drafts.items():
-        if folder in wanted:
-            tell(f"{wanted.index(folder) + 1} of {len(wanted)}: {folder.name}")
-            train_draft(name, seed, replace(run, out=folder, seed=run.seed + seed), millions)
-    how = dict(draft=WEIGHTS / "mini-draft", data="mini", epochs=6, threshold=0.4, seed=run.seed)
-    how |= dict(device=run.device, replace=run.replace, prompts=max(5, round(PROMPTS * millions)))
-    for (features, target), file in decisions.items():
-        if file in wanted:
-            tell(f"{wanted.index(file) + 1} of {len(wanted)}: {file.name}")
-            train_decision(Namespace(target=WEIGHTS / target, out=file, features=features, **how))
+    """Train all DRAFTS for each of SEEDS, then decision models. --resume keeps what is there."""
+    if not run.resume:
+        refuse_existing(run.out)
+    for seed, name in product(SEEDS, DRAFTS):
+        own = replace(run, out=folder_of(run.out, name, seed), seed=run.seed + seed)
+        same_again = name == "untrained" and seed != SEEDS[0]
+        if not (own.out.exists() or same_again):
+            train_draft(name, seed, own, millions)
+    prompts = max(5, round(PROMPTS * millions))
+    for target, features in product(TARGETS, FEATURES):
+        own = replace(run, out=decision_of(run.out, features, target))
+        if not own.out.exists():
+            train_decision(own, WEIGHTS / target, WEIGHTS / "mini-draft", features, prompts=prompts)
 
 
 def train_draft(name, seed, run, millions):
@@ -124,7 +80,7 @@ def train_draft(name, seed, run, millions):
     drafting = DRAFTING if ablation.exits == DRAFT_EXITS else {"thresholds": (0,)}
     model = cut(init, ablation.exits, run.device, drafting)
     if ablation.learning == ():
-        return save_model(model, run.out, init, replace=run.replace)
+        return save_model(model, run.out, init)
     if ablation.random:
         fresh = initialise(model.config, run.seed, copying=False)
         model.model["layers"].load_state_dict(fresh.model["layers"].state_dict())

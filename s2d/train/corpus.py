@@ -2,7 +2,7 @@
 
 Four groups have one right answer (EXACT_GROUPS): whoever knows the rules can compute it from the
 prompt. Two are open (mt_bench: stories, advice and talk about them; summarization): many answers
-are good, and the choice of words is what a draft cannot foresee. Knows nothing about tokens.
+are good, and the choice of words is what a draft cannot foresee.
 """
 
 import random

@@ -1,8 +1,4 @@
-"""The miniature family: three targets from nothing, and the draft that is cut from the first.
-
-All learn the conversations of corpus.py, with one tokenizer made from them. Knows nothing about the
-SoFT loss.
-"""
+"""The miniature family: three targets that learn corpus.py from nothing, and the first's draft."""
 
 import io
 import json
@@ -16,19 +12,21 @@ import sentencepiece
 import torch
 
 from ..draft import DraftConfig
+from ..files import refuse_existing
 from ..model import Llama
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
-from .fit import check_out
-from .nested import MINI, corpus_rows, cut, rows_of, train_and_save
+from .nested import MINI, cut, rows_of, train_and_save
 
 VOCAB_SIZE = 1024
 
 
 def shape(layers, width, heads, kv_heads):
     """A miniature Llama with Llama's own proportions (8/3 of the width in the MLP, heads of 32)."""
-    sizes = VOCAB_SIZE, width, math.ceil(width / 6) * 16, layers, heads, kv_heads, width // heads
-    return DraftConfig(*sizes, max_position_embeddings=512)
+    counts = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads)
+    sizes = dict(hidden_size=width, intermediate_size=math.ceil(width / 6) * 16)
+    counts |= dict(num_hidden_layers=layers, vocab_size=VOCAB_SIZE, max_position_embeddings=512)
+    return DraftConfig(**sizes, **counts)
 
 
 # Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns
@@ -43,14 +41,14 @@ DRAFT_EXITS, DRAFT_TOKENS = (2, 3, 4), 1.5
 DRAFTING = dict(thresholds=(0.6, 0, 0), draft_length=12, draft_stop=0.35, draft_tree=(3, 12, 32))
 
 
+@torch.no_grad()
 def initialise(config, seed, copying):
     """A fresh Llama whose heads begin by attending to similar tokens and handing on what they see.
 
-    Query weights start near key weights, output weights as value weights transposed, the LM head as
-    the embedding: after the mimetic initialisation of Trockman and Kolter 2023 (arXiv 2305.09828,
-    section 3). Else models this small need several times as much text before they use the prompt.
-    With ``copying``, attention starts almost flat, its values orthogonal and stronger than the
-    token itself: a deep model with few KV heads then copies words from the first steps on.
+    Mimetic initialisation (Trockman and Kolter 2023, arXiv 2305.09828, section 3), without which
+    models this small need several times as much text before they use the prompt. With ``copying``,
+    attention starts almost flat, its values orthogonal and stronger than the token itself: a deep
+    model with few KV heads then copies words from the first steps on.
     """
     torch.manual_seed(seed)
     model = Llama(config)
@@ -66,25 +64,19 @@ def initialise(config, seed, copying):
         by_group = weight.unflatten(0, (groups, config.head_dim))
         return by_group.repeat_interleave(config.num_attention_heads // groups, dim=0).flatten(0, 1)
 
-    with torch.no_grad():
-        model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
-        if copying:  # values have fewer dimensions than tokens: neighbours get different ones
-            square = [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
-            parts = torch.cat(square).split(groups * config.head_dim)
-            for block, values in zip(blocks, parts):
-                block.self_attn.v_proj.weight.copy_(values)
-        for block in blocks:
-            attention = block.self_attn
-            keys = for_each_head(attention.k_proj.weight)
-            attention.q_proj.weight.mul_(own).add_(keys, alpha=like_key)
-            attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
-            block.mlp.down_proj.weight.mul_(into_residual)
+    model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
+    if copying:  # values have fewer dimensions than tokens: neighbours get different ones
+        square = [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
+        parts = torch.cat(square).split(groups * config.head_dim)
+        for block, values in zip(blocks, parts):
+            block.self_attn.v_proj.weight.copy_(values)
+    for block in blocks:
+        attention = block.self_attn
+        keys = for_each_head(attention.k_proj.weight)
+        attention.q_proj.weight.mul_(own).add_(keys, alpha=like_key)
+        attention.o_proj.weight.copy_(for_each_head(attention.v_proj.weight).T * handed_on)
+        block.mlp.down_proj.weight.mul_(into_residual)
     return model
-
-
-TOKENIZER_CONFIG = dict(tokenizer_class="LlamaTokenizer", add_bos_token=True, add_eos_token=False)
-TOKENIZER_CONFIG |= dict(bos_token="<s>", eos_token="</s>", unk_token="<unk>", legacy=True)
-TOKENIZER_CONFIG |= dict(clean_up_tokenization_spaces=False)
 
 
 def make_tokenizer(folder, seed):
@@ -100,40 +92,36 @@ def make_tokenizer(folder, seed):
     options |= dict(character_coverage=1.0, num_threads=1, minloglevel=2)
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=texts, model_writer=model, **options)
     (folder / "tokenizer.model").write_bytes(model.getvalue())
-    (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
+    config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "legacy": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def train_mini(run, millions=None):
-    """Train the family in the folder ``run.out``, in the order in which it becomes useful.
-
-    ``millions`` of training tokens replace each one's own.
-    """
-    if millions is not None:
-        corpus_rows(millions, MINI)  # refused before a tokenizer is made, not after it
-    run.out.mkdir(parents=True, exist_ok=True)
-    names = "mini-7b", "mini-draft", "mini-13b", "mini-70b"
-    runs = [replace(run, out=run.out / name) for name in names]
-    runs = [each for each in runs if not (run.resume and each.out.is_dir())]
-    for each in runs:  # before hours of work: what is in the way of the last one shows too
-        check_out(each)
+    """Train all, each on so many ``millions`` of tokens or its own; --resume keeps those there."""
+    if not run.resume:
+        refuse_existing(run.out)
     with tempfile.TemporaryDirectory() as tokenizer:
-        if runs:
-            make_tokenizer(Path(tokenizer), run.seed)
-        for each in runs:
-            train_member(each, tokenizer, millions)
+        make_tokenizer(Path(tokenizer), run.seed)
+        for name in ("mini-7b", "mini-draft", "mini-13b", "mini-70b"):
+            member = replace(run, out=run.out / name)
+            train = train_draft if name == "mini-draft" else train_target
+            if not member.out.exists():
+                train(member, tokenizer, millions)
 
 
-def train_member(run, tokenizer, millions):
-    """One of TARGETS from nothing, with the ``tokenizer`` in a folder; or the draft of mini-7b."""
-    if run.out.name in TARGETS:
-        # To foresee the questions as well, a model that copies would first have to unlearn it.
-        config, own_millions, peak, answers_only = TARGETS[run.out.name]
-        model = initialise(config, run.seed, copying=answers_only).to(run.device)
-        init, exits, recipe = tokenizer, (config.num_hidden_layers,), replace(MINI, lr=peak)
-    else:
-        run = replace(run, seed=run.seed + 1)
-        own_millions, answers_only = DRAFT_TOKENS, True
-        init, exits, recipe = run.out.with_name("mini-7b"), DRAFT_EXITS, MINI
-        model = cut(init, exits, run.device, DRAFTING)
-    rows = rows_of(init, "mini", run, recipe, millions or own_millions, answers_only=answers_only)
-    train_and_save(model, exits, rows, recipe, run, init)
+def train_target(run, tokenizer, millions):
+    """One of TARGETS from nothing, with the ``tokenizer`` in a folder."""
+    config, own_millions, peak, copying = TARGETS[run.out.name]
+    recipe = replace(MINI, lr=peak)
+    model = initialise(config, run.seed, copying).to(run.device)
+    # To foresee the questions as well, a model that copies would first have to unlearn it.
+    rows = rows_of(tokenizer, "mini", run, recipe, millions or own_millions, answers_only=copying)
+    train_and_save(model, (config.num_hidden_layers,), rows, recipe, run, tokenizer)
+
+
+def train_draft(run, tokenizer, millions):
+    """The draft from the first layers of the mini-7b that is in the same folder."""
+    init, run = run.out.with_name("mini-7b"), replace(run, seed=run.seed + 1)
+    model = cut(init, DRAFT_EXITS, run.device, DRAFTING)
+    rows = rows_of(init, "mini", run, MINI, millions or DRAFT_TOKENS)
+    train_and_save(model, DRAFT_EXITS, rows, MINI, run, init)

@@ -1,109 +1,83 @@
 """A sorted draft of any Llama: cut off its first layers, train all exits together, save.
 
-Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4). Knows nothing about
-gradients and steps.
+Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 """
 
+import shutil
 from dataclasses import replace
 
-import torch
-
-from ..extras.draft_head import DraftHead
-from ..files import remove_ours
-from ..program import tell
+from ..files import refuse_existing
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
-from ..weights import load_model, save_adapter, save_model
-from .dialogues import dialogues_of, one_a_row, pack
-from .distributed import gathered
-from .fit import Recipe, checkpoint_of, fit_and_tell
-from .lora import SCALE, adapter_pairs, add_adapters
-from .self_text import likeliest, sample_to
+from ..weights import load_model, save_model
+from .dialogues import dialogues_of, pack
+from .distil import Distillation
+from .fit import Recipe, fit, gathered
+from .self_text import sample
 
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
 SELF = Recipe(batch=8, micro_batch=8, length=256, lr=6e-4, epochs=2, weight_decay=0.0)
-ADAPTER_LR = 1.5e-3  # of adapters, which bear more than whole weights do
 # The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a
 # model that is already trained.
 PAPER = Recipe(128, 4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0, recompute=True)
 
 
-def corpus_rows(millions, recipe):
-    """How many rows, in whole batches, about so many million tokens make."""
-    least = recipe.batch * recipe.length / 1e6
-    if not least <= millions < 1e6:
-        expected = f"at least {least:g} million tokens, one batch, and less than 1e+06"
-        raise ValueError(f"expected {expected}; got {millions:g}")
-    return round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
+def train_soft(run, init, layers, exits, data, millions, teacher=None, **options):
+    """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
+    refuse_existing(run.out)
+    if not run.resume:
+        refuse_existing(run.checkpoints, "go on with --resume, or remove it")
+    if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
+        raise ValueError(f"exits must increase and end with layer {layers}, got {list(exits)}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if min(given.values(), default=1) <= 0:
+        raise ValueError(f"expected positive numbers, got {given}")
+    recipe = replace({"mini": MINI, "self": SELF}.get(data, PAPER), **given)
+    model, distillation = cut(init, exits, run.device), None
+    if recipe.length > model.config.max_position_embeddings:
+        raise ValueError(f"{init} has a context below {recipe.length} tokens; give --length")
+    if teacher:
+        distillation = Distillation(load_model(teacher, run.device))
+        if distillation.teacher.config.vocab_size != model.config.vocab_size:
+            raise ValueError(f"{teacher} has another vocabulary than {init}")
+    rows = rows_of(init, data, run, recipe, millions)
+    train_and_save(model, exits, rows, recipe, run, init, distillation)
 
 
-def rows_of(init, data, run, recipe, millions=None, text=None, answers_only=True):
+def rows_of(init, data, run, recipe, millions, answers_only=True):
     """Text for the Llama in ``init``: (tokens, labels), (R, length) each, see ``pack``.
 
-    ``data`` is "mini", "self" (its text is kept in the file ``text``) or a ShareGPT file.
+    ``data`` is "mini", "self" or a ShareGPT file; of the first two there are about so many
+    ``millions`` of tokens.
     """
+    rows = None
+    if data == "mini":
+        rows = round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
     if data == "self":
-        target, _, pairs = sample_to(text, init, millions, run)
-        tokens, labels = one_a_row(pairs, recipe.length)
-        labels = likeliest(target, tokens, labels)
+        pairs = sample(init, millions, run)
     else:
-        rows = corpus_rows(millions, recipe) if data == "mini" else None
-        how = rows, recipe.length, answers_only, chat_template(init)
-        tokens, labels = pack(dialogues_of(data, run.seed), Tokenizer(init), *how)
+        tokenizer, template = Tokenizer(init), chat_template(init)
+        dialogues = dialogues_of(data, run.seed)
+        pairs = (pair for each in dialogues for pair in tokenizer.rounds(each, template))
+    tokens, labels = pack(pairs, rows, recipe.length, answers_only)
     if len(tokens) < recipe.batch:
-        found = f"{data} gives {len(tokens)} rows of {recipe.length} tokens"
-        raise ValueError(f"{found}; one batch needs {recipe.batch}")
+        raise ValueError(f"{data} gives {len(tokens)} rows; one batch needs {recipe.batch}")
     return tokens, labels
 
 
 def cut(init, exits, device, drafting=None):
-    """The first layers of the Llama in ``init``, up to the last of ``exits``, ready to learn.
-
-    ``drafting``: the defaults for its config, unless given the paper's thresholds.
-    """
+    """The layers of the Llama in ``init`` up to the last of ``exits``, ready to learn."""
     model = load_model(init, device, "float32", exits[-1], quick=False).requires_grad_(True)
-    drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}
+    drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}  # the paper's
     model.config = replace(model.config, exit_layers=exits, **drafting)
     return model
 
 
-def train_and_save(model, exits, rows, recipe, run, init, distillation=None, rank=None, keep=None):
-    """Train all ``exits`` of ``model`` together on ``rows``, then write it to ``run.out``.
-
-    With a ``rank`` only adapters are learnt. With ``keep`` it drafts only so many tokens, its
-    labels' commonest. ``init`` is the folder it comes from: its tokenizer is copied along, or an
-    adapter's base.
-    """
-    tokens, labels = rows
-    if keep is not None:
-        tokens_kept = most_frequent(labels, keep, model.config.vocab_size)
-        model.draft_head = DraftHead(model.lm_head, tokens_kept)
-        labels = among(tokens_kept, labels, model.config.vocab_size)
-    if rank:
-        add_adapters(model, rank, run.seed)
-    fit_and_tell(model, exits, (tokens, labels), recipe, run, distillation)
-    if whole := gathered(model, run.mesh):  # on rank 0
-        if rank:
-            save_adapter(whole, adapter_pairs(whole), SCALE, run.out, init, run.replace)
-        else:
-            save_model(whole, run.out, init, replace=run.replace)
-        remove_ours(checkpoint_of(run.out), "checkpoint")
-
-
-def most_frequent(labels, count, vocab_size):
-    """The ``count`` commonest tokens among ``labels``, in order of their ids."""
-    if not 1 <= count <= vocab_size:
-        raise ValueError(f"a draft vocabulary has from 1 to {vocab_size} tokens, got {count}")
-    frequencies = labels[labels >= 0].bincount(minlength=vocab_size)
-    return frequencies.argsort(descending=True, stable=True)[:count].sort().values
-
-
-def among(kept, labels, vocab_size):
-    """``labels`` by their positions among the ``kept`` tokens (K,); others are not learnt."""
-    positions = torch.full((vocab_size + 1,), -100, dtype=torch.int32)
-    positions[kept] = torch.arange(len(kept), dtype=torch.int32)
-    found = positions[labels.where(labels >= 0, vocab_size)]
-    learnt, inside = (labels >= 0).sum().item(), (found >= 0).sum().item()
-    outside = 1 - inside / max(1, learnt)
-    tell(f"draft vocabulary: {outside:.1%} of {learnt} tokens are outside")
-    return found
+def train_and_save(model, exits, rows, recipe, run, init, distillation=None):
+    """Train ``exits`` of ``model``, then write it to ``run.out`` with the tokenizer in ``init``."""
+    for _ in fit(model, exits, rows, recipe, run, distillation):
+        pass  # it says itself how far it is
+    whole = gathered(model, run.mesh)
+    if whole:  # on rank 0
+        save_model(whole, run.out, init)
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # a short run has none
