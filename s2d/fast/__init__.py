@@ -1,0 +1,33 @@
+"""CPU speed: faster matmuls of a few rows, and compiled passes.
+
+``load_model`` calls ``quicken``, or builds a ``CompiledLlama`` (static.py). Only this folder touches
+private parts of PyTorch, because there is no public way to the same speed:
+
+- linear.py: ``torch._C._set_mkldnn_enabled`` switches oneDNN off for one matmul, where the public
+  context manager takes longer than a small matmul does; ``torch.ops.mkldnn`` packs weights;
+- compiled.py: ``torch._inductor`` (compiler options, its cache directory, the code for a matmul
+  with packed weights) and ``torch._dynamo.mark_dynamic``, which has no public name.
+"""
+
+import torch
+
+DTYPES = torch.float32, torch.bfloat16  # for which there is a choice of kernels
+CACHED = 40e6  # bytes of a model that fits the caches of a processor
+
+
+def quicken(model):
+    """Make the matmuls of ``model``, on a CPU, faster for a few rows; names and values stay.
+
+    Afterwards its weights are not to be replaced or cast, nor edited once ``lay_out`` (linear.py)
+    has packed them: what was made of them would be stale. They can be trained: matmuls with weights
+    that require a gradient are plain.
+    """
+    if model.dtype in DTYPES and sum(weight.nbytes for weight in model.parameters()) > CACHED:
+        from .linear import use_fastest
+
+        use_fastest(model)
+    elif model.dtype.itemsize >= 4:  # PyTorch's kernel for one row is a third faster by columns
+        tied = model.config.tie_word_embeddings
+        for name, weight in model.named_parameters():
+            if name.endswith(("_proj.weight", "lm_head.weight")) or (tied and "embed" in name):
+                weight.data = weight.data.t().contiguous().t()

@@ -1,0 +1,175 @@
+"""Compiled code for a block of a Llama: made once, kept on disk, for any context length.
+
+A matmul of a few rows takes as long as reading the weights, if each is read once for all rows; but
+libraries are made for many rows. So for a few rows the compiler is shown a sum per row, and fuses
+the sums into one loop over the weights. For more it calls the library.
+"""
+
+import sys
+import time
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ..cache import KVCache
+from ..model import Block, LlamaConfig
+from .costs import cache_folder, key_of
+from .linear import can_pack, fast_linears, join, packed_linear
+
+FEW = 2  # rows for which sums are always the fastest
+MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
+OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
+    "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
+    "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
+    "cpp.enable_floating_point_contract_flag": "fast",  # one instruction multiplies and adds
+    "size_asserts": False,
+    "cpp_cache_precompile_headers": False,  # they would lie in the temporary directory
+}
+
+
+def shape_of(config):
+    """All of a config that the compiled code of a block depends on."""
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: getattr(config, name) for name in (*names, "head_dim", "rms_norm_eps")}
+    return LlamaConfig(vocab_size=1, num_hidden_layers=1, **sizes)
+
+
+class Slots(KVCache):
+    """The KV cache of a compiled block: keys and values (1, G, S+T, D), written at ``slots``."""
+
+    def __init__(self, slots, keys, values):
+        self.slots, self.keys, self.values = slots, keys, values
+
+    def attend(self, layer, q, k, v, mask):
+        # Not index_copy_: compiled, that copies the whole cache onto itself.
+        self.keys[:, :, self.slots] = k
+        self.values[:, :, self.slots] = v
+        return attention(q, self.keys, self.values, mask)
+
+
+def attention(q, k, v, mask):
+    """As ``attend`` of cache.py, in the form that is the fastest once compiled."""
+    B, H, T, D = q.shape
+    if T > 1:  # the heads of a group as queries: keys and values are read once
+        queries, mask = q.reshape(B, k.shape[1], -1, D), mask.repeat(H // k.shape[1], 1)
+        return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask).view(B, H, T, D)
+    q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)
+    scores = (q * k[:, :, None]).sum(dim=-1) + mask  # (B, G, H/G, S)
+    return (scores.softmax(dim=-1)[..., None] * v[:, :, None]).sum(dim=-2).view(B, H, T, D)
+
+
+def run_block(block, hidden, cos, sin, mask, slots, keys, values):
+    """Hidden states (1, T, hidden) through one block."""
+    return block(hidden, (cos, sin), mask, Slots(slots, keys, values), 0)
+
+
+def sums(x, weight):
+    """F.linear with one sum per row, which the compiler fuses into one loop over the weights."""
+    x = x.contiguous()
+    x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once per use
+    each = [(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]
+    return torch.stack(each).view(*x.shape[:-1], -1)
+
+
+def kernel_for(rows, dtype):
+    """The fastest compiled matmul of so many rows."""
+    library = packed_linear if can_pack(dtype) else F.linear
+    if rows <= FEW or (rows <= MOST_SUMS and library is F.linear):
+        return sums
+    return library
+
+
+@cache
+def compiled_block(shape, rows, dtype):
+    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache.
+
+    Weights are arguments: one block's code runs every layer of every model of its shape.
+    """
+    new = partial(torch.zeros, dtype=dtype)
+    block = Block(shape).to(dtype).requires_grad_(False)
+    join(block)
+    kernel = kernel_for(rows, dtype)
+    if kernel is not packed_linear:
+        for linear in fast_linears(block):
+            linear.few, linear.few_kernel = rows, kernel
+    length = 8 * rows + 5  # any number but one that means something else here
+    kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
+    keys, values = (new(kv_shape).transpose(1, 2) for _ in range(2))
+    mask = new(rows, length)
+    for tensor, dim in ((keys, 2), (values, 2), (mask, 1)):
+        torch._dynamo.mark_dynamic(tensor, dim)
+    hidden, (cos, sin) = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
+    example = block, hidden, cos, sin, mask, torch.arange(rows), keys, values
+    key = key_of(shape, rows, dtype, kernel.__name__, *sources())
+    return compiled(run_block, example, f"a block of width {shape.hidden_size}, rows: {rows}", key)
+
+
+def sources():
+    """The code that is compiled."""
+    here = Path(__file__)
+    files = here.parents[1] / "cache.py", here.parents[1] / "model.py", here.with_name("linear.py")
+    return [file.read_bytes() for file in (*files, here)]
+
+
+def compiled(function, example, what, key):
+    """``function``, compiled for arguments like those of ``example``, or found under ``key``.
+
+    Calls check no shapes or other conditions: callers keep to the example's.
+    """
+    folder = cache_folder() / "compiled"
+    with compiler_for(folder):
+        try:
+            with (folder / key).open("rb") as opened:
+                result = torch.compiler.load_compiled_function(opened)
+        except Exception:  # not there, or damaged in any way: it is made again
+            result = compile_to(folder / key, function, example, what)
+    result.disable_guard_check()
+    return result
+
+
+def compile_to(file, function, example, what):
+    """``function``, compiled and written to ``file``; stderr says so, and how long it took."""
+    began = time.monotonic()
+    print(f"compiling {what} ...", end=" ", file=sys.stderr, flush=True)
+    try:
+        result = torch.compile(function, fullgraph=True, dynamic=False).aot_compile((example, {}))
+        file.parent.mkdir(exist_ok=True)
+        result.save_compiled_function(file)
+    except Exception as error:  # a compiler that does not work, a folder that cannot be written
+        print(file=sys.stderr)
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{what} cannot be compiled; is g++ there, and space? ({reason})") from None
+    print(f"{time.monotonic() - began:.1f} s", file=sys.stderr)
+    return result
+
+
+@contextmanager
+def compiler_for(folder):
+    """Have PyTorch compile by OPTIONS, and keep all it makes in ``folder``."""
+    from torch._inductor import config, utils  # takes a second to import
+
+    teach_compiler()
+    with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
+        yield
+
+
+# The library's matmul with a weight in any layout, packed or plain. PyTorch's own operation for it
+# only compiles with weights that are constants of the code.
+OPERATION = torch.library.Library("s2d", "DEF")
+OPERATION.define("packed_linear(Tensor x, Tensor weight) -> Tensor")
+OPERATION.impl("packed_linear", lambda x, weight: x.new_empty((*x.shape[:-1], len(weight))), "Meta")
+
+
+@cache
+def teach_compiler():
+    """Tell it what code to write for OPERATION."""
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.lowering import register_lowering
+    from torch._inductor.mkldnn_ir import LinearUnary
+
+    @register_lowering(torch.ops.s2d.packed_linear.default, type_promotion_kind=None)
+    def lower(x, weight):
+        return TensorBox.create(LinearUnary.create(x, weight, None, "none", [], ""))

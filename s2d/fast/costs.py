@@ -1,0 +1,115 @@
+"""What passes and matmuls cost on this machine: timed once, kept in the user's cache directory.
+
+The costs choose the matmul of one row (linear.py), and how many nodes of a tree to send to the
+target (extras/node_count.py). Remove costs.json to have everything timed again.
+"""
+
+import json
+import os
+import platform
+import re
+import time
+from bisect import bisect_left
+from contextlib import suppress
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+
+import torch
+from torch.nn.attention import sdpa_kernel
+
+from ..model import DECODING_KERNELS
+from . import DTYPES
+
+SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
+CONTEXT = 400  # cached positions that they attend to
+ROUNDS = 10
+
+
+def cache_folder():
+    """XDG_CACHE_HOME/s2d or ~/.cache/s2d; made if there is none."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s2d"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def key_of(*parts):
+    """A name for what depends on ``parts``, the processor, the threads and PyTorch's version."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:  # not Linux
+        first = platform.processor()
+    processor = re.findall("^(?:model name|flags|CPU part|Features).*", first, re.MULTILINE)
+    here = processor or first, torch.get_num_threads(), torch.__version__
+    return sha256(repr((here, parts)).encode()).hexdigest()[:32]
+
+
+def timed_once(what, measure):
+    """``measure()``, or what costs.json holds of it under ``what`` since an earlier run."""
+    key = key_of(what)
+    known = read_costs()
+    if key not in known:
+        known[key] = measure()
+        with suppress(OSError):  # nowhere to keep it: it is timed again
+            file = cache_folder() / "costs.json"
+            stage = file.with_suffix(f".{os.getpid()}")
+            stage.write_text(json.dumps(known, indent=1))
+            stage.replace(file)
+    return known[key]
+
+
+def read_costs():
+    """What costs.json holds; {} if it is not there or damaged."""
+    try:
+        return dict(json.loads((cache_folder() / "costs.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def fastest_calls(function, arguments):
+    """Seconds of the fastest call of ``function`` with each of ``arguments``, as a list."""
+    for argument in arguments:  # the first call of each does not count
+        function(argument)
+    best = [inf] * len(arguments)
+    for _ in range(ROUNDS):
+        for i, argument in enumerate(arguments):  # in turns: a slow moment hits all alike
+            began = time.perf_counter()
+            function(argument)
+            best[i] = min(best[i], time.perf_counter() - began)
+    return best
+
+
+def pass_seconds(model, rows):
+    """Seconds of passes of ``model``, laid out, over 1, 2, ... ``rows`` rows, or None.
+
+    Known on a CPU, in float32 or bfloat16. Passes over each of SIZES are timed. A number of rows
+    between two of them costs as the larger; each row beyond them as much as the last ones.
+    """
+    long_enough = model.config.max_position_embeddings >= CONTEXT + SIZES[-1]
+    if model.device.type != "cpu" or model.dtype not in DTYPES or not long_enough:
+        return None
+    what = ["passes", type(model).__name__, model.config, model.dtype]
+    seconds = timed_once(what, lambda: time_passes(model))
+    per_row = max(0.0, seconds[-1] - seconds[-2]) / (SIZES[-1] - SIZES[-2])
+    costs = [seconds[bisect_left(SIZES, count)] for count in range(1, SIZES[-1] + 1)]
+    costs += [seconds[-1] + per_row * more for more in range(1, rows - SIZES[-1] + 1)]
+    return costs[:rows]
+
+
+@torch.inference_mode()
+@sdpa_kernel(DECODING_KERNELS)
+def time_passes(model):
+    """Seconds of passes of ``model`` over each of SIZES rows, behind CONTEXT cached positions."""
+    from .linear import lay_out
+
+    lay_out(model)
+    cache = model.new_cache(CONTEXT + SIZES[-1])
+    cache.advance(CONTEXT)
+
+    def run(rows):
+        hidden = model.embed(torch.zeros(1, rows, dtype=torch.long))
+        mask = hidden.new_full((rows, CONTEXT + rows), -torch.inf).triu(CONTEXT + 1)
+        model.logits(model.run_layers(hidden, mask=mask, cache=cache)[0])
+        cache.keep(CONTEXT, [])
+
+    return fastest_calls(run, SIZES)

@@ -1,0 +1,63 @@
+"""A Llama whose short passes run compiled code of static shape.
+
+A pass over a few tokens is mostly dispatch: some twenty operations per layer, of microseconds each.
+So a block is compiled once for each number of rows in SIZES (compiled.py), and fewer rows are
+padded. Nothing reads what the padding leaves: its columns are masked, and the next pass overwrites
+its keys and values.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from ..model import Llama
+from .compiled import compiled_block, shape_of
+from .costs import SIZES
+from .linear import use_fastest
+
+
+class CompiledLlama(Llama):
+    """A Llama whose passes over few tokens behind a context are compiled, once it is prepared.
+
+    Prompts, large trees and passes of several prompts run as in any Llama.
+    """
+
+    blocks = {}  # {rows: function that runs a block}
+
+    def prepare(self):
+        """Compile, which takes a minute, or seconds where that was done before.
+
+        Raises ValueError where no C++ compiler works.
+        """
+        if self.device.type != "cpu":
+            self.run_layers = torch.compile(super().run_layers, dynamic=True)
+            return
+        use_fastest(self)
+        shape = shape_of(self.config)
+        self.blocks = {rows: compiled_block(shape, rows, self.dtype) for rows in SIZES}
+
+    def new_cache(self, capacity, first=0, end=None):
+        return super().new_cache(capacity + SIZES[-1], first=first, end=end)  # for the padding
+
+    def run_layers(self, hidden, first=0, end=None, positions=None, mask=None, cache=None):
+        B, T, _ = hidden.shape
+        S = 0 if cache is None else cache.length
+        rows = next((size for size in self.blocks if size >= T), None)
+        if rows is None or S == 0 or B > 1:
+            return super().run_layers(hidden, first, end, positions, mask, cache)
+        if positions is None:
+            positions = torch.arange(S, S + T)
+        if mask is None:
+            mask = hidden.new_zeros(T, S + T)
+        added, length = rows - T, S + rows
+        hidden = F.pad(hidden, (0, 0, 0, added)).contiguous()
+        mask = F.pad(mask, (0, added), value=-torch.inf)
+        mask = F.pad(mask, (0, 0, 0, added)).contiguous()
+        positions = F.pad(positions, (0, added))
+        cos, sin = self.rope_cos[positions], self.rope_sin[positions]
+        slots = torch.arange(S, length)
+        run = self.blocks[rows]
+        for block, (keys, values) in zip(self.model["layers"][first:end], cache.layers):
+            keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
+            hidden = run(block, hidden, cos, sin, mask, slots, keys, values)
+        cache.advance(T)
+        return hidden[:, :T]
