@@ -12,9 +12,6 @@ from .tree import Dynamic
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
-REPLACE = "replace what is there, if it is wholly what was written here before"
-
-
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, without the usage before them."""
 

@@ -17,7 +17,6 @@ from .config import config_to_dict, read_config
 from .shards import read_tensors
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
-CACHED = 40e6  # bytes of a model that processors keep in their caches
 # What a model is spoken to with, and where its answers end: copied with its weights.
 COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json "
 COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json"
@@ -38,7 +37,7 @@ def load_model(
     config, dtype = read_config(path), choose_dtype(dtype, device, path)
     kind = Llama
     if compile:
-        from ..extras.static import StaticLlama as kind
+        from ..fast.static import CompiledLlama as kind
     model = empty_model(config, kind)
     known = model.state_dict().keys()  # also of layers that are not kept
     if num_layers is not None:
@@ -66,10 +65,12 @@ def load_model(
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
-    if device.type == "cpu":
-        lay_out(model, compile, quick)
     if compile:
         model.prepare()
+    elif quick and device.type == "cpu":
+        from ..fast import quicken
+
+        quicken(model)
     return model
 
 
@@ -77,20 +78,6 @@ def empty_model(config, kind=Llama):
     """A Llama whose parameters have names and shapes but no memory yet."""
     with torch.device("meta"):
         return kind(config)
-
-
-def lay_out(model, compile, quick):
-    """Lay the weights of ``model`` out for products of a few rows on a CPU."""
-    large = sum(parameter.nbytes for parameter in model.parameters()) > CACHED
-    if compile or (quick and large and model.dtype in (torch.float32, torch.bfloat16)):
-        from ..extras.products import quicken
-
-        quicken(model)
-    elif model.dtype.itemsize >= 4:  # products of one row are a third faster by columns
-        for name, parameter in model.named_parameters():
-            looked_up = "embed_tokens" in name and not model.config.tie_word_embeddings
-            if parameter.dim() == 2 and not looked_up:
-                parameter.data = parameter.data.t().contiguous().t()
 
 
 def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
