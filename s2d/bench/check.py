@@ -1,60 +1,57 @@
-"""Is it lossless here? Answers against the target's own, and the checked logits against plain ones.
+"""Is a method lossless here? Where its answers differ from the target's own: rounding, or a bug?
 
 A pass over many tokens and one over a single token run different kernels, so below float64 two
-nearly equal logits can swap their order. Such a tie is told from a bug by what is true, the same
-model in float64, and by how far the target's plain passes are from that: a step's pass over a tree
-may be as far from it, and no farther. Above T = 0 the race is part of the logits, and all else is
-the same. Knows nothing about timing.
+nearly equal logits can swap their order. Such a tie is told from a bug by the same model in
+float64, and by how far the target's plain passes are from that: a pass over a tree may be as far
+from it, and no farther. Above T = 0 the noise is part of the logits.
 """
 
-from collections import namedtuple
 from itertools import zip_longest
+from math import inf
 
 import torch
 
 from ..generate import start
-from ..program import tell
 from ..sampling import Sampler
-from ..tree import ancestor_mask
 
-PASSES = 8  # of each method that are compared, each from another question
+PASSES = 8  # of each method, each from another question
 NEW_TOKENS = 24  # after a prompt, among whose steps one is chosen
 # Times the plain passes' error: up to the first all is well, from the second on something is wrong.
 AS_GOOD, WORSE = 1.25, 1.4
-# What a step's target pass over a tree says, ``checked``, and what plain passes: logits (N+1, V).
-Pass = namedtuple("Pass", "context tree checked plain")
-# Where an answer first differs: ``tokens`` lead there, the target wrote a and the method b, -1 for
-# one that had ended; ``plain`` (2,) are the target's own logits of these, and ``race`` (2,) what is
-# added to logits to decide.
-Difference = namedtuple("Difference", "tokens a b plain race")
+LEAST = 1e-12  # error, as the target may be in float64 itself
 
 
-def observe_methods(models, records, methods):
-    """{method: (passes, differences, whether it claims to be lossless)} for all but "ar".
+@torch.inference_mode()
+def check(name, precise, runs, records):
+    """Print a line for each of ``runs`` {method: (target, draft, options)}; 1 for a bug, or 0.
 
-    ``models`` {whether compiled: (target, draft)} made the ``records`` with ``methods`` {name:
-    (whether compiled, options of ``generate``)}. Of those above T = 0 the coupled ones count.
+    The first of them is "ar", not compiled; ``precise`` is the same target in float64.
     """
+    plain, code = runs["ar"][0], 0
     alone = {key(record): record for record in records if record["method"] == "ar"}
     prompts = list({r["question_id"]: r["prompts"][0] for r in alone.values()}.values())[:PASSES]
-    plain, found = models[False][0], {}
-    for method, (compiled, options) in methods.items():
+    for method, run in list(runs.items())[1:]:
         own = [r for r in records if r["method"] == method and comparable(r)]
-        if method != "ar" and not own:
-            tell(f"{method}: not compared, above T = 0 its text is another one (see coupled)")
-        elif method != "ar":
-            differences = [first_difference(plain, alone[key(r)], r) for r in own]
-            given = plain, *models[compiled], options
-            passes = [observe_pass(*given, *each) for each in enumerate(prompts)]
-            exact = all(each.exact for record in own for each in record["generations"])
-            found[method] = passes, [each for each in differences if each], exact
-    return found
+        if not own:
+            print(f"{name} {method}: not compared, with rejection sampling its text is another")
+            continue
+        passes = [observe_pass(precise, plain, *run, *each) for each in enumerate(prompts)]
+        pairs = ((alone[key(record)], record) for record in own)
+        differences = [first_difference(precise, plain, *pair) for pair in pairs]
+        line, right = verdict(passes, [each for each in differences if each])
+        exact = all(each.exact for record in own for each in record["generations"])
+        claim = "" if exact else "not a lossless method; "
+        print(f"{name} {method}: {claim}{line}", flush=True)
+        if exact and right is False:
+            code = 1
+    print()
+    return code
 
 
 def key(record):
     """What a method's record and the target's own have in common."""
-    options = record["generations"][0].plan.options
-    return record["question_id"], options.temperature, options.seed
+    temperature = record["generations"][0].plan.options.temperature
+    return record["round"], record["question_id"], temperature
 
 
 def comparable(record):
@@ -63,93 +60,78 @@ def comparable(record):
     return plan.coupled or plan.options.temperature == 0
 
 
-def plain_logits(model, context, tree):
-    """Logits (N+1, V) by a plain pass over each root-to-leaf path: no tree mask, no KV cache."""
-    ancestors, rows = ancestor_mask(tree.parents).cpu(), {}  # (N, N) of each node, with it
-    leaves = (ancestors.sum(dim=0) == 1).nonzero()[:, 0].tolist()
-    for path in [ancestors[leaf].nonzero()[:, 0].tolist() for leaf in leaves] or [[]]:
-        tokens = torch.tensor([context + tree.tokens[path].tolist()], device=model.device)
-        hidden = model.run_layers(model.embed(tokens))[0, len(context) - 1 :]
-        rows |= zip([-1, *path], model.logits(hidden).cpu())
-    return torch.stack([rows[node] for node in range(-1, len(tree))])
+def plain_logits(model, context, paths):
+    """Logits (N+1, V) after each path of tokens behind ``context``: no tree mask, no KV cache."""
+    tokens = (torch.tensor([context + path], device=model.device) for path in paths)
+    return torch.stack([model(each)[0, -1].cpu() for each in tokens])
 
 
-@torch.inference_mode()
-def observe_pass(plain, target, draft, options, number, prompt):
-    """One Pass of a greedy generation: that of its step ``number``, counted round and round.
+def observe_pass(precise, plain, target, draft, options, number, prompt):
+    """Logits (3, N+1, V) of one step: by its pass over the tree, by plain passes, in float64.
 
-    ``plain`` takes the plain passes: the target or, where it is compiled, the same not compiled.
+    It is the step ``number``, counted round and round, of a greedy generation.
     """
     generation = start(target, prompt, draft, max_new_tokens=NEW_TOKENS, **options)
     steps = list(generation)
     step = steps[number % len(steps)]
-    context, tree = (prompt + generation.tokens)[: step.n], step.proposal.tree
-    return Pass(context, tree, step.logits.cpu(), plain_logits(plain, context, tree))
+    context, paths = (prompt + generation.tokens)[: step.n], [[]]
+    tree = step.proposal.tree
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist()):
+        paths.append([*paths[parent + 1], token])
+    others = (plain_logits(model, context, paths) for model in (plain, precise))
+    return torch.stack([step.logits.cpu().double(), *(each.double() for each in others)])
 
 
-@torch.inference_mode()
-def first_difference(target, alone, other):
-    """The first Difference of two records, or None: afterwards turns have another context."""
+def first_difference(precise, plain, alone, other):
+    """(gap, error) where two records first differ: later turns have another context. Or None.
+
+    The gap is between the two tokens, in float64 and with the noise; the error the plain pass's.
+    """
     turns = zip(alone["prompts"], alone["tokens"], other["tokens"], alone["generations"])
     for prompt, own, theirs, generation in turns:
-        for position, (a, b) in enumerate(zip_longest(own, theirs, fillvalue=-1)):
-            if a != b:
-                tokens, options = prompt + own[:position], generation.plan.options
-                race = race_of(options, len(tokens), target.config.vocab_size)[[a, b]]
-                return Difference(tokens, a, b, last_logits(target, tokens, [a, b]), race)
+        for position, pair in enumerate(zip_longest(own, theirs)):
+            if None in pair:
+                return inf, 0.0  # one answer has ended
+            if pair[0] != pair[1]:
+                tokens = prompt + own[:position]
+                noise = noise_of(generation.plan.options, len(tokens), plain.config.vocab_size)
+                exact, here = (
+                    plain_logits(m, tokens, [[]])[0, list(pair)] for m in (precise, plain)
+                )
+                gap = (exact + noise[list(pair)]).diff().abs().item()
+                return gap, (here - exact).abs().max().item()
+    return None
 
 
-def race_of(options, position, vocab_size):
-    """What decides beside the logits (V,): logits - T log e is largest where p / e is, if T > 0."""
-    numbers = Sampler(options.seed, "cpu").numbers_at(position, vocab_size)
-    return -options.temperature * numbers.log()
+def noise_of(options, position, vocab_size):
+    """What is added to logits (V,) above T = 0: logits - T log e is largest where p / e is."""
+    noise = Sampler(options.seed, "cpu").numbers_at(position, vocab_size)
+    return -options.temperature * noise.log()
 
 
-def last_logits(model, tokens, pair):
-    """The logits (2,) of a pair of tokens after ``tokens``."""
-    return model(torch.tensor([tokens], device=model.device))[0, -1, pair].cpu()
+def verdict(passes, differences):
+    """(one line on a method, whether it is lossless: True, False, or None for cannot tell).
 
-
-@torch.inference_mode()
-def verdict(precise, passes, differences):
-    """One line on a method, and whether it is lossless: True, False, or None for cannot tell.
-
-    ``precise`` is the target in float64. A tie is two tokens no farther apart than two passes can
-    move them, each by as much as the target's own pass is wrong about one of the two there. Farther
-    apart, but by no more than its passes are ever wrong about a likely token, they are in doubt.
+    A tie is two tokens no farther apart than two passes can move them, each by as much as plain
+    passes are wrong there, or anywhere about a likely token.
     """
-    checked, plain, worst = pass_errors(precise, passes)
-    ratio, gaps, doubts, bugs = checked / plain, [], 0, 0
-    for each in differences:
-        if min(each.a, each.b) < 0:
-            return "BUG: an answer ends where the target's own goes on, or goes on there", False
-        exact = last_logits(precise, each.tokens, [each.a, each.b])
-        gap = (exact + each.race).diff().abs().item()
-        noise = (each.plain - exact).abs().max().item()
-        gaps.append(gap)
-        doubts += 2 * noise < gap <= 2 * worst
-        bugs += gap > 2 * max(noise, worst)
-    error = f"logits {ratio:.2f} times as far from the truth as a plain pass's"
-    several = "s"[: len(gaps) != 1]
-    differ = f"{error}; {len(gaps)} different answer{several}"
+    checked, plain, exact = torch.cat(passes, dim=1)  # (N+1 of all passes, V) each
+    largest = (plain - exact).gather(1, exact.topk(2).indices).abs().max().item() + LEAST
+    ratio = (rms(checked - exact) + LEAST) / (rms(plain - exact) + LEAST)
+    bugs = sum(gap > 2 * max(largest, error) for gap, error in differences)
+    line = f"logits {ratio:.2f} times as far from the truth as a plain pass's"
     if bugs or ratio > WORSE:
-        return f"BUG: {differ}, {bugs} by more than rounding explains", False
-    if doubts or ratio > AS_GOOD:
-        return f"CANNOT TELL: {differ}, {doubts} in doubt; try a wider dtype", None
-    if not gaps:
-        return f"identical; {error}", True
-    return f"{len(gaps)} tie{several} by rounding, largest gap {max(gaps):.1e}; {error}", True
+        differ = f"{len(differences)} different answers, {bugs} by more than rounding explains"
+        return f"BUG: {line}; {differ}", False
+    if ratio > AS_GOOD:
+        return f"CANNOT TELL: {line}; try a wider dtype", None
+    if not differences:
+        return f"identical; {line}", True
+    return (
+        f"{len(differences)} tie(s) by rounding, largest gap {max(differences)[0]:.1e}; {line}",
+        True,
+    )
 
 
-def pass_errors(precise, passes):
-    """RMS error of checked and of plain logits, and the plain ones' largest at a likely token."""
-    squares, largest, count = torch.zeros(2, dtype=torch.float64), 0.0, 0
-    for each in passes:
-        exact = plain_logits(precise, each.context, each.tree)
-        errors = torch.stack((each.checked - exact, each.plain - exact))  # (2, N+1, V)
-        squares, count = squares + errors.square().sum(dim=(1, 2)), count + exact.numel()
-        likely = exact.topk(2, dim=-1).indices
-        largest = max(largest, errors[1].gather(1, likely).abs().max().item())
-    smallest = 1e-12  # the target may be in float64 itself
-    checked, plain = ((squares / count).sqrt() + smallest).tolist()
-    return checked, plain, largest + smallest
+def rms(errors):
+    return errors.square().mean().sqrt().item()

@@ -1,137 +1,139 @@
-"""What the papers' experiments share: models and questions, measuring by the clock or by counts.
+"""What the papers' experiments are made of, and how they are measured: by the clock or by counts.
 
-A result is {column: {row: {measure: value}}}. Knows nothing about tables.
+A result is {column: {row: {measure: value}}}.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import product
-from statistics import mean
 
-from ..extras.decision import read_stop
+from ..extras.decision import FEATURES, read_stop
 from ..extras.many import generate_many
+from ..generate import start
 from ..program import tell
 from ..text.tokenizer import Tokenizer
 from ..train.ablations import SEEDS, decision_of, folder_of
 from ..weights import load_model
 from ..weights.get import WEIGHTS
 from .measure import answer, measure, run_ours
-from .specbench import choose_questions
-from .tables import summarise, total
+from .specbench import corpus_questions
+from .tables import generations_of, summarise, total
 
 SIZES, TEMPERATURES = ("7b", "13b", "70b"), (0.0, 1.0)
 SHIPPED = "mini-draft"
-TIMED, ALL = ("speedup", "mat"), ("speedup", "mat", "accepted")
-COUNTED = ("mat", "layers")
 FASTER = 1.05  # times as fast: means of six columns, whose rounds vary by 10 %, differ by chance
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What a paper says: the best of ``rows`` is ``factor`` times the best of ``others``.
+
+    Without others: of the target alone, 1. With ``by_seed`` more than ``factor`` times what two
+    seeds differ by is between them.
+    """
+
+    rows: tuple[str, ...]
+    others: tuple[str, ...] = ("the target alone",)
+    measure: str = "speedup"
+    factor: float = FASTER
+    by_seed: bool = False
+
+
+@dataclass(frozen=True)
 class Experiment:
-    source: str  # whose question it is
+    title: str  # what is asked
+    source: str  # by whom
+    measure: Callable  # (Lab, Experiment) -> result
     measures: tuple[str, ...]  # what a cell of its table shows
-    measure: Callable  # Lab -> result
-    finding: Callable  # result -> (verdict, a sentence of what was found)
-    said: str = ""  # published in words
-    published: dict = field(default_factory=dict)  # row: a text a column, the mean last
+    rows: dict[str, dict]  # options of ``generate``, and the ``draft``, see Lab.ready
+    findings: tuple[Finding, ...]
+    note: str = ""  # what was published in words
+    published: dict = field(default_factory=dict)  # row: a text for each column, the mean last
     trained: bool = False  # whether it needs what "train ablations" makes
 
-    @property
-    def title(self):  # what is asked
-        return self.measure.__doc__.rstrip(".")
+
+def run_observed(levels, target, draft, options, prompts, seed):
+    """As ``run_ours`` with one prompt; ``levels`` gets how many were accepted, and drafted."""
+    generation = start(target, prompts[0], draft, seed=seed, **options)
+    levels[generation] = [0, 0]
+    for step in generation:
+        levels[generation][0] += len(step.verdict.path)
+        levels[generation][1] += step.proposal.depth
+    return [(generation.tokens, generation.stats.seconds, generation)]
 
 
 class Lab:
     """Models and questions, each loaded once."""
 
     def __init__(self, args):
-        self.args, self.drafts = args, args.drafts
+        self.args = args
         self.load = cache(partial(load_model, device=args.device, dtype=args.dtype))
         self.tokenizer = Tokenizer(WEIGHTS / "mini-7b")  # of the whole family
-        questions = choose_questions(None, "held-out", args.limit)
+        questions = corpus_questions(args.limit)
         self.questions = [each | {"turns": each["turns"][:1]} for each in questions]
 
     def target(self, size):
         return self.load(WEIGHTS / f"mini-{size}")
 
-    def draft(self, name, seed=SEEDS[0]):
-        shipped = name == SHIPPED
-        return self.load(WEIGHTS / name if shipped else folder_of(self.drafts, name, seed))
+    def ready(self, row, size, seed=SEEDS[0]):
+        """(draft, options) of a row for a target: with rejection sampling, if it says nothing else.
 
-    def decision(self, features, size):
-        return read_stop(str(decision_of(self.drafts, features, size)), self.draft(SHIPPED))
+        A draft has a name, or one for each target. A ``stop`` among FEATURES is a decision model.
+        """
+        options = {"coupled": False, "draft": SHIPPED, **row}
+        name = options.pop("draft")
+        if isinstance(name, dict):
+            name = name[size]
+        seed = SEEDS[0] if name == "untrained" else seed
+        folder = WEIGHTS / name if name == SHIPPED else folder_of(self.args.drafts, name, seed)
+        if options.get("stop") in FEATURES:
+            file = decision_of(self.args.drafts, options["stop"], size)
+            options["stop"] = read_stop(str(file), self.load(folder))
+        return self.load(folder), options
 
-    def timed(self, ways):
-        """``ways(size)`` {row: (name of a draft, options)}, in turns with the target alone.
+    def timed(self, about):
+        """A column is a target at a temperature; rows in turns with the target alone.
 
-        A column is a target at a temperature.
+        "accepted" is the rate published by arXiv 2409.10644: a root of the target's counts.
         """
         result = {}
         for temperature, size in product(TEMPERATURES, SIZES):
-            target, column = self.target(size), f"{size} T={temperature:g}"
-            always = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
-            runs = {"ar": partial(run_ours, target, None, always | {"method": "ar"})}
-            for row, (name, options) in ways(size).items():
-                runs[row] = partial(run_ours, target, self.draft(name), always | options)
-            room = target.config.max_position_embeddings
-            ask = partial(answer, self.tokenizer, "vicuna", room)
-            rounds = measure(runs, self.questions, self.args.rounds, column, ask)
-            records = [record for finished in rounds for record in finished]
-            result[column] = found = {}
-            for row, cell in summarise(records).items():
-                own = [each["generations"] for each in records if each["method"] == row]
-                accepted = total(sum(own, [])).published_acceptance_rate
-                found[row] = {"speedup": cell["speedup"], "mat": cell["mat"], "accepted": accepted}
-            del found["ar"]  # 1 by definition
+            target, column, levels = self.target(size), f"{size} T={temperature:g}", {}
+            common = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
+            runs = {"ar": partial(run_ours, target, None, common | {"method": "ar"}, 1)}
+            for name, row in about.rows.items():
+                draft, options = self.ready(row, size)
+                runs[name] = partial(run_observed, levels, target, draft, common | options)
+            ask = partial(answer, self.tokenizer, "vicuna", target.config.max_position_embeddings)
+            records = measure(runs, self.questions, self.args.rounds, column, ask)
+            result[column] = {}
+            for name, cell in summarise(records)["overall"].items():
+                if name != "ar":  # 1 by definition
+                    own = generations_of(each for each in records if each["method"] == name)
+                    accepted, drafted = zip(*(levels[generation] for generation in own))
+                    cell["accepted"] = sum(accepted) / sum(drafted)
+                    result[column][name] = {key: cell[key] for key in about.measures}
         return result
 
-    def counted(self, ways):
-        """``ways`` {row: (name of a draft, options)}: accepted tokens over all targets, no clock.
+    def counted(self, about):
+        """A column is a seed drafts were trained with, at a temperature; over all targets.
 
-        And how many layers a drafted token took. A column is a seed that drafts were trained with,
-        at a temperature.
+        "layers" are those that a drafted token took.
         """
-        result, count = {}, self.args.max_new_tokens
         prompts = [self.tokenizer.encode_chat(each["turns"]) for each in self.questions]
+        common, result = {"max_new_tokens": self.args.max_new_tokens}, {}
         for seed, temperature in product(SEEDS, TEMPERATURES):
-            how, column = dict(temperature=temperature, max_new_tokens=count), {}
-            for row, (name, options) in ways.items():
-                draft = self.draft(name, SEEDS[0] if name == "untrained" else seed)
+            column = result[f"seed {seed} T={temperature:g}"] = {}
+            common["temperature"] = temperature
+            for name, row in about.rows.items():
                 found = []
                 for size in SIZES:
-                    found += generate_many(self.target(size), prompts, draft, **how, **options)
+                    draft, options = self.ready(row, size, seed)
+                    found += generate_many(self.target(size), prompts, draft, **common, **options)
                 stats = total(found)
                 layers = sum(layer * count for layer, count in stats.exit_counts.items())
-                drafted = max(1, stats.exit_counts.total())
-                column[row] = {"mat": stats.mean_accepted_tokens, "layers": layers / drafted}
-                tell(f"seed {seed}, T={temperature:g}: {len(column)} of {len(ways)} drafts")
-            result[f"seed {seed} T={temperature:g}"] = column
+                layers /= max(1, stats.exit_counts.total())
+                column[name] = {"mat": stats.mean_accepted_tokens, "layers": layers}
+                tell(f"seed {seed}, T={temperature:g}: {len(column)} of {len(about.rows)} drafts")
         return result
-
-
-def means(result, measured="speedup"):
-    """{row: the mean over all columns}."""
-    rows = dict.fromkeys(row for column in result.values() for row in column)
-    return {row: mean(column[row][measured] for column in result.values()) for row in rows}
-
-
-def gain_by_seed(result, row, other):
-    """(how many more tokens ``row`` accepts than ``other``, how far the seeds' gains differ)."""
-    gains = {}
-    for column, cells in result.items():
-        seed = column.partition(" T=")[0]
-        gains.setdefault(seed, []).append(cells[row]["mat"] - cells[other]["mat"])
-    gains = [mean(each) for each in gains.values()]
-    return mean(gains), max(gains) - min(gains)
-
-
-def holds(true):
-    return "holds here" if true else "does not hold here"
-
-
-def helps(gain, noise):
-    """The verdict on a gain: more than noise where the seeds agree far better than that."""
-    if abs(gain) <= noise:
-        return "no difference beyond noise here"
-    return "helps here" if gain > 0 else "harms here"
