@@ -5,17 +5,14 @@ takes it. Tables, findings and pictures are made from that alone.
 """
 
 import json
-import zlib
 from statistics import mean
-
-import torch
 
 from ..files import staged_file
 from ..program import tell
 from ..weights import check_device
 from . import papers_mcsd, papers_s2d
 from .lab import Lab
-from .plot import check_plot, write_plot
+from .plot import write_plot
 from .tables import render, table
 
 EXPERIMENTS = papers_s2d.EXPERIMENTS | papers_mcsd.EXPERIMENTS
@@ -26,19 +23,16 @@ def report(args):
     args.device = str(check_device(args.device))
     names = chosen(args)
     known = {name: known_result(args, name) for name in names}  # before anything is measured
-    if args.plot:
-        check_plot(args.plot / "x.svg")
     lab = Lab(args)
     for number, name in enumerate(names, 1):
-        about, result = EXPERIMENTS[name], known[name]
         tell(f"{number} of {len(names)}: {name}")
-        if not result:
-            result = about.measure(lab, about)
-            if args.out:
-                kept = {"experiment": name, "settings": settings_of(args, name), "result": result}
-                with staged_file(args.out / f"{name}.json") as stage:
-                    stage.write_text(json.dumps(kept, indent=1) + "\n")
+        about = EXPERIMENTS[name]
+        result = known[name] or about.measure(lab, about)
         print(told(name, result, args.markdown), flush=True)
+        if args.out and not known[name]:
+            with staged_file(args.out / f"{name}.json") as stage:
+                kept = {"settings": settings_of(args, name), "result": result}
+                stage.write_text(json.dumps(kept, indent=1) + "\n")
         if args.plot:
             file, key = args.plot / f"{name}.svg", about.measures[0]
             write_plot(file, result, key, f"{about.title}: {key}", across=len(result))
@@ -48,24 +42,20 @@ def chosen(args):
     """The names of experiments; ValueError where one lacks what it compares."""
     names = args.only or list(EXPERIMENTS)
     trained = [name for name in names if EXPERIMENTS[name].trained]
-    if not trained or args.drafts and args.drafts.is_dir():
+    if not trained or args.drafts:
         return names
     needed = f"{', '.join(trained)}: give --drafts, made by python -m s2d.train ablations"
-    if args.only or args.drafts:
+    if args.only:
         raise ValueError(needed)
     tell(f"left out are {needed}")
     return [name for name in names if name not in trained]
 
 
 def settings_of(args, name):
-    """What a result depends on, as texts; of the drafts a checksum."""
-    names = ("limit", "rounds", "max_new_tokens", "device", "dtype")
-    settings = {each: str(getattr(args, each)) for each in names}
-    settings["threads"] = str(torch.get_num_threads())
-    if EXPERIMENTS[name].trained:
-        files = sorted(args.drafts.rglob("*.safetensors"))
-        settings["drafts"] = str(zlib.crc32(b"".join(file.read_bytes() for file in files)))
-    return settings
+    """What a result depends on, as texts."""
+    names = ["limit", "rounds", "max_new_tokens", "device", "dtype"]
+    names += ["drafts"] * EXPERIMENTS[name].trained
+    return {each: str(getattr(args, each)) for each in names}
 
 
 def known_result(args, name):
@@ -74,10 +64,8 @@ def known_result(args, name):
     if not file or not file.exists():
         return None
     kept = json.loads(file.read_text())
-    other = kept["settings"].items() - settings_of(args, name).items()
-    if other:
-        settings = ", ".join(sorted(f"{key} {value}" for key, value in other))
-        raise ValueError(f"{file} was measured with {settings}; name another folder")
+    if kept["settings"] != settings_of(args, name):
+        raise ValueError(f"{file} was measured with {kept['settings']}; name another folder")
     return kept["result"]
 
 

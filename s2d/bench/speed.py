@@ -12,7 +12,7 @@ from .check import check
 from .measure import answer, measure, run_ours
 from .methods import default_methods, parse_method, peers_of, prepare
 from .plot import check_plot, write_plot
-from .specbench import choose_questions, write_answers
+from .specbench import corpus_questions, read_questions, write_answers
 from .tables import render, summarise, table
 
 
@@ -29,7 +29,10 @@ def report(args):
     names += [f"{name}:compile" for name in names if args.compile]
     names += [f"{name}:batch={batch}" for batch in args.batch for name in names]
     methods = {name: parse_method(name) for name in names}
-    questions = choose_questions(args.questions, args.limit)
+    if args.questions:
+        questions = read_questions(args.questions, args.limit)
+    else:
+        questions = corpus_questions(args.limit)
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     records, code = {}, 0  # {(target, temperature): records}
     for folder in folders:
@@ -68,13 +71,17 @@ def measure_target(args, folder, methods, questions, records):
     at_once, everything = max(method.batch for method in methods.values()), []
     for temperature in args.temperature:
         common = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
-        asked = {name: partial(peer, **common) for name, peer in peers.items()}
+        asked = {}
         for name, (target, draft, options) in runs.items():
             asked[name] = partial(run_ours, target, draft, common | options, methods[name].batch)
+        asked |= {name: partial(peer, **common) for name, peer in peers.items()}
         label = f"{folder.name}, T = {temperature:g}"
         own = measure(asked, questions, args.rounds, label, ask, at_once)
         if not own:
             raise ValueError(f"no question fits the context of {folder}")
         records[folder.name, temperature] = own
         everything += own
-    return check(folder.name, load(folder, dtype="float64"), runs, everything) if args.check else 0
+    if not args.check:
+        return 0
+    precise = load_model(folder, args.device, "float64")
+    return check(folder.name, models[False][0], precise, methods, everything)
