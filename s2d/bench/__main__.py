@@ -31,17 +31,16 @@ def main(arguments=None):
     else:
         parser, report = Parser("bench", description=speed.__doc__), speed.report
         add = parser.add_argument
-        names = dict(type=comma_separated(str), metavar="7b|PATH,...")
-        add("--targets", default="7b,13b,70b", help="models", **names)
-        add("--draft", type=path, help="default: the one next to the first target, or mini-draft")
+        names = comma_separated(str)
+        add("--targets", type=names, default="7b,13b,70b", metavar="7b|PATH,...", help="models")
+        add("--draft", type=path, help="default: the one next to the first target")
         add("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
-        numbers = dict(type=comma_separated(float), metavar="T,...")
-        add("--temperature", default="0,1", help="0 is greedy", **numbers)
+        add("--temperature", type=comma_separated(float), default="0,1", help="0 is greedy")
         add("--questions", type=path, help="in Spec-Bench's format; default: held-out ones")
         add("--hf", action="store_true", help="transformers as well")
         add("--compile", action="store_true", help="every method compiled as well")
-        batches = dict(type=comma_separated(count), default=(), metavar="N,...")
-        add("--batch", help="every method with so many prompts at once as well", **batches)
+        several = "every method with so many prompts at once as well"
+        add("--batch", type=comma_separated(count), default=(), metavar="N,...", help=several)
         add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
         add("--out", type=path, help="folder for answer files, as Spec-Bench's scripts read them")
         add("--plot", type=path, metavar="FILE.svg", help="the last table as a picture")

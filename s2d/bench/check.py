@@ -10,7 +10,7 @@ from math import inf
 
 import torch
 
-from ..sampling import Sampler
+from ..sampling import Sampling
 
 LIKELY = 10  # tokens by whose logits a plain pass is judged
 
@@ -40,13 +40,12 @@ def check(name, target, precise, methods, records):
 
 def key(record):
     """What a method's record and the target's own have in common."""
-    temperature = record["generations"][0].plan.options.temperature
-    return record["round"], record["question_id"], temperature
+    return record["round"], record["question_id"], record["generations"][0].options.temperature
 
 
 def is_comparable(record):
-    plan = record["generations"][0].plan
-    return plan.coupled or plan.options.temperature == 0
+    options = record["generations"][0].options
+    return options.coupled or options.temperature == 0
 
 
 def first_difference(target, precise, alone, other):
@@ -61,13 +60,13 @@ def first_difference(target, precise, alone, other):
             if None in pair:
                 return inf, 0.0  # one answer has ended
             if pair[0] != pair[1]:
-                context, options = prompt + own[:position], generation.plan.options
+                context, options = prompt + own[:position], generation.options
                 tokens = torch.tensor([context], device=target.device)
                 exact, plain = precise(tokens)[0, -1].cpu(), target(tokens)[0, -1].cpu()  # (V,)
                 likely = exact.topk(LIKELY).indices
                 error = (plain - exact)[likely].abs().max().item()
                 # p / e is largest where logits - T log e are.
-                noise = Sampler(options.seed, "cpu").numbers_at(len(context), len(exact))
+                noise = Sampling(options.seed, len(exact)).noise([len(context)])[0]
                 decided = exact - options.temperature * noise.log()
                 return decided[list(pair)].diff().abs().item(), error
     return None

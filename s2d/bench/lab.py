@@ -1,40 +1,44 @@
-"""What the papers' experiments are made of, and how they are measured: by the clock or by counts.
+"""How the papers' experiments are measured on the miniatures, and what an experiment is.
 
 A result is {column: {row: {measure: value}}}.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import product
+from itertools import accumulate, islice, product
+from operator import mul
+from statistics import mean, median
 
-from ..extras.decision import FEATURES, read_stop
+import torch
+
+from ..extras.decision import read_stop
 from ..extras.many import generate_many
-from ..generate import start
 from ..program import tell
 from ..text.tokenizer import Tokenizer
-from ..train.ablations import SEEDS, decision_of, folder_of
+from ..train.ablations import FEATURES, SEEDS, decision_of, folder_of
+from ..train.corpus import EXACT_GROUPS, conversations
+from ..tree import KConfig, positions_and_mask
 from ..weights import load_model
-from ..weights.get import WEIGHTS
+from ..weights.names import WEIGHTS
 from .measure import answer, measure, run_ours
 from .specbench import corpus_questions
-from .tables import generations_of, summarise, total
+from .tables import summarise, total
 
 SIZES, TEMPERATURES = ("7b", "13b", "70b"), (0.0, 1.0)
-SHIPPED = "mini-draft"
 FASTER = 1.05  # times as fast: means of six columns, whose rounds vary by 10 %, differ by chance
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a paper says: the best of ``rows`` is ``factor`` times the best of ``others``.
+    """What a paper says: the best of ``rows`` is more than ``factor`` times the best of ``others``.
 
-    Without others: of the target alone, 1. With ``by_seed`` more than ``factor`` times what two
-    seeds differ by is between them.
+    ``by_seed``: it is more by ``factor`` times what the gains of two seeds differ by.
     """
 
-    rows: tuple[str, ...]
-    others: tuple[str, ...] = ("the target alone",)
+    rows: list[str]
+    others: list[str] = ("the target alone",)  # whose speedup is 1
     measure: str = "speedup"
     factor: float = FASTER
     by_seed: bool = False
@@ -46,21 +50,11 @@ class Experiment:
     source: str  # by whom
     measure: Callable  # (Lab, Experiment) -> result
     measures: tuple[str, ...]  # what a cell of its table shows
-    rows: dict[str, dict]  # options of ``generate``, and the ``draft``, see Lab.ready
-    findings: tuple[Finding, ...]
+    rows: dict[str, dict]  # see Lab.ready
+    findings: list[Finding]
     note: str = ""  # what was published in words
     published: dict = field(default_factory=dict)  # row: a text for each column, the mean last
     trained: bool = False  # whether it needs what "train ablations" makes
-
-
-def run_observed(levels, target, draft, options, prompts, seed):
-    """As ``run_ours`` with one prompt; ``levels`` gets how many were accepted, and drafted."""
-    generation = start(target, prompts[0], draft, seed=seed, **options)
-    levels[generation] = [0, 0]
-    for step in generation:
-        levels[generation][0] += len(step.verdict.path)
-        levels[generation][1] += step.proposal.depth
-    return [(generation.tokens, generation.stats.seconds, generation)]
 
 
 class Lab:
@@ -77,43 +71,43 @@ class Lab:
         return self.load(WEIGHTS / f"mini-{size}")
 
     def ready(self, row, size, seed=SEEDS[0]):
-        """(draft, options) of a row for a target: with rejection sampling, if it says nothing else.
+        """(draft, options of ``generate``) of a row, with rejection sampling unless it says more.
 
-        A draft has a name, or one for each target. A ``stop`` among FEATURES is a decision model.
+        A row names one of the drafts of "train ablations", or one for each target; the default is
+        the shipped one. A ``stop`` among FEATURES is a decision model.
         """
-        options = {"coupled": False, "draft": SHIPPED, **row}
-        name = options.pop("draft")
+        options, drafts = {"coupled": False, **row}, self.args.drafts
+        name, folder = options.pop("draft", None), WEIGHTS / "mini-draft"
         if isinstance(name, dict):
             name = name[size]
-        seed = SEEDS[0] if name == "untrained" else seed
-        folder = WEIGHTS / name if name == SHIPPED else folder_of(self.args.drafts, name, seed)
+        if name:
+            folder = folder_of(drafts, name, SEEDS[0] if name == "untrained" else seed)
         if options.get("stop") in FEATURES:
-            file = decision_of(self.args.drafts, options["stop"], size)
+            file = decision_of(drafts, options["stop"], size)
             options["stop"] = read_stop(str(file), self.load(folder))
         return self.load(folder), options
 
     def timed(self, about):
         """A column is a target at a temperature; rows in turns with the target alone.
 
-        "accepted" is the rate published by arXiv 2409.10644: a root of the target's counts.
+        "accepted" is per level of a tree, the target's own roots included, as in arXiv 2409.10644.
         """
         result = {}
         for temperature, size in product(TEMPERATURES, SIZES):
-            target, column, levels = self.target(size), f"{size} T={temperature:g}", {}
+            target, column = self.target(size), f"{size} T={temperature:g}"
             common = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
             runs = {"ar": partial(run_ours, target, None, common | {"method": "ar"}, 1)}
             for name, row in about.rows.items():
                 draft, options = self.ready(row, size)
-                runs[name] = partial(run_observed, levels, target, draft, common | options)
+                runs[name] = partial(run_ours, target, draft, common | options, 1)
             ask = partial(answer, self.tokenizer, "vicuna", target.config.max_position_embeddings)
             records = measure(runs, self.questions, self.args.rounds, column, ask)
-            result[column] = {}
-            for name, cell in summarise(records)["overall"].items():
-                if name != "ar":  # 1 by definition
-                    own = generations_of(each for each in records if each["method"] == name)
-                    accepted, drafted = zip(*(levels[generation] for generation in own))
-                    cell["accepted"] = sum(accepted) / sum(drafted)
-                    result[column][name] = {key: cell[key] for key in about.measures}
+            cells = summarise(records)["overall"]
+            for name in about.rows:
+                own = [record for record in records if record["method"] == name]
+                cells[name]["accepted"] = total(own).acceptance_rate
+                cells[name] = {key: cells[name][key] for key in about.measures}
+            result[column] = {name: cells[name] for name in about.rows}
         return result
 
     def counted(self, about):
@@ -122,18 +116,59 @@ class Lab:
         "layers" are those that a drafted token took.
         """
         prompts = [self.tokenizer.encode_chat(each["turns"]) for each in self.questions]
-        common, result = {"max_new_tokens": self.args.max_new_tokens}, {}
+        result = {}
         for seed, temperature in product(SEEDS, TEMPERATURES):
+            common = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
             column = result[f"seed {seed} T={temperature:g}"] = {}
-            common["temperature"] = temperature
             for name, row in about.rows.items():
                 found = []
                 for size in SIZES:
                     draft, options = self.ready(row, size, seed)
                     found += generate_many(self.target(size), prompts, draft, **common, **options)
-                stats = total(found)
+                stats = total([{"generations": found}])
                 layers = sum(layer * count for layer, count in stats.exit_counts.items())
                 layers /= max(1, stats.exit_counts.total())
                 column[name] = {"mat": stats.mean_accepted_tokens, "layers": layers}
                 tell(f"seed {seed}, T={temperature:g}: {len(column)} of {len(about.rows)} drafts")
+        return result
+
+    @torch.inference_mode()
+    def quality(self, about):
+        """A column is a target: how many greedy answers are right to the letter.
+
+        The log-probability is what the target gives their tokens, the mean over all.
+        """
+        result, count = {size: {} for size in SIZES}, 8 * self.args.limit
+        held_out = [islice(conversations(0, "held-out", [g]), count) for g in EXACT_GROUPS]
+        turns = [each.turns[0] for group in held_out for each in group]
+        prompts = [self.tokenizer.encode_chat([question]) for question, _ in turns]
+        for size, (name, row) in product(SIZES, about.rows.items()):
+            target, (draft, options) = self.target(size), self.ready(row, size)
+            right, log_probs = [], []
+            answers = generate_many(target, prompts, draft, max_new_tokens=128, **options)
+            for prompt, (_, expected), own in zip(prompts, turns, answers):
+                right.append(self.tokenizer.decode(own.tokens) == expected)
+                tokens = torch.tensor([prompt + own.tokens], device=target.device)
+                rows = target(tokens[:, :-1])[0, len(prompt) - 1 :].log_softmax(dim=-1)
+                log_probs.append(rows.gather(1, tokens[0, len(prompt) :, None]).cpu())
+            log_prob = torch.cat(log_probs).mean().item()
+            result[size][name] = {"right": mean(right), "log-probability": log_prob}
+            tell(f"{size}: {name}")
+        return result
+
+    def masks(self, about):
+        """A column is a tree, by its row's ``tree``: microseconds for the masks of its levels."""
+        result, model = {}, self.target("7b")
+        for column, widths in about.rows.items():
+            whole, times = KConfig(widths).ancestors, {"a slice of one mask": [], "made anew": []}
+            parents = [max(row.nonzero()[0][:-1], default=-1) for row in whole]
+            ends = [0, *accumulate(accumulate(widths, mul))]
+            for _ in range(50):
+                for name, own in times.items():
+                    began = time.perf_counter()
+                    for first, end in zip(ends, ends[1:]):
+                        ancestors = whole[:end, :end] if name == "a slice of one mask" else None
+                        positions_and_mask(200 + first, 200, parents[:end], model, ancestors)
+                    own.append(1e6 * (time.perf_counter() - began))
+            result[column] = {name: {"µs": median(own)} for name, own in times.items()}
         return result

@@ -6,29 +6,22 @@ A method is a name, or a name with options: lists as 2,3,4, trees as ``run.py --
 """
 
 import time
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from ..extras.datastore import datastore_path, load_datastore
 from ..extras.decision import read_stop
 from ..generate import METHODS
 from ..program import comma_separated, optional
-from ..tree import Dynamic
+from ..tree import parse_tree
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_config
-from ..weights.datastore import find_datastore, open_datastore
 
 
-@dataclass(frozen=True)
-class Method:
-    options: dict  # of ``generate``
-    compiled: bool = False
-    batch: int = 1  # prompts at once
-
-    @property
-    def layers(self):  # whether it needs a draft
-        return self.options["method"] != "ar" and self.options.get("exits") != (0,)
+def uses_layers(method):
+    """Whether a parsed method needs a draft."""
+    return method["method"] != "ar" and method.get("exits") != (0,)
 
 
 def default_methods(draft_path):
@@ -41,13 +34,13 @@ def default_methods(draft_path):
 
 
 def parse_method(text):
-    """The Method of "s2d:draft_length=8" for example."""
+    """ "s2d:draft_length=8" -> options of ``generate``, with "compile" and "batch"."""
     name, *settings = text.split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
     readers = {"exits": comma_separated(int), "thresholds": comma_separated(float), "stop": str}
     readers |= {"draft_length": int, "tree": parse_tree, "init": str, "batch": int}
-    options = {"method": name}
+    options = {"method": name, "compile": "compile" in settings, "batch": 1}
     for setting in settings:
         key, _, value = setting.partition("=")
         if setting == "rejection":
@@ -56,28 +49,21 @@ def parse_method(text):
             options[key] = readers[key](value)
         elif setting != "compile":
             raise ValueError(f"method {text!r}: no option {setting!r}")
-    return Method(batch=options.pop("batch", 1), compiled="compile" in settings, options=options)
-
-
-def prepare(method, target, draft, target_path, draft_path):
-    """The options of a Method, with what its models and this machine add to them."""
-    options = dict(method.options)
-    if options.get("stop") == "decision":
-        size = target_path.name.removeprefix("mini-")
-        options["stop"] = str(draft_path / f"decision-{size}.safetensors")
-    if "stop" in options:
-        options["stop"] = read_stop(options["stop"], draft)
-    if 0 in options.get("exits", ()):
-        found = find_datastore(target_path, draft_path, target.config)
-        options["datastore"] = found and open_datastore(found, target_path, target.config)
     return options
 
 
-def parse_tree(value):
-    """4,2,2,1 -> the numbers of children, level by level; 4x8x24 -> a Dynamic."""
-    if "x" not in value:
-        return comma_separated(int)(value)
-    return Dynamic(*map(int, value.split("x")))
+def prepare(method, target, draft, target_path, draft_path):
+    """Options of ``generate`` of a parsed method, with what its models and this machine add."""
+    options = {key: value for key, value in method.items() if key not in ("compile", "batch")}
+    if options.get("stop") == "decision":
+        size = target_path.name.removeprefix("mini-")
+        options["stop"] = draft_path / f"decision-{size}.safetensors"
+    if "stop" in options:
+        options["stop"] = read_stop(str(options["stop"]), draft)
+    if 0 in options.get("exits", ()):
+        file = datastore_path(target_path)
+        options["datastore"] = load_datastore(file, target.config) if file.is_file() else None
+    return options
 
 
 def peer_of(model):

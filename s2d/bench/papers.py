@@ -10,12 +10,12 @@ from statistics import mean
 from ..files import staged_file
 from ..program import tell
 from ..weights import check_device
-from . import papers_mcsd, papers_s2d
+from .experiments import EXPERIMENTS
 from .lab import Lab
 from .plot import write_plot
 from .tables import render, table
 
-EXPERIMENTS = papers_s2d.EXPERIMENTS | papers_mcsd.EXPERIMENTS
+SETTINGS = ("limit", "rounds", "max_new_tokens", "device", "dtype")
 
 
 def report(args):
@@ -31,7 +31,7 @@ def report(args):
         print(told(name, result, args.markdown), flush=True)
         if args.out and not known[name]:
             with staged_file(args.out / f"{name}.json") as stage:
-                kept = {"settings": settings_of(args, name), "result": result}
+                kept = {"settings": settings_of(args), "result": result}
                 stage.write_text(json.dumps(kept, indent=1) + "\n")
         if args.plot:
             file, key = args.plot / f"{name}.svg", about.measures[0]
@@ -39,23 +39,13 @@ def report(args):
 
 
 def chosen(args):
-    """The names of experiments; ValueError where one lacks what it compares."""
-    names = args.only or list(EXPERIMENTS)
-    trained = [name for name in names if EXPERIMENTS[name].trained]
-    if not trained or args.drafts:
-        return names
-    needed = f"{', '.join(trained)}: give --drafts, made by python -m s2d.train ablations"
-    if args.only:
-        raise ValueError(needed)
-    tell(f"left out are {needed}")
-    return [name for name in names if name not in trained]
-
-
-def settings_of(args, name):
-    """What a result depends on, as texts."""
-    names = ["limit", "rounds", "max_new_tokens", "device", "dtype"]
-    names += ["drafts"] * EXPERIMENTS[name].trained
-    return {each: str(getattr(args, each)) for each in names}
+    """The names of experiments: without --drafts those that need none."""
+    names = args.only or [n for n, each in EXPERIMENTS.items() if args.drafts or not each.trained]
+    lacking = [name for name in names if EXPERIMENTS[name].trained and not args.drafts]
+    if lacking:
+        made = "made by python -m s2d.train ablations"
+        raise ValueError(f"{', '.join(lacking)}: give --drafts, {made}")
+    return names
 
 
 def known_result(args, name):
@@ -64,9 +54,13 @@ def known_result(args, name):
     if not file or not file.exists():
         return None
     kept = json.loads(file.read_text())
-    if kept["settings"] != settings_of(args, name):
+    if kept["settings"] != settings_of(args):
         raise ValueError(f"{file} was measured with {kept['settings']}; name another folder")
     return kept["result"]
+
+
+def settings_of(args):
+    return {name: str(getattr(args, name)) for name in SETTINGS}
 
 
 def told(name, result, markdown):

@@ -13,6 +13,10 @@ from ..train.corpus import GROUPS, conversations
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
 
+def choose_questions(path, per_group):
+    return read_questions(path, per_group) if path else corpus_questions(per_group)
+
+
 def corpus_questions(per_group):
     """Held-out conversations of the corpus in the form of Spec-Bench's question.jsonl."""
     questions = []

@@ -6,13 +6,13 @@ import torch
 
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
-from ..weights import check_device, load_model, placement
-from ..weights.get import draft_beside, find_target
+from ..weights import load_model, placement
+from ..weights.names import draft_beside, find_target
 from .check import check
 from .measure import answer, measure, run_ours
-from .methods import default_methods, parse_method, peers_of, prepare
+from .methods import default_methods, parse_method, peers_of, prepare, uses_layers
 from .plot import check_plot, write_plot
-from .specbench import corpus_questions, read_questions, write_answers
+from .specbench import choose_questions, write_answers
 from .tables import render, summarise, table
 
 
@@ -22,17 +22,13 @@ def report(args):
         check_plot(args.plot)
     if args.out and args.out.exists():
         raise ValueError(f"{args.out} is there already; remove it or name another")
-    check_device(args.device)
     folders = [find_target(name) for name in args.targets]
     args.draft = args.draft or draft_beside(folders[0])
     names = ["ar", *(args.methods or default_methods(args.draft))]
     names += [f"{name}:compile" for name in names if args.compile]
     names += [f"{name}:batch={batch}" for batch in args.batch for name in names]
     methods = {name: parse_method(name) for name in names}
-    if args.questions:
-        questions = read_questions(args.questions, args.limit)
-    else:
-        questions = corpus_questions(args.limit)
+    questions = choose_questions(args.questions, args.limit)
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     records, code = {}, 0  # {(target, temperature): records}
     for folder in folders:
@@ -55,25 +51,26 @@ def report(args):
 def measure_target(args, folder, methods, questions, records):
     """All rounds of a target, added to ``records``. The exit code: 1 where --check finds a bug."""
     load = partial(load_model, device=args.device, dtype=args.dtype)
-    drafts = [args.draft] * any(method.layers for method in methods.values())
+    drafts = [args.draft] * any(map(uses_layers, methods.values()))
     models, runs = {}, {}  # {whether compiled: models}, {method: (target, draft, options)}
     for name, method in methods.items():
-        if method.compiled not in models:
-            loaded = [load(each, compile=method.compiled) for each in (folder, *drafts)]
-            models[method.compiled] = (*loaded, None)[:2]
-        target, draft = models[method.compiled]
+        compiled = method["compile"]
+        if compiled not in models:
+            loaded = [load(each, compile=compiled) for each in (folder, *drafts)]
+            models[compiled] = (*loaded, None)[:2]
+        target, draft = models[compiled]
         runs[name] = target, draft, prepare(method, target, draft, folder, args.draft)
     target, draft = models[False]
-    print(f"{folder.name} on {placement(*filter(None, models[False]))}\n")
+    print(f"{folder.name} on {placement(target)}\n")
     peers = peers_of(target, draft) if args.hf else {}
     context_size = target.config.max_position_embeddings
     ask = partial(answer, Tokenizer(folder), chat_template(folder), context_size)
-    at_once, everything = max(method.batch for method in methods.values()), []
+    at_once, everything = max(method["batch"] for method in methods.values()), []
     for temperature in args.temperature:
         common = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
         asked = {}
         for name, (target, draft, options) in runs.items():
-            asked[name] = partial(run_ours, target, draft, common | options, methods[name].batch)
+            asked[name] = partial(run_ours, target, draft, common | options, methods[name]["batch"])
         asked |= {name: partial(peer, **common) for name, peer in peers.items()}
         label = f"{folder.name}, T = {temperature:g}"
         own = measure(asked, questions, args.rounds, label, ask, at_once)

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from dataclasses import fields
+from itertools import product
 from statistics import mean, median
 
 from ..decode import Stats
@@ -16,17 +17,17 @@ def summarise(records):
 
     Speedups are ratios of tokens per second to "ar" in the same round, medians over rounds.
     """
-    result, everything = defaultdict(dict), by_method(records)
-    for group in (*GROUPS, "overall"):
-        found = by_method(each for each in records if group in (each["group"], "overall"))
-        for method, own in found.items():
-            cell = {"speedup": median(ratios(own, found["ar"]))}
+    result, methods = defaultdict(dict), dict.fromkeys(record["method"] for record in records)
+    for group, method in product((*GROUPS, "overall"), methods):
+        inside = [r for r in records if group in (r["group"], "overall")]
+        own, base = ([r for r in inside if r["method"] == name] for name in (method, "ar"))
+        if own:
+            cell = result[group][method] = {"speedup": median(ratios(own, base))}
             if own[0]["generations"][0]:  # transformers has none
-                cell["mat"] = total(generations_of(own)).mean_accepted_tokens
-            result[group][method] = cell
-    for method, own in everything.items():
-        for name, text in details(own, everything["ar"]).items():
-            result[name][method] = {"text": text}
+                cell["mat"] = total(own).mean_accepted_tokens
+        if group == "overall":
+            for name, text in details(own, base).items():
+                result[name][method] = {"text": text}
     return dict(result)
 
 
@@ -34,27 +35,18 @@ def details(records, base):
     """What else is said of a method at one target and temperature, as texts."""
     spread, speed = ratios(records, base), median(by_round(records).values())
     texts = {"spread": f"{min(spread):.2f}-{max(spread):.2f}", "tokens/s": f"{speed:.1f}"}
-    own = generations_of(records)
+    own = [generation for record in records for generation in record["generations"]]
     if not own[0]:
         return texts
-    stats = total(own)
-    exits = sorted(stats.exit_counts.items())
-    shares = [f"{layer}:{count / stats.exit_counts.total():.0%}" for layer, count in exits]
+    stats = total(records)
+    exits, drafted = sorted(stats.exit_counts.items()), stats.exit_counts.total()
     draft, target = stats.draft_seconds / stats.seconds, stats.target_seconds / stats.seconds
     return texts | {
-        "draft passes": f"{stats.draft_forwards / stats.steps:.1f}",  # per step
         "accepted": f"{stats.acceptance_rate:.0%}" if exits else "",
-        "exits": " ".join(shares),
+        "exits": " ".join(f"{layer}:{count / drafted:.0%}" for layer, count in exits),
         "draft/target/rest": f"{draft:.0%}/{target:.0%}/{1 - draft - target:.0%}",
         "exact": "yes" if all(each.exact for each in own) else "NO",
     }
-
-
-def by_method(records):
-    found = defaultdict(list)
-    for record in records:
-        found[record["method"]].append(record)
-    return found
 
 
 def ratios(records, base):
@@ -72,14 +64,10 @@ def by_round(records):
     return {number: tokens[number] / seconds[number] for number in tokens}
 
 
-def generations_of(records):
-    return [generation for record in records for generation in record["generations"]]
-
-
-def total(generations):
-    """Their Stats, as if they were one."""
+def total(records):
+    """The Stats of all their Generations, as if they were one."""
     whole = Stats()
-    for generation in generations:
+    for generation in (each for record in records for each in record["generations"]):
         for name in (field.name for field in fields(Stats)):
             setattr(whole, name, getattr(whole, name) + getattr(generation.stats, name))
     return whole
