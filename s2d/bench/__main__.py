@@ -26,7 +26,6 @@ def main(arguments=None):
         add("--drafts", type=path, metavar="DIR", help="what python -m s2d.train ablations made")
         add("--only", nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these")
         add("--out", type=path, metavar="DIR", help="keeps what was measured; used again")
-        add("--plot", type=path, metavar="DIR", help="a picture of each experiment")
         parser.set_defaults(limit=2, rounds=1, max_new_tokens=48)
     else:
         parser, report = Parser("bench", description=speed.__doc__), speed.report

@@ -19,31 +19,25 @@ LIKELY = 10  # tokens by whose logits a plain pass is judged
 def check(name, target, precise, methods, records):
     """Print a line for each of ``methods`` but "ar"; return 1 for a bug, or 0.
 
-    ``precise`` is the ``target`` in float64. Above T = 0 answers of rejection sampling are left
-    out: they should be others than the target's own.
+    ``precise`` is the ``target`` in float64. Records of all methods are of the same questions.
     """
-    alone = {key(record): record for record in records if record["method"] == "ar"}
-    code = 0
+    alone, code = [record for record in records if record["method"] == "ar"], 0
     for method in list(methods)[1:]:
-        own = [r for r in records if r["method"] == method and is_comparable(r)]
-        pairs = [(alone[key(record)], record) for record in own]
+        own = [record for record in records if record["method"] == method]
+        pairs = [(a, b) for a, b in zip(alone, own) if is_comparable(b)]
         found = [first_difference(target, precise, *pair) for pair in pairs]
         line, right = verdict([difference for difference in found if difference])
         exact = all(each.exact for record in own for each in record["generations"])
         claim = "" if exact else "not a lossless method; "
-        print(f"{name} {method}: {claim}{len(own)} answers compared: {line}", flush=True)
+        print(f"{name} {method}: {claim}{len(pairs)} answers compared: {line}", flush=True)
         if exact and not right:
             code = 1
     print()
     return code
 
 
-def key(record):
-    """What a method's record and the target's own have in common."""
-    return record["round"], record["question_id"], record["generations"][0].options.temperature
-
-
 def is_comparable(record):
+    """Whether its text should be the target's own: above T = 0 not with rejection sampling."""
     options = record["generations"][0].options
     return options.coupled or options.temperature == 0
 

@@ -3,13 +3,12 @@
 A result is {column: {row: {measure: value}}}.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import accumulate, islice, product
-from operator import mul
+from itertools import islice, product
 from statistics import mean, median
+from timeit import repeat
 
 import torch
 
@@ -48,7 +47,7 @@ class Finding:
 class Experiment:
     title: str  # what is asked
     source: str  # by whom
-    measure: Callable  # (Lab, Experiment) -> result
+    measure: Callable  # one of Lab's methods
     measures: tuple[str, ...]  # what a cell of its table shows
     rows: dict[str, dict]  # see Lab.ready
     findings: list[Finding]
@@ -103,10 +102,6 @@ class Lab:
             ask = partial(answer, self.tokenizer, "vicuna", target.config.max_position_embeddings)
             records = measure(runs, self.questions, self.args.rounds, column, ask)
             cells = summarise(records)["overall"]
-            for name in about.rows:
-                own = [record for record in records if record["method"] == name]
-                cells[name]["accepted"] = total(own).acceptance_rate
-                cells[name] = {key: cells[name][key] for key in about.measures}
             result[column] = {name: cells[name] for name in about.rows}
         return result
 
@@ -157,18 +152,13 @@ class Lab:
         return result
 
     def masks(self, about):
-        """A column is a tree, by its row's ``tree``: microseconds for the masks of its levels."""
+        """A column is a tree: microseconds for its mask behind 200 tokens."""
         result, model = {}, self.target("7b")
         for column, widths in about.rows.items():
-            whole, times = KConfig(widths).ancestors, {"a slice of one mask": [], "made anew": []}
+            whole, cells = KConfig(widths).ancestors, {}
             parents = [max(row.nonzero()[0][:-1], default=-1) for row in whole]
-            ends = [0, *accumulate(accumulate(widths, mul))]
-            for _ in range(50):
-                for name, own in times.items():
-                    began = time.perf_counter()
-                    for first, end in zip(ends, ends[1:]):
-                        ancestors = whole[:end, :end] if name == "a slice of one mask" else None
-                        positions_and_mask(200 + first, 200, parents[:end], model, ancestors)
-                    own.append(1e6 * (time.perf_counter() - began))
-            result[column] = {name: {"µs": median(own)} for name, own in times.items()}
+            for name, known in {"a slice of one mask": whole, "made anew": None}.items():
+                make = partial(positions_and_mask, 200, 200, parents, model, known)
+                cells[name] = {"µs": 1e6 * median(repeat(make, number=1, repeat=50))}
+            result[column] = cells
         return result

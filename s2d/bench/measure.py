@@ -9,7 +9,7 @@ from ..generate import generate
 from ..program import tell
 from .specbench import group_of
 
-BY_TURN = ("turns", "prompts", "tokens", "wall_time", "generations")  # lists of a record
+BY_TURN = ("turns", "tokens", "wall_time", "generations", "prompts")  # lists of a record
 
 
 def run_ours(target, draft, options, batch, prompts, seed):
@@ -50,10 +50,9 @@ def answer(tokenizer, template, context_size, run, questions, seed):
         found = run([record["prompts"][-1] for _, record, _ in going], seed)
         for (_, record, messages), (tokens, seconds, generation) in zip(going, found):
             messages.append(tokenizer.decode(tokens))
-            record["turns"].append(messages[-1])
-            record["tokens"].append(tokens)
-            record["wall_time"].append(seconds)
-            record["generations"].append(generation)
+            values = (messages[-1], tokens, seconds, generation)
+            for name, value in zip(BY_TURN, values):
+                record[name].append(value)
 
 
 def measure(runs, questions, rounds, label, ask, at_once=1):

@@ -19,11 +19,6 @@ from ..weights import empty_model
 from ..weights.config import config_to_dict, read_config
 
 
-def uses_layers(method):
-    """Whether a parsed method needs a draft."""
-    return method["method"] != "ar" and method.get("exits") != (0,)
-
-
 def default_methods(draft_path):
     """Every method, and ``sd`` from each exit of a draft alone; exit 0 where there is no draft."""
     if not draft_path.is_dir():

@@ -10,7 +10,7 @@ from ..weights import load_model, placement
 from ..weights.names import draft_beside, find_target
 from .check import check
 from .measure import answer, measure, run_ours
-from .methods import default_methods, parse_method, peers_of, prepare, uses_layers
+from .methods import default_methods, parse_method, peers_of, prepare
 from .plot import check_plot, write_plot
 from .specbench import choose_questions, write_answers
 from .tables import render, summarise, table
@@ -37,11 +37,11 @@ def report(args):
     for (target, temperature), own in records.items():
         full, column = summarise(own), f"{target} T={temperature:g}"
         result[column] = full["overall"]
-        lines = render(table(full), args.markdown)
+        lines = render(table(full, ("speedup", "mat", "text")), args.markdown)
         print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n")
         if args.out:
             write_answers(args.out, f"{target}-T{temperature:g}", own)
-    print(f"{render(table(result, mean_of=('speedup', 'mat')), args.markdown)}")
+    print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
     if args.plot:
         label = "speedup over the target alone (ar)"
         write_plot(args.plot, result, "speedup", label, across=len(args.temperature))
@@ -51,7 +51,8 @@ def report(args):
 def measure_target(args, folder, methods, questions, records):
     """All rounds of a target, added to ``records``. The exit code: 1 where --check finds a bug."""
     load = partial(load_model, device=args.device, dtype=args.dtype)
-    drafts = [args.draft] * any(map(uses_layers, methods.values()))
+    layers = [m for m in methods.values() if m["method"] != "ar" and m.get("exits") != (0,)]
+    drafts = [args.draft] if layers else []
     models, runs = {}, {}  # {whether compiled: models}, {method: (target, draft, options)}
     for name, method in methods.items():
         compiled = method["compile"]

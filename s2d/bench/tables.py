@@ -24,7 +24,8 @@ def summarise(records):
         if own:
             cell = result[group][method] = {"speedup": median(ratios(own, base))}
             if own[0]["generations"][0]:  # transformers has none
-                cell["mat"] = total(own).mean_accepted_tokens
+                stats = total(own)
+                cell |= {"mat": stats.mean_accepted_tokens, "accepted": stats.acceptance_rate}
         if group == "overall":
             for name, text in details(own, base).items():
                 result[name][method] = {"text": text}
@@ -73,22 +74,18 @@ def total(records):
     return whole
 
 
-def table(result, mean_of=()):
-    """Rows of text: the columns of a result; last the means over them of the measures named."""
+def table(result, measures, means=False):
+    """Rows of text: the columns of a result, and with ``means`` the means over them."""
     rows = dict.fromkeys(row for column in result.values() for row in column)
-    lines = [["", *result, *["mean"] * bool(mean_of)]]
+    lines = [["", *result, *["mean"] * means]]
     for row in rows:
         cells = [column.get(row, {}) for column in result.values()]
-        line = [row, *map(shown, cells)]
-        if mean_of:
-            known = [key for key in mean_of if any(key in cell for cell in cells)]
-            line.append(shown({k: mean(c[k] for c in cells if k in c) for k in known}))
-        lines.append(line)
+        if means:
+            known = [key for key in measures if any(key in cell for cell in cells)]
+            cells.append({key: mean(c[key] for c in cells if key in c) for key in known})
+        texts = [[format(c[key], FORMATS[key]) for key in measures if key in c] for c in cells]
+        lines.append([row, *map(" / ".join, texts)])
     return lines
-
-
-def shown(cell):
-    return " / ".join(format(value, FORMATS[key]) for key, value in cell.items())
 
 
 def render(lines, markdown=False):
