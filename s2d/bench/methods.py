@@ -12,11 +12,16 @@ import torch
 
 from ..extras.datastore import datastore_path, load_datastore
 from ..extras.decision import read_stop
+from ..extras.node_count import node_count
+from ..fast.costs import pass_seconds
+from ..fast.linear import lay_out
 from ..generate import METHODS
 from ..program import comma_separated, optional
 from ..tree import parse_tree
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_config
+
+MOST_ROWS = 17  # of a pass over one prompt whose cost is asked for
 
 
 def default_methods(draft_path):
@@ -58,7 +63,20 @@ def prepare(method, target, draft, target_path, draft_path):
     if 0 in options.get("exits", ()):
         file = datastore_path(target_path)
         options["datastore"] = load_datastore(file, target.config) if file.is_file() else None
-    return options
+    return options | tune(method, target, draft)
+
+
+def tune(method, target, draft):
+    """Pack weights for passes of several rows; returns how many nodes exit 0 sends, as an option."""
+    if method["method"] == "ar":
+        return {}
+    for model in filter(None, (target, draft)):
+        lay_out(model)
+    batch = method["batch"]
+    costs = pass_seconds(target, rows=batch * MOST_ROWS)  # None where they are not known
+    if method.get("exits") != (0,) or "stop" in method or not costs:
+        return {}
+    return {"nodes_to_send": partial(node_count, costs=costs[batch - 1 :: batch])}
 
 
 def peer_of(model):

@@ -28,7 +28,13 @@ def report(args):
         raise ValueError(f"{', '.join(lacking)}: give --drafts, {made}")
     settings = {name: str(getattr(args, name)) for name in SETTINGS}
     files = {name: args.out / f"{name}.json" for name in names if args.out}
-    known = {name: known_result(file, settings) for name, file in files.items() if file.exists()}
+    known = {}
+    for name, file in files.items():
+        if file.exists():
+            kept = json.loads(file.read_text())
+            if kept["settings"] != settings:
+                raise ValueError(f"{file} is of {kept['settings']}; name another folder")
+            known[name] = kept["result"]
     lab = Lab(args)
     for number, name in enumerate(names, 1):
         tell(f"{number} of {len(names)}: {name}")
@@ -38,14 +44,6 @@ def report(args):
         if args.out and name not in known:
             with staged_file(files[name]) as stage:
                 stage.write_text(json.dumps({"settings": settings, "result": result}, indent=1))
-
-
-def known_result(file, settings):
-    """The result that an earlier run kept; ValueError where its settings were others."""
-    kept = json.loads(file.read_text())
-    if kept["settings"] != settings:
-        raise ValueError(f"{file} was measured with {kept['settings']}; name another folder")
-    return kept["result"]
 
 
 def told(name, result, markdown):

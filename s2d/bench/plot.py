@@ -1,7 +1,5 @@
 """A result as a picture: a panel for each column, a bar for each row. matplotlib is needed here."""
 
-from pathlib import Path
-
 from ..files import staged_file
 from ..program import optional
 from .tables import FORMATS
@@ -13,17 +11,15 @@ STYLE = {"svg.fonttype": "none", "font.size": 10, "axes.titlesize": 10, "text.co
 STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
 
 
-def check_plot(file):
-    """matplotlib. ValueError without it, or where ``file`` is no SVG: call it early."""
-    if Path(file).suffix != ".svg":
-        raise ValueError(f"--plot writes SVG: {file} has to end in .svg")
+def check_plot():
+    """matplotlib, or ValueError without it: call it early."""
     optional("matplotlib.figure", "matplotlib==3.11.2")
     return optional("matplotlib", "matplotlib==3.11.2")
 
 
 def write_plot(file, result, measure, label, across):
     """{column: {row: {measure: value}}} -> an SVG file with ``across`` panels next to another."""
-    matplotlib = check_plot(file)
+    matplotlib = check_plot()
     names = list(dict.fromkeys(row for column in result.values() for row in column))
     down = -(-len(result) // across)
     with matplotlib.rc_context(STYLE):

@@ -13,10 +13,6 @@ from ..train.corpus import GROUPS, conversations
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
 
-def choose_questions(path, per_group):
-    return read_questions(path, per_group) if path else corpus_questions(per_group)
-
-
 def corpus_questions(per_group):
     """Held-out conversations of the corpus in the form of Spec-Bench's question.jsonl."""
     questions = []
@@ -35,8 +31,7 @@ def read_questions(path, limit):
         for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
             question = json.loads(line)
             question = {key: question[key] for key in ("question_id", "category", "turns")}
-            texts = [question["category"], *question["turns"]]
-            if isinstance(question["turns"], str) or {*map(type, texts)} != {str}:
+            if {type(question["category"]), *map(type, question["turns"])} != {str}:
                 raise ValueError("category is a text, turns is a list of texts")
             group = group_of(question)
             taken[group] += 1

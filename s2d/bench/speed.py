@@ -12,14 +12,14 @@ from .check import check
 from .measure import answer, measure, run_ours
 from .methods import default_methods, parse_method, peers_of, prepare
 from .plot import check_plot, write_plot
-from .specbench import choose_questions, write_answers
+from .specbench import corpus_questions, read_questions, write_answers
 from .tables import render, summarise, table
 
 
 def report(args):
     """Measure; print a table for each target and temperature, and one of all. The exit code."""
     if args.plot:
-        check_plot(args.plot)
+        check_plot()
     if args.out and args.out.exists():
         raise ValueError(f"{args.out} is there already; remove it or name another")
     folders = [find_target(name) for name in args.targets]
@@ -28,7 +28,8 @@ def report(args):
     names += [f"{name}:compile" for name in names if args.compile]
     names += [f"{name}:batch={batch}" for batch in args.batch for name in names]
     methods = {name: parse_method(name) for name in names}
-    questions = choose_questions(args.questions, args.limit)
+    choose = partial(read_questions, args.questions) if args.questions else corpus_questions
+    questions = choose(args.limit)
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     records, code = {}, 0  # {(target, temperature): records}
     for folder in folders:
