@@ -1,1 +1,1 @@
-"""The benchmark, behind its own door: ``python -m s2d.bench``. README.md holds what it measured."""
+"""The benchmark: ``python -m s2d.bench``. README.md holds what it measured."""

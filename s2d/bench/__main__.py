@@ -1,7 +1,6 @@
-"""The benchmark's command line: speed without a name before the options, or another program.
+"""The benchmark's command line: speed, or with ``papers`` before the options the papers'.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
-python -m s2d.bench sweep --methods s2d:stop={0.2,0.35,0.5}    # on training prompts
 """
 
 import sys
@@ -9,7 +8,7 @@ from argparse import ArgumentTypeError
 
 from ..program import Parser, comma_separated, path, run_program
 from ..weights import DTYPES
-from . import agreement, batches, papers, shapes, speed
+from . import papers, speed
 
 
 def count(text):
@@ -18,67 +17,40 @@ def count(text):
     return int(text)
 
 
-OPTIONS = {
-    "targets": dict(
-        type=comma_separated(str), default="7b,13b,70b", metavar="7b|PATH,...", help="models"
-    ),
-    "target": dict(required=True, metavar="7b|13b|70b|PATH", help="whose answers are predicted"),
-    "draft": dict(type=path, help="default: the one beside the first target, else mini-draft"),
-    "methods": dict(nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all"),
-    "temperature": dict(
-        type=comma_separated(float), default="0,1", metavar="T,...", help="0 is greedy"
-    ),
-    "questions": dict(type=path, help="in Spec-Bench's format; default: held-out ones"),
-    "limit": dict(type=count, default=2, help="questions of each of the six groups"),
-    "rounds": dict(type=count, default=3, help="in each all methods take turns"),
-    "max-new-tokens": dict(type=count, default=128, help="a turn's answer ends there"),
-    "device": dict(default="auto", help="cpu, cuda, cuda:1 ...; auto: a GPU if there is one"),
-    "dtype": dict(default="auto", choices=("auto", *DTYPES), help="auto: the model's own"),
-    "hf": dict(action="store_true", help="transformers beside ours"),
-    "compile": dict(action="store_true", help="every method compiled as well"),
-    "check": dict(action="store_true", help="answers against ar's; exit code 1 for a bug"),
-    "markdown": dict(action="store_true", help="tables as markdown"),
-    "out": dict(type=path, help="folder for answer files, as Spec-Bench's scripts read them"),
-    "plot": dict(type=path, metavar="FILE.svg", help="the last table as a picture; of papers DIR"),
-    "shapes": dict(nargs="+", choices=shapes.SHAPES, default=["7b", "13b"], help="sizes to make"),
-    "context": dict(type=count, default=512, help="tokens of the prompt"),
-    "batches": dict(
-        type=comma_separated(count), default="1,2,4,8,16", metavar="N,N,...", help="prompts at once"
-    ),
-    "drafts": dict(type=path, metavar="DIR", help="what python -m s2d.train ablations made"),
-    "only": dict(nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these"),
-}
-SPEED = (
-    "targets draft methods temperature questions limit rounds max-new-tokens device dtype "
-    "hf compile check markdown out plot"
-)
-PROGRAMS = {  # name -> module, the options that it takes
-    "": (speed, SPEED),
-    "sweep": (speed, SPEED),
-    "batches": (
-        batches,
-        "target draft methods batches questions limit rounds max-new-tokens device dtype hf "
-        "markdown plot",
-    ),
-    "agreement": (agreement, "target draft questions limit max-new-tokens device dtype"),
-    "papers": (papers, "drafts only limit rounds max-new-tokens device dtype markdown out plot"),
-    "shapes": (shapes, "shapes context rounds max-new-tokens device dtype hf"),
-}
-
-
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    name = arguments.pop(0) if arguments and arguments[0] in PROGRAMS else ""
-    module, options = PROGRAMS[name]
-    others = f"other programs, named before the options: {', '.join(filter(None, PROGRAMS))}"
-    about = {"description": module.__doc__.splitlines()[0], "epilog": others}
-    parser = Parser(prog=f"bench {name}".strip(), **about)
-    for option in options.split():
-        parser.add_argument(f"--{option}", **OPTIONS[option])
-    parser.set_defaults(**getattr(module, "DEFAULTS", {}))
-    args = parser.parse_args(arguments)
-    args.sweep = name == "sweep"
-    return run_program(parser.prog, module.report, args)
+    if arguments[:1] == ["papers"]:
+        parser, report = Parser("bench papers", description=papers.__doc__), papers.report
+        arguments = arguments[1:]
+        add = parser.add_argument
+        add("--drafts", type=path, metavar="DIR", help="what python -m s2d.train ablations made")
+        add("--only", nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these")
+        add("--out", type=path, metavar="DIR", help="keeps what was measured; used again")
+        parser.set_defaults(limit=2, rounds=1, max_new_tokens=48)
+    else:
+        parser, report = Parser("bench", description=speed.__doc__), speed.report
+        add = parser.add_argument
+        names = comma_separated(str)
+        add("--targets", type=names, default="7b,13b,70b", metavar="7b|PATH,...", help="models")
+        add("--draft", type=path, help="default: the one next to the first target")
+        add("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
+        add("--temperature", type=comma_separated(float), default="0,1", help="0 is greedy")
+        add("--questions", type=path, help="in Spec-Bench's format; default: held-out ones")
+        add("--hf", action="store_true", help="transformers as well")
+        add("--compile", action="store_true", help="every method compiled as well")
+        several = "every method with so many prompts at once as well"
+        add("--batch", type=comma_separated(count), default=(), metavar="N,...", help=several)
+        add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
+        add("--out", type=path, help="folder for answer files, as Spec-Bench's scripts read them")
+        add("--plot", type=path, metavar="FILE.svg", help="the last table as a picture")
+        parser.set_defaults(limit=2, rounds=3, max_new_tokens=128)
+    add("--limit", type=count, help="questions of each of the six groups (%(default)s)")
+    add("--rounds", type=count, help="in each all methods take turns (%(default)s)")
+    add("--max-new-tokens", type=count, help="an answer ends there (%(default)s)")
+    add("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto: a GPU if there is one")
+    add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own")
+    add("--markdown", action="store_true", help="tables as markdown")
+    return run_program(parser.prog, report, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -1,74 +1,74 @@
-"""Measuring: all methods answer the same questions, round after round; no word about tables."""
+"""Measuring: all methods answer the same questions in turns, round after round."""
 
 import random
 import time
-from functools import partial
+from itertools import count
 
+from ..extras.many import generate_many
 from ..generate import generate
 from ..program import tell
 from .specbench import group_of
 
+BY_TURN = ("turns", "tokens", "wall_time", "generations", "prompts")  # lists of a record
 
-def runners(models, methods, peers, temperature, max_new_tokens):
-    """{name: run(prompt, seed) -> (tokens, seconds, Generation or None)}: our methods, the peer's.
 
-    ``models`` {whether compiled: (target, draft)}; ``methods`` {name: (whether compiled, options of
-    ``generate``)}; ``peers`` as methods.peers_of returns them.
+def run_ours(target, draft, options, batch, prompts, seed):
+    """[(tokens, seconds, Generation)] of ``prompts``, ``batch`` at once; the i-th has seed + i."""
+    if batch == 1:
+        seeded = ((prompt, options | {"seed": seed + i}) for i, prompt in enumerate(prompts))
+        found = [generate(target, prompt, draft, **each) for prompt, each in seeded]
+        return [(each.tokens, each.stats.seconds, each) for each in found]
+    began = time.perf_counter()
+    found = list(generate_many(target, prompts, draft, batch=batch, seed=seed, **options))
+    seconds = (time.perf_counter() - began) / len(prompts)  # its share of the time
+    return [(each.tokens, seconds, each) for each in found]
+
+
+def answer(tokenizer, template, context_size, run, questions, seed):
+    """Ask all turns of ``questions``: a record of each that was answered.
+
+    ``run(prompts, seed)`` is as ``run_ours``. A conversation ends where its context is full.
     """
+    records = []
+    for question in questions:
+        about = {key: question[key] for key in ("question_id", "category")}
+        about["group"] = group_of(question)
+        records.append(about | {name: [] for name in BY_TURN})
+    going = [(each["turns"], record, []) for each, record in zip(questions, records)]
+    for turn in count():
+        asked = []
+        for turns, record, messages in going:
+            if turn < len(turns):
+                messages.append(turns[turn])
+                prompt = tokenizer.encode_chat(messages, template)
+                if len(prompt) < context_size:
+                    record["prompts"].append(prompt)
+                    asked.append((turns, record, messages))
+        if not asked:
+            return [record for record in records if record["turns"]]
+        going = asked
+        found = run([record["prompts"][-1] for _, record, _ in going], seed)
+        for (_, record, messages), (tokens, seconds, generation) in zip(going, found):
+            messages.append(tokenizer.decode(tokens))
+            values = (messages[-1], tokens, seconds, generation)
+            for name, value in zip(BY_TURN, values):
+                record[name].append(value)
 
-    common = dict(temperature=temperature, max_new_tokens=max_new_tokens)
-    ours = {
-        name: partial(run_ours, *models[compiled], common | options)
-        for name, (compiled, options) in methods.items()
-    }
-    theirs = {name: partial(peer, temperature, max_new_tokens) for name, peer in peers.items()}
-    return ours | theirs
 
+def measure(runs, questions, rounds, label, ask, at_once=1):
+    """The records of all rounds. ``ask(a run, questions, seed)`` returns those of ``at_once``.
 
-def run_ours(target, draft, options, prompt, seed):
-    """(tokens, seconds, the Generation) of ``generate``."""
-    generation = generate(target, prompt, draft, seed=seed, **options)
-    return generation.tokens, generation.stats.seconds, generation
-
-
-def answer(tokenizer, template, context_size, run, question, seed):
-    """Ask the turns of ``question`` until the context is full; a record, lists by turn.
-
-    It is empty where nothing fits.
+    Methods take turns, each time in another order, so that what slows the machine for a while
+    slows all alike. Before the first round each warms up on the first questions.
     """
-    messages, turns = [], []
-    for turn in question["turns"]:
-        prompt = tokenizer.encode_chat([*messages, turn], template)
-        if len(prompt) >= context_size:
-            break
-        tokens, *took = run(prompt, seed)
-        text = tokenizer.decode(tokens)
-        messages += [turn, text]
-        turns.append([text, prompt, tokens, *took])
-    names = "turns prompts tokens wall_time generations".split()
-    about = {key: question[key] for key in ("question_id", "category")}
-    about["group"] = group_of(question)
-    return about | dict(zip(names, map(list, zip(*turns)))) if turns else {}
-
-
-def measure(runs, questions, rounds, label, ask):
-    """Yield the records of each of ``rounds`` rounds, one for every question and method.
-
-    ``runs`` {method: anything}; ``ask(its run, question, seed)`` returns a record, or an empty one.
-    Methods take turns at each question, so that what slows the machine for a while slows all alike,
-    each time in another order. Before the first round each warms up on the first question.
-    """
-    began, done, total = time.monotonic(), 0, 1 + rounds * len(questions)
+    starts, records = range(0, len(questions), at_once), []
     for number in range(rounds + 1):
-        records = []
-        for index, question in enumerate(questions if number else questions[:1]):
-            seed = 1000 * number + index
+        for start in starts if number else starts[:1]:
+            seed = 1000 * number + start
             order = random.Random(seed).sample(list(runs), len(runs))
-            answers = {name: ask(runs[name], question, seed) for name in order}
-            for name in filter(answers.get, runs):
-                records.append({"round": number, "method": name} | answers[name])
-            done += 1
-            left = (time.monotonic() - began) / done * (total - done) / 60
-            tell(f"{label}: {done}/{total} questions, {left:.1f} min left here")
-        if number:
-            yield records
+            some = questions[start : start + at_once]
+            answers = {name: ask(runs[name], some, seed) for name in order}
+            for name in runs if number else ():
+                records += [{"round": number, "method": name, **each} for each in answers[name]]
+            tell(f"{label}: round {number} of {rounds}, question {start + 1} of {len(questions)}")
+    return records

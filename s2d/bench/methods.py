@@ -1,9 +1,8 @@
-"""From what a user names a method to options; the peer's methods.
+"""What a user names a method -> options of ``generate``; transformers' own decoders.
 
-A method is a name, or a name with options of ``generate``: lists as 2,3,4, a growing tree as 4x8x24
-(top_k, depth, size), ``stop`` as a number, the file of a decision model, or "decision" for the one
-beside the draft. Two take no value: ``coupled``, and ``compile``, with which its passes are
-compiled. Knows nothing about questions.
+A method is a name, or a name with options: lists as 2,3,4, trees as ``run.py --tree`` takes them,
+``stop`` as a number, the file of a decision model, or "decision" for the one next to the draft.
+``batch=8`` answers 8 prompts at once. Two options have no value: ``compile`` and ``rejection``.
 """
 
 import time
@@ -13,77 +12,71 @@ import torch
 
 from ..extras.datastore import datastore_path, load_datastore
 from ..extras.decision import read_stop
+from ..extras.node_count import node_count
+from ..fast.costs import pass_seconds
+from ..fast.linear import lay_out
 from ..generate import METHODS
 from ..program import comma_separated, optional
-from ..tree import Dynamic
-from ..weights import empty_model, load_model
-from ..weights.config import config_to_dict
-from ..weights.names import WEIGHTS, draft_beside
+from ..tree import parse_tree
+from ..weights import empty_model
+from ..weights.config import config_to_dict, read_config
+
+MOST_ROWS = 17  # of a pass over one prompt whose cost is asked for
 
 
-def draft_of(args, source):
-    """The folder of the draft: as asked for, else the one beside ``source``, else mini-draft."""
-    beside = draft_beside(source)
-    return args.draft or (beside if beside.is_dir() else WEIGHTS / "mini-draft")
+def default_methods(draft_path):
+    """Every method, and ``sd`` from each exit of a draft alone; exit 0 where there is no draft."""
+    if not draft_path.is_dir():
+        return ["s2d-tree:exits=0"]
+    config = read_config(draft_path)
+    exits = config.exit_layers or (config.num_hidden_layers,)
+    return [*(f"sd:exits={e}" for e in exits), "mcsd", "s2d", "s2d-tree"]
 
 
-def datastore_of(target, config):
-    """The Datastore of the target in this folder; None where there is none."""
-    file = datastore_path(target)
-    return load_datastore(file, config) if file.is_file() else None
-
-
-def choose_methods(args):
-    """(names of methods, {whether compiled: draft}), the draft None where only "ar" is asked."""
-    needed = args.methods is None or any(name.split(":")[0] != "ar" for name in args.methods)
-    load = partial(load_model, args.draft, args.device, args.dtype)
-    drafts = {False: load() if needed else None}
-    names = ["ar", *(args.methods or default_methods(drafts[False]))]  # all are compared to "ar"
-    if args.compile:
-        names = [name.replace(":compile", "") for name in names]
-        names = [each for name in names for each in (name, f"{name}:compile")]
-    if any("compile" in name.split(":") for name in names):
-        drafts[True] = load(compile=True) if needed else None
-    return list(dict.fromkeys(names)), drafts
-
-
-def default_methods(draft):
-    """Every method, and ``sd`` from each exit of the draft alone."""
-    exits = draft.config.exit_layers or (draft.config.num_hidden_layers,)
-    return ["ar", *(f"sd:exits={e}" for e in exits), "mcsd", "s2d", "s2d-tree"]
-
-
-def parse_method(text, draft, draft_path, target_path):
-    """(whether it runs compiled, options of ``generate``), of "s2d:draft_length=8" for example."""
+def parse_method(text):
+    """ "s2d:draft_length=8" -> options of ``generate``, with "compile" and "batch"."""
     name, *settings = text.split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
-
-    def stop(value):
-        beside = draft_path / f"decision-{target_path.name.removeprefix('mini-')}.safetensors"
-        return read_stop(str(beside) if value == "decision" else value, draft)
-
-    readers = {"exits": comma_separated(int), "thresholds": comma_separated(float)}
-    readers |= {"draft_length": int, "tree": tree, "init": str, "stop": stop}
-    try:
-        valued = [each for each in settings if each not in ("compile", "coupled")]
-        pairs = [each.partition("=")[::2] for each in valued]
-        options = {key: readers[key](value) for key, value in pairs}
-        options |= {"coupled": True} if "coupled" in settings else {}
-    except (KeyError, ValueError) as error:
-        wrong = f"no option {error}" if isinstance(error, KeyError) else error
-        raise ValueError(f"method {text!r}: {wrong}") from None
-    return "compile" in settings, {"method": name, **options}
+    readers = {"exits": comma_separated(int), "thresholds": comma_separated(float), "stop": str}
+    readers |= {"draft_length": int, "tree": parse_tree, "init": str, "batch": int}
+    options = {"method": name, "compile": "compile" in settings, "batch": 1}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if setting == "rejection":
+            options["coupled"] = False
+        elif key in readers:
+            options[key] = readers[key](value)
+        elif setting != "compile":
+            raise ValueError(f"method {text!r}: no option {setting!r}")
+    return options
 
 
-def tree(value):
-    """4,2,2,1 -> the numbers of children, level by level; 4x8x24 -> a Dynamic."""
-    if "x" not in value:
-        return comma_separated(int)(value)
-    shape = [int(number) for number in value.split("x")]
-    if len(shape) != 3:
-        raise ValueError("a dynamic tree is three numbers, such as 4x8x24")
-    return Dynamic(*shape)
+def prepare(method, target, draft, target_path, draft_path):
+    """Options of ``generate`` of a parsed method, with what its models and this machine add."""
+    options = {key: value for key, value in method.items() if key not in ("compile", "batch")}
+    if options.get("stop") == "decision":
+        size = target_path.name.removeprefix("mini-")
+        options["stop"] = draft_path / f"decision-{size}.safetensors"
+    if "stop" in options:
+        options["stop"] = read_stop(str(options["stop"]), draft)
+    if 0 in options.get("exits", ()):
+        file = datastore_path(target_path)
+        options["datastore"] = load_datastore(file, target.config) if file.is_file() else None
+    return options | tune(method, target, draft)
+
+
+def tune(method, target, draft):
+    """Pack weights for passes of several rows; returns how many nodes exit 0 sends, as an option."""
+    if method["method"] == "ar":
+        return {}
+    for model in filter(None, (target, draft)):
+        lay_out(model)
+    batch = method["batch"]
+    costs = pass_seconds(target, rows=batch * MOST_ROWS)  # None where they are not known
+    if method.get("exits") != (0,) or "stop" in method or not costs:
+        return {}
+    return {"nodes_to_send": partial(node_count, costs=costs[batch - 1 :: batch])}
 
 
 def peer_of(model):
@@ -97,24 +90,28 @@ def peer_of(model):
 
 
 def peers_of(target, draft):
-    """{name: run(temperature, new tokens, prompt, seed) -> (tokens, seconds, None)} of the peer.
+    """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a ``draft``.
 
-    Its own ``generate`` alone, assisted by the same draft if there is one, and with prompt look-up.
+    ``run(prompts, seed, temperature=..., max_new_tokens=...)`` is as ``run_ours``.
     """
-    peer, size = peer_of(target), target.config.max_position_embeddings
-
-    def run(temperature, max_new_tokens, prompt, seed, **how):
-        torch.manual_seed(seed)
-        tokens = torch.tensor([prompt], device=target.device)
-        how |= {"attention_mask": torch.ones_like(tokens), "pad_token_id": 0, "do_sample": False}
-        how["max_new_tokens"] = min(max_new_tokens, size - len(prompt))
-        if temperature:
-            how |= {"do_sample": True, "temperature": temperature, "top_k": 0}
-        began = time.perf_counter()
-        output = peer.generate(tokens, **how)[0, len(prompt) :].tolist()
-        return output, time.perf_counter() - began, None
-
-    peers = {"transformers": run}
+    run = partial(run_peer, peer_of(target), target.config.max_position_embeddings)
+    peers = {"transformers": partial(run, {})}
     if draft:
-        peers["transformers assisted"] = partial(run, assistant_model=peer_of(draft))
-    return peers | {"transformers look-up": partial(run, prompt_lookup_num_tokens=10)}
+        peers["transformers assisted"] = partial(run, {"assistant_model": peer_of(draft)})
+    return peers | {"transformers look-up": partial(run, {"prompt_lookup_num_tokens": 10})}
+
+
+def run_peer(peer, context_size, options, prompts, seed, temperature, max_new_tokens):
+    """[(tokens, seconds, None)], one prompt after the other."""
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0}
+    options = options | (sampling if temperature else {"do_sample": False})
+    found = []
+    for number, prompt in enumerate(prompts):
+        torch.manual_seed(seed + number)
+        tokens = torch.tensor([prompt], device=peer.device)
+        options |= {"attention_mask": torch.ones_like(tokens), "pad_token_id": 0}
+        options["max_new_tokens"] = min(max_new_tokens, context_size - len(prompt))
+        began = time.perf_counter()
+        output = peer.generate(tokens, **options)[0, len(prompt) :].tolist()
+        found.append((output, time.perf_counter() - began, None))
+    return found

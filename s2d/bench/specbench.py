@@ -1,4 +1,4 @@
-"""Questions and answers in Spec-Bench's files (arXiv 2401.07851). Knows nothing about decoding."""
+"""Questions and answers in Spec-Bench's files (arXiv 2401.07851)."""
 
 import json
 import re
@@ -13,17 +13,12 @@ from ..train.corpus import GROUPS, conversations
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
 
-def choose_questions(path, split, per_group):
-    """Those of a file in Spec-Bench's form, or where ``path`` is None of a split of the corpus."""
-    return read_questions(path, per_group) if path else corpus_questions(split, per_group)
-
-
-def corpus_questions(split, per_group):
-    """Conversations of the corpus in the form of Spec-Bench's question.jsonl."""
+def corpus_questions(per_group):
+    """Held-out conversations of the corpus in the form of Spec-Bench's question.jsonl."""
     questions = []
     for group in GROUPS:
         category = "writing" if group == "mt_bench" else group
-        for conversation in islice(conversations(2, split, [group]), per_group):
+        for conversation in islice(conversations(2, "held-out", [group]), per_group):
             question = {"question_id": len(questions), "category": category}
             questions.append(question | {"turns": [asked for asked, _ in conversation.turns]})
     return questions
@@ -36,17 +31,14 @@ def read_questions(path, limit):
         for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
             question = json.loads(line)
             question = {key: question[key] for key in ("question_id", "category", "turns")}
-            texts = [question["category"], *question["turns"]]
-            if isinstance(question["turns"], str) or {*map(type, texts)} - {str}:
+            if {type(question["category"]), *map(type, question["turns"])} != {str}:
                 raise ValueError("category is a text, turns is a list of texts")
             group = group_of(question)
             taken[group] += 1
-            if question["turns"] and taken[group] <= limit:
+            if taken[group] <= limit:
                 questions.append(question)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
-    if not questions:
-        raise ValueError(f"{path} holds no question")
     return questions
 
 
@@ -54,16 +46,11 @@ def group_of(question):
     return "mt_bench" if question["category"] in MT_BENCH else question["category"]
 
 
-def id_of(name):
-    """A name of which a file's can be made."""
-    return re.sub(r"[^\w.,]+", "-", name)
-
-
 def write_answers(folder, name, records):
-    """A file a method, as Spec-Bench's evaluation/speed.py and equal.py read it: the last round."""
-    files, last = defaultdict(list), max(record["round"] for record in records)
+    """A file per method, as Spec-Bench's evaluation/speed.py and equal.py read it: last round."""
+    files, last = defaultdict(str), max(record["round"] for record in records)
     for record in (record for record in records if record["round"] == last):
-        model_id = id_of(f"{name}-{record['method']}")
+        model_id = re.sub(r"[^\w.,]+", "-", f"{name}-{record['method']}")
         lengths = [each.stats.accept_lengths for each in record["generations"] if each]
         choice = {"index": 0, "turns": record["turns"]}
         choice |= {"new_tokens": list(map(len, record["tokens"])), "wall_time": record["wall_time"]}
@@ -72,7 +59,7 @@ def write_answers(folder, name, records):
         line = {key: record[key] for key in ("question_id", "category")}
         line |= {"model_id": model_id, "answer_id": f"{model_id}-{record['question_id']}"}
         line |= {"tstamp": time.time(), "choices": [choice]}
-        files[model_id].append(json.dumps(line, ensure_ascii=False) + "\n")
+        files[model_id] += json.dumps(line, ensure_ascii=False) + "\n"
     for model_id, lines in files.items():
         with staged_file(folder / f"{model_id}.jsonl") as stage:
-            stage.write_text("".join(lines), encoding="utf-8")
+            stage.write_text(lines, encoding="utf-8")

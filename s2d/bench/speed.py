@@ -1,105 +1,86 @@
-"""Every method on every target, beside transformers, as speedups over the target in the same run.
-
-With ``sweep``: on training prompts, to choose settings by, and the best first.
-"""
+"""Every method on every target, as speedups over the target alone in the same run."""
 
 from functools import partial
 
 import torch
 
-from ..program import one_line, tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
-from ..weights import check_device, choose_dtype, load_model, placement
-from ..weights.names import find_target
-from .check import observe_methods, verdict
-from .measure import answer, measure, runners
-from .methods import choose_methods, datastore_of, draft_of, parse_method, peers_of
+from ..weights import load_model, placement
+from ..weights.names import draft_beside, find_target
+from .check import check
+from .measure import answer, measure, run_ours
+from .methods import default_methods, parse_method, peers_of, prepare
 from .plot import check_plot, write_plot
-from .specbench import choose_questions, write_answers
-from .tables import final_table, render, summarise, target_table
+from .specbench import corpus_questions, read_questions, write_answers
+from .tables import render, summarise, table
 
 
 def report(args):
     """Measure; print a table for each target and temperature, and one of all. The exit code."""
     if args.plot:
-        check_plot(args.plot)
-    device, folders = check_device(args.device), [find_target(name) for name in args.targets]
-    alike = len({folder.name for folder in folders}) < len(folders)
-    targets = {one_line(folder if alike else folder.name): folder for folder in folders}
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-    args.draft = draft_of(args, folders[0])
-    names, drafts = choose_methods(args)
-    methods = {  # {target: {name: (whether it is compiled, options)}}
-        target: {name: parse_method(name, drafts[False], args.draft, path) for name in names}
-        for target, path in targets.items()
-    }
-    questions = choose_questions(args.questions, "train" if args.sweep else "held-out", args.limit)
-    machine = f"{torch.get_num_threads()} threads, {choose_dtype(args.dtype, device, folders[0])}"
-    most = f"at most {args.max_new_tokens} new tokens a turn, median of {args.rounds} rounds"
-    print(f"torch {torch.__version__}, {machine}, {len(questions)} questions, {most}\n")
+        check_plot()
+    if args.out and args.out.exists():
+        raise ValueError(f"{args.out} is there already; remove it or name another")
+    folders = [find_target(name) for name in args.targets]
+    args.draft = args.draft or draft_beside(folders[0])
+    names = ["ar", *(args.methods or default_methods(args.draft))]
+    names += [f"{name}:compile" for name in names if args.compile]
+    names += [f"{name}:batch={batch}" for batch in args.batch for name in names]
+    methods = {name: parse_method(name) for name in names}
+    choose = partial(read_questions, args.questions) if args.questions else corpus_questions
+    questions = choose(args.limit)
+    print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     records, code = {}, 0  # {(target, temperature): records}
-    try:
-        for name, path in targets.items():
-            observed = measure_target(args, name, path, drafts, methods[name], questions, records)
-            if observed:  # the measured target is out of memory
-                code = max(code, tell_losses(name, load_model(path, device, "float64"), observed))
-    except KeyboardInterrupt:
-        tell("interrupted: what follows is of the rounds that were finished")
-        code = 130
-    if not code and not any(records.values()):
-        raise ValueError("no question fits the context of a target")
-    show(records, args)
-    return code
-
-
-def measure_target(args, name, path, drafts, methods, questions, records):
-    """All rounds of a target, added to ``records``. With --check what ``observe_methods`` saw."""
-    load = partial(load_model, path, args.device, args.dtype)
-    models = {compiled: (load(compile=compiled), draft) for compiled, draft in drafts.items()}
-    where, target = placement(*filter(None, models[False])), models[False][0]
-    using = [options for _, options in methods.values() if 0 in options.get("exits", ())]
-    found = datastore_of(path, target.config) if using else None
-    for options in using:
-        options["datastore"] = found
-    peers = peers_of(*models[False]) if args.hf else {}
-    size = target.config.max_position_embeddings
-    ask = partial(answer, Tokenizer(path), chat_template(path), size)
-    for temperature in args.temperature:
-        runs = runners(models, methods, peers, temperature, args.max_new_tokens)
-        label = f"{name} T={temperature:g} on {where}"
-        records[name, temperature] = own = []
-        for finished in measure(runs, questions, args.rounds, label, ask):
-            own += finished
-    everything = sum((records[name, temperature] for temperature in args.temperature), [])
-    return observe_methods(models, everything, methods) if args.check else {}
-
-
-def tell_losses(name, precise, observed):
-    """A line on each of the methods of a target, ``precise`` in float64: 1 for a bug, or 0."""
-    code = 0
-    for method, (passes, differences, exact) in observed.items():
-        line, right = verdict(precise, passes, differences)
-        claim = "" if exact else "not a lossless method; "
-        print(f"{name} {method}: {claim}{line}", flush=True)
-        code |= exact and right is False
-    print()
-    return code
-
-
-def show(records, args):
-    """All tables, and the records in files for Spec-Bench's scripts."""
-    summaries = {key: summarise(own) for key, own in records.items() if own}
-    for (target, temperature), summary in summaries.items():
-        if args.sweep:
-            summary = dict(sorted(summary.items(), key=lambda item: -item[1]["speedup"]))
-        table = render(target_table(summary), args.markdown)
-        print(f"{target}, T = {temperature:g}: speedup over ar\n\n{table}\n")
+    for folder in folders:
+        code = max(code, measure_target(args, folder, methods, questions, records))
+    result = {}
+    for (target, temperature), own in records.items():
+        full, column = summarise(own), f"{target} T={temperature:g}"
+        result[column] = full["overall"]
+        lines = render(table(full, ("speedup", "mat", "text")), args.markdown)
+        print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n")
         if args.out:
-            write_answers(args.out, f"{target}-T{temperature:g}", records[target, temperature])
-    if summaries:
-        table = render(final_table(summaries), args.markdown)
-        print(f"speedup over ar / mean accepted tokens\n\n{table}")
-    if summaries and args.plot:
-        write_plot(args.plot, summaries)
+            write_answers(args.out, f"{target}-T{temperature:g}", own)
+    print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
+    if args.plot:
+        label = "speedup over the target alone (ar)"
+        write_plot(args.plot, result, "speedup", label, across=len(args.temperature))
+    return code
+
+
+def measure_target(args, folder, methods, questions, records):
+    """All rounds of a target, added to ``records``. The exit code: 1 where --check finds a bug."""
+    load = partial(load_model, device=args.device, dtype=args.dtype)
+    layers = [m for m in methods.values() if m["method"] != "ar" and m.get("exits") != (0,)]
+    drafts = [args.draft] if layers else []
+    models, runs = {}, {}  # {whether compiled: models}, {method: (target, draft, options)}
+    for name, method in methods.items():
+        compiled = method["compile"]
+        if compiled not in models:
+            loaded = [load(each, compile=compiled) for each in (folder, *drafts)]
+            models[compiled] = (*loaded, None)[:2]
+        target, draft = models[compiled]
+        runs[name] = target, draft, prepare(method, target, draft, folder, args.draft)
+    target, draft = models[False]
+    print(f"{folder.name} on {placement(target)}\n")
+    peers = peers_of(target, draft) if args.hf else {}
+    context_size = target.config.max_position_embeddings
+    ask = partial(answer, Tokenizer(folder), chat_template(folder), context_size)
+    at_once, everything = max(method["batch"] for method in methods.values()), []
+    for temperature in args.temperature:
+        common = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
+        asked = {}
+        for name, (target, draft, options) in runs.items():
+            asked[name] = partial(run_ours, target, draft, common | options, methods[name]["batch"])
+        asked |= {name: partial(peer, **common) for name, peer in peers.items()}
+        label = f"{folder.name}, T = {temperature:g}"
+        own = measure(asked, questions, args.rounds, label, ask, at_once)
+        if not own:
+            raise ValueError(f"no question fits the context of {folder}")
+        records[folder.name, temperature] = own
+        everything += own
+    if not args.check:
+        return 0
+    precise = load_model(folder, args.device, "float64")
+    return check(folder.name, models[False][0], precise, methods, everything)

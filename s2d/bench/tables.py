@@ -1,39 +1,59 @@
-"""From the benchmark's records to its tables. Knows nothing about measuring."""
+"""From records to results {column: {row: {measure: value}}}, and from these to tables."""
 
 from collections import Counter, defaultdict
 from dataclasses import fields
+from itertools import product
 from statistics import mean, median
 
 from ..decode import Stats
 from ..train.corpus import GROUPS
 
-COLUMNS = ["spread", "tokens/s", "draft passes", "accepted/published", "exits"]
-COLUMNS += ["draft/target/rest", "exact"]
+FORMATS = {"speedup": ".2f", "mat": ".2f", "layers": ".1f", "accepted": ".0%", "right": ".0%"}
+FORMATS |= {"log-probability": ".2f", "µs": ".0f", "text": ""}
 
 
 def summarise(records):
-    """{method: {"speedup": median over rounds, "mat": ..., ...}} of one target and temperature.
+    """A result: speedup and accepted tokens by group and "overall", then ``details``.
 
-    Speedups are ratios of tokens per second to "ar" in the same round: overall, and by group. What
-    stands in one of COLUMNS is a text.
+    Speedups are ratios of tokens per second to "ar" in the same round, medians over rounds.
     """
-    found, summary = defaultdict(list), {}
-    for record in records:
-        for group in {record["group"], "overall"}:
-            found[record["method"], group].append(record)
-    for method in dict.fromkeys(record["method"] for record in records):
-        summary[method] = row = {"groups": {}}
-        for group in [group for group in (*GROUPS, "overall") if (method, group) in found]:
-            speeds, base = by_round(found[method, group]), by_round(found["ar", group])
-            ratios = [speeds[number] / base[number] for number in speeds]
-            row["groups"][group] = {"speedup": median(ratios)}
-            own = [g for record in found[method, group] for g in record["generations"] if g]
-            if own:  # the peer has none
-                row["groups"][group]["mat"] = total(own).mean_accepted_tokens
-        row |= row["groups"]["overall"] | (by_step(own) if own else {})
-        row["tokens/s"] = f"{median(speeds.values()):.1f}"
-        row["spread"] = f"{min(ratios):.2f}-{max(ratios):.2f}"
-    return summary
+    result, methods = defaultdict(dict), dict.fromkeys(record["method"] for record in records)
+    for group, method in product((*GROUPS, "overall"), methods):
+        inside = [r for r in records if group in (r["group"], "overall")]
+        own, base = ([r for r in inside if r["method"] == name] for name in (method, "ar"))
+        if own:
+            cell = result[group][method] = {"speedup": median(ratios(own, base))}
+            if own[0]["generations"][0]:  # transformers has none
+                stats = total(own)
+                cell |= {"mat": stats.mean_accepted_tokens, "accepted": stats.acceptance_rate}
+        if group == "overall":
+            for name, text in details(own, base).items():
+                result[name][method] = {"text": text}
+    return dict(result)
+
+
+def details(records, base):
+    """What else is said of a method at one target and temperature, as texts."""
+    spread, speed = ratios(records, base), median(by_round(records).values())
+    texts = {"spread": f"{min(spread):.2f}-{max(spread):.2f}", "tokens/s": f"{speed:.1f}"}
+    own = [generation for record in records for generation in record["generations"]]
+    if not own[0]:
+        return texts
+    stats = total(records)
+    exits, drafted = sorted(stats.exit_counts.items()), stats.exit_counts.total()
+    draft, target = stats.draft_seconds / stats.seconds, stats.target_seconds / stats.seconds
+    return texts | {
+        "accepted": f"{stats.acceptance_rate:.0%}" if exits else "",
+        "exits": " ".join(f"{layer}:{count / drafted:.0%}" for layer, count in exits),
+        "draft/target/rest": f"{draft:.0%}/{target:.0%}/{1 - draft - target:.0%}",
+        "exact": "yes" if all(each.exact for each in own) else "NO",
+    }
+
+
+def ratios(records, base):
+    """The speed over that of ``base`` in each round."""
+    speeds, others = by_round(records), by_round(base)
+    return [speeds[number] / others[number] for number in speeds]
 
 
 def by_round(records):
@@ -45,54 +65,27 @@ def by_round(records):
     return {number: tokens[number] / seconds[number] for number in tokens}
 
 
-def total(generations):
-    """Their Stats, as if they were one."""
+def total(records):
+    """The Stats of all their Generations, as if they were one."""
     whole = Stats()
-    for generation in generations:
+    for generation in (each for record in records for each in record["generations"]):
         for name in (field.name for field in fields(Stats)):
             setattr(whole, name, getattr(whole, name) + getattr(generation.stats, name))
     return whole
 
 
-def by_step(generations):
-    """What the Generations of one of our methods say beside its speed, for COLUMNS."""
-    stats = total(generations)
-    exits, left = sorted(stats.exit_counts.items()), stats.exit_counts.total()
-    rates = stats.acceptance_rate, stats.published_acceptance_rate
-    draft, target = stats.draft_seconds / stats.seconds, stats.target_seconds / stats.seconds
-    parts = draft, target, 1 - draft - target
-    return {
-        "draft passes": f"{stats.draft_forwards / stats.steps:.1f}",  # a step
-        "accepted/published": "/".join(f"{rate:.0%}" for rate in rates) if exits else "",
-        "exits": " ".join(f"{exit_layer}:{count / left:.0%}" for exit_layer, count in exits),
-        "draft/target/rest": "/".join(f"{part:.0%}" for part in parts),
-        "exact": "yes" if all(generation.exact for generation in generations) else "NO",
-    }
-
-
-def target_table(summary):
-    """One target at one temperature in full: rows of text."""
-    lines = [["method", *next(iter(summary.values()))["groups"], *COLUMNS]]
-    for method, row in summary.items():
-        texts = [row.get(column, "") for column in COLUMNS]
-        lines.append([method, *map(cell, row["groups"].values()), *texts])
+def table(result, measures, means=False):
+    """Rows of text: the columns of a result, and with ``means`` the means over them."""
+    rows = dict.fromkeys(row for column in result.values() for row in column)
+    lines = [["", *result, *["mean"] * means]]
+    for row in rows:
+        cells = [column.get(row, {}) for column in result.values()]
+        if means:
+            known = [key for key in measures if any(key in cell for cell in cells)]
+            cells.append({key: mean(c[key] for c in cells if key in c) for key in known})
+        texts = [[format(c[key], FORMATS[key]) for key in measures if key in c] for c in cells]
+        lines.append([row, *map(" / ".join, texts)])
     return lines
-
-
-def final_table(summaries):
-    """{(target, temperature): summary} -> methods x (target, temperature): speedup / MAT, mean."""
-    heads = [f"{target} T={temperature:g}" for target, temperature in summaries]
-    lines = [["method", *heads, "mean"]]
-    for method in dict.fromkeys(method for summary in summaries.values() for method in summary):
-        rows = [summary.get(method) for summary in summaries.values()]
-        average = mean(row["speedup"] for row in rows if row)
-        lines.append([method, *map(cell, rows), f"{average:.2f}"])
-    return lines
-
-
-def cell(row):
-    mat = f" / {row['mat']:.2f}" if row and "mat" in row else ""
-    return f"{row['speedup']:.2f}{mat}" if row else ""
 
 
 def render(lines, markdown=False):

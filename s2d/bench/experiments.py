@@ -1,0 +1,158 @@
+"""The papers' experiments: what was published, what is compared on the miniatures, what must hold.
+
+S2D (arXiv 2407.01955), then improved multi-candidate decoding (MCSD, arXiv 2409.10644).
+"""
+
+from functools import partial
+
+from ..train.ablations import ALIGNED, FEATURES
+from ..train.family import DRAFT_EXITS
+from ..tree import Dynamic
+from .lab import Experiment, Finding, Lab
+
+of_s2d = partial(Experiment, source="S2D, arXiv 2407.01955")
+timed = partial(of_s2d, measure=Lab.timed, measures=("speedup", "mat"))
+counted = partial(of_s2d, measure=Lab.counted, measures=("mat", "layers"), trained=True)
+gain = partial(Finding, measure="mat", factor=1.0, by_seed=True)  # by more than seeds differ
+no_harm = partial(gain, factor=-1.0)
+
+# On Spec-Bench, in the order of our columns: speedup / accepted tokens with Vicuna 7B and 13B and
+# Llama-2-chat 70B, at T = 0, then at T = 1; last the mean speedup.
+MODELS = "published: Vicuna 7B, 13B, Llama-2-chat 70B"
+SORTED = "1.34 / 2.86|1.38 / 2.76|1.95 / 2.36|1.27 / 3.01|1.38 / 2.89|1.98 / 2.44|1.55"
+EARLY_EXITS = {
+    6: "0.98 / 1.51|1.00 / 1.51|1.32 / 1.46|0.96 / 1.52|1.03 / 1.51|1.37 / 1.53|1.11",
+    9: "1.08 / 1.99|1.05 / 1.98|1.54 / 1.80|0.99 / 2.04|1.12 / 2.04|1.57 / 1.86|1.22",
+}
+
+OWN_DRAFTS = {"7b": "sorted", "13b": "of-13b", "70b": "of-70b"}
+S2D = dict(method="s2d")
+TREE = dict(method="s2d-tree", coupled=True)  # its children are not drawn
+LARGE_TREE = TREE | dict(tree=Dynamic(10, 4, 60), thresholds=(0.5, 0.5, 0.0))
+CHAIN = dict(method="s2d", thresholds=(0.5, 0.5, 0.0), draft_length=6, stop=0.0)  # as published
+SINGLE = {e: dict(method="sd", exits=(e,)) for e in DRAFT_EXITS}
+KINDS = {"sorted": "sorted", "alone": "alone-{}", "untrained": "untrained"}
+EXITS = {
+    f"exit {e}, {kind}": SINGLE[e] | dict(draft=draft.format(e), draft_length=6, stop=0.0)
+    for kind, draft in KINDS.items()
+    for e in DRAFT_EXITS
+}
+EARLY = {f"fine-tuned at exit 4, exit {e}": SINGLE[e] | {"draft": "alone-4"} for e in DRAFT_EXITS}
+THRESHOLDS = ((0.25, 0.25, 0.0), (0.5, 0.5, 0.0), (0.75, 0.7, 0.0), (0.9, 0.9, 0.0))
+DRAFTS = {"SoFT": "sorted"} | {f"aligned, weight {w:g}": f"aligned-{w:g}" for w in ALIGNED}
+DRAFTS["distilled (arXiv 2310.08461)"] = "distilled"
+STARTS = {"random layers": "random", "the target's first layers": "sorted"}
+STARTS |= {"these, pre-trained": "pretrained", "these, without SoFT": "untrained"}
+MASKED = {"fork of 6, 10 deep": (6, *(1,) * 9), "4,2,2,1": (4, 2, 2, 1), "10,4,2": (10, 4, 2)}
+CONFIGS = ((1, 1, 1, 1, 1), (4, 1, 1, 1, 1), (4, 2, 2, 1), (2, 4, 3, 1, 1))
+# From exit 3: decision models learn from chains that leave there, or at exit 2.
+FORK = dict(method="mcsd", tree=(6, *(1,) * 9), exits=(3,))
+SHORT_FORK = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1))
+LOSSY, COUPLED = {"init": "target"}, {"init": "target", "coupled": True}
+DRAFTED, PUBLISHED = "roots from the draft", "roots from the target, as published"
+DECISIONS = {"fork": FORK, "fork, path under 0.6": FORK | {"stop": 0.6}}
+DECISIONS |= {"s2d, fixed length": S2D | {"stop": 0.0}, "s2d": S2D}
+for features in FEATURES:
+    DECISIONS[f"fork, decision model ({features})"] = FORK | {"stop": features}
+    DECISIONS[f"s2d, decision model ({features})"] = S2D | {"stop": features}
+
+of_mcsd = partial(Experiment, source="improved MCSD, arXiv 2409.10644")
+accepted = partial(of_mcsd, measure=Lab.timed, measures=("speedup", "mat", "accepted"))
+EXPERIMENTS = {
+    "targets": timed(
+        "One draft for three targets, and each of its exits",
+        rows={"s2d": S2D, **{f"sd, exit {e}": SINGLE[e] for e in DRAFT_EXITS}},
+        findings=[Finding(["s2d"])],
+        published={f"SoFT + S2D ({MODELS})": SORTED},
+    ),
+    "ordinary": timed(
+        "A sorted draft, an ordinary one's early exits, a draft for each target",
+        rows={
+            "one sorted draft, s2d": S2D | {"draft": "sorted"},
+            **EARLY,
+            "a draft for each target, s2d": S2D | {"draft": OWN_DRAFTS},
+        },
+        findings=[Finding(["one sorted draft, s2d"], EARLY)],
+        published={f"early exit at {e} ({MODELS})": row for e, row in EARLY_EXITS.items()},
+        trained=True,
+    ),
+    "sorted": counted(
+        "Exits trained together, and each alone",
+        rows=EXITS,
+        findings=[no_harm([f"exit {e}, sorted"], [f"exit {e}, alone"]) for e in DRAFT_EXITS],
+    ),
+    "thresholds": timed(
+        "Thresholds",
+        rows={str(each): S2D | {"thresholds": each} for each in THRESHOLDS},
+        findings=[Finding([str(THRESHOLDS[-1])], [str(THRESHOLDS[0])], "mat")],
+        note="0.5, 0.5, 0 in its evaluation, 0.75 and 0.7 in its picture",
+    ),
+    "tree": timed(
+        "The draft tree",
+        rows={"s2d": S2D, "s2d-tree": TREE, "s2d-tree, 10 x 4, 60 nodes": LARGE_TREE},
+        findings=[Finding(["s2d-tree", "s2d-tree, 10 x 4, 60 nodes"], ["s2d"])],
+        note="1.75 with Vicuna 7B and 1.69 with 13B by its later version, SD2; the chain 1.34 "
+        "and 1.38",
+    ),
+    "alignment": counted(
+        "Aligning the draft's features with the target's",
+        rows={name: CHAIN | {"draft": draft} for name, draft in DRAFTS.items()},
+        findings=[gain([f"aligned, weight {ALIGNED[1]:g}"], ["SoFT"])],
+        note="an ablation of the paper; its figures are not at hand",
+    ),
+    "pretraining": counted(
+        "Pre-training the draft before SoFT",
+        rows={name: CHAIN | {"draft": draft} for name, draft in STARTS.items()},
+        findings=[gain(["these, pre-trained"], ["the target's first layers"])],
+        note="an ablation of the paper; its figures are not at hand",
+    ),
+    "configs": of_mcsd(
+        "Trees of fixed shape",
+        measure=Lab.timed,
+        measures=("speedup", "mat"),
+        rows={str(each): {"method": "mcsd", "tree": each} for each in CONFIGS},
+        findings=[Finding([str(CONFIGS[-1])], [str(each) for each in CONFIGS[:-1]], factor=1.0)],
+        note="2,4,3,1,1 is the best for a draft of 68M and Llama-2-7B",
+    ),
+    "roots": accepted(
+        "Roots from the target",
+        rows={
+            DRAFTED: SHORT_FORK,
+            PUBLISHED: SHORT_FORK | LOSSY,
+            "roots from the target, coupled": SHORT_FORK | COUPLED,
+        },
+        findings=[
+            Finding([PUBLISHED], [DRAFTED], "accepted", factor=1.0),
+            Finding([PUBLISHED], [DRAFTED]),
+        ],
+        note="up to 164 % more acceptance and 75 % more speed than MCSD by all of it (first "
+        "version), 27.5 % by static trees with such roots (last version)",
+    ),
+    "quality": of_mcsd(
+        "What roots from the target cost",
+        measure=Lab.quality,
+        measures=("right", "log-probability"),
+        rows={
+            "the target alone": {"method": "ar", "coupled": True},
+            "as published": SHORT_FORK | LOSSY,
+            "coupled": SHORT_FORK | COUPLED,
+        },
+        findings=[Finding(["the target alone"], ["as published"], "right", factor=1.0)],
+        note="not lossless (last version)",
+    ),
+    "masks": of_mcsd(
+        "The dynamic sliced mask",
+        measure=Lab.masks,
+        measures=("µs",),
+        rows=MASKED,
+        findings=[Finding(["made anew"], ["a slice of one mask"], "µs")],
+        note="made once for the deepest tree",
+    ),
+    "decisions": accepted(
+        "Decision models, by both sets of features",
+        rows=DECISIONS,
+        findings=[Finding([f"fork, decision model ({each})" for each in FEATURES], ["fork"])],
+        note="a threshold from 0.4 to 0.5; figures of its ablation are not at hand",
+        trained=True,
+    ),
+}
