@@ -8,10 +8,9 @@ from .terminal import Streamed
 
 
 def converse(begin, tokenizer, encode, room, first, colors):
-    """Answer ``first``, if it is not None, then each line that is typed.
+    """Answer ``first``, if any, then each line typed; old turns go beyond ``room`` tokens.
 
-    ``begin``: ids of a prompt -> a Generation; ``encode``: messages -> ids of their prompt. The
-    oldest turns are dropped where that has more than ``room`` tokens.
+    ``begin``: ids of a prompt -> a Generation; ``encode``: messages -> ids of their prompt.
     """
     tell("Ctrl-C ends an answer, Ctrl-D the conversation")
     with suppress(ImportError):
@@ -19,8 +18,10 @@ def converse(begin, tokenizer, encode, room, first, colors):
     messages = []
     with suppress(EOFError):
         while True:
-            messages.append(first or input("> "))
-            first = None
+            line, first = first or input("> "), None
+            if not line.strip():
+                continue
+            messages.append(line)
             while len(messages) > 1 and len(encode(messages)) > room:
                 messages = messages[2:]
             generation = begin(encode(messages))

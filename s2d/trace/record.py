@@ -29,13 +29,13 @@ class Recorder:
         # Of the step in the making:
         self.levels = {}  # level -> its frontier, and (exit, confidence) of the exits tried
         self.draws = []  # the random numbers of its tests
-        watch(self.sampling.sampler, "accept", self.note_draws)
+        watch(self.sampling, "accept", self.note_draws)
         if generation.decoder.draft_model is not None:
             for exit in generation.decoder.draft_model.exits:
                 watch(exit, "predict", partial(self.note_confidence, exit))
 
     def note_draws(self, accept, probabilities):
-        generator = self.sampling.sampler.generator.clone_state()
+        generator = self.sampling.generator.clone_state()
         self.draws += torch.empty_like(probabilities).uniform_(generator=generator).tolist()
         return accept(probabilities)
 
@@ -48,7 +48,7 @@ class Recorder:
     def add(self, step):
         """Record a Step. Its nodes are those that were sent, numbered in that order."""
         tree, sent = step.tree, step.tree.sent
-        tokens, parents = tree.tokens_of(sent), tree.parents_among(sent)
+        tokens, parents = tree.part(sent)
         p = warp(step.logits, 1.0) if self.sampling.greedy else self.sampling.warp(step.logits)
         level_below = {
             node: level for level, (frontier, _) in self.levels.items() for node in frontier
@@ -66,7 +66,7 @@ class Recorder:
                 "n": step.n,
                 "tokens": step.tokens,
                 "sources": step.sources,
-                "path": step.verdict.path,
+                "path": step.path,
                 "nodes": nodes,
                 "levels": {level: tried for level, (_, tried) in self.levels.items()},
                 "ended": why_ended(tree, predictions=len(self.levels)),
@@ -78,7 +78,7 @@ class Recorder:
 
     def positions(self, step, p, tokens, parents):
         """The positions that the verifier reached: after the context and each accepted node."""
-        path, draws, found = step.verdict.path, iter(self.draws), []
+        path, draws, found = step.path, iter(self.draws), []
         every_root_counts = self.about["init"] == "target" and not self.about["coupled"]
         q = torch.cat(step.tree.q) if step.tree.q and not every_root_counts else None  # (R, V)
         for node, accepted in zip([CONTEXT, *path], [*path, None]):
@@ -97,7 +97,7 @@ class Recorder:
                 ]
                 columns = [("p", None, row)]
                 if not self.sampling.greedy and self.about["coupled"]:
-                    e = self.sampling.sampler.noise([step.n + len(found)], len(row))[0]
+                    e = self.sampling.noise([step.n + len(found)])[0]
                     columns += [("e", None, e), ("p / e", None, row / e)]
             found.append(
                 {

@@ -70,8 +70,7 @@ def as_json(generation, prompt, tokenizer, about):
 def answer_all(prompts, ids, finished, tokenizer, about):
     """Show the answers to ``prompts`` [(name, text)]; 2 where one could not be run, else 0.
 
-    ``finished`` (i, Generation) come as from extras/many.py; ``about``: a Generation -> what JSON
-    says of it besides, or None for text.
+    ``finished``: pairs as from extras/many.py; ``about``: a Generation -> what JSON says besides.
     """
     failed = 0
     for i, generation in finished:
