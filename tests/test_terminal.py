@@ -17,11 +17,13 @@ NEXT = "What is the capital of Tadastan?"
 
 
 @pytest.mark.parametrize("exits", [(), (0,), (2, 3, 4), (0, 3, 4)])
-def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer):
+def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypatch):
     options = {"method": "s2d", "exits": exits} if exits else {"method": "ar"}
     draft = mini("mini-draft") if exits else None
     generation = start(mini("mini-7b"), tokenizer.encode_chat([QUESTION]), draft, **options)
-    out, colors = io.StringIO(), colors_of(exits, "always", None)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out, colors = io.StringIO(), colors_of(exits, "auto", Mock(isatty=lambda: True))
+    assert colors_of(exits, "auto", out) == {} and colors_of(exits, "always", out) == colors
     streamed, expected, ids = Streamed(tokenizer, out, colors), [], []
     for step in generation:
         streamed.add(step)
@@ -36,60 +38,30 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer):
     lines = report(generation, colors).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
     assert legend == [(str(color), str(exit)) for color, exit in zip(COLORS, exits)]
-    assert f"steps          {generation.stats.steps}, " in "\n".join(lines)
     assert lines[-1] == f"exact          yes, method {options['method']}"
 
 
-def test_colours_come_unasked_on_a_terminal_alone(monkeypatch):
-    terminal, colors = Mock(isatty=lambda: True), dict(zip((2, 3), COLORS))
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    assert colors_of((2, 3), "auto", terminal) == colors
-    assert colors_of((2, 3), "auto", io.StringIO()) == colors_of((2, 3), "never", terminal) == {}
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert colors_of((2, 3), "auto", terminal) == {} != colors_of((2, 3), "always", terminal)
+def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
+    """Earlier turns are in context while they fit; after Ctrl-C what was shown of an answer is."""
+    add, encode, prompts = Streamed.add, tokenizer.encode_chat, []
 
-
-@pytest.fixture
-def talk(mini, tokenizer, monkeypatch, capsys):
-    """talk(lines) -> the prompts of a conversation, and the lines of the answers."""
-
-    def talk(lines, first=None, room=300):
-        prompts = []
-
-        def begin(prompt):
-            prompts.append(prompt)
-            return start(mini("mini-7b"), prompt, method="ar")
-
-        monkeypatch.setattr(builtins, "input", Mock(side_effect=[*lines, EOFError()]))
-        converse(begin, tokenizer, tokenizer.encode_chat, room, first, colors={})
-        return prompts, capsys.readouterr().out.splitlines()
-
-    return talk
-
-
-def test_a_conversation_has_its_earlier_turns_in_context(talk, mini, tokenizer):
-    first = tokenizer.encode_chat([QUESTION])
-    answer = tokenizer.decode(generate(mini("mini-7b"), first, method="ar").tokens)
-    both = tokenizer.encode_chat([QUESTION, answer, NEXT])
-    prompts, shown = talk([NEXT], first=QUESTION, room=len(both))
-    assert prompts == [first, both] and shown[0] == answer
-    prompts, _ = talk([QUESTION, "", NEXT], room=len(both) - 1)  # the oldest no longer fits
-    assert prompts == [first, tokenizer.encode_chat([NEXT])]
-
-
-def test_ctrl_c_ends_an_answer_and_what_it_said_stays(talk, tokenizer, monkeypatch):
-    add, steps = Streamed.add, []
+    def begin(prompt):
+        prompts.append(prompt)
+        return start(mini("mini-7b"), prompt, method="ar")
 
     def interrupted(self, step):
         add(self, step)
-        steps.append(step)
-        if len(steps) == 2:
+        if len(prompts) == 1 and len(self.stream.ids) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Streamed, "add", interrupted)
-    prompts, shown = talk([QUESTION, NEXT])
-    assert shown[0] == tokenizer.decode(steps[0].tokens + steps[1].tokens)
-    assert prompts[1] == tokenizer.encode_chat([QUESTION, shown[0], NEXT])
+    monkeypatch.setattr(builtins, "input", Mock(side_effect=["", NEXT, "And?", EOFError()]))
+    converse(begin, tokenizer, encode, room=80, first=QUESTION, colors={})
+    begun, answer, *_ = capsys.readouterr().out.splitlines()
+    two = generate(mini("mini-7b"), prompts[0], method="ar", max_new_tokens=2)
+    assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
+    expected = [[QUESTION], [QUESTION, begun, NEXT], [NEXT, answer, "And?"]]
+    assert prompts == [encode(messages) for messages in expected]
 
 
 def test_many_prompts_are_answered_as_they_end(mini, tokenizer, capsys):
@@ -100,9 +72,7 @@ def test_many_prompts_are_answered_as_they_end(mini, tokenizer, capsys):
     assert answer_all(prompts, [ids] * 2, finished, tokenizer, about=None) == 2
     out, error = capsys.readouterr()
     assert (out, error) == (f"## line 1: {QUESTION}\n\n{text}\n\n", "line 3: too long\n")
-    about = {"seed": 0}
-    assert answer_all(prompts, [ids], [(0, one)], tokenizer, lambda generation: about) == 0
+    assert answer_all(prompts, [ids], [(0, one)], tokenizer, lambda generation: {"seed": 0}) == 0
     line = json.loads(capsys.readouterr().out)
-    assert (line["prompt"], line["seed"], line["prompt_tokens"]) == ("line 1", 0, len(ids))
-    assert (line["text"], line["tokens"], line["ended"]) == (text, one.tokens, one.ended)
-    assert line["stats"]["steps"] == len(one.tokens) and line["exact"]
+    assert (line["prompt"], line["seed"], line["text"]) == ("line 1", 0, text)
+    assert (line["prompt_tokens"], line["stats"]["steps"]) == (len(ids), len(one.tokens))

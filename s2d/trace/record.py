@@ -79,6 +79,7 @@ class Recorder:
     def positions(self, step, p, tokens, parents):
         """The positions that the verifier reached: after the context and each accepted node."""
         path, draws, found = step.path, iter(self.draws), []
+        # Then the longest of several walks is the path: their tests are not shown.
         every_root_counts = self.about["init"] == "target" and not self.about["coupled"]
         q = torch.cat(step.tree.q) if step.tree.q and not every_root_counts else None  # (R, V)
         for node, accepted in zip([CONTEXT, *path], [*path, None]):
@@ -90,11 +91,9 @@ class Recorder:
             if q is not None and children:
                 tests, columns = tested(row, q[node + 1], children, accepted, tokens, draws)
             else:
-                free = every_root_counts and node == CONTEXT  # these face no test
-                tests = [
-                    {"node": child, "accepted": child == accepted}
-                    for child in ([] if free else children)
-                ]
+                tests = [{"node": child, "accepted": child == accepted} for child in children]
+                if every_root_counts:
+                    tests = []
                 columns = [("p", None, row)]
                 if not self.sampling.greedy and self.about["coupled"]:
                     e = self.sampling.noise([step.n + len(found)])[0]
