@@ -40,7 +40,6 @@ close = functools.partial(pytest.approx, rel=1e-3, abs=1e-12)
 
 
 def browse(file, script):
-    """What ``script``, the body of a function, returns in a browser that has opened ``file``."""
     need(shutil.which("chromium"), "Chromium", "chromium")
     page = file.with_name(f"{file.stem} watched.html")
     after = f"""<script>document.documentElement.textContent =
@@ -158,10 +157,8 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     given = [exit for step in data["steps"] for exit in step["sources"]]
     assert [exits[int(source)] for source in sources] == given
     for number, (seen, step) in enumerate(zip(on_page, data["steps"], strict=True), 1):
-        n, path, parents = step["n"], step["path"], step["nodes"]["parents"]
-        words = (
-            f"{number} of .* {len(parents)} drafted .* {len(path)} accepted.* {n + len(path)} of "
-        )
+        path, parents = step["path"], step["nodes"]["parents"]
+        words = f"{number} of .* {len(parents)} drafted .* {len(path)} accepted, "
         assert re.match(words, seen["words"], re.DOTALL)
         assert seen["accepted"] == [node in path for node in range(len(parents))]
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestor_mask(parents)]
@@ -231,7 +228,6 @@ def test_texts_are_shown_and_nothing_is_run(known):
 def test_why_drafting_ended():
     chain = KConfig((1, 1))
     for reason, tree, confidences, predictions in (
-        ("last level", Tree([1], chain, max_levels=2), [1.0, 1.0], 2),
         ("answer or the context", Tree([1], chain, max_levels=1), [1.0], 1),
         ("nothing was known", Tree([1], chain, max_levels=2), [1.0], 2),
         ("no path was likely", Tree([1], chain, max_levels=2, min_prob=0.5), [0.4], 1),
