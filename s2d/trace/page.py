@@ -1,56 +1,40 @@
-"""The page itself: one file of HTML, style, script, recorded numbers and the code they are about.
+"""The page itself: one file of HTML, style, script and what a Recorder has kept."""
 
-Knows nothing about Steps.
-"""
-
-import inspect
 import json
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 
-from ..cache import KVCache
-from ..decode import Scorer, decode_step
-from ..draft import SortedDraft
-from ..exits import LayerExit
 from ..files import staged_file
-from ..sampling import Sampler, warp
-from ..tree import ancestor_mask
-from ..verify import follow, residual, verify_chain, verify_sampled
+from ..program import tell
 
 FOLDER = Path(__file__).parent
-BEGINNING = "<!doctype html>\n<!-- An answer of s2d, step by step. -->\n"
-CODE = (decode_step, Scorer.wanted, Scorer.rows, SortedDraft.grow, SortedDraft.predict)
-CODE += (LayerExit.catch_up, LayerExit.keep, KVCache.keep, ancestor_mask)
-CODE += (follow, verify_chain, verify_sampled, residual, Sampler.race, warp)
 
 
 def check_page(file):
-    """ValueError where ``file`` has no folder, or is in the way and no page written here."""
+    """Raises ValueError where ``file`` cannot be a page; to be asked before the answer."""
     file = Path(file)
+    if file.is_dir() or not file.parent.is_dir():
+        raise ValueError(f"{file} is a folder, or in none; name a file for the page")
+
+
+@contextmanager
+def traced(file, recorder):
+    """The ``recorder``, whose page is written in the end, even where the answer is interrupted."""
     try:
-        TemporaryFile(dir=file.parent).close()
-    except OSError as error:
-        wrong = f"{file} cannot be written ({error.strerror}); name another file"
-        raise ValueError(wrong) from None
+        yield recorder
+    finally:
+        if recorder.steps:
+            write_page(recorder.data(), file)
+            tell(f"every step: {file}")
 
 
 def write_page(data, file):
-    """Put what a Recorder has into one file; its text travels as JSON and is never markup."""
-    code = {}
-    for function in CODE:
-        path = f"{function.__module__.replace('.', '/')}.py"
-        code[function.__qualname__] = {"file": path, "text": inspect.getsource(function)}
-    parts = {name: (FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js")}
-    parts["data"] = as_script(data | {"code": code})
-    pieces = (FOLDER / "page.html").read_text("utf-8").split("@@")
-    page = BEGINNING + "".join(parts.get(piece, piece) for piece in pieces)
+    """Write one file; the texts in ``data`` travel as JSON and are never markup."""
+    script = json.dumps(data, separators=(",", ":"))  # ASCII: no line separators of JavaScript
+    for character in "<>&":  # nothing ends the element that the data are in
+        script = script.replace(character, f"\\u{ord(character):04x}")
+    page = (FOLDER / "page.html").read_text("utf-8")
+    for name in ("page.css", "page.js"):
+        page = page.replace(f"@@{name}@@", (FOLDER / name).read_text("utf-8"))
     with staged_file(file) as stage:
-        stage.write_text(page, encoding="utf-8")
-
-
-def as_script(data):
-    """JSON that may stand between script tags: nothing in it ends them, or a line of JavaScript."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+        stage.write_text(page.replace("@@data@@", script), encoding="utf-8")
