@@ -11,13 +11,15 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from s2d.weights.names import draft_beside, find_target
 from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
 from s2d.extras.datastore import datastore_path, load_datastore
 from s2d.extras.decision import read_stop
 from s2d.extras.many import as_finished
+from s2d.extras.node_count import options_for
+from s2d.fast.costs import pass_seconds
+from s2d.fast.linear import lay_out
 from s2d.generate import METHODS, Options, start
 from s2d.program import Parser, comma_separated, parse_tree, path, run_program, tell
 from s2d.text.chat import chat_template
@@ -27,8 +29,10 @@ from s2d.trace.terminal import Streamed, answer_all, as_json, colors_of, report
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES, check_device, placement
 from s2d.weights.config import read_config
+from s2d.weights.names import draft_beside, find_target
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
+MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
 MINI_EXAMPLE = (
     "Quick one: I want to know two things about Tadastan: its capital and its main export."
 )
@@ -79,6 +83,8 @@ def run(args, load_target=None):
         options = replace(options, stop=read_stop(args.stop, draft))
     if datastore:
         options = replace(options, datastore=load_datastore(datastore, config))
+    if options.method != "ar" and target.device.type == "cpu":
+        options = replace(options, **tune(options, models, batch=args.batch if args.prompts else 1))
 
     # 3. Encode
     def encode(messages):
@@ -172,6 +178,16 @@ def read_options(args, exits):
         coupled=not args.rejection,
         **{name: getattr(args, name) for name in names.split()},
     )
+
+
+def tune(options, models, batch):
+    """Pack weights for passes of several rows; options for how many nodes exit 0 alone sends."""
+    for model in models:
+        lay_out(model)
+    if options.exits != (0,) or options.stop is not None or options.init != "draft":
+        return {}
+    costs = pass_seconds(models[0], rows=batch * MAX_ROWS)
+    return options_for(costs, batch) if costs else {}
 
 
 def choose_template(args, target_path):

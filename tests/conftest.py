@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT, WEIGHTS, need_compiler
+from s2d.user_cache import private_folder
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
 from s2d.bench.specbench import corpus_questions
 from s2d.extras import compiled
 from s2d.trace.terminal import Streamed
-from s2d.user_cache import private_folder
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from s2d.draft import SortedDraft
 from s2d.exits import DraftConfig, sorted_exits
 from s2d.extras.draft_head import DraftHead
-from s2d.model import Llama
 from s2d.proposal import LeastProbable
+
+from s2d.draft import SortedDraft
+from s2d.model import Llama
 from s2d.tree import TokenTree
 
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 from helpers import ByLastToken, limit_to, nearly_equal, random_tokens
+from s2d.exits import TableExit, TablePrediction
 
 from s2d import generate
-from s2d.exits import TableExit, TablePrediction
 from s2d.extras.datastore import Datastore
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, TokenTree

@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
+from s2d.exits import Prediction
 
 from s2d import generate
-from s2d.exits import Prediction
 from s2d.extras import decision
 from s2d.extras.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.generate import start

@@ -6,11 +6,11 @@ import pytest
 import torch
 from enumeration import assert_lossless
 from helpers import WEIGHTS, ByLastToken, path_of, raises_line, random_llama, random_tokens
+from s2d.proposal import TARGET
 from theirs import assert_greedy, load_transformers
 
 from s2d import generate
 from s2d.generate import start
-from s2d.proposal import TARGET
 from s2d.tree import Dynamic, ancestor_mask
 
 TARGETS = ["mini-7b", "mini-13b", "mini-70b"]

@@ -7,8 +7,8 @@ from operator import mul
 import pytest
 import torch
 from helpers import path_of, random_llama, random_parents, random_tokens, sorted_draft
-
 from s2d.proposal import LeastProbable, Proposal
+
 from s2d.sampling import Sampler, Sampling
 from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention
 from s2d.verify import Verdict

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import WEIGHTS, random_llama, random_tokens
-
-from s2d import generate, load_model
-from s2d.extras import costs, products, worth
 from s2d.extras.costs import SIZES, kept
 from s2d.extras.products import WAYS, Product, possible_ways, quicken
 from s2d.extras.worth import TRUST, most_tokens_a_second, worth_a_row
+
+from s2d import generate, load_model
+from s2d.extras import costs, products, worth
 from s2d.generate import start
 
 LIBRARY = "by_layout" in possible_ways(torch.float32)

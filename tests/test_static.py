@@ -13,16 +13,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 from helpers import ROOT, TINY, WEIGHTS, limit_to, raises_line, random_llama, random_parents
-
-from s2d import generate, load_model
-from s2d.extras import compiled as compiling
-from s2d.extras import graphs, static
 from s2d.extras.compiled import compiled_block, compiled_head, shape_of, way_of
 from s2d.extras.draft_head import draft_head
 from s2d.extras.products import quicken
 from s2d.extras.static import ROWS, StaticLlama
-from s2d.tree import Dynamic, TreeAttention
 from s2d.user_cache import private_folder
+
+from s2d import generate, load_model
+from s2d.extras import compiled as compiling
+from s2d.extras import graphs, static
+from s2d.tree import Dynamic, TreeAttention
 
 FIELDS = ("accept_lengths", "exit_counts", "draft_forwards", "draft_levels", "accepted")
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)

@@ -12,12 +12,11 @@ import torch
 
 from ..extras.datastore import datastore_path, load_datastore
 from ..extras.decision import read_stop
-from ..extras.node_count import node_count
+from ..extras.node_count import options_for
 from ..fast.costs import pass_seconds
 from ..fast.linear import lay_out
 from ..generate import METHODS
-from ..program import comma_separated, optional
-from ..tree import parse_tree
+from ..program import comma_separated, optional, parse_tree
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_config
 
@@ -67,7 +66,7 @@ def prepare(method, target, draft, target_path, draft_path):
 
 
 def tune(method, target, draft):
-    """Pack weights for passes of several rows; returns how many nodes exit 0 sends, as an option."""
+    """Pack weights for passes of several rows; returns options for how many nodes exit 0 sends."""
     if method["method"] == "ar":
         return {}
     for model in filter(None, (target, draft)):
@@ -76,7 +75,7 @@ def tune(method, target, draft):
     costs = pass_seconds(target, rows=batch * MOST_ROWS)  # None where they are not known
     if method.get("exits") != (0,) or "stop" in method or not costs:
         return {}
-    return {"nodes_to_send": partial(node_count, costs=costs[batch - 1 :: batch])}
+    return options_for(costs, batch)
 
 
 def peer_of(model):

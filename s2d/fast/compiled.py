@@ -141,7 +141,9 @@ def compile_to(file, function, example, what):
     except Exception as error:  # a compiler that does not work, a folder that cannot be written
         print(file=sys.stderr)
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{what} cannot be compiled; is g++ there, and space? ({reason})") from None
+        raise ValueError(
+            f"{what} cannot be compiled; is g++ there, and space? ({reason})"
+        ) from None
     print(f"{time.monotonic() - began:.1f} s", file=sys.stderr)
     return result
 

@@ -25,13 +25,13 @@ class Recorder:
         options = vars(generation.options)
         self.about = names | {name: options[name] for name in OPTIONS}
         self.about["exact"] = generation.exact
-        self.sampling = generation.decoder.sampling
+        self.sampling = generation.sampling
         # Of the step in the making:
         self.levels = {}  # level -> its frontier, and (exit, confidence) of the exits tried
         self.draws = []  # the random numbers of its tests
         watch(self.sampling, "accept", self.note_draws)
-        if generation.decoder.draft_model is not None:
-            for exit in generation.decoder.draft_model.exits:
+        if generation.draft_model is not None:
+            for exit in generation.draft_model.exits:
                 watch(exit, "predict", partial(self.note_confidence, exit))
 
     def note_draws(self, accept, probabilities):
@@ -63,7 +63,7 @@ class Recorder:
         }
         self.steps.append(
             {
-                "n": step.n,
+                "n": len(step.tree.context),
                 "tokens": step.tokens,
                 "sources": step.sources,
                 "path": step.path,
@@ -96,7 +96,7 @@ class Recorder:
                     tests = []
                 columns = [("p", None, row)]
                 if not self.sampling.greedy and self.about["coupled"]:
-                    e = self.sampling.noise([step.n + len(found)])[0]
+                    e = self.sampling.noise([len(step.tree.context) + len(found)])[0]
                     columns += [("e", None, e), ("p / e", None, row / e)]
             found.append(
                 {

@@ -4,7 +4,7 @@ import json
 import os
 from itertools import cycle, groupby
 
-from ..program import tell
+from ..program import CONTROLS, tell
 from ..text.tokenizer import TextStream
 
 COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first
@@ -25,14 +25,15 @@ class Streamed:
 
     def __init__(self, tokenizer, out, colors):
         self.stream, self.out, self.colors = TextStream(tokenizer), out, colors
+        self.shown = CONTROLS if out.isatty() else {}  # a model may write what a terminal obeys
 
     def add(self, step):
         for exit, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
-            text = self.stream.push([token for _, token in run])
+            text = self.stream.push([token for _, token in run]).translate(self.shown)
             print(paint(text, self.colors.get(exit)), end="", file=self.out, flush=True)
 
     def finish(self):
-        print(self.stream.finish(), file=self.out, flush=True)
+        print(self.stream.finish().translate(self.shown), file=self.out, flush=True)
 
 
 def report(generation, colors):
