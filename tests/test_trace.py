@@ -54,7 +54,7 @@ def browse(file, script):
 
 @pytest.fixture(scope="module")
 def known(mini, tokenizer, tmp_path_factory):
-    """known("chain") -> (the page, what is recorded in it, the Steps, the answer's tokens)."""
+    """known("chain") -> (the page, what is recorded in it, the Steps, the Decoder)."""
 
     @functools.cache
     def make(case, tokenizer=tokenizer):
@@ -66,9 +66,8 @@ def known(mini, tokenizer, tmp_path_factory):
             for step in generation:
                 steps.append(step)
                 recorder.add(step)
-        unwatched = generate(mini("mini-7b"), prompt, draft, **options)
-        assert generation.tokens == unwatched.tokens
-        return file, json.loads(json.dumps(recorder.data())), steps, generation.tokens
+        assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
+        return file, json.loads(json.dumps(recorder.data())), steps, generation
 
     prompt = tokenizer.encode_chat([QUESTION])
     return make
@@ -76,13 +75,13 @@ def known(mini, tokenizer, tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_record_is_what_happened(case, known):
-    _, data, steps, _ = known(case)
+    _, data, steps, generation = known(case)
     about, temperature, rejected = data["about"], CASES[case].get("temperature"), 0
     for shown, step in zip(data["steps"], steps, strict=True):
         tree, path, nodes = step.tree, step.path, shown["nodes"]
         tokens, parents = tree.part(tree.sent)
-        assert (shown["n"], shown["path"], shown["tokens"]) == (step.n, path, step.tokens)
-        assert (nodes["tokens"], nodes["parents"]) == (tokens, parents)
+        assert [shown["n"], shown["path"]] == [len(tree.context), path]
+        assert [nodes["tokens"], nodes["parents"]] == [tokens, parents]
         for node, level in zip(tree.sent, nodes["levels"], strict=True):
             *below, last = shown["levels"].get(str(level), [[None, 1.0]])
             assert last[0] == tree.exits[node]
@@ -94,7 +93,7 @@ def test_a_record_is_what_happened(case, known):
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1)
         assert nodes["p"] == close([p[i + 1, token].item() for i, token in zip(parents, tokens)])
         walk = zip(shown["positions"], [-1, *path], [*path, None], strict=True)
-        for n, (position, node, accepted) in enumerate(walk, step.n):
+        for n, (position, node, accepted) in enumerate(walk, shown["n"]):
             row, ids, tests = p[node + 1], position["ids"], position["tests"]
             columns = {(name, after): values for name, after, values in position["columns"]}
             assert row.argmax() in ids and columns["p", None] == close(row[ids].tolist())
@@ -108,7 +107,7 @@ def test_a_record_is_what_happened(case, known):
             if not temperature:
                 assert chosen in ([], [row.argmax()])
             elif about["coupled"]:
-                noise = Sampling(seed=3, vocab_size=len(row)).noise([n])[0]
+                noise = Sampling(generation.options, generation.target).noise([n])[0]
                 assert columns["e", None] == close(noise[ids].tolist())
                 assert columns["p / e", None] == close((row / noise)[ids].tolist())
                 assert chosen in ([], [(row / noise).argmax()])
@@ -150,9 +149,9 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_page_shows_the_record(case, known, tokenizer):
-    file, data, _, tokens = known(case)
+    file, data, _, generation = known(case)
     answer, sources, on_page = browse(file, ALL_STEPS)
-    assert answer == [tokenizer.decode(tokens)]
+    assert answer == [tokenizer.decode(generation.tokens)]
     exits = [None, *data["about"]["exits"]]
     given = [exit for step in data["steps"] for exit in step["sources"]]
     assert [exits[int(source)] for source in sources] == given
@@ -195,10 +194,10 @@ return [moves.map((move) => { move(); return at(); }), nodes()]"""
 
 
 def test_mouse_and_keyboard(known):
-    file, data, steps, tokens = known("rejected tree")
+    file, data, steps, generation = known("rejected tree")
     seen, nodes = browse(file, MOVES)
     first = [sum(len(step.tokens) for step in steps[:i]) for i in range(len(steps))]
-    end = [len(steps) - 1, len(tokens) - 1]
+    end = [len(steps) - 1, len(generation.tokens) - 1]
     moves = [[1, first[1]], [1, first[1] + 1], [0, 0], [0, 0], end, end]
     assert seen == [*moves, [1, first[1]], [0, first[1] - 1]]
     above = ancestor_mask(data["steps"][0]["nodes"]["parents"])[-1].nonzero()[0].tolist()
@@ -220,9 +219,9 @@ class Hostile:
 
 
 def test_texts_are_shown_and_nothing_is_run(known):
-    file, _, _, tokens = known("growing tree", Hostile())
+    file, _, _, generation = known("growing tree", Hostile())
     script = "return [texts('#answer')[0], typeof hacked, document.images.length]"
-    assert browse(file, script) == [Hostile().decode(tokens), "undefined", 0]
+    assert browse(file, script) == [Hostile().decode(generation.tokens), "undefined", 0]
 
 
 def test_why_drafting_ended():
