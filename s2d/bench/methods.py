@@ -33,7 +33,7 @@ def default_methods(draft_path):
 
 
 def parse_method(text):
-    """ "s2d:draft_length=8" -> options of ``generate``, with "compile" and "batch"."""
+    """Options of ``generate``, with "compile" and "batch", of s2d:draft_length=8 for example."""
     name, *settings = text.split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
@@ -89,10 +89,7 @@ def peer_of(model):
 
 
 def peers_of(target, draft):
-    """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a ``draft``.
-
-    ``run(prompts, seed, temperature=..., max_new_tokens=...)`` is as ``run_ours``.
-    """
+    """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up."""
     run = partial(run_peer, peer_of(target), target.config.max_position_embeddings)
     peers = {"transformers": partial(run, {})}
     if draft:
