@@ -56,7 +56,7 @@ def test_tables_and_verdicts_are_made_of_the_result_alone(name):
             result[column] = {row: dict.fromkeys(about.measures, x) for row, x in zip(rows, drawn)}
         text = papers.told(name, result, True)
         verdicts.add(text.rsplit("\n\n", 1)[1].partition(" here: ")[0])
-    assert {"holds", "does not hold"} <= verdicts | {"does not hold"} and len(verdicts) > 1
+    assert "holds" in verdicts and len(verdicts) > 1
     key, last = about.measures[0], list(rows)[-1]
     cells = re.search(rf"^\| {re.escape(last)} \| (.*) \|$", text, re.M)[1].split(" | ")
     figures = [column[last][key] for column in result.values()]
