@@ -192,10 +192,9 @@ def test_ties_are_told_from_bugs():
     prompt = next(p for p in product(range(61), repeat=2) if logits(p).argmax() in (7, 9))
     prompt, least = list(prompt), logits(prompt).argmin().item()
 
-    def difference(own, theirs, **options):
-        generation = SimpleNamespace(
-            options=SimpleNamespace(**{"temperature": 0.0, "seed": 0, **options})
-        )
+    def difference(own, theirs, temperature=0.0):
+        options = SimpleNamespace(temperature=temperature, seed=0)
+        generation = SimpleNamespace(options=options)
         alone = {"prompts": [prompt], "tokens": [own], "generations": [generation]}
         return check.first_difference(single, precise, alone, {"tokens": [theirs]})
 
