@@ -71,11 +71,10 @@ def tune(method, target, draft):
         return {}
     for model in filter(None, (target, draft)):
         lay_out(model)
-    batch = method["batch"]
-    costs = pass_seconds(target, rows=batch * MOST_ROWS)  # None where they are not known
-    if method.get("exits") != (0,) or "stop" in method or not costs:
+    if method.get("exits") != (0,) or "stop" in method:
         return {}
-    return options_for(costs, batch)
+    costs = pass_seconds(target, rows=method["batch"] * MOST_ROWS)  # None where not known
+    return options_for(costs, method["batch"]) if costs else {}
 
 
 def peer_of(model):
