@@ -103,7 +103,7 @@ def held_out_prompts(tokenizer):
     """held_out_prompts(2) -> two chat prompts of each group, which no training run has seen."""
 
     def prompts(per_group):
-        questions = corpus_questions("held-out", per_group)
+        questions = corpus_questions(per_group)
         return [tokenizer.encode_chat(question["turns"][:1]) for question in questions]
 
     return prompts

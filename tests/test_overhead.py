@@ -85,7 +85,7 @@ def measure(target, prompt, text):
 def examples():
     """mini-70b; a prompt for each group, and its text with the target's own next 64 tokens."""
     target, tokenizer = load_model(WEIGHTS / "mini-70b"), Tokenizer(WEIGHTS / "mini-70b")
-    for question in corpus_questions("held-out", 1):
+    for question in corpus_questions(1):
         prompt = tokenizer.encode_chat(question["turns"][:1])
         alone = generate(target, prompt, method="ar", max_new_tokens=64)
         yield target, prompt, prompt + alone.tokens

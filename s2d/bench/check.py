@@ -60,7 +60,7 @@ def first_difference(target, precise, alone, other):
                 likely = exact.topk(LIKELY).indices
                 error = (plain - exact)[likely].abs().max().item()
                 # p / e is largest where logits - T log e are.
-                noise = Sampling(options.seed, len(exact)).noise([len(context)])[0]
+                noise = Sampling(options, target).noise([len(context)])[0].cpu()
                 decided = exact - options.temperature * noise.log()
                 return decided[list(pair)].diff().abs().item(), error
     return None

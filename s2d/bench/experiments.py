@@ -1,7 +1,4 @@
-"""The papers' experiments: what was published, what is compared on the miniatures, what must hold.
-
-S2D (arXiv 2407.01955), then improved multi-candidate decoding (MCSD, arXiv 2409.10644).
-"""
+"""The papers' experiments: what was published, what is compared on the miniatures, findings."""
 
 from functools import partial
 

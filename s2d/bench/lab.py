@@ -1,7 +1,4 @@
-"""How the papers' experiments are measured on the miniatures, and what an experiment is.
-
-A result is {column: {row: {measure: value}}}.
-"""
+"""What an experiment of the papers is, and how the miniatures are measured for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,10 +67,9 @@ class Lab:
         return self.load(WEIGHTS / f"mini-{size}")
 
     def ready(self, row, size, seed=SEEDS[0]):
-        """(draft, options of ``generate``) of a row, with rejection sampling unless it says more.
+        """(draft, options of ``generate``) of a row: with rejection sampling unless it says more.
 
-        A row names one of the drafts of "train ablations", or one for each target; the default is
-        the shipped one. A ``stop`` among FEATURES is a decision model.
+        Its ``draft`` is a name or one per target; a ``stop`` among FEATURES is a decision model.
         """
         options, drafts = {"coupled": False, **row}, self.args.drafts
         name, folder = options.pop("draft", None), WEIGHTS / "mini-draft"
@@ -146,8 +142,8 @@ class Lab:
                 tokens = torch.tensor([prompt + own.tokens], device=target.device)
                 rows = target(tokens[:, :-1])[0, len(prompt) - 1 :].log_softmax(dim=-1)
                 log_probs.append(rows.gather(1, tokens[0, len(prompt) :, None]).cpu())
-            log_prob = torch.cat(log_probs).mean().item()
-            result[size][name] = {"right": mean(right), "log-probability": log_prob}
+            likely = torch.cat(log_probs).mean().item()
+            result[size][name] = {"right": mean(right), "log-probability": likely}
             tell(f"{size}: {name}")
         return result
 

@@ -25,10 +25,7 @@ def run_ours(target, draft, options, batch, prompts, seed):
 
 
 def answer(tokenizer, template, context_size, run, questions, seed):
-    """Ask all turns of ``questions``: a record of each that was answered.
-
-    ``run(prompts, seed)`` is as ``run_ours``. A conversation ends where its context is full.
-    """
+    """Ask all turns of ``questions``, until a context is full: a record of each with an answer."""
     records = []
     for question in questions:
         about = {key: question[key] for key in ("question_id", "category")}

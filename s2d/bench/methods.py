@@ -33,7 +33,7 @@ def default_methods(draft_path):
 
 
 def parse_method(text):
-    """ "s2d:draft_length=8" -> options of ``generate``, with "compile" and "batch"."""
+    """Options of ``generate``, with "compile" and "batch", of s2d:draft_length=8 for example."""
     name, *settings = text.split(":")
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; expected one of {', '.join(METHODS)}")
@@ -71,11 +71,10 @@ def tune(method, target, draft):
         return {}
     for model in filter(None, (target, draft)):
         lay_out(model)
-    batch = method["batch"]
-    costs = pass_seconds(target, rows=batch * MOST_ROWS)  # None where they are not known
-    if method.get("exits") != (0,) or "stop" in method or not costs:
+    if method.get("exits") != (0,) or "stop" in method:
         return {}
-    return options_for(costs, batch)
+    costs = pass_seconds(target, rows=method["batch"] * MOST_ROWS)  # None where not known
+    return options_for(costs, method["batch"]) if costs else {}
 
 
 def peer_of(model):
@@ -89,10 +88,7 @@ def peer_of(model):
 
 
 def peers_of(target, draft):
-    """{name: run} of transformers' ``generate``: alone, with look-up, assisted by a ``draft``.
-
-    ``run(prompts, seed, temperature=..., max_new_tokens=...)`` is as ``run_ours``.
-    """
+    """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up."""
     run = partial(run_peer, peer_of(target), target.config.max_position_embeddings)
     peers = {"transformers": partial(run, {})}
     if draft:

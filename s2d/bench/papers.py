@@ -1,7 +1,6 @@
 """The experiments of two papers on the miniatures: what they published, ours, does it hold here?
 
-What was measured is kept as JSON in the folder --out, from where a later run with the same settings
-takes it. Tables and findings are made from that alone.
+What was measured is kept as JSON in --out; a later run with the same settings takes it from there.
 """
 
 import json

@@ -31,7 +31,8 @@ def read_questions(path, limit):
         for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
             question = json.loads(line)
             question = {key: question[key] for key in ("question_id", "category", "turns")}
-            if {type(question["category"]), *map(type, question["turns"])} != {str}:
+            texts = [question["category"], *question["turns"]]
+            if type(question["turns"]) is not list or {*map(type, texts)} != {str}:
                 raise ValueError("category is a text, turns is a list of texts")
             group = group_of(question)
             taken[group] += 1
