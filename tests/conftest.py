@@ -1,21 +1,16 @@
 """Models are loaded once for the whole run."""
 
 import functools
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, need_compiler
-from s2d.user_cache import private_folder
+from helpers import WEIGHTS, need_compiler
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
 from s2d.bench.specbench import corpus_questions
-from s2d.extras import compiled
 from s2d.trace.terminal import Streamed
 
 
@@ -38,41 +33,22 @@ def mini():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def no_cache_of_the_users(tmp_path_factory):
-    """What tests leave is kept apart from what the user's programs left; compiled code is not."""
-    cache = tmp_path_factory.mktemp("cache")
-    (cache / "s2d").mkdir(mode=0o700)
-    (cache / "s2d/compiled").symlink_to(private_folder("compiled"))
+def own_cache(tmp_path_factory):
+    """Costs are timed anew; compiled code is the user's, as it takes minutes to make."""
+    cache = tmp_path_factory.mktemp("cache") / "s2d"
+    cache.mkdir()
+    compiled = Path.home() / ".cache/s2d/compiled"
+    compiled.mkdir(parents=True, exist_ok=True)
+    (cache / "compiled").symlink_to(compiled)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.setenv("XDG_CACHE_HOME", str(cache.parent))
         yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def compiled_beside(request, no_cache_of_the_users):
-    """What test_static.py compiles is compiled in a second process, while other tests run."""
-    if not any("compiler" in item.fixturenames for item in request.session.items):
-        yield
-        return
-    command = [sys.executable, Path(__file__).with_name("test_static.py")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        yield
-        process.kill()
 
 
 @pytest.fixture(scope="session")
 def compiler():
     """What a test asks for that compiles."""
     need_compiler()
-
-
-@pytest.fixture
-def nothing_compiled(tmp_path, monkeypatch):
-    """Neither in this process nor on disk."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for memo in (compiled.compiled_block, compiled.compiled_head):
-        memo.cache_clear()
 
 
 @pytest.fixture

@@ -13,13 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from s2d.exits import DraftConfig, sorted_exits
-from s2d.extras.draft_head import DraftHead
-from s2d.proposal import LeastProbable
 
-from s2d.draft import SortedDraft
+from s2d.draft import DraftConfig, LayerExit, SortedDraft
 from s2d.model import Llama
-from s2d.tree import TokenTree
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
@@ -58,17 +54,13 @@ def nearly_equal(seed, **changes):
     return target, draft
 
 
-def sorted_draft(model, exits, thresholds, shape, capacity, rule=None):
-    """A SortedDraft of a model's layers."""
-    slots = capacity + max(shape.size, shape.max_slots)
-    exits = sorted_exits(exits, thresholds, model, None, slots)
-    rule = rule or LeastProbable(0.0)
-    return SortedDraft(exits, shape, rule, model.device, model.dtype)
-
-
-def limit_to(draft, tokens):
-    """Have a model draft ``tokens`` (K,) only."""
-    draft.draft_head = DraftHead(draft.lm_head, tokens)
+def sorted_draft(model, layers, thresholds, shape, capacity, **options):
+    """A SortedDraft of a model's layers; ``options``: of SortedDraft."""
+    exits, below = [], None
+    for layer, threshold in zip(layers, thresholds):
+        below = LayerExit(model, below, layer, threshold, capacity + shape.max_nodes)
+        exits.append(below)
+    return SortedDraft(exits, shape, **options)
 
 
 class ByLastToken:
@@ -84,11 +76,6 @@ class ByLastToken:
 def random_tokens(seed, count, vocab=61):
     """A list of ids."""
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def leading(tree, count):
-    """The first nodes of a TokenTree."""
-    return TokenTree(tree.tokens[:count], tree.parents[:count])
 
 
 def random_distribution(generator, size, zeros=0.0):
