@@ -47,7 +47,6 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
     lines = [json.dumps(good | {"more": 0}, ensure_ascii=False), json.dumps(good)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     assert specbench.read_questions(file, 1) == [good]
-    assert specbench.group_of(good) == "mt_bench"
     for bad in ("no json", "[1]", '{"turns": ["a"]}', json.dumps(good | {"turns": "abc"})):
         file.write_text(bad)
         raises_line(specbench.read_questions, ValueError, "not in Spec-Bench's", file, 9)
@@ -229,9 +228,7 @@ def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsy
 
 
 MISTAKES = {
-    "--targets nowhere": "no model folder at nowhere",
     "--methods s2d:stop=nowhere": "no decision model at nowhere",
-    "--questions nowhere.jsonl": "nowhere.jsonl",
     "--rounds 0": "--rounds: must be at least 1, got 0",
 }
 

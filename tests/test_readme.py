@@ -112,7 +112,7 @@ def test_mean_accepted_tokens_of_the_exits_differ(mini, held_out_prompts):
     for exit_layer in (2, 4):
         how = dict(exits=[exit_layer], draft_length=6, max_new_tokens=64)
         outputs = [ask(prompt, **how) for prompt in held_out_prompts(6)]
-        accepted[exit_layer] = total(outputs).mean_accepted_tokens
+        accepted[exit_layer] = total([{"generations": outputs}]).mean_accepted_tokens
     assert 2.3 < accepted[4] < 5.0 and accepted[2] < 0.9 * accepted[4]
 
 
