@@ -21,7 +21,7 @@ from s2d.extras.node_count import options_for
 from s2d.fast.costs import pass_seconds
 from s2d.fast.linear import lay_out
 from s2d.generate import METHODS, Options, start
-from s2d.program import Parser, comma_separated, parse_tree, path, run_program, tell
+from s2d.program import Parser, comma_separated, parse_tree, run_program, tell
 from s2d.text.chat import chat_template
 from s2d.trace import Recorder, check_page, traced
 from s2d.trace.conversation import converse
@@ -276,7 +276,7 @@ def parse(arguments):
     sizes = "7b|13b|70b|smollm2-135m|PATH"
     add("--target", required=True, metavar=sizes, help="the large model")
     beside = "default: the one of its family; exit 0 alone needs none"
-    add("--draft", type=path, metavar="PATH", help=beside)
+    add("--draft", type=Path, metavar="PATH", help=beside)
     methods = "ar: target alone; sd, mcsd: chain, tree from one exit; s2d, s2d-tree: sorted exits"
     add("--method", choices=METHODS, help=methods)
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
@@ -284,7 +284,7 @@ def parse(arguments):
     add("--raw", action="store_true", help="no chat template: the model continues the text")
     add("--interactive", action="store_true", help="a conversation")
     several = "answer each line of a file, or each question of a Spec-Bench question.jsonl"
-    add("--prompts", type=path, metavar="FILE", help=several)
+    add("--prompts", type=Path, metavar="FILE", help=several)
     add("--batch", type=int, default=8, metavar="B", help="how many of --prompts at a time")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the answer ends there")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
@@ -309,7 +309,7 @@ def parse(arguments):
     add("--stop", metavar="P|FILE", help=ends)
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     page = "write the whole answer, step by step, as one page"
-    add("--trace", type=path, metavar="FILE.html", help=page)
+    add("--trace", type=Path, metavar="FILE.html", help=page)
     return parser.parse_args(arguments)
 
 

@@ -1,8 +1,9 @@
-"""Writing files and folders: a temporary sibling is filled, then renamed to the name asked for.
+"""Files: JSON that is checked, and output that is whole or not there.
 
-So what is written is whole or not there, whenever a program is stopped.
+What is written goes to a temporary sibling, which is then renamed to the name asked for.
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -10,10 +11,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def refuse_existing(path, advice="remove it or name another"):
+def read_json(path, missing=None):
+    """The object in the file ``path``, or ``missing`` where there is no file and that is given."""
+    if not path.is_file():
+        if missing is not None:
+            return missing
+        raise FileNotFoundError(f"{path} is missing")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error})") from None
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return raw
+
+
+def refuse_existing(path):
     """Raise ValueError where something is at ``path``. Programs ask this before a long run."""
     if Path(path).exists():
-        raise ValueError(f"{path} is there already; {advice}")
+        raise ValueError(f"{path} is there already; remove it or name another")
 
 
 @contextmanager
@@ -41,7 +57,6 @@ def staged_file(path):
 
 @contextmanager
 def temporary_sibling(path):
-    """An empty folder beside ``path``; what is left of it is removed, but not after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     folder.mkdir()
@@ -49,14 +64,3 @@ def temporary_sibling(path):
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def read_text(file):
-    """The text in ``file``; ValueError where it is not UTF-8, or empty."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{file} is no text in UTF-8") from None
-    if not text.strip():
-        raise ValueError(f"{file} holds no text")
-    return text

@@ -4,7 +4,6 @@ import argparse
 import importlib
 import os
 import sys
-from pathlib import Path
 
 from .tree import Dynamic
 
@@ -18,19 +17,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         tell(f"{self.prog}: {message}")
         self.exit(2)
-
-
-def path(text):
-    """A path on a command line; argparse says "invalid path value" of an empty one."""
-    if not text:
-        raise ValueError
-    return Path(text)
-
-
-def seed(text):
-    if not 0 <= int(text) < 2**63:
-        raise argparse.ArgumentTypeError(f"a whole number from 0 to 2^63 - 1, not {text}")
-    return int(text)
 
 
 def comma_separated(kind):

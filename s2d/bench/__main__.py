@@ -5,8 +5,9 @@ python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=
 
 import sys
 from argparse import ArgumentTypeError
+from pathlib import Path
 
-from ..program import Parser, comma_separated, path, run_program
+from ..program import Parser, comma_separated, run_program
 from ..weights import DTYPES
 from . import papers, speed
 
@@ -23,26 +24,26 @@ def main(arguments=None):
         parser, report = Parser("bench papers", description=papers.__doc__), papers.report
         arguments = arguments[1:]
         add = parser.add_argument
-        add("--drafts", type=path, metavar="DIR", help="what python -m s2d.train ablations made")
+        add("--drafts", type=Path, metavar="DIR", help="what python -m s2d.train ablations made")
         add("--only", nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these")
-        add("--out", type=path, metavar="DIR", help="keeps what was measured; used again")
+        add("--out", type=Path, metavar="DIR", help="keeps what was measured; used again")
         parser.set_defaults(limit=2, rounds=1, max_new_tokens=48)
     else:
         parser, report = Parser("bench", description=speed.__doc__), speed.report
         add = parser.add_argument
         names = comma_separated(str)
         add("--targets", type=names, default="7b,13b,70b", metavar="7b|PATH,...", help="models")
-        add("--draft", type=path, help="default: the one next to the first target")
+        add("--draft", type=Path, help="default: the one next to the first target")
         add("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
         add("--temperature", type=comma_separated(float), default="0,1", help="0 is greedy")
-        add("--questions", type=path, help="in Spec-Bench's format; default: held-out ones")
+        add("--questions", type=Path, help="in Spec-Bench's format; default: held-out ones")
         add("--hf", action="store_true", help="transformers as well")
         add("--compile", action="store_true", help="every method compiled as well")
         several = "every method with so many prompts at once as well"
         add("--batch", type=comma_separated(count), default=(), metavar="N,...", help=several)
         add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
-        add("--out", type=path, help="folder for answer files, as Spec-Bench's scripts read them")
-        add("--plot", type=path, metavar="FILE.svg", help="the last table as a picture")
+        add("--out", type=Path, help="folder for answer files, as Spec-Bench's scripts read them")
+        add("--plot", type=Path, metavar="FILE.svg", help="the last table as a picture")
         parser.set_defaults(limit=2, rounds=3, max_new_tokens=128)
     add("--limit", type=count, help="questions of each of the six groups (%(default)s)")
     add("--rounds", type=count, help="in each all methods take turns (%(default)s)")

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from sentencepiece import SentencePieceProcessor
 
-from ..fields import read_json
+from ..files import read_json
 
 NO_PREFIX = b"\x1a\x02\x18\x00"  # in a tokenizer.model: normalizer_spec { add_dummy_prefix: false }
 LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # of a tokenizer.model

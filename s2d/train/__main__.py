@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..extras.parallel import joined
-from ..program import Parser, comma_separated, path, run_program, seed
+from ..program import Parser, comma_separated, run_program
 from ..weights import check_device
 from .ablations import ABLATION_TOKENS, train_ablations
 from .decision import FEATURES, train_decision
@@ -39,15 +39,15 @@ def parse(arguments):
         each = programs.add_parser(name, help=what)
         each.set_defaults(train=train)
         each.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...")
-        each.add_argument("--seed", type=seed, default=0, help="of all random numbers")
+        each.add_argument("--seed", type=int, default=0, help="of all random numbers")
         return each.add_argument
 
     add = program("soft", train_soft, "a sorted draft from the first layers of a Llama")
-    add("--init", type=path, required=True, help="folder of the Llama to cut from")
+    add("--init", type=Path, required=True, help="folder of the Llama to cut from")
     add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
     add("--data", default="mini", help="ShareGPT JSON, mini (the corpus) or self (the Llama's own)")
-    add("--out", type=path, required=True, help="folder to write the draft to")
+    add("--out", type=Path, required=True, help="folder to write the draft to")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--batch", type=int, help="rows per step, over all processes")
     add("--micro-batch", type=int, help="rows that go through the model at once; gradients add up")
@@ -55,32 +55,32 @@ def parse(arguments):
     add("--lr", type=float, help="peak learning rate")
     add("--epochs", type=int, help="times that all rows are learnt from")
     add("--millions", type=float, default=DRAFT_TOKENS, help="million tokens of mini or of answers")
-    add("--teacher", type=path, help="a model's folder: its distributions are learnt as well")
+    add("--teacher", type=Path, help="a model's folder: its distributions are learnt as well")
 
     add = program("mini", train_mini, "the miniature family, from nothing")
-    add("--out", type=path, default=Path("family"), help="folder for all of them")
+    add("--out", type=Path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--millions", type=float, help="million training tokens of each; default: its own")
 
     add = program("ablations", train_ablations, "drafts to compare: what bench papers measures")
-    add("--out", type=path, default=Path("ablations"), help="folder for all of them")
+    add("--out", type=Path, default=Path("ablations"), help="folder for all of them")
     add("--resume", action="store_true", help="go on where it was cut short")
     add("--millions", type=float, default=ABLATION_TOKENS, help="million training tokens of each")
 
     add = program("decision", train_decision, "when a draft should stop")
-    add("--target", type=path, required=True, help="folder of the model that accepts or not")
-    add("--draft", type=path, required=True, help="folder of the draft that is to stop")
-    add("--out", type=path, required=True, help="the safetensors file to write")
+    add("--target", type=Path, required=True, help="folder of the model that accepts or not")
+    add("--draft", type=Path, required=True, help="folder of the draft that is to stop")
+    add("--out", type=Path, required=True, help="the safetensors file to write")
     add("--features", choices=FEATURES, default="stats", help="hidden states, or figures of q")
     add("--data", default="mini", help="ShareGPT JSON file, or mini for the built-in corpus")
     add("--prompts", type=int, default=400, help="answered twice each; a fifth is kept out")
     add("--epochs", type=int, default=6, help="times that all of them are learnt from")
 
     add = program("text", make_datastore, "a datastore to draft from")
-    add("--target", type=path, required=True, help="folder of the model whose datastore it is")
-    add("--out", type=path, help="the safetensors file; default: in the target's folder")
+    add("--target", type=Path, required=True, help="folder of the model whose datastore it is")
+    add("--out", type=Path, help="the safetensors file; default: in the target's folder")
     add("--millions", type=float, help="million tokens of answers for the target to write, or")
-    add("--from", type=path, nargs="+", dest="files", metavar="FILE", help="text in UTF-8 instead")
+    add("--from", type=Path, nargs="+", dest="files", metavar="FILE", help="text in UTF-8 instead")
     return parser.parse_args(arguments)
 
 

@@ -26,7 +26,7 @@ def train_soft(run, init, layers, exits, data, millions, teacher=None, **options
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
     refuse_existing(run.out)
     if not run.resume:
-        refuse_existing(run.checkpoints, "go on with --resume, or remove it")
+        refuse_existing(run.checkpoints)
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
         raise ValueError(f"exits must increase and end with layer {layers}, got {list(exits)}")
     given = {name: value for name, value in options.items() if value is not None}

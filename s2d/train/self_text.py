@@ -9,7 +9,7 @@ import random
 
 from ..extras.datastore import datastore_path, save_datastore
 from ..extras.many import generate_many
-from ..files import read_text, refuse_existing
+from ..files import refuse_existing
 from ..program import tell
 from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def make_datastore(run, target, millions=None, files=None):
         refuse_existing(out)
     if files:
         tokenizer = Tokenizer(target)
-        documents = [tokenizer.encode(read_text(file)) for file in files]
+        documents = [tokenizer.encode(file.read_text(encoding="utf-8")) for file in files]
     else:
         _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
         documents = [after[1:] + answer for _, answer in sample(target, millions, run)]

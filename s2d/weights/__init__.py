@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ..fields import read_json
-from ..files import staged_folder
+from ..files import read_json, staged_folder
 from ..model import Llama
 from .config import config_to_dict, read_config
 from .shards import read_tensors

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..draft import DraftConfig
-from ..fields import read_json
+from ..files import read_json
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
 REQUIRED = LLAMA | {"attention_bias": False, "mlp_bias": False, "quantization_config": None}

@@ -6,7 +6,7 @@
 import torch
 from safetensors import safe_open
 
-from ..fields import read_json
+from ..files import read_json
 
 FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there, as in transformers
 
