@@ -130,26 +130,22 @@ def choose_children(prediction: Prediction, count: int, positions: list[int], sa
     probs, ids = prediction.probs, prediction.ids
     if sampling.greedy:
         chosen_probs, chosen = probs.topk(count)
-        q = None
-    elif sampling.coupled:
+        return chosen if ids is None else ids[chosen], chosen_probs, None
+    known = probs.sum(dim=-1, keepdim=True)  # below 1 where a table does not know all
+    # After a position of which it knows nothing, any distribution will do.
+    q = sampling.warp(torch.where(known > 0, probs, 1.0).log())  # (R, K)
+    if sampling.coupled:
         noise = sampling.noise(positions)  # (R, V)
-        if ids is not None:  # what the table does not know: one more column, without noise
-            rest = (1.0 - probs.sum(dim=-1, keepdim=True)).clamp(min=0.0)
-            probs = torch.cat((probs, rest), dim=-1)
-            noise = torch.cat((noise[:, ids], torch.ones_like(rest)), dim=-1)
-        scores = sampling.warp(probs.log()) / noise.sqrt()  # (R, K)
-        scores /= scores.sum(dim=-1, keepdim=True)
-        known = scores if ids is None else scores[:, :-1]
-        chosen_probs, chosen = known.topk(count)
-        q = None
-    else:
-        # After a position of which the table knows nothing, any distribution will do.
-        probs = torch.where(probs.sum(dim=-1, keepdim=True) > 0, probs, 1.0)
-        q = sampling.warp(probs.log())
-        chosen = sampling.candidates(q, count)
-        chosen_probs = q.gather(1, chosen)
+        noise = noise if ids is None else noise[:, ids]
+        scores = q * known / noise.sqrt()
+        chosen_probs, chosen = scores.topk(count)
+        # Unknown tokens take part in the sum without noise.
+        total = scores.sum(dim=-1, keepdim=True) + (1.0 - known).clamp(min=0.0)
+        chosen_probs = chosen_probs / total
+        return chosen if ids is None else ids[chosen], chosen_probs, None
+    chosen = sampling.candidates(q, count)
+    chosen_probs = q.gather(1, chosen)
     if ids is not None:
+        q = q.new_zeros(len(q), sampling.vocab_size).index_copy(1, ids, q)
         chosen = ids[chosen]
-        if q is not None:
-            q = q.new_zeros(len(q), sampling.vocab_size).index_copy(1, ids, q)
     return chosen, chosen_probs, q
