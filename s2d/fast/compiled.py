@@ -6,8 +6,6 @@ the sums into one loop over the weights. For more it calls the library.
 """
 
 import sys
-import time
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from .linear import can_pack, fast_linears, join, packed_linear
 
 FEW = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
+HERE = Path(__file__)  # what is compiled is in these files
+SOURCES = HERE, HERE.with_name("linear.py"), *map(HERE.parents[1].joinpath, ("model.py", "cache.py"))
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
@@ -74,24 +74,15 @@ def sums(x, weight):
     return torch.stack(each).view(*x.shape[:-1], -1)
 
 
-def kernel_for(rows, dtype):
-    """The fastest compiled matmul of so many rows."""
-    library = packed_linear if can_pack(dtype) else F.linear
-    if rows <= FEW or (rows <= MOST_SUMS and library is F.linear):
-        return sums
-    return library
-
-
 @cache
 def compiled_block(shape, rows, dtype):
-    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache.
-
-    Weights are arguments: one block's code runs every layer of every model of its shape.
-    """
+    """``run_block`` for so many rows, all blocks of one ``shape`` and any length of the cache."""
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
     join(block)
-    kernel = kernel_for(rows, dtype)
+    kernel = packed_linear if can_pack(dtype) else F.linear
+    if rows <= FEW or (rows <= MOST_SUMS and kernel is F.linear):
+        kernel = sums
     if kernel is not packed_linear:
         for linear in fast_linears(block):
             linear.few, linear.few_kernel = rows, kernel
@@ -103,15 +94,8 @@ def compiled_block(shape, rows, dtype):
         torch._dynamo.mark_dynamic(tensor, dim)
     hidden, (cos, sin) = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
     example = block, hidden, cos, sin, mask, torch.arange(rows), keys, values
-    key = key_of(shape, rows, dtype, kernel.__name__, *sources())
+    key = key_of(shape, rows, dtype, kernel.__name__, [file.read_bytes() for file in SOURCES])
     return compiled(run_block, example, f"a block of width {shape.hidden_size}, rows: {rows}", key)
-
-
-def sources():
-    """The code that is compiled."""
-    here = Path(__file__)
-    files = here.parents[1] / "cache.py", here.parents[1] / "model.py", here.with_name("linear.py")
-    return [file.read_bytes() for file in (*files, here)]
 
 
 def compiled(function, example, what, key):
@@ -119,8 +103,11 @@ def compiled(function, example, what, key):
 
     Calls check no shapes or other conditions: callers keep to the example's.
     """
+    from torch._inductor import config, utils  # takes a second to import
+
+    teach_compiler()
     folder = cache_folder() / "compiled"
-    with compiler_for(folder):
+    with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
         try:
             with (folder / key).open("rb") as opened:
                 result = torch.compiler.load_compiled_function(opened)
@@ -131,31 +118,17 @@ def compiled(function, example, what, key):
 
 
 def compile_to(file, function, example, what):
-    """``function``, compiled and written to ``file``; stderr says so, and how long it took."""
-    began = time.monotonic()
-    print(f"compiling {what} ...", end=" ", file=sys.stderr, flush=True)
+    """``function``, compiled and written to ``file``; stderr says so."""
+    print(f"compiling {what}", file=sys.stderr, flush=True)
     try:
         result = torch.compile(function, fullgraph=True, dynamic=False).aot_compile((example, {}))
         file.parent.mkdir(exist_ok=True)
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a folder that cannot be written
-        print(file=sys.stderr)
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{what} cannot be compiled; is g++ there, and space? ({reason})"
-        ) from None
-    print(f"{time.monotonic() - began:.1f} s", file=sys.stderr)
+        needs = f"a C++ compiler (g++, or what CXX names) and space in {file.parent}"
+        raise ValueError(f"--compile needs {needs}: {reason}") from None
     return result
-
-
-@contextmanager
-def compiler_for(folder):
-    """Have PyTorch compile by OPTIONS, and keep all it makes in ``folder``."""
-    from torch._inductor import config, utils  # takes a second to import
-
-    teach_compiler()
-    with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
-        yield
 
 
 # The library's matmul with a weight in any layout, packed or plain. PyTorch's own operation for it
