@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import ROOT, WEIGHTS, need_compiler
-from s2d.user_cache import private_folder
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
 from s2d.bench.specbench import corpus_questions
-from s2d.extras import compiled
+from s2d.fast.costs import cache_folder
 from s2d.trace.terminal import Streamed
 
 
@@ -40,39 +39,18 @@ def mini():
 @pytest.fixture(autouse=True, scope="session")
 def no_cache_of_the_users(tmp_path_factory):
     """What tests leave is kept apart from what the user's programs left; compiled code is not."""
-    cache = tmp_path_factory.mktemp("cache")
-    (cache / "s2d").mkdir(mode=0o700)
-    (cache / "s2d/compiled").symlink_to(private_folder("compiled"))
+    compiled = cache_folder() / "compiled"
+    compiled.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        (cache_folder() / "compiled").symlink_to(compiled)
         yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def compiled_beside(request, no_cache_of_the_users):
-    """What test_static.py compiles is compiled in a second process, while other tests run."""
-    if not any("compiler" in item.fixturenames for item in request.session.items):
-        yield
-        return
-    command = [sys.executable, Path(__file__).with_name("test_static.py")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        yield
-        process.kill()
 
 
 @pytest.fixture(scope="session")
 def compiler():
     """What a test asks for that compiles."""
     need_compiler()
-
-
-@pytest.fixture
-def nothing_compiled(tmp_path, monkeypatch):
-    """Neither in this process nor on disk."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for memo in (compiled.compiled_block, compiled.compiled_head):
-        memo.cache_clear()
 
 
 @pytest.fixture

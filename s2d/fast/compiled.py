@@ -1,4 +1,4 @@
-"""Compiled code for a block of a Llama: made once, kept on disk, for any context length.
+"""Compiled code for a block and the head of a Llama: made once, kept on disk, for any context length.
 
 A matmul of a few rows takes as long as reading the weights, if each is read once for all rows; but
 libraries are made for many rows. So for a few rows the compiler is shown a sum per row, and fuses
@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ..cache import KVCache
-from ..model import Block, LlamaConfig
+from ..model import Block, LlamaConfig, RMSNorm
 from .costs import cache_folder, key_of
-from .linear import can_pack, fast_linears, join, packed_linear
+from .linear import FastLinear, can_pack, fast_linears, packed_linear, replace_linears
 
 FEW = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
@@ -66,6 +67,10 @@ def run_block(block, hidden, cos, sin, mask, slots, keys, values):
     return block(hidden, (cos, sin), mask, Slots(slots, keys, values), 0)
 
 
+def run_head(norm, head, hidden):
+    return head(norm(hidden))  # (R, hidden) -> (R, V)
+
+
 def sums(x, weight):
     """F.linear with one sum per row, which the compiler fuses into one loop over the weights."""
     x = x.contiguous()
@@ -74,18 +79,26 @@ def sums(x, weight):
     return torch.stack(each).view(*x.shape[:-1], -1)
 
 
+def use_compiled(module, rows, dtype, packs):
+    """Give the FastLinears of ``module`` their kernel for ``rows``; returns its name.
+
+    ``packs``: whether the weights are to be packed.
+    """
+    kernel = packed_linear if packs and can_pack(dtype) else F.linear
+    if rows <= FEW or (rows <= MOST_SUMS and kernel is F.linear):
+        kernel = sums
+    for linear in fast_linears(module):
+        linear.few, linear.few_kernel = (0 if kernel is packed_linear else rows), kernel
+    return kernel.__name__
+
+
 @cache
-def compiled_block(shape, rows, dtype):
+def compiled_block(shape, rows, dtype, packs):
     """``run_block`` for so many rows, all blocks of one ``shape`` and any length of the cache."""
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
-    join(block)
-    kernel = packed_linear if can_pack(dtype) else F.linear
-    if rows <= FEW or (rows <= MOST_SUMS and kernel is F.linear):
-        kernel = sums
-    if kernel is not packed_linear:
-        for linear in fast_linears(block):
-            linear.few, linear.few_kernel = rows, kernel
+    replace_linears(block)
+    kernel = use_compiled(block, rows, dtype, packs)
     length = 8 * rows + 5  # any number but one that means something else here
     kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
     keys, values = (new(kv_shape).transpose(1, 2) for _ in range(2))
@@ -94,25 +107,37 @@ def compiled_block(shape, rows, dtype):
         torch._dynamo.mark_dynamic(tensor, dim)
     hidden, (cos, sin) = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
     example = block, hidden, cos, sin, mask, torch.arange(rows), keys, values
-    key = key_of(shape, rows, dtype, kernel.__name__, [file.read_bytes() for file in SOURCES])
-    return compiled(run_block, example, f"a block of width {shape.hidden_size}, rows: {rows}", key)
+    what = f"a block of width {shape.hidden_size}, rows: {rows}"
+    return compiled(run_block, example, what, key=[shape, dtype, kernel])
+
+
+@cache
+def compiled_head(shape, tokens, rows, dtype, packs):
+    """``run_head`` for a vocabulary of ``tokens`` and so many rows."""
+    norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype).requires_grad_(False)
+    weight, hidden = (torch.zeros(n, shape.hidden_size, dtype=dtype) for n in (tokens, rows))
+    head = FastLinear(nn.Parameter(weight, requires_grad=False))
+    kernel = use_compiled(head, rows, dtype, packs)
+    what = f"a head of {tokens} tokens, rows: {rows}"
+    return compiled(run_head, (norm, head, hidden), what, key=[shape, dtype, kernel])
 
 
 def compiled(function, example, what, key):
-    """``function``, compiled for arguments like those of ``example``, or found under ``key``.
+    """``function``, compiled for arguments like those of ``example``, or found.
 
-    Calls check no shapes or other conditions: callers keep to the example's.
+    It is kept in the cache directory, under ``what`` and the rest of its ``key``. Calls check no shapes or other conditions: callers keep to the example's.
     """
     from torch._inductor import config, utils  # takes a second to import
 
     teach_compiler()
     folder = cache_folder() / "compiled"
+    file = folder / key_of(what, key, [source.read_bytes() for source in SOURCES])
     with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
         try:
-            with (folder / key).open("rb") as opened:
+            with file.open("rb") as opened:
                 result = torch.compiler.load_compiled_function(opened)
         except Exception:  # not there, or damaged in any way: it is made again
-            result = compile_to(folder / key, function, example, what)
+            result = compile_to(file, function, example, what)
     result.disable_guard_check()
     return result
 
