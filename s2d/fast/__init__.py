@@ -15,6 +15,10 @@ DTYPES = torch.float32, torch.bfloat16  # for which there is a choice of kernels
 CACHED = 40e6  # bytes of a model that fits the caches of a processor
 
 
+def is_large(model):
+    return sum(weight.nbytes for weight in model.parameters()) > CACHED
+
+
 def quicken(model):
     """Make the matmuls of ``model``, on a CPU, faster for a few rows; names and values stay.
 
@@ -22,7 +26,7 @@ def quicken(model):
     has packed them: what was made of them would be stale. They can be trained: matmuls with weights
     that require a gradient are plain.
     """
-    if model.dtype in DTYPES and sum(weight.nbytes for weight in model.parameters()) > CACHED:
+    if model.dtype in DTYPES and is_large(model):
         from .linear import use_fastest
 
         use_fastest(model)

@@ -1,4 +1,4 @@
-"""Compiled code for a block of a Llama: made once, kept on disk, for any context length.
+"""Compiled code for a block and the head of a Llama: made once, kept on disk, for any context length.
 
 A matmul of a few rows takes as long as reading the weights, if each is read once for all rows; but
 libraries are made for many rows. So for a few rows the compiler is shown a sum per row, and fuses
@@ -6,21 +6,22 @@ the sums into one loop over the weights. For more it calls the library.
 """
 
 import sys
-import time
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from ..cache import KVCache
-from ..model import Block, LlamaConfig
+from ..model import Block, LlamaConfig, RMSNorm
 from .costs import cache_folder, key_of
-from .linear import can_pack, fast_linears, join, packed_linear
+from .linear import FastLinear, can_pack, fast_linears, packed_linear, replace_linears
 
 FEW = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
+HERE = Path(__file__)  # what is compiled is in these files
+SOURCES = HERE, HERE.with_name("linear.py"), *map(HERE.parents[1].joinpath, ("model.py", "cache.py"))
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
@@ -66,6 +67,10 @@ def run_block(block, hidden, cos, sin, mask, slots, keys, values):
     return block(hidden, (cos, sin), mask, Slots(slots, keys, values), 0)
 
 
+def run_head(norm, head, hidden):
+    return head(norm(hidden))  # (R, hidden) -> (R, V)
+
+
 def sums(x, weight):
     """F.linear with one sum per row, which the compiler fuses into one loop over the weights."""
     x = x.contiguous()
@@ -74,27 +79,26 @@ def sums(x, weight):
     return torch.stack(each).view(*x.shape[:-1], -1)
 
 
-def kernel_for(rows, dtype):
-    """The fastest compiled matmul of so many rows."""
-    library = packed_linear if can_pack(dtype) else F.linear
-    if rows <= FEW or (rows <= MOST_SUMS and library is F.linear):
-        return sums
-    return library
+def use_compiled(module, rows, dtype, packs):
+    """Give the FastLinears of ``module`` their kernel for ``rows``; returns its name.
+
+    ``packs``: whether the weights are to be packed.
+    """
+    kernel = packed_linear if packs and can_pack(dtype) else F.linear
+    if rows <= FEW or (rows <= MOST_SUMS and kernel is F.linear):
+        kernel = sums
+    for linear in fast_linears(module):
+        linear.few, linear.few_kernel = (0 if kernel is packed_linear else rows), kernel
+    return kernel.__name__
 
 
 @cache
-def compiled_block(shape, rows, dtype):
-    """``run_block`` for blocks of one ``shape``, so many rows, any number of slots in the cache.
-
-    Weights are arguments: one block's code runs every layer of every model of its shape.
-    """
+def compiled_block(shape, rows, dtype, packs):
+    """``run_block`` for so many rows, all blocks of one ``shape`` and any length of the cache."""
     new = partial(torch.zeros, dtype=dtype)
     block = Block(shape).to(dtype).requires_grad_(False)
-    join(block)
-    kernel = kernel_for(rows, dtype)
-    if kernel is not packed_linear:
-        for linear in fast_linears(block):
-            linear.few, linear.few_kernel = rows, kernel
+    replace_linears(block)
+    kernel = use_compiled(block, rows, dtype, packs)
     length = 8 * rows + 5  # any number but one that means something else here
     kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
     keys, values = (new(kv_shape).transpose(1, 2) for _ in range(2))
@@ -103,59 +107,53 @@ def compiled_block(shape, rows, dtype):
         torch._dynamo.mark_dynamic(tensor, dim)
     hidden, (cos, sin) = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
     example = block, hidden, cos, sin, mask, torch.arange(rows), keys, values
-    key = key_of(shape, rows, dtype, kernel.__name__, *sources())
-    return compiled(run_block, example, f"a block of width {shape.hidden_size}, rows: {rows}", key)
+    what = f"a block of width {shape.hidden_size}, rows: {rows}"
+    return compiled(run_block, example, what, key=[shape, dtype, kernel])
 
 
-def sources():
-    """The code that is compiled."""
-    here = Path(__file__)
-    files = here.parents[1] / "cache.py", here.parents[1] / "model.py", here.with_name("linear.py")
-    return [file.read_bytes() for file in (*files, here)]
+@cache
+def compiled_head(shape, tokens, rows, dtype, packs):
+    """``run_head`` for a vocabulary of ``tokens`` and so many rows."""
+    norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype).requires_grad_(False)
+    weight, hidden = (torch.zeros(n, shape.hidden_size, dtype=dtype) for n in (tokens, rows))
+    head = FastLinear(nn.Parameter(weight, requires_grad=False))
+    kernel = use_compiled(head, rows, dtype, packs)
+    what = f"a head of {tokens} tokens, rows: {rows}"
+    return compiled(run_head, (norm, head, hidden), what, key=[shape, dtype, kernel])
 
 
 def compiled(function, example, what, key):
-    """``function``, compiled for arguments like those of ``example``, or found under ``key``.
+    """``function``, compiled for arguments like those of ``example``, or found.
 
-    Calls check no shapes or other conditions: callers keep to the example's.
+    It is kept in the cache directory, under ``what`` and the rest of its ``key``. Calls check no shapes or other conditions: callers keep to the example's.
     """
+    from torch._inductor import config, utils  # takes a second to import
+
+    teach_compiler()
     folder = cache_folder() / "compiled"
-    with compiler_for(folder):
+    file = folder / key_of(what, key, [source.read_bytes() for source in SOURCES])
+    with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
         try:
-            with (folder / key).open("rb") as opened:
+            with file.open("rb") as opened:
                 result = torch.compiler.load_compiled_function(opened)
         except Exception:  # not there, or damaged in any way: it is made again
-            result = compile_to(folder / key, function, example, what)
+            result = compile_to(file, function, example, what)
     result.disable_guard_check()
     return result
 
 
 def compile_to(file, function, example, what):
-    """``function``, compiled and written to ``file``; stderr says so, and how long it took."""
-    began = time.monotonic()
-    print(f"compiling {what} ...", end=" ", file=sys.stderr, flush=True)
+    """``function``, compiled and written to ``file``; stderr says so."""
+    print(f"compiling {what}", file=sys.stderr, flush=True)
     try:
         result = torch.compile(function, fullgraph=True, dynamic=False).aot_compile((example, {}))
         file.parent.mkdir(exist_ok=True)
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a folder that cannot be written
-        print(file=sys.stderr)
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{what} cannot be compiled; is g++ there, and space? ({reason})"
-        ) from None
-    print(f"{time.monotonic() - began:.1f} s", file=sys.stderr)
+        needs = f"a C++ compiler (g++, or what CXX names) and space in {file.parent}"
+        raise ValueError(f"--compile needs {needs}: {reason}") from None
     return result
-
-
-@contextmanager
-def compiler_for(folder):
-    """Have PyTorch compile by OPTIONS, and keep all it makes in ``folder``."""
-    from torch._inductor import config, utils  # takes a second to import
-
-    teach_compiler()
-    with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
-        yield
 
 
 # The library's matmul with a weight in any layout, packed or plain. PyTorch's own operation for it

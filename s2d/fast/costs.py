@@ -46,24 +46,16 @@ def key_of(*parts):
 
 def timed_once(what, measure):
     """``measure()``, or what costs.json holds of it under ``what`` since an earlier run."""
-    key = key_of(what)
-    known = read_costs()
+    key, known = key_of(what), {}
+    with suppress(OSError, ValueError, TypeError):  # not there, or damaged
+        known = dict(json.loads((cache_folder() / "costs.json").read_text()))
     if key not in known:
         known[key] = measure()
         with suppress(OSError):  # nowhere to keep it: it is timed again
-            file = cache_folder() / "costs.json"
-            stage = file.with_suffix(f".{os.getpid()}")
+            stage = cache_folder() / f"costs.{os.getpid()}"
             stage.write_text(json.dumps(known, indent=1))
-            stage.replace(file)
+            stage.replace(stage.with_name("costs.json"))
     return known[key]
-
-
-def read_costs():
-    """What costs.json holds; {} if it is not there or damaged."""
-    try:
-        return dict(json.loads((cache_folder() / "costs.json").read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 def fastest_calls(function, arguments):

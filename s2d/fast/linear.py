@@ -2,16 +2,15 @@
 
 A pass over a few tokens reads every weight once and takes as long as that, with the right kernel.
 For one row it differs by processor and dtype, by up to two times, so it is timed once (costs.py).
-For several rows it is oneDNN's, with weights that were packed for it once. Matmuls with the same
-input are joined: queries, keys and values; gate and up.
+For several rows it is oneDNN's, with weights that were packed for it once.
 """
+
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..cache import attend
-from ..model import MLP, Attention, rotate
 from . import DTYPES
 from .costs import fastest_calls, timed_once
 
@@ -66,10 +65,7 @@ class FastLinear(nn.Module):
 
     def __init__(self, weight):
         super().__init__()
-        if isinstance(weight, nn.Parameter):
-            self.weight = weight
-        else:  # a concatenation of parameters
-            self.register_buffer("weight", weight, persistent=False)
+        self.weight = weight
         self.packed = weight.detach()  # until lay_out
         self.few, self.few_kernel = 1, F.linear
 
@@ -81,63 +77,12 @@ class FastLinear(nn.Module):
         return packed_linear(x, self.packed)
 
 
-class Joined(FastLinear):
-    """Linear layers with one input as one matmul; their weights become parts of its own."""
-
-    def __init__(self, *linears):
-        super().__init__(torch.cat([linear.weight.detach() for linear in linears]))
-        self.linears = linears
-        self.sizes = [len(linear.weight) for linear in linears]
-        for linear, part in zip(linears, self.weight.split(self.sizes)):
-            linear.weight = nn.Parameter(part, requires_grad=False)
-
-    def forward(self, x):
-        if any(linear.weight.requires_grad for linear in self.linears):
-            return [linear(x) for linear in self.linears]
-        return super().forward(x).split(self.sizes, dim=-1)
-
-
-class JoinedAttention(Attention):
-    """An Attention whose queries, keys and values are one matmul."""
-
-    def __init__(self, attention):
-        nn.Module.__init__(self)
-        self.head_dim = attention.head_dim
-        self.q_proj, self.k_proj = attention.q_proj, attention.k_proj
-        self.v_proj, self.o_proj = attention.v_proj, FastLinear(attention.o_proj.weight)
-        self.joined = Joined(self.q_proj, self.k_proj, self.v_proj)
-
-    def forward(self, x, rope, mask, cache, layer):
-        B, T, _ = x.shape
-        parts = [part.view(B, T, -1, self.head_dim) for part in self.joined(x)]
-        q, k, v = (part.transpose(1, 2) for part in parts)  # (B, H or G, T, D)
-        cos, sin = rope
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cache is None:
-            attended = attend(q, k, v, mask)
-        else:
-            attended = cache.attend(layer, q, k, v, mask)
-        return self.o_proj(attended.transpose(1, 2).flatten(2))
-
-
-class JoinedMLP(MLP):
-    """An MLP whose gate and up are one matmul."""
-
-    def __init__(self, mlp):
-        nn.Module.__init__(self)
-        self.gate_proj, self.up_proj = mlp.gate_proj, mlp.up_proj
-        self.down_proj = FastLinear(mlp.down_proj.weight)
-        self.joined = Joined(self.gate_proj, self.up_proj)
-
-    def forward(self, x):
-        gate, up = self.joined(x)
-        return self.down_proj(F.silu(gate) * up)
-
-
-def join(block):
-    """Replace the attention and the MLP of a Block by their joined forms."""
-    block.self_attn = JoinedAttention(block.self_attn)
-    block.mlp = JoinedMLP(block.mlp)
+def replace_linears(module):
+    """Replace each nn.Linear in ``module`` by a FastLinear with its weight."""
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, nn.Linear):
+                setattr(parent, name, FastLinear(layer.weight))
 
 
 def fast_linears(module):
@@ -145,23 +90,21 @@ def fast_linears(module):
 
 
 def use_fastest(model):
-    """Join the matmuls of ``model``, and choose the fastest kernel for one row."""
-    for block in model.model["layers"]:
-        join(block)
-    linears = fast_linears(model)
-    model.lm_head = FastLinear(model.lm_head.weight)
+    """Replace the linear layers of ``model``, and choose the fastest kernel for one row."""
+    replace_linears(model)
     if model.dtype in DTYPES:
-        what = ["one row", [linear.weight.shape for linear in linears[:4]], model.dtype]
-        seconds = timed_once(what, lambda: time_one_row(linears))
+        weights = [linear.weight for linear in fast_linears(model.model["layers"])]
+        what = ["one row", model.dtype, [weight.shape for weight in weights[:7]]]  # of one block
+        seconds = timed_once(what, lambda: time_one_row(weights))
         for linear in fast_linears(model):
             linear.few_kernel = ONE_ROW[min(ONE_ROW, key=seconds.get)]
 
 
 @torch.inference_mode()
-def time_one_row(linears):
-    """{name in ONE_ROW: seconds} of matmuls with the weights of ``linears``, one after another."""
-    blocks = -(-int(TIMED_BYTES) // sum(linear.weight.nbytes for linear in linears[:4]))
-    weights = [linear.weight for linear in linears[: 4 * blocks]]
+def time_one_row(weights):
+    """{name in ONE_ROW: seconds} of matmuls with TIMED_BYTES of ``weights``, one after another."""
+    total = accumulate(weight.nbytes for weight in weights)
+    weights = [weight for weight, size in zip(weights, total) if size <= TIMED_BYTES]
     rows = [weight.new_ones(1, 1, weight.shape[1]) for weight in weights]
 
     def multiply(name):

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
-from .compiled import compiled_block, shape_of
+from . import is_large
+from .compiled import compiled_block, compiled_head, shape_of
 from .costs import SIZES
 from .linear import use_fastest
 
@@ -21,7 +22,9 @@ class CompiledLlama(Llama):
     Prompts, large trees and passes of several prompts run as in any Llama.
     """
 
-    blocks = {}  # {rows: function that runs a block}
+    def __init__(self, config):
+        super().__init__(config)
+        self.blocks, self.heads = {}, {}  # {rows: function that runs a block, or norm and head}
 
     def prepare(self):
         """Compile, which takes a minute, or seconds where that was done before.
@@ -32,8 +35,14 @@ class CompiledLlama(Llama):
             self.run_layers = torch.compile(super().run_layers, dynamic=True)
             return
         use_fastest(self)
-        shape = shape_of(self.config)
-        self.blocks = {rows: compiled_block(shape, rows, self.dtype) for rows in SIZES}
+        shape, vocabulary, packs = shape_of(self.config), self.config.vocab_size, is_large(self)
+        for rows in SIZES:
+            self.blocks[rows] = compiled_block(shape, rows, self.dtype, packs)
+            self.heads[rows] = compiled_head(shape, vocabulary, rows, self.dtype, packs)
+
+    def padded(self, rows):
+        """The number of rows that a pass is padded to; None where it is not compiled."""
+        return next((size for size in self.blocks if size >= rows), None)
 
     def new_cache(self, capacity, first=0, end=None):
         return super().new_cache(capacity + SIZES[-1], first=first, end=end)  # for the padding
@@ -41,7 +50,7 @@ class CompiledLlama(Llama):
     def run_layers(self, hidden, first=0, end=None, positions=None, mask=None, cache=None):
         B, T, _ = hidden.shape
         S = 0 if cache is None else cache.length
-        rows = next((size for size in self.blocks if size >= T), None)
+        rows = self.padded(T)
         if rows is None or S == 0 or B > 1:
             return super().run_layers(hidden, first, end, positions, mask, cache)
         if positions is None:
@@ -61,3 +70,12 @@ class CompiledLlama(Llama):
             hidden = run(block, hidden, cos, sin, mask, slots, keys, values)
         cache.advance(T)
         return hidden[:, :T]
+
+    def logits(self, hidden):
+        flat = hidden.reshape(-1, hidden.shape[-1])  # (T, hidden)
+        T, rows = len(flat), self.padded(len(flat))
+        if rows is None:
+            return super().logits(hidden)
+        flat = F.pad(flat, (0, 0, 0, rows - T)).contiguous()
+        logits = self.heads[rows](self.model["norm"], self.lm_head, flat)
+        return logits[:T].view(*hidden.shape[:-1], -1)

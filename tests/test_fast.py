@@ -1,0 +1,257 @@
+"""Faster matmuls and compiled passes: the same values, names and texts as without."""
+
+import json
+import random
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import random_llama, random_parents, random_tokens
+
+from s2d import fast, generate
+from s2d.extras.node_count import TRUST, min_paying_prob, node_count, options_for
+from s2d.fast import compiled, costs, linear, static
+from s2d.fast.costs import SIZES, pass_seconds, timed_once
+from s2d.fast.linear import FastLinear, can_pack, fast_linears, lay_out, use_fastest
+from s2d.tree import Dynamic, positions_and_mask
+
+close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "s2d"
+
+
+@pytest.mark.parametrize("dtype", fast.DTYPES)
+def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
+    torch.manual_seed(0)
+    weight = torch.randn(96, 160).to(dtype)
+    for kernel in linear.ONE_ROW.values():
+        for rows in (1, 2, 3, 16, 17):
+            module = FastLinear(torch.nn.Parameter(weight, requires_grad=False))
+            module.few_kernel = kernel
+            if can_pack(dtype):
+                module.packed = linear.pack(weight)
+            x = torch.randn(1, rows, 160).to(dtype)
+            truth, plain, found = F.linear(x.double(), weight.double()), F.linear(x, weight), module(x)
+            assert found.shape == plain.shape and found.is_contiguous() and found.dtype == dtype
+            error, allowed = ((each.double() - truth).abs().mean() for each in (found, plain))
+            assert error <= 2.0 * allowed
+
+
+def test_fast_models_keep_names_values_and_gradients():
+    plain, model = random_llama(1), random_llama(1)
+    use_fastest(model)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    tokens = torch.tensor([random_tokens(0, 9)])
+    close(model(tokens), plain(tokens))
+    for each in (plain, model):
+        each.requires_grad_(True)
+        each(tokens).logsumexp(dim=-1).sum().backward()
+    learned = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        close(parameter, learned[name])
+        close(parameter.grad, learned[name].grad)
+
+
+def test_large_models_are_packed_on_demand_and_small_ones_lie_by_columns(cache, monkeypatch):
+    small, large = (random_llama(0, tie_word_embeddings=tied).float() for tied in (True, False))
+    tokens = torch.tensor([random_tokens(0, 9)])
+    expected = [model(tokens) for model in (small, large)]
+    fast.quicken(small)
+    monkeypatch.setattr(fast, "CACHED", 0)
+    fast.quicken(large)
+    assert not fast_linears(small) and small.lm_head.weight.t().is_contiguous()
+    assert small.lm_head.weight is small.model["embed_tokens"].weight
+    assert len(fast_linears(large)) == 1 + 7 * 4
+    assert not any(each.packed.is_mkldnn for each in fast_linears(large))
+    for model, logits in zip((small, large), expected):
+        lay_out(model)
+        torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-4)
+    assert {each.packed.is_mkldnn for each in fast_linears(large)} == {can_pack(torch.float32)}
+
+
+def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monkeypatch):
+    calls = []
+
+    def is_timed_again():
+        before = len(calls)
+        assert timed_once(["it"], lambda: calls.append(1) or [0.5]) == [0.5]
+        return len(calls) > before
+
+    assert is_timed_again() and not is_timed_again()
+    file = cache / "costs.json"
+    for damaged in ("", file.read_text()[:-9], "[1, 2]", "3", "{}"):
+        file.write_text(damaged)
+        assert is_timed_again() and not is_timed_again()
+    for name, value in (("get_num_threads", lambda: 77), ("__version__", "another")):
+        monkeypatch.setattr(torch, name, value)
+        assert is_timed_again() and not is_timed_again()
+    assert len(json.loads(file.read_bytes())) == 3
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # a file: nothing can be kept there
+    assert is_timed_again() and is_timed_again()
+
+
+def test_the_first_call_and_slow_moments_do_not_count(monkeypatch):
+    clock, durations = [0.0], {"good": iter([9.0, 5.0, *[1.0] * 9]), "fair": iter([2.0] * 11)}
+
+    def run(name):
+        clock[0] += next(durations[name])
+
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: clock[0])
+    assert costs.fastest_calls(run, ["good", "fair"]) == [1.0, 2.0]
+
+
+def test_passes_cost_as_much_as_the_next_size_and_beyond_as_much_per_row(cache, monkeypatch):
+    model = random_llama(0, max_position_embeddings=512).float()
+    rows = []
+    model.lm_head.register_forward_hook(lambda module, x, y: rows.append(len(y)))
+    assert len(pass_seconds(model, rows=3)) == 3
+    assert rows == [*SIZES] * (1 + costs.ROUNDS)
+    monkeypatch.setattr(costs, "timed_once", lambda what, measure: [1.0, 2.0, 3.0, 4.0, 4.8])
+    expected = [1.0, 2.0, 3.0, 3.0, *[4.0] * 4, *[4.8] * 8, 4.9, 5.0]
+    assert pass_seconds(model, rows=18) == pytest.approx(expected)
+    assert pass_seconds(model.double(), rows=18) is None
+    assert pass_seconds(random_llama(0).float(), rows=18) is None  # its context is too short
+
+
+def test_as_many_nodes_are_sent_as_give_the_most_tokens_per_second():
+    rng = random.Random(0)
+    for _ in range(100):
+        probs = sorted((rng.random() for _ in range(15)), reverse=True)
+        seconds = sorted(0.5 + rng.random() * rows for rows in range(16))
+        rates = [(1 + TRUST * sum(probs[:n])) / seconds[n] for n in range(16)]
+        assert rates[node_count(probs, seconds)] == pytest.approx(max(rates))
+        least = min_paying_prob(seconds)
+        assert node_count([least * 0.999] * 15, seconds) == 0 < node_count([least * 1.001] * 15, seconds)
+
+
+def test_costs_change_what_is_sent_and_not_the_text():
+    target, prompt, sent = random_llama(3), [5, 6, 7, 5, 6, 8, 5, 6, 9, 5, 6], {}
+    for more in (0.0, 0.1, 3.0):
+        options = options_for([1.0 + more * rows for rows in range(17)])
+        output = generate(target, prompt, exits=(0,), method="s2d-tree", **options)
+        text = generate(target, prompt, method="ar").tokens
+        assert output.tokens == text
+        sent[more] = output.stats.steps
+    assert sent[0.0] <= sent[0.1] <= sent[3.0]
+
+
+@pytest.fixture
+def static_twin(compiler, monkeypatch):
+    """static_twin(model) -> the CompiledLlama with the weights of ``model``, for 1 and 4 rows."""
+    monkeypatch.setattr(static, "SIZES", (1, 4))
+
+    def twin_of(model):
+        twin = static.CompiledLlama(model.config).to(model.dtype).eval().requires_grad_(False)
+        twin.load_state_dict(model.state_dict())
+        twin.prepare()
+        return twin
+
+    return twin_of
+
+
+@torch.inference_mode()
+def test_compiled_passes_are_the_eager_ones_and_read_nothing_behind_the_context(static_twin):
+    rng, model = random.Random(0), random_llama(0)
+    twin, new = static_twin(model), partial(torch.randn, dtype=torch.float64)
+    for _ in range(30):
+        first, end = sorted(rng.sample(range(5), 2))
+        pair = [(each, each.new_cache(60, first, end)) for each in (model, twin)]
+        prompt = new(1, rng.choice((1, 2, 7, 30)), 32)
+        close(*(each.run_layers(prompt, first, end, cache=cache) for each, cache in pair))
+        for _ in range(4):
+            n, size = pair[0][1].length, rng.randrange(1, 6)  # 5 rows are not compiled
+            pair[1][1].keys[..., n:, :] = pair[1][1].values[..., n:, :] = torch.nan
+            parents = random_parents(rng, size)
+            positions, mask = positions_and_mask(n, n, parents, model)
+            hidden = new(1, size, 32)
+            found = [
+                each.run_layers(hidden, first, end, positions, mask, cache) for each, cache in pair
+            ]
+            close(*found)
+            close(model.logits(found[0]), twin.logits(found[1][0])[None])
+            path = sorted(rng.sample(range(size), rng.randrange(size + 1)))
+            for _, cache in pair:
+                cache.keep(n, path)
+            close(*(cache.keys[..., : n + len(path), :] for _, cache in pair))
+
+
+@torch.inference_mode()
+def test_compiled_passes_with_packed_weights(static_twin, monkeypatch):
+    monkeypatch.setattr(static, "SIZES", (4,))
+    monkeypatch.setattr(fast, "CACHED", 0)
+    eager = random_llama(0, scale=0.1).float()
+    twin, tokens = static_twin(eager), torch.tensor([random_tokens(0, 12)])
+    for _ in range(2):
+        cache = twin.new_cache(20)
+        twin(tokens[:, :8], cache=cache)
+        mask = torch.full((4, 12), -torch.inf).triu(9)
+        logits = twin(tokens[:, 8:], mask=mask, cache=cache)
+        torch.testing.assert_close(logits, eager(tokens)[:, 8:], rtol=1e-4, atol=1e-5)
+        lay_out(twin)
+
+
+@pytest.mark.parametrize("setting", [dict(method="s2d"), dict(method="s2d-tree", tree=Dynamic(3, 4, 10))])
+def test_compiled_generations_are_the_eager_ones(setting, static_twin):
+    """To the end of the context, by passes that are compiled, padded, and too large to be."""
+    target, draft = random_llama(0), random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0))
+    twins = static_twin(target), static_twin(draft)
+    for temperature in (0.0, 0.9):
+        options = dict(max_new_tokens=200, temperature=temperature, seed=3, **setting)
+        one, other = (generate(each[0], [5, 3], each[1], **options) for each in ((target, draft), twins))
+        assert one.tokens == other.tokens
+        assert one.stats.accept_lengths == other.stats.accept_lengths
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows, compiler):
+    """The compiler's own conditions, which calls do not check, in inference mode or out of it."""
+    new = partial(torch.randn, dtype=torch.float64)
+    around = (17, 32, 64, 128, 256, 1024, 8 * rows + 5)
+    lengths = {rows + 1, rows + 2, 4097, *(each + i for each in around for i in (-1, 0, 1))}
+    held = []
+    for inference in (True, False):
+        compiled.compiled_block.cache_clear()  # what is read takes on the mode it is read in
+        with torch.inference_mode(inference):
+            models, each = [random_llama(seed) for seed in (2, 3)], []
+            for model in models:
+                use_fastest(model)
+                compiled.use_compiled(model, rows, torch.float64, packs=False)
+            shape = compiled.shape_of(models[0].config)
+            run_block = compiled.compiled_block(shape, rows, torch.float64, False)
+            for number, length in enumerate(sorted(lengths)):
+                keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
+                block = models[number % 2].model["layers"][number % 4]
+                cos, sin = new(2, rows, 8).unbind()
+                slots = torch.arange(length - rows, length)
+                passed = new(1, rows, 32), cos, sin, new(rows, length), slots, keys, values
+                each.append(run_block.guard_check(block, *passed))
+            held.append(all(each))
+    assert any(held)
+
+
+def double(x):
+    return 2 * x
+
+
+def test_compiled_code_is_kept_and_made_again_where_it_is_damaged(compiler, cache, capfd):
+    x = torch.ones(2)
+    for damage, said in ((False, 1), (False, 0), (True, 1)):
+        for file in cache.glob("compiled/*") if damage else ():
+            if file.is_file():
+                file.write_bytes(b"damaged")
+        assert torch.equal(compiled.compiled(double, (x,), "it", key=[])(x), 2 * x)
+        assert capfd.readouterr().err.count("compiling it") == said
+
+
+def test_a_compiler_that_is_missing_is_one_line(cache, monkeypatch):
+    from torch._inductor import config
+
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        with pytest.raises(ValueError, match="--compile needs a C\\+\\+ compiler.*: ") as caught:
+            compiled.compiled(double, (torch.ones(3),), "it", key=[])
+    assert "\n" not in str(caught.value)
