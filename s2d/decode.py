@@ -129,16 +129,11 @@ class Decoder:
         # 2. One target pass over the nodes, behind what it has not seen of the context.
         seen, sent = self.cache.length, self.tree.sent
         tokens = [*self.context[seen:], *self.tree.part(sent)[0]]
-        positions, mask = self.tree.positions_and_mask(
-            start=seen, end=seen + len(tokens), nodes=sent, model=self.target
-        )
-        return {
-            "tokens": torch.tensor([tokens], device=self.target.device),  # (1, T)
-            "positions": positions,
-            "mask": mask,
-            "cache": self.cache,
-            "last": len(sent) + 1,
-        }
+        end = seen + len(tokens)
+        positions, mask = self.tree.positions_and_mask(seen, end, sent, self.target)
+        tokens = torch.tensor([tokens], device=self.target.device)  # (1, T)
+        inputs = dict(tokens=tokens, positions=positions, mask=mask, cache=self.cache)
+        return inputs | {"last": len(sent) + 1}
 
     def draft_tree(self) -> Tree:
         n, draft = len(self.context), self.draft_model

@@ -26,14 +26,8 @@ MAX_NODES = 1024  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before layers, which know more than it does; tuned on mini-*
 # What a draft's config says, for exit 0 alone. Tuned on SmolLM2-135M with 48 Spec-Bench prompts.
-TABLE_ALONE = SimpleNamespace(
-    num_hidden_layers=0,
-    exit_layers=(0,),
-    thresholds=(0.0,),
-    draft_length=4,
-    draft_stop=0.03,
-    draft_tree=(6, 7, 7),
-)
+TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
+TABLE_ALONE.draft_length, TABLE_ALONE.draft_stop, TABLE_ALONE.draft_tree = 4, 0.03, (6, 7, 7)
 
 
 @dataclass(frozen=True)
@@ -65,9 +59,7 @@ class Options:
         for name, methods in USED_BY.items():
             if getattr(self, name) != getattr(Options, name) and self.method not in methods:
                 others = " or ".join(methods)
-                raise ValueError(
-                    f"method {self.method} does not use {name}; leave it out, or use {others}"
-                )
+                raise ValueError(f"method {self.method} does not use {name}; use {others}")
         check_range("max_new_tokens", self.max_new_tokens, 1)
         if self.temperature != 0:  # logits divided by less might not be finite
             check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)
@@ -86,10 +78,8 @@ class Options:
         if draft is None:
             draft = TABLE_ALONE
         elif draft.vocab_size != target.vocab_size:
-            raise ValueError(
-                f"the draft has {draft.vocab_size} tokens, the target {target.vocab_size}: "
-                "they must share a vocabulary"
-            )
+            sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
+            raise ValueError(f"draft and target have {sizes}: they must share a vocabulary")
         elif not isinstance(draft, DraftConfig):
             draft = DraftConfig(**vars(draft))
         exits = self.resolved_exits(draft)
@@ -126,9 +116,7 @@ class Options:
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must increase, got {list(exits)}")
         if len(exits) > 1 and self.method not in SORTED:
-            raise ValueError(
-                f"method {self.method} drafts from one exit, not {list(exits)}; use s2d"
-            )
+            raise ValueError(f"method {self.method} has one exit, not {list(exits)}; use s2d")
         return tuple(exits)
 
     def resolved_thresholds(self, exits, draft):

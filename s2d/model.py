@@ -174,15 +174,7 @@ class Llama(nn.Module):
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
         return self.model["embed_tokens"](tokens)
 
-    def run_layers(
-        self,
-        hidden: Tensor,
-        first: int = 0,
-        end: int | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
+    def run_layers(self, hidden, first=0, end=None, positions=None, mask=None, cache=None):
         """Hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
         With a ``cache`` of S positions B is 1, and the T new positions are stored behind them.

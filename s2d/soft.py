@@ -23,15 +23,7 @@ def exit_hidden(model, tokens: torch.Tensor, exits, recompute=False):
         first = exit_layer
 
 
-def soft_losses(
-    model,
-    tokens: torch.Tensor,
-    labels: torch.Tensor,
-    exits,
-    count=None,
-    distillation=None,
-    recompute=False,
-) -> torch.Tensor:
+def soft_losses(model, tokens, labels, exits, count=None, distillation=None, recompute=False):
     """Next-token cross entropy (E,) in nats at each of ``exits``, from one pass through all layers.
 
     ``labels`` (B, T) is the token that follows each of ``tokens`` (B, T), -100 where nothing is to
@@ -57,15 +49,8 @@ def soft_losses(
         for start in range(0, max(1, len(labels)), CHUNK):
             part = slice(start, start + CHUNK)
             taught_part = taught[part] if distillation else None
-            loss = loss + checkpoint(
-                chunk_loss,
-                model,
-                hidden[part],
-                labels[part],
-                distillation,
-                taught_part,
-                use_reentrant=False,
-            )
+            arguments = (model, hidden[part], labels[part], distillation, taught_part)
+            loss = loss + checkpoint(chunk_loss, *arguments, use_reentrant=False)
         losses.append(loss)
     return torch.stack(losses) / max(1, len(labels) if count is None else count)
 

@@ -20,14 +20,7 @@ from .sampling import Sampling
 from .tree import CONTEXT, is_chain
 
 
-def verify(
-    n: int,
-    tokens: list[int],
-    parents: list[int],
-    q: Tensor | None,
-    logits: Tensor,
-    sampling: Sampling,
-) -> tuple[list[int], int]:
+def verify(n: int, tokens, parents, q: Tensor | None, logits: Tensor, sampling: Sampling):
     """By the verifier that fits, for a tree behind n positions and ``logits`` (N+1, V).
 
     ``q`` (R, V) is what the tokens were drawn from, None where they face no test.

@@ -21,7 +21,11 @@ from .linear import FastLinear, can_pack, fast_linears, packed_linear, replace_l
 FEW = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
 HERE = Path(__file__)  # what is compiled is in these files
-SOURCES = HERE, HERE.with_name("linear.py"), *map(HERE.parents[1].joinpath, ("model.py", "cache.py"))
+SOURCES = (
+    HERE,
+    HERE.with_name("linear.py"),
+    *map(HERE.parents[1].joinpath, ("model.py", "cache.py")),
+)
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
