@@ -78,10 +78,7 @@ def follow(load_part):
 
 
 class DividedTarget(nn.Module):
-    """The target on rank 0: whatever it does, the other ranks do with their part.
-
-    They hold the newest cache alone, so texts are decoded one after another.
-    """
+    """The target on rank 0. What it does, the other ranks do with their parts and newest cache."""
 
     def __init__(self, load_part, path, device, dtype):
         super().__init__()
@@ -91,20 +88,27 @@ class DividedTarget(nn.Module):
 
     def new_cache(self, capacity):
         send("new_cache", capacity)
-        cache = self.part.new_cache(capacity)
-        cache.keep = partial(keep, cache)
-        return cache
+        return DividedCache(self.part.new_cache(capacity))
 
     def forward(self, tokens, last, positions, mask, cache):
         tensors = {"tokens": tokens, "positions": positions, "mask": mask}
         send("forward", last, moved(tensors, "cpu"))
-        return self.part(**tensors, last=last, cache=cache)
+        return self.part(**tensors, last=last, cache=cache.part)
 
 
-def keep(cache, length, path):
-    """``KVCache.keep`` on every rank."""
-    send("keep", length, path)
-    type(cache).keep(cache, length, path)
+class DividedCache:
+    """The KV cache of a DividedTarget."""
+
+    def __init__(self, part):
+        self.part = part
+
+    @property
+    def length(self):
+        return self.part.length
+
+    def keep(self, length, path):
+        send("keep", length, path)
+        self.part.keep(length, path)
 
 
 def moved(tensors, device):
