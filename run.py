@@ -27,7 +27,7 @@ from s2d.trace import Recorder, check_page, traced
 from s2d.trace.conversation import converse
 from s2d.trace.terminal import Streamed, answer_all, as_json, colors_of, report
 from s2d.tree import Dynamic
-from s2d.weights import DTYPES, check_device, placement
+from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config
 from s2d.weights.names import draft_beside, find_target
 
@@ -39,28 +39,29 @@ MINI_EXAMPLE = (
 
 
 def main(arguments=None):
-    args = parse(arguments)
-    return run_program("run.py", run_divided if is_torchelastic_launched() else run, args)
+    if is_torchelastic_launched():
+        return run_program("run.py", run_divided, arguments)
+    return run_program("run.py", run, arguments)
 
 
-def run_divided(args):
+def run_divided(arguments):
     """``run``, with the target divided among the processes that torchrun started."""
-    if args.compile or args.interactive or args.prompts:
-        raise ValueError("torchrun does not go with --compile, --interactive or --prompts")
-    from s2d.extras import parallel  # takes a second to import
-    from s2d.weights.divided import load_target
+    from s2d.extras.parallel import run_on_rank_0  # takes a second to import
+    from s2d.weights.divided import load_part
 
-    with parallel.joined(check_device(args.device)) as mesh:
-        return run(args, partial(load_target, mesh=mesh))
+    return run_on_rank_0(partial(run, arguments), load_part)
 
 
-def run(args, load_target=None):
+def run(arguments, load_target=None):
     """The whole program; ``load_target`` loads the target in the place of ``load_model``."""
+    args = parse(arguments)
     # 1. Options: what cannot be run is refused before a model is loaded.
     if args.interactive and (args.prompts or args.json or args.trace):
         raise ValueError("--interactive does not go with --prompts, --json or --trace")
     if args.prompts and (args.prompt or args.trace or args.compile):
         raise ValueError("--prompts does not go with --prompt, --trace or --compile")
+    if load_target and (args.prompts or args.compile):
+        raise ValueError("torchrun does not go with --prompts or --compile")
     if args.trace:
         check_page(args.trace)
     f"{args.prompt}{args.system}".encode()  # raises ValueError: bytes that are not UTF-8
@@ -83,7 +84,7 @@ def run(args, load_target=None):
         options = replace(options, stop=read_stop(args.stop, draft))
     if datastore:
         options = replace(options, datastore=load_datastore(datastore, config))
-    if options.method != "ar" and target.device.type == "cpu":
+    if options.method != "ar" and target.device.type == "cpu" and not load_target:
         options = replace(options, **tune(options, models, batch=args.batch if args.prompts else 1))
 
     # 3. Encode
@@ -133,7 +134,7 @@ def run(args, load_target=None):
     if args.json:
         return
     print(f"\n{report(generation, colors)}", flush=True)
-    if args.prompt is None and options.method != "ar" and load_target is None:
+    if args.prompt is None and options.method != "ar":
         print(compare(partial(begin, prompt), options, generation))
 
 

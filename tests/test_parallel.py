@@ -2,122 +2,112 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, WEIGHTS, random_llama, refuses
+from helpers import ROOT, WEIGHTS, program, random_llama, random_tokens, refuses
 
 import run
-from s2d import generate, load_model
+from s2d import load_model
 from s2d.extras import parallel
-from s2d.text.tokenizer import Tokenizer
-from s2d.train import __main__ as train
+from s2d.generate import start
 from s2d.weights import save_model
-from s2d.weights.divided import load_target
+from s2d.weights.divided import load_part
 
-METHODS = ("ar", False), ("s2d", False), ("s2d", True), ("s2d-tree", False)  # and whether coupled
-CPU = torch.device("cpu")
+SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
+SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own
+CASES = [
+    dict(method="ar", tokens=LONG),
+    dict(method="s2d", tokens=LONG),
+    dict(method="s2d", tokens=SHORT, coupled=False, temperature=1.0),
+    dict(method="s2d-tree", tokens=SHORT, temperature=1.0),
+    dict(method="mcsd", tokens=SHORT, tree=(3, 2), init="target"),
+]
 
 
-def torchrun(ranks, *arguments, **options):
+def torchrun(*arguments, **options):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command = list(map(str, [*start, ranks, *arguments]))
-    return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+    begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = list(map(str, [*begin, *arguments]))
+    options |= {"env": environment, "capture_output": True, "text": True, "timeout": 100}
+    return subprocess.run(command, **options)
 
 
-def answer_of(ranks, *arguments, **options):
-    """What rank 0 of this file's job prints, as JSON."""
-    done = torchrun(ranks, __file__, *arguments, **options)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def answers(target, folder):
+    """Of each case the tokens, and the logits of every step; the first layers draft."""
+    draft, found = load_model(folder, dtype="float64", num_layers=2), []
+    for case in CASES:
+        generation = start(target, draft=draft, max_new_tokens=20, seed=3, **case)
+        logits = [step.logits.tolist() for step in generation]
+        found.append({"tokens": generation.tokens, "logits": logits})
+    return found
 
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """A grouped-query target whose vocabulary no number of ranks divides, and a similar draft."""
+    """A tied and an untied target of grouped queries."""
     folder = tmp_path_factory.mktemp("family")
-    heads = dict(scale=0.25, num_attention_heads=8, num_key_value_heads=4, head_dim=4)
-    target, draft = (random_llama(0, **heads, num_hidden_layers=layers) for layers in (3, 2))
-    weights = target.state_dict()
-    draft.load_state_dict({name: weights[name] for name in draft.state_dict()})
-    save_model(target, folder / "target", dtype=torch.float64)
-    save_model(draft, folder / "draft", dtype=torch.float64)
+    for name, tied in (("tied", True), ("untied", False)):
+        target = random_llama(0, scale=0.25, tie_word_embeddings=tied, **SIZES)
+        save_model(target, folder / name, dtype=torch.float64)
     return folder
 
 
-def load_pair(family):
-    return [load_model(family / name, dtype="float64") for name in ("target", "draft")]
-
-
-def answers(target, draft, seed=3):
-    """[method, temperature, tokens] for every method, greedy and sampled."""
-    found = []
-    for method, coupled in METHODS:
-        for temperature in (0.0, 1.0):
-            options = dict(temperature=temperature, max_new_tokens=20, seed=seed, coupled=coupled)
-            options |= dict(exits=(1, 2)) if method != "ar" else {}
-            output = generate(target, [1, 5, 9, 33], draft, method, **options)
-            found.append([method, temperature, output.tokens])
-    return found
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_divided_target_writes_the_same_tokens(family, ranks):
-    """In float64. Every rank holds its part of divided weights, whole norms and its own heads.
-
-    Rank 0 decides alone: the others' drafts and random choices differ, and nothing hangs.
-    """
-    result = answer_of(ranks, "decode_on_every_rank", family, timeout=300)
-    target, draft = load_pair(family)
-    assert result["answers"] == [answers(target, draft)] * ranks
-    sampled = [tokens for _, temperature, tokens in result["answers"][0] if temperature]
-    alone, _, coupled, growing = sampled
-    assert alone == coupled == growing
-    assert result["logits_error"] < 1e-12
-    norms = sum(p.numel() for p in target.parameters() if p.dim() == 1)
-    divided = sum(p.numel() for p in target.parameters() if p.dim() == 2)
-    assert sum(result["held"]) == divided + ranks * norms
-    assert max(result["held"]) < divided / ranks + norms + 2 * target.config.hidden_size * ranks
-    assert result["cache_heads"] == 4 // ranks
-
-
-def decode_on_every_rank(family):
-    with parallel.joined(CPU) as mesh:
-        target = load_target(family / "target", CPU, "float64", mesh)
-        whole, draft = load_pair(family)
-        tokens, rank = torch.arange(1, 30)[None], mesh.get_local_rank()
-        local = [getattr(p, "to_local", lambda p=p: p)() for p in target.parameters()]
-        error = (target(tokens) - whole(tokens)).abs().max().item()
-        for parameter in draft.parameters():
-            parameter += rank * torch.randn_like(parameter)
-        every, held = [None] * mesh.size(), [None] * mesh.size()
-        dist.all_gather_object(every, answers(target, draft, seed=3 + rank))
-        dist.all_gather_object(held, sum(tensor.numel() for tensor in local))
-        result = {"answers": every, "logits_error": error, "held": held}
-        print(json.dumps(result | {"cache_heads": target.new_cache(8).keys.shape[-3]}))
-
-
-def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path):
-    """Rank 0 alone reads the prompt, prints the answer and writes the page."""
-    page, question = tmp_path / "page.html", "What is the capital of Tadastan?"
-    options = ["--target", "70b", "--dtype", "float64", "--prompt", "-", "--json", "--trace", page]
-    done = torchrun(2, ROOT / "run.py", *options, input=question)
+def test_a_divided_target_has_the_logits_and_text_of_a_whole_one(family):
+    """In float64, in drafts of all shapes, and each rank holds half of what is divided."""
+    done = torchrun(__file__, family)
     assert done.returncode == 0, done.stderr
-    names = "mini-70b", "mini-draft"
-    target, draft = (load_model(WEIGHTS / name, dtype="float64") for name in names)
-    prompt = Tokenizer(WEIGHTS / "mini-70b/tokenizer.model").encode_chat([question])
-    expected = generate(target, prompt, draft).tokens
-    assert json.loads(done.stdout)["tokens"] == expected
-    assert done.stderr.count("target /") == done.stderr.count("every step: ") == 1
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text())[1])
-    assert sum((step["tokens"] for step in data["steps"]), []) == expected
-    assert data["steps"][-1]["rounds"][0]
+    result = json.loads(done.stdout)
+    for name in ("tied", "untied"):
+        target = load_model(family / name, dtype="float64")
+        for one, two in zip(answers(target, family / name), result[name]["answers"]):
+            assert one["tokens"] == two["tokens"] and len(one["logits"]) == len(two["logits"])
+            for a, b in zip(one["logits"], two["logits"]):
+                assert (torch.tensor(a) - torch.tensor(b)).abs().max() < 1e-9
+        layers = sum(p.numel() for p in target.model["layers"].parameters())
+        assert 0.5 * layers <= result[name]["held"] < 0.51 * layers
+        assert result[name]["heads"] == 2
+
+
+def answer_on_two_ranks(family, load_target):
+    """On rank 0: one target after the other; prints what it finds as JSON."""
+    found = {}
+    for name in ("tied", "untied"):
+        target = load_target(family / name, "cpu", "float64")
+        held = sum(p.numel() for p in target.part.model["layers"].parameters())
+        heads = target.new_cache(8).part.keys.shape[2]
+        found[name] = {"answers": answers(target, family / name), "held": held, "heads": heads}
+    print(json.dumps(found))
+
+
+def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path, capsys):
+    """The answer is that of one process, and rank 0 alone writes the page."""
+    line = "--target", "70b", "--dtype", "float64", "--json"
+    question = "What is the capital of Tadastan?"
+    page = tmp_path / "page.html"
+    done = torchrun(ROOT / "run.py", *line, "--prompt", "-", "--trace", page, input=question)
+    assert done.returncode == 0, done.stderr
+    assert program(run.main, *line, "--prompt", question) == 0
+    two, one = json.loads(done.stdout), json.loads(capsys.readouterr().out)
+    for name in ("text", "tokens", "options"):
+        assert one[name] == two[name]
+    assert one["stats"]["accept_lengths"] == two["stats"]["accept_lengths"]
+    assert page.is_file() and done.stderr.count("loading target") == 1
+
+
+def test_a_folder_that_cannot_be_divided_is_one_line_and_no_hang(tmp_path):
+    """Both ranks meet the error; only rank 0 prints it."""
+    model = random_llama(0, vocab_size=1024, num_key_value_heads=1)
+    save_model(model, tmp_path / "one", WEIGHTS / "mini-7b")
+    done = torchrun(ROOT / "run.py", "--target", tmp_path / "one", "--method", "ar")
+    own = done.stderr.partition("torch/distributed")[0]
+    assert own.count("run.py: ") == own.count("1 key/value heads cannot be divided among 2") == 1
+    assert "Traceback" not in own and "exitcode  : 2 " in done.stderr and not done.stdout
 
 
 @pytest.fixture
@@ -126,34 +116,16 @@ def launched(monkeypatch):
     names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost"}
     for name, value in (names | {"MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "x"}).items():
         monkeypatch.setenv(name, str(value))
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
-SOFT = "soft --init x --layers 1 --exits 1 --out x"
-REFUSED = {
-    "--target 70b --interactive": "run.py: --interactive is for a target in one process",
-    "--target 70b --compile": "run.py: --compile is for a target in one process",
-    "--target 70b --trace /nowhere/page.html": "run.py: /nowhere/page.html",
-    "mini --out /nonexistent": "trains in a single process; start it without torchrun",
-    f"{SOFT} --data self": "trains in a single process; start it without torchrun",
-}
+REFUSED = {"--exits 9": "exits of 4 draft layers", "--prompts x": "torchrun", "--tree": "--tree"}
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_what_several_processes_do_not_do(line, launched, capsys):
-    main = run.main if "--target" in line else train.main
-    refuses(main, capsys, REFUSED[line], *line.split())
-
-
-def test_heads_that_cannot_be_divided():
-    done = torchrun(3, ROOT / "run.py", "--target", "70b")
-    message = "8 heads with 2 key/value heads cannot be divided among 3 processes"
-    assert done.returncode != 0 and message in done.stderr
-    assert "Traceback" not in done.stderr.split("torch/distributed")[0]
+def test_a_wrong_option_is_one_line_and_exit_code_2(line, launched, capsys):
+    refuses(run.main, capsys, REFUSED[line], "--target", "70b", *line.split())
+    assert not dist.is_initialized()
 
 
 if __name__ == "__main__":
-    job, path, *more = sys.argv[1:]
-    globals()[job](Path(path), *more)
+    parallel.run_on_rank_0(partial(answer_on_two_ranks, Path(sys.argv[1])), load_part)

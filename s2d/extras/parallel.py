@@ -1,0 +1,115 @@
+"""Several processes, as torchrun starts them: rank 0 runs the program, the others follow it.
+
+A target that is divided among them (weights/divided.py) makes each pass on all ranks at once, for
+which rank 0 sends commands. It alone drafts and verifies: one bit of difference at a threshold, and
+another rank would have another tree.
+"""
+
+import io
+import time
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.attention import sdpa_kernel
+
+from ..model import DECODING_KERNELS
+
+
+@contextmanager
+def joined(device):
+    """A DeviceMesh of the processes; only rank 0 of them gives notices."""
+    dist.init_process_group(timeout=timedelta(days=1))  # rank 0 may wait for someone who types
+    with ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        stack.callback(time.sleep, 0.1)  # gloo's threads abort if Python ends before they do
+        if dist.get_rank() > 0:
+            stack.enter_context(redirect_stderr(io.StringIO()))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        yield init_device_mesh(device.type, (dist.get_world_size(),))
+
+
+def from_rank_0(function):
+    """What ``function()`` returns on rank 0, or in the one process; no other rank calls it."""
+    if not dist.is_initialized():
+        return function()
+    box = [function() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def send(*command):
+    from_rank_0(lambda: command)
+
+
+def run_on_rank_0(program, load_part):
+    """``program(load_target)`` on rank 0; the other ranks make that target's passes with it."""
+    with joined(torch.device("cpu")):
+        if dist.get_rank() > 0:
+            return follow(load_part)
+        try:
+            return program(partial(DividedTarget, load_part))
+        finally:
+            send("end")  # or the other ranks would wait
+
+
+@torch.inference_mode()
+@sdpa_kernel(DECODING_KERNELS)
+def follow(load_part):
+    """On the other ranks: do what rank 0 sends, until it ends."""
+    part = cache = None
+    while (command := from_rank_0(None)) != ("end",):
+        name, *arguments = command
+        if name == "load":
+            with suppress(ValueError, OSError):  # rank 0 has the same error, and prints it
+                part = load_part(*arguments)
+        elif name == "new_cache":
+            cache = part.new_cache(*arguments)
+        elif name == "keep":
+            cache.keep(*arguments)
+        else:
+            last, tensors = arguments
+            part(**moved(tensors, part.device), last=last, cache=cache)
+
+
+class DividedTarget(nn.Module):
+    """The target on rank 0. What it does, the other ranks do with their parts and newest cache."""
+
+    def __init__(self, load_part, path, device, dtype):
+        super().__init__()
+        send("load", path, device, dtype)
+        self.part = load_part(path, device, dtype)
+        self.config, self.device, self.dtype = self.part.config, self.part.device, self.part.dtype
+
+    def new_cache(self, capacity):
+        send("new_cache", capacity)
+        return DividedCache(self.part.new_cache(capacity))
+
+    def forward(self, tokens, last, positions, mask, cache):
+        tensors = {"tokens": tokens, "positions": positions, "mask": mask}
+        send("forward", last, moved(tensors, "cpu"))
+        return self.part(**tensors, last=last, cache=cache.part)
+
+
+class DividedCache:
+    """The KV cache of a DividedTarget."""
+
+    def __init__(self, part):
+        self.part = part
+
+    @property
+    def length(self):
+        return self.part.length
+
+    def keep(self, length, path):
+        send("keep", length, path)
+        self.part.keep(length, path)
+
+
+def moved(tensors, device):
+    return {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
