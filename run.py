@@ -14,28 +14,21 @@ from statistics import median
 from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
-from s2d.extras.datastore import datastore_path, load_datastore
-from s2d.extras.decision import read_stop
-from s2d.extras.many import as_finished
-from s2d.extras.node_count import options_for
-from s2d.fast.costs import pass_seconds
-from s2d.fast.linear import lay_out
+from s2d.fast import is_large
 from s2d.generate import METHODS, Options, start
-from s2d.program import Parser, comma_separated, parse_tree, run_program, tell
+from s2d.program import Parser, comma_separated, parse_tree, read_stop, run_program, tell
 from s2d.text.chat import chat_template
-from s2d.trace import Recorder, check_page, traced
-from s2d.trace.conversation import converse
 from s2d.trace.terminal import Streamed, answer_all, as_json, colors_of, report
 from s2d.tree import Dynamic
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config
-from s2d.weights.names import draft_beside, find_target
+from s2d.weights.names import datastore_path, draft_beside, find_target
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
-MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
 MINI_EXAMPLE = (
     "Quick one: I want to know two things about Tadastan: its capital and its main export."
 )
+MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
 
 
 def main(arguments=None):
@@ -62,8 +55,8 @@ def run(arguments, load_target=None):
         raise ValueError("--prompts does not go with --prompt, --trace or --compile")
     if load_target and (args.prompts or args.compile):
         raise ValueError("torchrun does not go with --prompts or --compile")
-    if args.trace:
-        check_page(args.trace)
+    if args.trace and not args.trace.parent.is_dir():
+        raise ValueError(f"there is no folder {args.trace.parent} for the page")
     f"{args.prompt}{args.system}".encode()  # raises ValueError: bytes that are not UTF-8
     target_path = find_target(args.target)
     config = read_config(target_path)
@@ -83,9 +76,11 @@ def run(arguments, load_target=None):
     if args.stop:
         options = replace(options, stop=read_stop(args.stop, draft))
     if datastore:
+        from s2d.extras.datastore import load_datastore
+
         options = replace(options, datastore=load_datastore(datastore, config))
     if options.method != "ar" and target.device.type == "cpu" and not load_target:
-        options = replace(options, **tune(options, models, batch=args.batch if args.prompts else 1))
+        options = replace(options, **tune(args, options, models))
 
     # 3. Encode
     def encode(messages):
@@ -100,12 +95,16 @@ def run(arguments, load_target=None):
     about = partial(describe, args, paths, datastore, target)
     colors = colors_of(exits, "auto", sys.stdout)
     if args.interactive:
+        from s2d.trace.conversation import converse
+
         size = config.max_position_embeddings
         room = size - min(args.max_new_tokens, size // 4)
         return converse(begin, tokenizer, encode, room, args.prompt, colors)
     if args.prompts:
         prompts = read_prompts(args.prompts)
         ids = [encode([text]) for _, text in prompts]
+        from s2d.extras.many import as_finished
+
         finished = as_finished(target, ids, draft, batch=args.batch, **vars(options))
         return answer_all(prompts, ids, finished, tokenizer, about if args.json else None)
     prompt = encode([read_prompt(args, target_path)])
@@ -114,6 +113,9 @@ def run(arguments, load_target=None):
     generation = begin(prompt)
     streamed, recorder, page = Streamed(tokenizer, sys.stdout, colors), None, nullcontext()
     if args.trace:
+        from s2d.trace.page import traced
+        from s2d.trace.record import Recorder
+
         names = {name: file and Path(file).name for name, file in paths.items()}
         recorder = Recorder(tokenizer, prompt, names, generation)
         page = traced(args.trace, recorder)
@@ -181,12 +183,19 @@ def read_options(args, exits):
     )
 
 
-def tune(options, models, batch):
+def tune(args, options, models):
     """Pack weights for passes of several rows; options for how many nodes exit 0 alone sends."""
-    for model in models:
-        lay_out(model)
+    if args.compile or any(is_large(model) for model in models):
+        from s2d.fast.linear import lay_out
+
+        for model in models:
+            lay_out(model)
     if options.exits != (0,) or options.stop is not None or options.init != "draft":
         return {}
+    from s2d.extras.node_count import options_for
+    from s2d.fast.costs import pass_seconds
+
+    batch = args.batch if args.prompts else 1
     costs = pass_seconds(models[0], rows=batch * MAX_ROWS)
     return options_for(costs, batch) if costs else {}
 
@@ -244,29 +253,22 @@ def describe(args, paths, datastore, target, generation):
 def compare(begin, options, generation):
     """How fast an answer was, as a line; where that does not pay, another line says why.
 
-    The target alone and the method take turns on the first tokens of the answer, as many as the
-    target makes in half the answer's time (or half a second).
+    The target alone and the method take turns on the answer's first tokens, two runs each.
     """
     tell("timing the target alone and the method in turns, to compare")
-    names = "max_new_tokens", "temperature", "top_p", "top_k", "seed"
+    count = min(len(generation.tokens), max(16, len(generation.tokens) // 4))
+    names = "temperature", "top_p", "top_k", "seed"
     alone = Options("ar", **{name: getattr(options, name) for name in names})
-    begin(replace(alone, max_new_tokens=2)).finish()  # first passes are slow
-    first = begin(alone)
-    for _ in first:
-        if first.stats.seconds > max(1.0, generation.stats.seconds) / 2:
-            break
-    count = len(first.tokens)
-    speeds = {"ar": [count / first.stats.seconds], options.method: []}
-    for each in (options, alone, options):
+    speeds = {"ar": [], options.method: []}
+    for each in (alone, options, alone, options):
         again = begin(replace(each, max_new_tokens=count)).finish()
-        speeds[each.method].append(len(again.tokens) / again.stats.seconds)
+        speeds[each.method].append(again.tokens_per_second)
     ratio = median(speeds[options.method]) / median(speeds["ar"])
     lines = f"speed          {ratio:.2f} times as fast as the target alone (median of 2 runs each)"
     if ratio < 1:
-        tokens = len(again.tokens) / again.stats.steps
-        drafted = sum(again.stats.exit_counts.values())
-        right = (len(again.tokens) - again.stats.steps) / max(1, drafted)
-        lines += f"\nwhy            {right:.0%} of the drafted tokens were right, so a step gives "
+        stats = again.stats
+        right, tokens = stats.accepted / stats.exit_counts.total(), stats.mean_accepted_tokens
+        lines += f"\nwhy            {right:.0%} of the drafted tokens were right: a step gives "
         lines += f"{tokens:.1f} tokens, and takes {tokens / ratio:.1f} times as long as one alone"
     return lines
 

@@ -42,6 +42,16 @@ def parse_tree(text):
         raise ValueError(f"a tree is written {forms}, not {text!r}") from None
 
 
+def read_stop(text, draft=None):
+    """What a command line gives as ``stop``: a probability, or the file of a decision model."""
+    try:
+        return float(text)
+    except ValueError:
+        from .extras.decision import PathStop, load_decision
+
+        return PathStop(load_decision(text, draft))
+
+
 def one_line(message):
     """A message in one line, whatever a user's words in it hold; a terminal obeys none of it."""
     text = " ".join(str(message).split())

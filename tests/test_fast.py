@@ -36,7 +36,11 @@ def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
             if can_pack(dtype):
                 module.packed = linear.pack(weight)
             x = torch.randn(1, rows, 160).to(dtype)
-            truth, plain, found = F.linear(x.double(), weight.double()), F.linear(x, weight), module(x)
+            truth, plain, found = (
+                F.linear(x.double(), weight.double()),
+                F.linear(x, weight),
+                module(x),
+            )
             assert found.shape == plain.shape and found.is_contiguous() and found.dtype == dtype
             error, allowed = ((each.double() - truth).abs().mean() for each in (found, plain))
             assert error <= 2.0 * allowed
@@ -126,7 +130,11 @@ def test_as_many_nodes_are_sent_as_give_the_most_tokens_per_second():
         rates = [(1 + TRUST * sum(probs[:n])) / seconds[n] for n in range(16)]
         assert rates[node_count(probs, seconds)] == pytest.approx(max(rates))
         least = min_paying_prob(seconds)
-        assert node_count([least * 0.999] * 15, seconds) == 0 < node_count([least * 1.001] * 15, seconds)
+        assert (
+            node_count([least * 0.999] * 15, seconds)
+            == 0
+            < node_count([least * 1.001] * 15, seconds)
+        )
 
 
 def test_costs_change_what_is_sent_and_not_the_text():
@@ -195,14 +203,21 @@ def test_compiled_passes_with_packed_weights(static_twin, monkeypatch):
         lay_out(twin)
 
 
-@pytest.mark.parametrize("setting", [dict(method="s2d"), dict(method="s2d-tree", tree=Dynamic(3, 4, 10))])
+@pytest.mark.parametrize(
+    "setting", [dict(method="s2d"), dict(method="s2d-tree", tree=Dynamic(3, 4, 10))]
+)
 def test_compiled_generations_are_the_eager_ones(setting, static_twin):
     """To the end of the context, by passes that are compiled, padded, and too large to be."""
-    target, draft = random_llama(0), random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0))
+    target, draft = (
+        random_llama(0),
+        random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0)),
+    )
     twins = static_twin(target), static_twin(draft)
     for temperature in (0.0, 0.9):
         options = dict(max_new_tokens=200, temperature=temperature, seed=3, **setting)
-        one, other = (generate(each[0], [5, 3], each[1], **options) for each in ((target, draft), twins))
+        one, other = (
+            generate(each[0], [5, 3], each[1], **options) for each in ((target, draft), twins)
+        )
         assert one.tokens == other.tokens
         assert one.stats.accept_lengths == other.stats.accept_lengths
 

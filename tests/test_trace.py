@@ -13,8 +13,8 @@ from helpers import need
 
 from s2d.generate import generate, start
 from s2d.sampling import Sampling
-from s2d.trace import Recorder, check_page, traced
-from s2d.trace.record import why_ended
+from s2d.trace.page import traced
+from s2d.trace.record import Recorder, why_ended
 from s2d.tree import KConfig, Tree, ancestor_mask
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
@@ -239,8 +239,6 @@ def test_why_drafting_ended():
 
 def test_an_interrupted_answer_has_its_page(mini, tokenizer, tmp_path):
     file = tmp_path / "page.html"
-    with pytest.raises(ValueError, match="name a file"):
-        check_page(tmp_path / "none" / "page.html")
     generation = start(mini("mini-7b"), [1, 2], method="ar")
     recorder = Recorder(tokenizer, [1, 2], {}, generation)
     with pytest.raises(KeyboardInterrupt), traced(file, recorder):

@@ -9,9 +9,8 @@ from timeit import timeit
 
 import torch
 
-from ..extras.decision import read_stop
 from ..extras.many import generate_many
-from ..program import tell
+from ..program import read_stop, tell
 from ..text.tokenizer import Tokenizer
 from ..train.ablations import FEATURES, SEEDS, decision_of, folder_of
 from ..train.corpus import EXACT_GROUPS, conversations

@@ -10,15 +10,15 @@ from functools import partial
 
 import torch
 
-from ..extras.datastore import datastore_path, load_datastore
-from ..extras.decision import read_stop
+from ..extras.datastore import load_datastore
 from ..extras.node_count import options_for
 from ..fast.costs import pass_seconds
 from ..fast.linear import lay_out
 from ..generate import METHODS
-from ..program import comma_separated, optional, parse_tree
+from ..program import comma_separated, optional, parse_tree, read_stop
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_config
+from ..weights.names import datastore_path
 
 MOST_ROWS = 17  # of a pass over one prompt whose cost is asked for
 

@@ -16,12 +16,6 @@ from ..files import staged_file
 from ..ngram import FOLLOWERS, ORDER
 
 
-def datastore_path(folder):
-    """The file of the datastore of the model in ``folder``, which is beside it."""
-    folder = Path(folder).resolve()
-    return folder.with_name(f"{folder.name}-datastore.safetensors")
-
-
 def load_datastore(path, config):
     """The Datastore in the file ``path`` for a target of ``config``; ValueError if it is none."""
     if not Path(path).is_file():

@@ -119,11 +119,3 @@ def load_decision(path, draft=None) -> Decision:
             f"{path} was made for draft {decision.draft}, but this one is {fingerprint(draft)}"
         )
     return decision.to(draft.device)
-
-
-def read_stop(text: str, draft=None):
-    """What a user gave as --stop: a probability, or the file of a decision model."""
-    try:
-        return float(text)
-    except ValueError:
-        return PathStop(load_decision(text, draft))

@@ -10,13 +10,6 @@ from ..program import tell
 FOLDER = Path(__file__).parent
 
 
-def check_page(file):
-    """Raises ValueError where ``file`` cannot be a page; to be asked before the answer."""
-    file = Path(file)
-    if file.is_dir() or not file.parent.is_dir():
-        raise ValueError(f"{file} is a folder, or in none; name a file for the page")
-
-
 @contextmanager
 def traced(file, recorder):
     """The ``recorder``, whose page is written in the end, even where the answer is interrupted."""

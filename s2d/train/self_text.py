@@ -7,7 +7,7 @@ temperatures, are what a draft learns from, or become a datastore for exit 0.
 
 import random
 
-from ..extras.datastore import datastore_path, save_datastore
+from ..extras.datastore import save_datastore
 from ..extras.many import generate_many
 from ..files import refuse_existing
 from ..program import tell
@@ -15,6 +15,7 @@ from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
+from ..weights.names import datastore_path
 from .corpus import TABLES
 
 QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped

@@ -28,3 +28,9 @@ def draft_beside(target):
     if family not in ("mini", "smollm2"):
         family = "vicuna"  # whose draft also fits Llama 2
     return target.parent / f"{family}-draft"
+
+
+def datastore_path(folder):
+    """The file of the datastore of the model in ``folder``, which is next to it."""
+    folder = Path(folder).resolve()
+    return folder.with_name(f"{folder.name}-datastore.safetensors")
