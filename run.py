@@ -267,7 +267,8 @@ def compare(begin, options, generation):
     lines = f"speed          {ratio:.2f} times as fast as the target alone (median of 2 runs each)"
     if ratio < 1:
         stats = again.stats
-        right, tokens = stats.accepted / stats.exit_counts.total(), stats.mean_accepted_tokens
+        right = stats.accepted / max(1, stats.exit_counts.total())
+        tokens = stats.mean_accepted_tokens
         lines += f"\nwhy            {right:.0%} of the drafted tokens were right: a step gives "
         lines += f"{tokens:.1f} tokens, and takes {tokens / ratio:.1f} times as long as one alone"
     return lines

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,31 +58,25 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
 
 @pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])
 def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio):
-    """The target makes a token per second, the method two in a step; the answer took 8 seconds."""
+    """The target makes a token per second, the method two per step."""
     turns = []
 
     class Answer:
         def __init__(self, options):
             turns.append((options.method, options.max_new_tokens))
-            self.options, self.tokens = options, []
-            self.stats = SimpleNamespace(seconds=0.0, steps=0, exit_counts={2: 20})
-
-        def __iter__(self):
-            alone = self.options.method == "ar"
-            while len(self.tokens) < self.options.max_new_tokens:
-                self.tokens += [7] if alone else [7, 7]
-                self.stats.seconds += 1.0 if alone else seconds
-                self.stats.steps += 1
-                yield
+            alone = options.method == "ar"
+            self.tokens_per_second = 1.0 if alone else 2.0 / seconds
+            counts = {"exit_counts": Counter({2: 20}), "accepted": 3}
+            self.stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
 
         def finish(self):
-            return [*self] and self
+            return self
 
-    answer = SimpleNamespace(stats=SimpleNamespace(seconds=8.0))
-    line = run.compare(Answer, run.Options("s2d", max_new_tokens=64), answer)
-    assert turns == [("ar", 2), ("ar", 64), ("s2d", 5), ("ar", 5), ("s2d", 5)]
+    answer = SimpleNamespace(tokens=[7] * 80)
+    line = run.compare(Answer, run.Options("s2d", max_new_tokens=100), answer)
+    assert turns == [("ar", 20), ("s2d", 20), ("ar", 20), ("s2d", 20)]
     assert f"{ratio:.2f} times as fast as the target alone (median of 2 runs each)" in line
-    why = "15% of the drafted tokens were right, so a step gives 2.0 tokens, and takes 4.0 times"
+    why = "15% of the drafted tokens were right: a step gives 2.0 tokens, and takes 4.0 times"
     assert (why in line) == (ratio < 1)
 
 
@@ -261,7 +256,7 @@ MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
     "--target {m}/draft --draft {m}/draft": "no tokenizer at",
     "--target {m}/target --method s2d --exits 2": "no draft model at",
-    "--draft=": "--draft: invalid path value: ''",
+    "--draft=": "config.json is missing",
     "--draft {m}/json --exits 0": "--exits 0 uses no layers of --draft",
     "--method ar --draft /nowhere": "method ar does not use --draft",
     "--method ar --stop 0.5": "method ar does not use stop",
@@ -278,7 +273,7 @@ MISTAKES = {
     "--interactive --json": "--interactive does not go with",
     "--prompts x --prompt x": "--prompts does not go with",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
-    "--trace {m}/nowhere/page.html": "nowhere/page.html",
+    "--trace {m}/nowhere/page.html": "there is no folder",
 }
 
 
