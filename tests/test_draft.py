@@ -7,222 +7,212 @@ from operator import mul
 import pytest
 import torch
 from helpers import path_of, random_llama, random_parents, random_tokens, sorted_draft
-from s2d.proposal import LeastProbable, Proposal
 
-from s2d.sampling import Sampler, Sampling
-from s2d.tree import Dynamic, KConfig, TokenTree, TreeAttention
-from s2d.verify import Verdict
+from s2d import generate
+from s2d.draft import WINDOW
+from s2d.generate import Options
+from s2d.sampling import Sampling
+from s2d.tree import CONTEXT, Dynamic, KConfig, Tree
 
-CAPACITY = 100
 CHAIN = KConfig((1,) * 20)
 
 
-def cache_free_logits(model, tokens, exit_layer):
-    """What follows ``tokens``, a list, at an exit: (V,)."""
-    hidden = model.embed(torch.tensor([tokens]))
-    return model.logits(model.run_layers(hidden, 0, exit_layer))[0, -1]
+def cache_free_logits(model, tokens, layer):
+    """What follows ``tokens``, a list, after ``layer`` layers: (V,)."""
+    return model.logits(model.run_layers(model.embed(torch.tensor([tokens])), 0, layer))[0, -1]
 
 
-def cache_free_confidences(model, tokens, exits):
+def confidences(model, tokens, exits):
     return [cache_free_logits(model, tokens, each).softmax(-1).max().item() for each in exits]
 
 
-def force_exit(drafter, index):
-    """Thresholds that no, or every, confidence exceeds: tokens leave at exit ``index``."""
-    for number, each in enumerate(drafter.exits):
-        each.threshold = 0.0 if number >= index else 1.0
+def drafter_of(model, exits, thresholds, shape=CHAIN, **options):
+    return sorted_draft(model, exits, thresholds, shape, capacity=100, **options)
 
 
-def drafter_of(model, exits, thresholds, shape=CHAIN, floor=0.0):
-    return sorted_draft(model, exits, thresholds, shape, CAPACITY, LeastProbable(floor))
-
-
-def grow(drafter, context, levels, temperature=0.0, top_p=1.0, replacement=False):
-    sampling = Sampling(temperature, top_p, replacement, Sampler(0, "cpu"))
-    return drafter.grow(context, levels, sampling)
-
-
-def accept(drafter, context, proposal, path):
-    """The context behind an accepted path and a bonus token of 7."""
-    drafter.keep(len(context), proposal, Verdict(path, [], [], None), None)
-    return context + proposal.tree.tokens[path].tolist() + [7]
+def grown(drafter, context, levels=20, **options):
+    tree = Tree(context, drafter.shape, levels, drafter.min_prob)
+    drafter.grow(tree, Sampling(Options(**options), drafter.exits[-1].model))
+    return tree
 
 
 @pytest.mark.parametrize("exits", [(4,), (2, 4), (1, 2, 3), (1, 2, 3, 4)])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_every_exit_equals_a_cache_free_forward(exits, seed):
-    """Random histories of trees, chains among them: exits change, some path is kept, and again."""
+    """Random trees of which some nodes are expanded, at any exit; a path is kept, and again."""
     rng, model = random.Random(f"{exits} {seed}"), random_llama(seed)
-    drafter = drafter_of(model, exits, [0.0] * len(exits), Dynamic(top_k=5, depth=6, size=30))
-    context = random_tokens(seed, rng.randrange(1, 20))
-    caught_up = 0
-    while (n := len(context)) < 80:
+    shape = Dynamic(top_k=9, depth=20, size=30)
+    drafter = drafter_of(model, exits, thresholds=[0.0] * len(exits), shape=shape)
+    context, caught_up = random_tokens(seed, rng.randrange(1, 20)), 0
+    while len(context) < 80:
         size = rng.randrange(1, 20)
         parents = list(range(-1, size - 1)) if rng.random() < 0.3 else random_parents(rng, size)
-        tree = TokenTree(torch.tensor([rng.randrange(4) for _ in parents]), torch.tensor(parents))
-        depths = [len(path_of(parents, node)) - 1 for node in range(size)]
-        for level in range(-1, rng.randrange(-1, max(depths) + 1)):  # -1: what follows the context
-            nodes = [node for node, depth in enumerate(depths) if depth == level] or [-1]
-            wanted, end = rng.randrange(len(exits)), n + nodes[-1] + 1
-            force_exit(drafter, wanted)
-            caught_up += end - drafter.exits[wanted].filled > len(nodes)
-            prediction, tried = drafter.predict(TreeInSlots(tree, context, nodes, end))
-            paths = [context + tree.tokens[path_of(parents, node)].tolist() for node in nodes]
-            expected = [cache_free_logits(model, path, exits[wanted]) for path in paths]
-            exit_layer, confidence = tried[-1]
-            assert exit_layer == exits[wanted]
-            assert (prediction.logits - torch.stack(expected)).abs().max() < 1e-10
-            assert abs(confidence - torch.stack(expected).softmax(-1).max()) < 1e-10
-        path = path_of(parents, rng.randrange(-1, size))
-        context = accept(drafter, context, Proposal(tree, slots=range(size)), path)
-    assert caught_up > 3
+        tree = Tree(context, shape, max_levels=20)
+        tree.tokens, tree.parents = [rng.randrange(4) for _ in parents], parents
+        tree.depths = [len(path_of(parents, node)) - 1 for node in range(size)]
+        tree.sent = list(range(size))
+        for level in range(rng.randrange(max(tree.depths) + 1)):
+            if level > 0:  # else what follows the context
+                below = [i for i in range(size) if parents[i] in tree.frontier]
+                tree.frontier = rng.sample(below, rng.randrange(len(below) + 1))
+                tree.expanded += tree.frontier
+                if not tree.frontier:
+                    break
+            exit = rng.choice(drafter.exits)
+            for each in drafter.exits:  # no confidence, or every one, is above this
+                each.threshold = 0.0 if each.layer >= exit.layer else 1.0
+            end = len(context) + len(tree.expanded)
+            caught_up += end - exit.cache.length > len(tree.frontier)
+            used, prediction = drafter.predict(tree)
+            paths = [context + tree.path(node) for node in tree.frontier]
+            expected = [cache_free_logits(model, path, exit.layer) for path in paths]
+            expected = torch.stack(expected).softmax(dim=-1)
+            assert used is exit and (prediction.probs - expected).abs().max() < 1e-10
+            assert prediction.confidence == pytest.approx(expected.max().item(), abs=1e-10)
+        reached = {CONTEXT, *tree.expanded}
+        last = rng.choice([CONTEXT, *(i for i in range(size) if parents[i] in reached)])
+        drafter.keep(tree, path_of(parents, last))
+        context = context + tree.path(last) + [7]
+    assert caught_up > 2
 
 
-class TreeInSlots:
-    """A tree that is drafted already, as an exit sees it: asked about the nodes ``frontier``."""
+def test_an_exit_that_lags_far_behind_reads_the_context_in_windows():
+    model = random_llama(3, max_position_embeddings=1000)
+    drafter = sorted_draft(model, (1, 4), thresholds=(0.0, 0.0), shape=CHAIN, capacity=900)
+    context, widths = random_tokens(0, 30), []
+    for threshold, length in ((1.0, 30), (0.0, 800), (1.0, 810)):  # exit 4 runs first and last
+        context += random_tokens(length, length - len(context))
+        drafter.exits[0].threshold = threshold
+        hook = model.model["layers"][3].register_forward_hook(
+            lambda _, given, __: widths.append(given[0].shape[1])
+        )
+        tree = grown(drafter, context, levels=3)
+        hook.remove()
+        for i, exit in enumerate(tree.exits):
+            assert exit == (4 if threshold else 1)
+            expected = cache_free_logits(model, context + tree.tokens[:i], exit).argmax()
+            assert tree.tokens[i] == expected
+        drafter.keep(tree, [])
+    # The first context but its last token; that token and two nodes; 780 positions in windows.
+    assert WINDOW == 256 and widths == [30, 1, 1, 256, 256, 256, 12, 1, 1]
 
-    def __init__(self, tree, context, frontier, end):
-        self.tree, self.context, self.frontier, self.end = tree, context, frontier, end
 
-    def slot_tokens(self):
-        return self.tree.tokens
-
-    def attention(self):
-        return TreeAttention(self.tree.parents, torch.float64)
-
-
-def test_thresholds_choose_the_shallowest_exit_that_is_confident_enough():
-    model, exits = random_llama(8), (1, 2, 3, 4)
+def test_the_first_exit_that_is_confident_enough_drafts_and_none_behind_it_runs():
+    model, exits, runs = random_llama(8), (1, 2, 3, 4), []
+    for number, block in enumerate(model.model["layers"]):
+        block.register_forward_hook(lambda *_, number=number: runs.append(number))
     for seed in range(20):
-        tokens = random_tokens(seed, 12)
-        confidences = cache_free_confidences(model, tokens, exits)
+        context = random_tokens(seed, 12)
+        found = confidences(model, context, exits)
         for thresholds in ([0.3, 0.3, 0.3, 0.0], [0.9, 0.4, 0.2, 0.0], [0.2, 0.6, 1.0, 0.0]):
-            draft = grow(drafter_of(model, exits, thresholds), tokens, 1)
-            enough = [e for e, c, t in zip(exits, confidences, thresholds) if c > t]
-            assert draft.exits == enough[:1]
-            tried = exits[: exits.index(enough[0]) + 1]
-            [found] = draft.confidences
-            assert [e for e, _ in found] == list(tried)
-            assert [c for _, c in found] == pytest.approx(confidences[: len(tried)], abs=1e-10)
+            runs.clear()
+            tree = grown(drafter_of(model, exits, thresholds), context, levels=1)
+            enough = [e for e, c, t in zip(exits, found, thresholds) if c > t]
+            assert tree.exits == enough[:1] and runs == list(range(enough[0]))
+            assert tree.likelihood == pytest.approx(found[enough[0] - 1], abs=1e-10)
 
 
 def test_a_level_leaves_where_its_most_confident_node_does():
-    """The level rule of the draft tree: one confident node is enough for all of them."""
+    """One confident node is enough for all of them."""
     model, exits, thresholds = random_llama(8), (1, 2, 4), (0.5, 0.4, 0.0)
     left = set()
     for seed in range(30):
         context = random_tokens(seed, 8)
-        draft = grow(drafter_of(model, exits, thresholds, KConfig((3, 2))), context, 2)
-        each = [
-            cache_free_confidences(model, [*context, root], exits)
-            for root in draft.tree.tokens[:3].tolist()
-        ]
+        tree = grown(drafter_of(model, exits, thresholds, KConfig((3, 2))), context)
+        each = [confidences(model, [*context, root], exits) for root in tree.tokens[:3]]
         best = [max(column) for column in zip(*each)]
-        assert draft.exits[3] == next(e for e, c, t in zip(exits, best, thresholds) if c > t)
-        left.add((draft.exits[3], min(row[0] for row in each) > 0.5))
+        assert tree.exits[3] == next(e for e, c, t in zip(exits, best, thresholds) if c > t)
+        left.add((tree.exits[3], min(row[0] for row in each) > 0.5))
     assert left >= {(1, False), (2, False), (4, False)}
 
 
-def test_a_shallow_exit_runs_no_deeper_layer():
-    model = random_llama(9)
-    calls = []
-    for number, block in enumerate(model.model["layers"]):
-        block.register_forward_hook(lambda *_, number=number: calls.append(number))
-    grow(drafter_of(model, (1, 3), [0.0, 0.0]), [0] * 5, 1)
-    assert calls == [0]
-
-
-@pytest.mark.parametrize("replacement", [False, True])
-@pytest.mark.parametrize("widths", [(1,) * 6, (3, 2, 2), (2, 1, 1)])
-def test_a_draft_keeps_the_distributions_its_tokens_were_drawn_from(widths, replacement):
+@pytest.mark.parametrize("widths", [(1,) * 6, (3, 2, 2)])
+def test_a_draft_keeps_the_distributions_its_tokens_were_drawn_from(widths):
     model, context = random_llama(10), [5, 9, 1, 7]
     drafter = drafter_of(model, (2, 4), [0.4, 0.0], KConfig(widths))
-    draft = grow(drafter, context, 6, 0.7, 0.9, replacement)
-    tokens, parents = draft.tree.tokens, draft.tree.parents.tolist()
-    depths = [len(path_of(parents, node)) - 1 for node in range(-1, len(parents))]
-    assert draft.depth == len(widths)
-    exits = {depth: exit_layer for depth, exit_layer in zip(depths[1:], draft.exits)}
-    for node in [node for node in range(-1, len(parents)) if depths[node + 1] < len(widths) - 1]:
-        level = depths[node + 1] + 1
-        path = context + tokens[path_of(parents, node)].tolist()
-        raw = torch.softmax(cache_free_logits(model, path, exits[level]) / 0.7, dim=-1)
-        probs = draft.q[node + 1]
-        kept = probs > 0
+    tree = grown(drafter, context, coupled=False, temperature=0.7, top_p=0.9)
+    assert len(tree.tokens) == drafter.shape.max_nodes
+    for node, q in zip([CONTEXT, *range(len(tree.tokens))], torch.cat(tree.q)):
+        children = [i for i, parent in enumerate(tree.parents) if parent == node]
+        logits = cache_free_logits(model, context + tree.path(node), tree.exits[children[0]])
+        raw = torch.softmax(logits / 0.7, dim=-1)
+        kept = q > 0
         assert raw[kept].sum() >= 0.9 > raw[kept].sum() - raw[kept].min()
-        assert (probs - raw * kept / raw[kept].sum()).abs().max() < 1e-12
-        children = [tokens[i].item() for i, parent in enumerate(parents) if parent == node]
-        assert len(children) == widths[level]
-        if not replacement:
-            assert len(set(children)) == len(children)
-            children = children[: int(kept.sum())]
-        assert set(children) <= set(kept.nonzero().flatten().tolist())
+        assert (q - raw * kept / raw[kept].sum()).abs().max() < 1e-12
+        tokens = [tree.tokens[i] for i in children]
+        assert len(set(tokens)) == len(tokens) == widths[tree.depth(node) + 1]
+        assert kept[tokens[: int(kept.sum())]].all()
 
 
-def test_greedy_children_are_the_likeliest_first():
-    model, context = random_llama(10), [5, 9, 1, 7]
-    draft = grow(drafter_of(model, (4,), [0.0], KConfig((3, 2))), context, 2)
-    roots, *below = draft.tree.tokens.split([3, 2, 2, 2])
-    for path, children in zip([[], *roots[:, None].tolist()], [roots, *below]):
-        expected = cache_free_logits(model, context + path, 4).topk(len(children)).indices
-        assert torch.equal(children, expected)
-    assert draft.q is None
-
-
-def slow_dynamic_tree(model, context, shape):
+def slow_growing_tree(model, context, shape):
     """The paths of a Dynamic tree with one exit, by plain search.
 
     Nodes may be expanded that cannot be in the tree; that changes nothing but the search's time.
     """
-    candidates, expanded = {(): 0.0}, set()
+    found, expanded = {(): 0.0}, set()
     for _ in range(shape.depth):
-        best = sorted(candidates, key=lambda path: -candidates[path])
-        waiting = [path for path in best if path not in expanded and len(path) < shape.depth]
-        for path in waiting[: shape.top_k]:
+        waiting = [path for path in found if path not in expanded and len(path) < shape.depth]
+        for path in sorted(waiting, key=found.get, reverse=True)[: shape.top_k]:
             expanded.add(path)
             log_probs = cache_free_logits(model, [*context, *path], 4).log_softmax(-1)
-            best = log_probs.topk(shape.top_k)
-            for gain, token in zip(best.values.tolist(), best.indices.tolist()):
-                candidates[(*path, token)] = candidates[path] + gain
-    del candidates[()]
-    return set(sorted(candidates, key=lambda path: -candidates[path])[: shape.size])
+            gains, tokens = log_probs.topk(shape.top_k)
+            for gain, token in zip(gains.tolist(), tokens.tolist()):
+                found[(*path, token)] = found[path] + gain
+    del found[()]
+    return set(sorted(found, key=found.get, reverse=True)[: shape.size])
 
 
-SHAPES = [
-    *(Dynamic(3, 4, 9), Dynamic(4, 3, 40), Dynamic(2, 6, 5)),
-    *(Dynamic(1, 4, 4), Dynamic(10, 4, 60)),
-]
+SHAPES = [Dynamic(3, 4, 9), Dynamic(4, 3, 40), Dynamic(2, 6, 5), Dynamic(1, 4, 4)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_dynamic_tree_is_the_best_of_its_candidates(shape, seed):
-    """Three in a row, behind paths that were kept from slots unlike the nodes' numbers."""
+@pytest.mark.parametrize("seed", range(2))
+def test_a_growing_tree_is_the_best_of_its_candidates(shape, seed):
+    """Three in a row, behind accepted paths; where there is one, to a leaf never expanded."""
     model, context = random_llama(seed, scale=0.2), [5, 9, seed]
     drafter = drafter_of(model, (4,), [0.0], shape)
     for _ in range(3):
-        draft, n = grow(drafter, context, shape.depth), len(context)
-        tree, parents = draft.tree, draft.tree.parents.tolist()
-        paths = [tuple(tree.tokens[path_of(parents, i)].tolist()) for i in range(len(tree))]
+        tree = grown(drafter, context)
+        paths = [tuple(tree.path(node)) for node in tree.sent]
         assert len(set(paths)) == len(paths)
-        assert set(paths) == slow_dynamic_tree(model, context, shape)
+        assert set(paths) == slow_growing_tree(model, context, shape)
         assert [len(path) for path in paths] == sorted(len(path) for path in paths)
-        assert draft.depth == max(map(len, paths)) and draft.exits == [4] * len(tree)
-        path = path_of(parents, len(tree) - 1)
-        context = accept(drafter, context, draft, path)
-        # All but a last leaf had been through the draft.
-        assert drafter.exits[0].filled >= n + len(path) - 1
+        _, parents = tree.part(tree.sent)
+        leaves = [i for i, node in enumerate(tree.sent) if node not in tree.expanded]
+        last = max(leaves, default=0)
+        path = path_of(parents, last)
+        drafter.keep(tree, path)
+        held = len(path) - len(leaves[:1])
+        assert drafter.exits[0].cache.length == len(context) + held
+        context = [*context, *paths[last], 7]
 
 
-def test_the_floor_ends_the_draft_where_its_path_is_unlikely():
-    """The token that makes it so is sent: its pass was made. A growing tree keeps none such."""
+def test_drafting_ends_where_the_path_is_unlikely():
+    """The token that makes it so is sent: it was drawn. A growing tree keeps none such."""
     model, context, thresholds = random_llama(11), [3, 1, 4], [0.6, 0.0]
-    free = grow(drafter_of(model, (2, 4), thresholds), context, 20)
-    paths = list(accumulate((found[-1][1] for found in free.confidences), mul))
+    free = grown(drafter_of(model, (2, 4), thresholds), context)
+    each = [
+        max(confidences(model, context + free.tokens[:i], [exit]))
+        for i, exit in enumerate(free.exits)
+    ]
+    likelihoods = list(accumulate(each, mul))
     for last in range(1, 19):
-        floor = (paths[last - 1] + paths[last]) / 2
-        stopped = grow(drafter_of(model, (2, 4), thresholds, floor=floor), context, 20)
-        assert stopped.tree.tokens.tolist() == free.tree.tokens[: last + 1].tolist()
-        assert len(stopped.exits) == last + 1 and stopped.stopped == "confidence"
-    for shape, sent in ((CHAIN, 1), (Dynamic(3, 4, 9), 0)):
-        found = grow(drafter_of(model, (4,), [0.0], shape, floor=1.0), context, 4)
-        assert len(found.tree) == len(found.exits) == sent
+        min_prob = (likelihoods[last - 1] + likelihoods[last]) / 2
+        tree = grown(drafter_of(model, (2, 4), thresholds, min_prob=min_prob), context)
+        assert tree.tokens == free.tokens[: last + 1]
+    growing = grown(drafter_of(model, (4,), [0.0], Dynamic(3, 4, 9), min_prob=0.05), context)
+    assert min(growing.probs) >= 0.05 and 0 < len(growing.sent) < 9
+    most = grown(drafter_of(model, (4,), [0.0], Dynamic(3, 4, 9), nodes_to_send=len), context)
+    fewer = drafter_of(model, (4,), [0.0], Dynamic(3, 4, 9), nodes_to_send=lambda probs: 5)
+    best = sorted(most.sent, key=most.probs.__getitem__, reverse=True)[:5]
+    assert sorted(grown(fewer, context).sent) == sorted(best)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(temperature=1.0, coupled=False)])
+@pytest.mark.parametrize("method", ["sd", "s2d", "mcsd", "s2d-tree"])
+def test_all_that_a_draft_drafts_that_is_the_target_is_accepted(method, options):
+    if method == "s2d-tree":
+        options = options | dict(tree=(2, 2, 1))  # a growing tree is for shared noise
+    same = random_llama(5, eos_token_ids=(), exit_layers=(2, 4), thresholds=(1.0, 0.0))
+    stats = generate(same, [3, 1, 4], same, method, max_new_tokens=60, **options).stats
+    assert stats.acceptance_rate == 1.0 and stats.exit_counts.keys() == {4}
