@@ -1,4 +1,4 @@
-"""The benchmark's command line: speed; ``papers`` or ``exit0`` before the options: these.
+"""The benchmark's command line: speed, or a subcommand, ``papers`` or ``exit0``.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
 """

@@ -1,6 +1,6 @@
 """Exit 0 (ngram.py) judged: how sure it is of the next token, against how often that is right.
 
-At every position of the target's own greedy answers. A row is a tenth of confidence; 0 is where
+At every position of the target's own greedy answers. A column is a tenth of confidence; 0 is where
 the table knows no suffix of the context.
 """
 
@@ -27,19 +27,17 @@ def report(args):
     file, template = datastore_path(folder), chat_template(folder)
     datastore = load_datastore(file, target.config) if file.is_file() else None
     options = dict(method="s2d-tree", exits=(0,), datastore=datastore)
-    rows = defaultdict(list)  # the tenth above: (confidence, whether it was right)
+    tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
     for number, question in enumerate(questions, 1):
         prompt = tokenizer.encode_chat(question["turns"][:1], template)
         answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
         for confidence, right in judged(NGrams(datastore), prompt, answer.tokens):
-            rows[math.ceil(10 * confidence)].append((confidence, right))
+            tenths[math.ceil(10 * confidence)].append(right)
         tell(f"{folder.name}: question {number} of {len(questions)}")
-    lines = [["confidence up to", "positions", "mean confidence", "right"]]
-    for tenth, found in sorted(rows.items()):
-        confidences, right = zip(*found)
-        numbers = f"{len(found):,}", f"{mean(confidences):.0%}", f"{mean(right):.0%}"
-        lines.append([f"{tenth / 10:g}", *numbers])
-    print(render(lines, args.markdown))
+    columns = [("confidence up to", "positions", "right")]
+    for tenth, right in sorted(tenths.items()):
+        columns.append((f"{tenth / 10:g}", str(len(right)), f"{mean(right):.0%}"))
+    print(render([*zip(*columns)], args.markdown))
 
 
 def judged(ngrams, prompt, answer):
