@@ -162,6 +162,14 @@ def test_the_whole_command(tmp_path, capsys):
     assert len(texts) == 1
 
 
+def test_exit_0_is_judged_at_every_position(capsys):
+    assert program(bench.main, *"exit0 --target 7b --limit 1 --max-new-tokens 3".split()) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    names, *columns = zip(*[[cell.strip() for cell in line if cell] for line in lines])
+    assert names == ("confidence up to", "positions", "right")
+    assert sum(int(count) for _, count, _ in columns) == 6 * 3
+
+
 def test_answer_files_say_what_spec_bench_reads(questions, tmp_path, capsys):
     """Lists by turn, and an accept length per step."""
     arguments = [*SMALL, "--methods", "s2d", "--temperature", "0", "--questions", questions]

@@ -1,4 +1,4 @@
-"""The benchmark's command line: speed, or with ``papers`` before the options the papers'.
+"""The benchmark's command line: speed, or a subcommand, ``papers`` or ``exit0``.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=decision
 """
@@ -9,7 +9,9 @@ from pathlib import Path
 
 from ..program import Parser, comma_separated, run_program
 from ..weights import DTYPES
-from . import papers, speed
+from . import exit0, papers, speed
+
+ROUNDS = "in each all methods take turns (%(default)s)"
 
 
 def count(text):
@@ -27,7 +29,14 @@ def main(arguments=None):
         add("--drafts", type=Path, metavar="DIR", help="what python -m s2d.train ablations made")
         add("--only", nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these")
         add("--out", type=Path, metavar="DIR", help="keeps what was measured; used again")
+        add("--rounds", type=count, help=ROUNDS)
         parser.set_defaults(limit=2, rounds=1, max_new_tokens=48)
+    elif arguments[:1] == ["exit0"]:
+        parser, report = Parser("bench exit0", description=exit0.__doc__), exit0.report
+        arguments = arguments[1:]
+        add = parser.add_argument
+        add("--target", required=True, metavar="7b|PATH", help="the model")
+        parser.set_defaults(limit=2, max_new_tokens=128)
     else:
         parser, report = Parser("bench", description=speed.__doc__), speed.report
         add = parser.add_argument
@@ -44,9 +53,9 @@ def main(arguments=None):
         add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
         add("--out", type=Path, help="folder for answer files, as Spec-Bench's scripts read them")
         add("--plot", type=Path, metavar="FILE.svg", help="the last table as a picture")
+        add("--rounds", type=count, help=ROUNDS)
         parser.set_defaults(limit=2, rounds=3, max_new_tokens=128)
     add("--limit", type=count, help="questions of each of the six groups (%(default)s)")
-    add("--rounds", type=count, help="in each all methods take turns (%(default)s)")
     add("--max-new-tokens", type=count, help="an answer ends there (%(default)s)")
     add("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto: a GPU if there is one")
     add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own")

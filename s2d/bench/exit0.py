@@ -1,0 +1,56 @@
+"""Exit 0 (ngram.py) judged: how sure it is of the next token, against how often that is right.
+
+At every position of the target's own greedy answers. A column is a tenth of confidence; 0 is where
+the table knows no suffix of the context.
+"""
+
+import math
+from collections import defaultdict
+from statistics import mean
+
+from ..extras.datastore import datastore_path, load_datastore
+from ..generate import generate
+from ..ngram import ORDER, NGrams
+from ..program import tell
+from ..text.chat import chat_template
+from ..text.tokenizer import Tokenizer
+from ..weights import load_model
+from ..weights.names import find_target
+from .specbench import corpus_questions
+from .tables import render
+
+
+def report(args):
+    folder = find_target(args.target)
+    questions = corpus_questions(args.limit)
+    target, tokenizer = load_model(folder, args.device, args.dtype), Tokenizer(folder)
+    file, template = datastore_path(folder), chat_template(folder)
+    datastore = load_datastore(file, target.config) if file.is_file() else None
+    options = dict(method="s2d-tree", exits=(0,), datastore=datastore)
+    tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
+    for number, question in enumerate(questions, 1):
+        prompt = tokenizer.encode_chat(question["turns"][:1], template)
+        answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
+        for confidence, right in judged(NGrams(datastore), prompt, answer.tokens):
+            tenths[math.ceil(10 * confidence)].append(right)
+        tell(f"{folder.name}: question {number} of {len(questions)}")
+    columns = [("confidence up to", "positions", "right")]
+    for tenth, right in sorted(tenths.items()):
+        columns.append((f"{tenth / 10:g}", str(len(right)), f"{mean(right):.0%}"))
+    print(render([*zip(*columns)], args.markdown))
+
+
+def judged(ngrams, prompt, answer):
+    """Yields (confidence, whether it was right) about each token of ``answer``.
+
+    >>> [(round(confidence, 2), right) for confidence, right in judged(NGrams(), [5, 6, 5], [6, 7])]
+    [(0.2, True), (0.47, False)]
+    """
+    context = list(prompt)
+    ngrams.text.grow(prompt)
+    for token in answer:
+        known = ngrams.distribution(context[-ORDER:])
+        guess = max(known, key=known.get, default=None)
+        yield known.get(guess, 0.0), guess == token
+        ngrams.text.grow([token])
+        context.append(token)
