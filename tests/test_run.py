@@ -90,12 +90,11 @@ def test_stdin_and_json(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(QUESTION.encode() + b"\n")))
     answer = run_json(capsys, *"--target 7b --prompt - --max-new-tokens 20".split())
     tokenizer, stats = Tokenizer(WEIGHTS / "mini-7b"), answer["stats"]
-    assert (answer["method"], answer["seed"]) == ("s2d", 0)
     for name, folder in (("model", "mini-7b"), ("draft", "mini-draft")):
         assert Path(answer[name]).samefile(WEIGHTS / folder)
     used = {"exits": [2, 3, 4], "thresholds": [0.6, 0.0, 0.0], "draft_length": 12, "tree": None}
     used |= {"temperature": 0.0, "stop": 0.35, "max_new_tokens": 20, "system": None}
-    used |= {"coupled": True, "datastore": None, "device": "cpu"}
+    used |= {"method": "s2d", "seed": 0, "coupled": True, "datastore": None, "device": "cpu"}
     assert answer["options"] | used == answer["options"]
     assert answer["text"] == tokenizer.decode(answer["tokens"])
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
@@ -114,8 +113,8 @@ def test_options_reach_the_decoder(capsys):
     for line, exits, longest, tree in (
         ("--method sd --exits 3", {"3"}, None, None),
         ("--exits 2,4 --thresholds 1,0 --draft-length 2", {"4"}, 3, None),
-        ("--method mcsd --tree 3,1 --exits 2", {"2"}, 3, {"widths": [3, 1]}),
-        ("--method s2d-tree --tree 3x2x5 --exits 3", {"3"}, 3, dict(top_k=3, depth=2, size=5)),
+        ("--method mcsd --tree 3,1 --exits 2", {"2"}, 3, [3, 1]),
+        ("--method s2d-tree --tree 3x2x5 --exits 3", {"3"}, 3, "Dynamic(top_k=3, depth=2, size=5)"),
     ):
         answer = answer_to(line)
         stats = answer["stats"]
@@ -209,11 +208,9 @@ def test_many_prompts_at_once(tmp_path, capsys):
         for each in (answer, many):
             assert each["stats"].pop("seconds") > 0 and each["stats"].pop("tokens_per_second") > 0
         assert {"prompt": f"line {number}"} | answer == many
-    file = tmp_path / "question.jsonl"
-    question = {"question_id": 82, "category": "qa", "turns": [EXAMPLE_QUESTION, "And 5?"]}
-    file.write_text(json.dumps(question) + "\n")
+    file.write_text(EXAMPLE_QUESTION)
     assert program(run.main, "--target", "7b", "--prompts", file) == 0
-    shown = f"## question 82: {EXAMPLE_QUESTION}\n\nThe capital of Tadastan is"
+    shown = f"## line 1: {EXAMPLE_QUESTION}\n\nThe capital of Tadastan is"
     assert shown in capsys.readouterr().out
 
 
@@ -261,9 +258,6 @@ MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
     "--target {m}/draft --draft {m}/draft": "no tokenizer at",
     "--target {m}/target --method s2d --exits 2": "no draft model at",
-    "--draft=": "--draft: invalid path value: ''",
-    "--draft {m}/json --exits 0": "--exits 0 uses no layers of --draft",
-    "--method ar --draft /nowhere": "method ar does not use --draft",
     "--method ar --stop 0.5": "method ar does not use stop",
     "--exits two": "invalid comma-separated int value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
