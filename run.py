@@ -31,9 +31,8 @@ MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
 
 
 def main(arguments=None):
-    if is_torchelastic_launched():
-        return run_program("run.py", run_divided, arguments)
-    return run_program("run.py", run, arguments)
+    program = run_divided if is_torchelastic_launched() else run
+    return run_program("run.py", program, arguments)
 
 
 def run_divided(arguments):
