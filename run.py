@@ -19,7 +19,6 @@ from s2d.generate import METHODS, Options, start
 from s2d.program import Parser, comma_separated, parse_tree, read_stop, run_program, tell
 from s2d.text.chat import chat_template
 from s2d.trace.terminal import Streamed, answer_all, as_json, colors_of, report
-from s2d.tree import Dynamic
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config
 from s2d.weights.names import datastore_path, draft_beside, find_target
@@ -32,9 +31,8 @@ MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
 
 
 def main(arguments=None):
-    if is_torchelastic_launched():
-        return run_program("run.py", run_divided, arguments)
-    return run_program("run.py", run, arguments)
+    program = run_divided if is_torchelastic_launched() else run
+    return run_program("run.py", program, arguments)
 
 
 def run_divided(arguments):
@@ -47,8 +45,8 @@ def run_divided(arguments):
 
 def run(arguments, load_target=None):
     """The whole program; ``load_target`` loads the target in the place of ``load_model``."""
-    args = parse(arguments)
     # 1. Options: what cannot be run is refused before a model is loaded.
+    args = parse(arguments)
     if args.interactive and (args.prompts or args.json or args.trace):
         raise ValueError("--interactive does not go with --prompts, --json or --trace")
     if args.prompts and (args.prompt or args.trace or args.compile):
@@ -60,10 +58,9 @@ def run(arguments, load_target=None):
     f"{args.prompt}{args.system}".encode()  # raises ValueError: bytes that are not UTF-8
     target_path = find_target(args.target)
     config = read_config(target_path)
-    draft_path, datastore, exits = choose_draft(args, target_path, config)
-    draft_config = read_config(draft_path) if draft_path else None
-    options = read_options(args, exits)
-    exits = options.resolved(config, draft_config).exits
+    draft_path, datastore, args.exits = choose_draft(args, target_path, config)
+    options = read_options(args)
+    exits = options.resolved(config, read_config(draft_path) if draft_path else None).exits
 
     # 2. Load
     tell(f"loading target {target_path}, draft {draft_path or datastore or 'none'}")
@@ -91,7 +88,8 @@ def run(arguments, load_target=None):
     def begin(prompt, options=options):
         return start(target, prompt, draft, **vars(options))
 
-    paths = {"model": str(target_path), "draft": draft_path and str(draft_path)}
+    # 4. Generate, 5. print
+    paths = {"model": target_path, "draft": draft_path}
     about = partial(describe, args, paths, datastore, target)
     colors = colors_of(exits, "auto", sys.stdout)
     if args.interactive:
@@ -101,22 +99,21 @@ def run(arguments, load_target=None):
         room = size - min(args.max_new_tokens, size // 4)
         return converse(begin, tokenizer, encode, room, args.prompt, colors)
     if args.prompts:
-        prompts = read_prompts(args.prompts)
+        lines = enumerate(args.prompts.read_text(encoding="utf-8").split("\n"), 1)
+        prompts = [(f"line {number}", line) for number, line in lines if line.strip()]
         ids = [encode([text]) for _, text in prompts]
         from s2d.extras.many import as_finished
 
         finished = as_finished(target, ids, draft, batch=args.batch, **vars(options))
         return answer_all(prompts, ids, finished, tokenizer, about if args.json else None)
     prompt = encode([read_prompt(args, target_path)])
-
-    # 4. Generate
     generation = begin(prompt)
     streamed, recorder, page = Streamed(tokenizer, sys.stdout, colors), None, nullcontext()
     if args.trace:
         from s2d.trace.page import traced
         from s2d.trace.record import Recorder
 
-        names = {name: file and Path(file).name for name, file in paths.items()}
+        names = {name: file and file.name for name, file in paths.items()}
         recorder = Recorder(tokenizer, prompt, names, generation)
         page = traced(args.trace, recorder)
     with page:
@@ -126,11 +123,10 @@ def run(arguments, load_target=None):
                     streamed.add(step)
                 if recorder:
                     recorder.add(step)
-
-        # 5. Print: after Ctrl-C what there is
-        finally:
+        finally:  # after Ctrl-C what there is
             if args.json:
-                print(json.dumps(as_json(generation, prompt, tokenizer, about(generation))))
+                answer = as_json(generation, prompt, tokenizer, about(generation))
+                print(json.dumps(answer, default=str))
             else:
                 streamed.finish()
     if args.json:
@@ -148,8 +144,6 @@ def choose_draft(args, target_path, config):
     """
     folder, exits = args.draft, args.exits
     if args.method == "ar":
-        if folder:
-            raise ValueError("method ar does not use --draft; leave it out")
         return None, None, exits
     beside, datastore = draft_beside(target_path), datastore_path(target_path)
     if folder is None and (beside / "config.json").is_file():
@@ -158,29 +152,21 @@ def choose_draft(args, target_path, config):
         datastore = None
     if exits is None and not args.draft and (datastore or not folder):
         exits = (0,)
-        if not datastore:
-            tell(f"no draft for it at {beside}: drafting from the text so far (exit 0)")
     if exits == (0,):
-        if args.draft:
-            raise ValueError("--exits 0 uses no layers of --draft; leave one of them out")
         return None, datastore, exits
     if not folder:
         raise FileNotFoundError(f"no draft model at {beside}; name one with --draft")
     return folder, datastore, exits
 
 
-def read_options(args, exits):
+def read_options(args):
     """The Options of a command line, but for the datastore."""
-    names = "max_new_tokens temperature top_p top_k seed thresholds draft_length init"
-    grows = exits == (0,) and args.draft_length is None
-    return Options(
-        method=args.method or ("s2d-tree" if grows else "s2d"),
-        exits=exits,
-        tree=parse_tree(args.tree) if args.tree else None,
-        stop=read_stop(args.stop) if args.stop else None,
-        coupled=not args.rejection,
-        **{name: getattr(args, name) for name in names.split()},
-    )
+    given = {name: value for name, value in vars(args).items() if hasattr(Options, name)}
+    grows = args.exits == (0,) and args.draft_length is None
+    given["method"] = args.method or ("s2d-tree" if grows else "s2d")
+    given["tree"] = parse_tree(args.tree) if args.tree else None
+    given["stop"] = read_stop(args.stop) if args.stop else None
+    return Options(**given)
 
 
 def tune(args, options, models):
@@ -223,28 +209,16 @@ def read_prompt(args, target_path):
     return text
 
 
-def read_prompts(file):
-    """[(name, text)] of the prompts in a file: lines, or questions in Spec-Bench's form."""
-    if file.suffix == ".jsonl":
-        from s2d.bench.specbench import read_questions
-
-        questions = read_questions(file, limit=sys.maxsize)
-        return [(f"question {each['question_id']}", each["turns"][0]) for each in questions]
-    lines = enumerate(file.read_text(encoding="utf-8").split("\n"), 1)
-    return [(f"line {number}", line) for number, line in lines if line.strip()]
-
-
 def describe(args, paths, datastore, target, generation):
     """What ``--json`` says of an answer besides itself: the models and the options in force."""
-    options = dict(vars(generation.options), system=args.system, device=str(target.device))
-    options["datastore"] = datastore and str(datastore)
-    options["dtype"] = str(target.dtype).removeprefix("torch.")
+    options = dict(vars(generation.options), system=args.system, datastore=datastore)
+    options |= {"device": target.device, "dtype": str(target.dtype).removeprefix("torch.")}
+    if callable(options["stop"]):  # a decision model
+        options["stop"] = args.stop
     if isinstance(options["tree"], tuple):
         options["tree"] = {"widths": options["tree"]}
-    elif isinstance(options["tree"], Dynamic):
+    elif options["tree"]:
         options["tree"] = vars(options["tree"])
-    if not isinstance(options["stop"], float | None):  # a decision model
-        options["stop"] = args.stop
     del options["nodes_to_send"]
     first = {name: options.pop(name) for name in ("method", "seed")}
     return paths | first | {"options": options}
@@ -287,8 +261,7 @@ def parse(arguments):
     add("--system", metavar="TEXT", help="a system message, where the chat template has one")
     add("--raw", action="store_true", help="no chat template: the model continues the text")
     add("--interactive", action="store_true", help="a conversation")
-    several = "answer each line of a file, or each question of a Spec-Bench question.jsonl"
-    add("--prompts", type=Path, metavar="FILE", help=several)
+    add("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
     add("--batch", type=int, default=8, metavar="B", help="how many of --prompts at a time")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the answer ends there")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
@@ -296,7 +269,8 @@ def parse(arguments):
     add("--top-p", type=float, default=1.0, metavar="P", help=nucleus)
     add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest; 0: all")
     add("--seed", type=int, default=0, metavar="S", help="one seed, one text")
-    add("--rejection", action="store_true", help="rejection sampling instead, as in the papers")
+    papers = "rejection sampling instead, as in the papers"
+    add("--rejection", dest="coupled", action="store_false", help=papers)
     add("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1; auto: a GPU if present")
     add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own, if fast")
     add("--compile", action="store_true", help="compile the passes first (a minute, then seconds)")

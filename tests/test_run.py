@@ -85,11 +85,11 @@ def test_stdin_and_json(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(QUESTION.encode() + b"\n")))
     answer = run_json(capsys, *"--target 7b --prompt - --max-new-tokens 20".split())
     tokenizer, stats = Tokenizer(WEIGHTS / "mini-7b"), answer["stats"]
-    assert (answer["method"], answer["seed"]) == ("s2d", 0)
     for name, folder in (("model", "mini-7b"), ("draft", "mini-draft")):
         assert Path(answer[name]).samefile(WEIGHTS / folder)
     used = {"exits": [2, 3, 4], "thresholds": [0.6, 0.0, 0.0], "draft_length": 12, "tree": None}
     used |= {"temperature": 0.0, "stop": 0.35, "max_new_tokens": 20, "system": None}
+    assert (answer["method"], answer["seed"]) == ("s2d", 0)
     used |= {"coupled": True, "datastore": None, "device": "cpu"}
     assert answer["options"] | used == answer["options"]
     assert answer["text"] == tokenizer.decode(answer["tokens"])
@@ -204,11 +204,9 @@ def test_many_prompts_at_once(tmp_path, capsys):
         for each in (answer, many):
             assert each["stats"].pop("seconds") > 0 and each["stats"].pop("tokens_per_second") > 0
         assert {"prompt": f"line {number}"} | answer == many
-    file = tmp_path / "question.jsonl"
-    question = {"question_id": 82, "category": "qa", "turns": [EXAMPLE_QUESTION, "And 5?"]}
-    file.write_text(json.dumps(question) + "\n")
+    file.write_text(EXAMPLE_QUESTION)
     assert program(run.main, "--target", "7b", "--prompts", file) == 0
-    shown = f"## question 82: {EXAMPLE_QUESTION}\n\nThe capital of Tadastan is"
+    shown = f"## line 1: {EXAMPLE_QUESTION}\n\nThe capital of Tadastan is"
     assert shown in capsys.readouterr().out
 
 
@@ -257,8 +255,6 @@ MISTAKES = {
     "--target {m}/draft --draft {m}/draft": "no tokenizer at",
     "--target {m}/target --method s2d --exits 2": "no draft model at",
     "--draft=": "config.json is missing",
-    "--draft {m}/json --exits 0": "--exits 0 uses no layers of --draft",
-    "--method ar --draft /nowhere": "method ar does not use --draft",
     "--method ar --stop 0.5": "method ar does not use stop",
     "--exits two": "invalid comma-separated int value: 'two'",
     "--stop nowhere": "no decision model at nowhere",

@@ -81,7 +81,7 @@ def answer_all(prompts, ids, finished, tokenizer, about):
             failed = 2
         elif about:
             line = as_json(generation, ids[i], tokenizer, about(generation))
-            print(json.dumps({"prompt": name} | line), flush=True)
+            print(json.dumps({"prompt": name} | line, default=str), flush=True)
         else:
             print(f"## {name}: {text}\n\n{tokenizer.decode(generation.tokens)}\n", flush=True)
     return failed
