@@ -1,16 +1,13 @@
 """Exit 0's tables: the same probabilities as a slow version with dictionaries of tuples."""
 
 import random
-import time
 from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-import torch
 
 from s2d.extras.datastore import Datastore
-from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text, top
-from s2d.trace.record import matched
+from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text
 
 
 def slow_datastore(tokens, end):
@@ -46,7 +43,7 @@ def slow_text(tokens, suffix):
 
 
 def slow_distribution(text, datastore, context):
-    blend, left, longest = Counter(), 1.0, {}
+    blend, left = Counter(), 1.0
     for n in range(min(ORDER, len(context)), 0, -1):
         suffix = tuple(context[-n:])
         for doubt, counts in (
@@ -54,12 +51,11 @@ def slow_distribution(text, datastore, context):
             (Datastore.doubts[n - 1], datastore.get(suffix, {})),
         ):
             if counts:
-                longest |= {token: max(n, longest.get(token, 0)) for token in counts}
                 whole = sum(counts.values()) + doubt * len(counts)
                 for token, count in counts.items():
                     blend[token] += left * count / whole
                 left *= doubt * len(counts) / whole
-    return blend, longest
+    return blend
 
 
 def random_tokens(rng, vocabulary, count):
@@ -73,7 +69,7 @@ def random_tokens(rng, vocabulary, count):
     return tokens
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_same_as_a_slow_version_while_the_text_grows(seed):
     rng = random.Random(seed)
     vocabulary = rng.choice((5, 20, 100, 300))
@@ -87,15 +83,10 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
         start = rng.randrange(len(text))
         inside = (text + others)[start : start + rng.randrange(1, 7)]
         for context in (text, text[-2:], [], inside):
-            wanted, longest = slow_distribution(text, slow, context)
+            expected = slow_distribution(text, slow, context)
             blend = ngrams.distribution(context)
-            assert blend.keys() == wanted.keys()
-            assert longest == {token: matched(ngrams, context, token) for token in blend}
-            assert all(abs(blend[token] - wanted[token]) < 1e-12 for token in wanted)
-            assert sum(blend.values()) < 1
-            best = top(ngrams.distribution(context), 3)
-            assert [p for _, p in best] == sorted(blend.values(), reverse=True)[:3]
-            assert all(blend[token] == p for token, p in best)
+            assert blend.keys() == expected.keys() and sum(blend.values()) < 1
+            assert all(abs(blend[token] - expected[token]) < 1e-12 for token in blend)
 
 
 def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
@@ -109,26 +100,16 @@ def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_lat
 
 
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
-def test_short_datastores_of_any_vocabulary_and_type(tokens, kind):
-    ngrams = NGrams(Datastore(kind(tokens), end=0))
+def test_short_datastores_of_any_vocabulary(tokens):
+    ngrams = NGrams(Datastore(tokens, end=0))
     followers = {262143: [262142], 262142: [262143]} if len(tokens) == 3 else {}
     for token in (0, 3, 262142, 262143):
         assert list(ngrams.distribution([token])) == followers.get(token, [])
 
 
-def test_a_million_tokens_load_fast_in_little_memory_and_answer_fast():
-    rng = np.random.default_rng(0)
-    tokens = (256000 * rng.random(1_000_000) ** 8).astype(np.int64)
-    start = time.perf_counter()
+def test_a_datastore_takes_little_memory():
+    """Three numbers of 32 bits per n-gram: about 20 bytes per token of text, at most 60."""
+    tokens = (256000 * np.random.default_rng(0).random(100_000) ** 8).astype(np.int64)
     datastore = Datastore(tokens, end=0)
-    assert time.perf_counter() - start < 5  # about 0.6 seconds alone on a processor
     arrays = datastore.token, datastore.count, datastore.first
     assert sum(array.nbytes for array in arrays) < 60 * len(tokens)
-    ngrams = NGrams(datastore)
-    ngrams.text.grow(tokens[:8192].tolist())
-    contexts = [tokens[i : i + ORDER].tolist() for i in range(0, 8000, 40)]
-    start = time.perf_counter()
-    for context in contexts:
-        top(ngrams.distribution(context), 6)
-    assert (time.perf_counter() - start) / len(contexts) < 5e-4  # about 3e-5
