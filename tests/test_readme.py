@@ -3,9 +3,9 @@
 import argparse
 import re
 import shlex
-import shutil
 import subprocess
 import textwrap
+from functools import partial
 
 import pytest
 from helpers import ROOT, WEIGHTS, need, need_compiler, program
@@ -21,7 +21,6 @@ PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.weights"
 
 @pytest.fixture(scope="module")
 def commands_of_ci():
-    """What .ci/run cuts out of the READMEs."""
     script = (ROOT / ".ci/run").read_text()
     function = re.search(r"^commands\(\) \{.*?^\}", script, re.DOTALL | re.MULTILINE)[0]
     labels = re.search(r"^for label in (.*); do", script, re.MULTILINE)[1]
@@ -31,7 +30,6 @@ def commands_of_ci():
 
 
 def test_ci_runs_every_command_that_a_readme_shows(commands_of_ci):
-    """The texts are cut here by other means than CI's own, which have to find the same."""
     block, shown = r"(?:<!-- ci: (\w+)[^\n]* -->\n)?```sh\n(.*?)```", []
     for readme in READMES:
         text = readme.read_text()
@@ -46,8 +44,6 @@ def test_ci_runs_every_command_that_a_readme_shows(commands_of_ci):
 
 
 def test_every_command_of_ci_is_understood(monkeypatch, commands_of_ci):
-    """With the options that make it small, which a reader does not see."""
-
     def parse(self, arguments=None, namespace=None):
         assert not self.parse_known_args(arguments, namespace)[1]
         raise SystemExit("understood")
@@ -67,9 +63,8 @@ def test_the_output_shown_is_what_is_printed(capsys):
     """But for times and speeds."""
     shown = re.search(r"^```\n(The capital.*?)```", READMES[0].read_text(), re.DOTALL | re.M)[1]
     assert program(run.main, "--target", "13b") == 0
-    texts = (shown, capsys.readouterr().out)
-    first, second = (re.sub(r"[\d.]+ (s,|tokens/s|times)", r"_ \1", text) for text in texts)
-    assert first == second
+    measured = r"[\d.]+ (s,|tokens/s|times)"
+    assert re.sub(measured, r"_ \1", capsys.readouterr().out) == re.sub(measured, r"_ \1", shown)
 
 
 def test_the_definition_is_the_tests_own():
@@ -80,32 +75,26 @@ def test_the_definition_is_the_tests_own():
     assert textwrap.dedent(lines) == excerpt.rstrip()
 
 
-def need_chromium():
-    need(shutil.which("chromium"), "Chromium", "chromium")
-
-
-@pytest.mark.parametrize("ask", [need_chromium, need_compiler])
+@pytest.mark.parametrize("ask", [partial(need, None, "Chromium", "chromium"), need_compiler])
 def test_a_missing_tool_skips_its_tests_and_is_an_error_in_ci(ask, monkeypatch):
-    """README and CI name what is to be installed, as the line does that a skipped test says."""
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("TEST_TOOLS", raising=False)
     with pytest.raises(pytest.skip.Exception, match="^there is no .* here: apt-get ") as skipped:
         ask()
     packages = str(skipped.value).partition("install ")[2]
     script = (ROOT / ".ci/run").read_text()
-    assert f"`apt-get install {packages}`" in READMES[0].read_text() and packages in script
-    assert "\nexport TEST_TOOLS=required\n" in script
+    assert packages in script and "\nexport TEST_TOOLS=required\n" in script
+    assert f"`apt-get install {packages}`" in READMES[0].read_text()
     monkeypatch.setenv("TEST_TOOLS", "required")
     with pytest.raises(pytest.fail.Exception, match=re.escape(packages)):
         ask()
 
 
 def test_the_pictures_are_there_and_what_is_shipped_is_small():
-    shown = {(each.parent / path).resolve() for each in READMES for path in pictures_in(each)}
-    assert shown == {ROOT / "s2d/bench/speed.svg", ROOT / "s2d/trace/page.png"}
-    shipped = [*shown, *WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("*.safetensors")]
+    pictures = []
+    for readme in READMES:
+        paths = re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())
+        pictures += [readme.parent / path for path in paths]
+    assert {path.name for path in pictures} == {"speed.svg", "page.png"}
+    shipped = [*pictures, *WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("*.safetensors")]
     assert sum(path.stat().st_size for path in shipped) < 59 * 2**20
-
-
-def pictures_in(readme):
-    return re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())

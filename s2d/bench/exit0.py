@@ -8,14 +8,14 @@ import math
 from collections import defaultdict
 from statistics import mean
 
-from ..extras.datastore import datastore_path, load_datastore
+from ..extras.datastore import load_datastore
 from ..generate import generate
 from ..ngram import ORDER, NGrams
 from ..program import tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
-from ..weights.names import find_target
+from ..weights.names import datastore_path, find_target
 from .specbench import corpus_questions
 from .tables import render
 
