@@ -34,8 +34,7 @@ def torchrun(*arguments, **options):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = list(map(str, [*begin, *arguments]))
-    options |= {"env": environment, "capture_output": True, "text": True, "timeout": 100}
-    return subprocess.run(command, **options)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
 
 
 def answers(target, folder):
