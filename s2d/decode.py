@@ -167,6 +167,8 @@ class Decoder:
             seconds=clock(self.target.device) - self.began,
         )
         self.stats.add(step)
+        if self.ended:  # an answer that is kept holds no caches
+            self.cache = self.draft_model = None
         return step
 
     def verify(self, logits: Tensor) -> tuple[list[int], list[int]]:

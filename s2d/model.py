@@ -70,7 +70,7 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
         low, high, context = config.rope_llama3
         turns = context / (2 * math.pi / frequencies)
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-        stretched = (1.0 - kept) * stretched + kept * frequencies
+        stretched = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
     angles = torch.outer(positions, stretched)  # (positions, D/2)
     cos, sin = angles.cos(), angles.sin()

@@ -6,21 +6,21 @@ from functools import partial
 import pytest
 import torch
 from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
-from s2d.exits import Prediction
 
 from s2d import generate
-from s2d.extras import decision
-from s2d.extras.decision import Decision, fingerprint, load_decision, save_decision
+from s2d.extras.decision import Decision, PathStop, fingerprint, load_decision, save_decision
 from s2d.generate import start
+from s2d.sampling import Prediction
 from s2d.train import __main__ as train
 from s2d.train.decision import fit_decision
+from s2d.tree import Dynamic, Tree
 
 
 def prediction(logits, hidden=None):
     logits = torch.as_tensor(logits, dtype=torch.float64)
     hidden = torch.ones(len(logits), 8) if hidden is None else hidden
     probs = logits.softmax(-1)
-    return Prediction(hidden, logits, probs, *probs.max(dim=-1), 0.5)
+    return Prediction(probs, 0.5, hidden=hidden)
 
 
 def test_the_two_feature_sets():
@@ -30,8 +30,6 @@ def test_the_two_feature_sets():
     for row, probs in zip(stats, logits.double().softmax(-1)):
         expected = [-(probs @ probs.log()).item(), *sorted(probs.tolist())[:-11:-1]]
         assert row.tolist() == pytest.approx(expected, abs=1e-6)
-    few = Decision("stats", 8, 0.4, "").inputs(prediction([[0.0, 0.0, 0.0]]))  # of three tokens
-    assert few[0, 1:].tolist() == pytest.approx([1 / 3] * 3 + [0] * 7)
     scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
     sizes = {"hidden": [(512, 8), (256, 512), (1, 256)], "stats": [(44, 11), (1, 44)]}
@@ -43,18 +41,18 @@ def test_the_two_feature_sets():
 
 
 def test_siblings_divide_what_the_first_leaves():
-    probs = torch.tensor([[0.5, 0.3, 0.1], [0.25, 0.25, 0.25]])
-    found = decision.child_probabilities(torch.tensor([0.8, 0.2]), probs)
-    assert torch.allclose(found, torch.tensor([[0.8, 0.15, 0.05], [0.2, 0.4, 0.4]]))
-    alone = decision.child_probabilities(torch.tensor([0.7]), probs[:1, :1])
-    assert alone.item() == pytest.approx(0.7)
+    tree = Tree([1], Dynamic(3, 2, 9), max_levels=2)
+    tree.add_level([[5, 6, 7]], [[0.5, 0.3, 0.1]], exit=2)
+    stop = PathStop(fixed(0.8))
+    stop(tree, prediction(torch.zeros(1, 9)))
+    assert stop.paths == pytest.approx({-1: 1.0, 0: 0.8, 1: 0.15, 2: 0.05})
 
 
 def fixed(probability):
     """A decision model that says the same of everything."""
 
     def says(prediction):
-        return torch.full((len(prediction.hidden),), probability)
+        return torch.full((len(prediction.probs),), probability)
 
     says.threshold = 0.5
     return says
@@ -65,11 +63,11 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
     """0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
     options = dict(draft=target, max_new_tokens=40, exits=[4], **setting)
-    stopped = generate(target, [3, 1], stop=fixed(0.8), **options)
+    stopped = generate(target, [3, 1], stop=PathStop(fixed(0.8)), **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
     assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
     assert stopped.stats.draft_forwards == pytest.approx(4 * stopped.stats.steps, abs=3)
-    never = generate(target, [3, 1], stop=fixed(1.0), **options)
+    never = generate(target, [3, 1], stop=PathStop(fixed(1.0)), **options)
     assert set(never.stats.accept_lengths[:-1]) == {7}
 
 
@@ -81,9 +79,9 @@ def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
 
     by_token.threshold = 0.5
     target = random_llama(0, eos_token_ids=())
-    options = dict(tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, stop=by_token)
+    options = dict(tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, stop=PathStop(by_token))
     steps = list(start(target, [3, 1], target, "mcsd", **options))
-    assert len({step.proposal.depth for step in steps}) > 2
+    assert len({step.tree.level for step in steps}) > 2
 
 
 def test_training_finds_what_decides():
@@ -109,9 +107,9 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     assert torch.equal(loaded(some), made(some))
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
     refused = partial(raises_line, load_decision)
-    other = f"was made for draft {fingerprint(draft)} of width 32; this draft is .* width 32"
+    other = f"was made for draft {fingerprint(draft)}, but this one is"
     refused(ValueError, other, file, random_llama(2))
-    refused(ValueError, "of width 64", file, random_llama(1, hidden_size=64))
+    refused(ValueError, other, file, random_llama(1, hidden_size=64))
     refused(FileNotFoundError, "no decision model at", tmp_path / "nowhere", draft)
     for name in ("model.safetensors", "config.json"):
         refused(ValueError, "is not a decision model", WEIGHTS / "mini-draft" / name, draft)

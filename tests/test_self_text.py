@@ -93,7 +93,7 @@ def test_a_datastore_of_any_text(tmp_path, capsys):
     out = "--out", tmp_path / "none"
     for message, *more in (
         ("No such file", "--from", tmp_path / "none.txt"),
-        ("is no text in UTF-8", "--from", tmp_path / "latin.txt"),
+        ("codec can't decode", "--from", tmp_path / "latin.txt"),
         ("give one of --millions and --from",),
         ("has no chat template to ask itself", "--millions", "1"),
     ):

@@ -109,6 +109,6 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
 def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, capsys):
     assert run.main(["--target", NAME, "--max-new-tokens", "24"]) == 0
     out, error = capsys.readouterr()
-    assert f"draft {WEIGHTS / NAME}-datastore.safetensors" in error and "from the table" in out
+    assert f"draft {WEIGHTS / NAME}-datastore.safetensors" in error and "from exit 0" in out
     gained = r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast"
     assert "sky" in out and "method s2d-tree" in out and re.search(gained, out)

@@ -1,0 +1,273 @@
+"""Every method against the plain definition, and against the target alone.
+
+``definition.py`` is the oracle: no cache, no tree, no batching.
+"""
+
+import functools
+import random
+from dataclasses import replace
+from unittest import mock
+
+import definition
+import pytest
+import torch
+from enumeration import EveryOutcome, joint_distribution, joint_of, next_token_model
+from helpers import nearly_equal, raises_line, random_llama, random_tokens
+
+import s2d.generate  # noqa: F401
+from s2d import generate
+from s2d.cache import KVCache
+from s2d.extras.datastore import Datastore
+from s2d.generate import Options, start
+from s2d.sampling import Sampling
+from s2d.tree import Dynamic
+
+MODULE = __import__("sys").modules["s2d.generate"]  # the package's attribute is the function
+
+
+class Greedy(Sampling):
+    """The definition's greedy decoding: noise that is 1 everywhere."""
+
+    def noise(self, positions):
+        return torch.ones(len(positions), self.vocab_size, dtype=self.dtype)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_step_is_the_definitions(part):
+    """Proposals and tokens, of chains and trees of sorted exits that stop, greedy and coupled."""
+    rng = random.Random(part)
+    for case in range(8):
+        target, draft = nearly_equal(rng.randrange(4), eos_token_ids=(rng.randrange(61),))
+        exits = tuple(sorted(rng.sample((1, 2, 3, 4), rng.choice((1, 2, 3)))))
+        thresholds = (*(rng.choice((0.1, 0.3, 0.6)) for _ in exits[:-1]), 0.0)
+        options = Options(
+            method="s2d-tree",
+            tree=rng.choice(((1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3))),
+            exits=exits,
+            thresholds=thresholds,
+            stop=rng.choice((0.0, 0.05, 0.3)),
+            temperature=rng.choice((0.0, 0.7, 1.0)),
+            top_p=rng.choice((1.0, 0.8)),
+            top_k=rng.choice((0, 9)),
+            seed=case,
+            max_new_tokens=18,
+        )
+        prompt = random_tokens(case, rng.choice((1, 5, 30)))
+        found = start(target, prompt, draft, **vars(options))
+        sampling = Sampling(options, target)
+        if options.temperature == 0:
+            sampling = Greedy(replace(options, temperature=1.0, top_p=1.0, top_k=0), target)
+        expected = definition.generate(target, draft, prompt, len(prompt) + 18, sampling)
+        for step, (proposed, tokens) in zip(found, expected, strict=True):
+            assert step.tokens == tokens, (part, case)
+            tree = step.tree
+            paths = {tuple(tree.path(node)) for node in range(len(tree.tokens))}
+            assert paths == {(*path, x) for path in proposed for x in proposed[path][0]}
+
+
+def drawn_options(rng, store):
+    """Any method, exits, tree and stop that go together."""
+    method = rng.choice(("sd", "mcsd", "s2d", "s2d-tree"))
+    several = method in ("s2d", "s2d-tree")
+    exits = rng.sample((0, 1, 2, 4), rng.choice((1, 2, 3)) if several else 1)
+    options = dict(method=method, exits=sorted(exits), stop=rng.choice((None, 0.0, 0.2)))
+    if several:
+        options["thresholds"] = [*(rng.choice((0.0, 0.3, 0.9)) for _ in exits[:-1]), 0.0]
+    if 0 in exits and rng.random() < 0.5:
+        options["datastore"] = store
+    if method in ("sd", "s2d"):
+        options["draft_length"] = rng.choice((1, 3, 7))
+    else:
+        shapes = ((3, 2, 1), (2, 1, 1, 1), Dynamic(2, 3, 5), Dynamic(3, 4, 12), Dynamic(4, 2, 3))
+        options["tree"] = rng.choice(shapes)
+    return options
+
+
+@functools.cache
+def some_models():
+    return [nearly_equal(seed, eos_token_ids=(7,)) for seed in range(3)] + [
+        (random_llama(5, eos_token_ids=()), random_llama(6, max_position_embeddings=40))
+    ]
+
+
+def differing(cases, part):
+    """How many of so many drawn generations are not the text of the target alone."""
+    rng, wrong = random.Random(part), 0
+    store = Datastore(random_tokens(0, 300), end=5)
+    for case in range(cases):
+        target, draft = rng.choice(some_models())
+        prompt = random_tokens(case, rng.choice((1, 4, 30, 110, 127)))
+        law = dict(seed=case, max_new_tokens=rng.choice((1, 9, 40)))
+        law |= dict(temperature=rng.choice((0.0, 0.7, 1.0)), top_p=rng.choice((1.0, 0.9)))
+        options = drawn_options(rng, store)
+        alone = generate(target, prompt, method="ar", **law)
+        draft = None if options["exits"] == [0] else draft
+        found = generate(target, prompt, draft, **options, **law)
+        wrong += (found.tokens, found.ended) != (alone.tokens, alone.ended)
+    return wrong
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_one_seed_one_text(part):
+    """Whatever drafts, up to EOS, the number asked for, or the end of either model's context."""
+    assert differing(60, part) == 0
+
+
+def causal(start, n, parents, model, ancestors=None):
+    """Attention that knows nothing of branches."""
+    end = n + len(parents)
+    mask = torch.full((end - start, end), -torch.inf, dtype=model.dtype).triu(start + 1)
+    return None, mask if start or len(parents) else None
+
+
+def forgetful(self, length, path):
+    """A roll-back that leaves accepted nodes where they were."""
+    self.length = min(self.length, length + len(path))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "wrong"),
+    [("s2d.tree", "positions_and_mask", causal), (KVCache, "keep", forgetful)],
+)
+def test_a_wrong_mask_or_roll_back_shows(where, name, wrong):
+    target = f"{where}.{name}" if isinstance(where, str) else None
+    patch = mock.patch(target, wrong) if target else mock.patch.object(where, name, wrong)
+    with patch:
+        assert differing(20, part=0) > 0
+
+
+def test_noise_that_ignores_the_position_shows():
+    """One seed still gives one text, but its tokens no longer follow p."""
+    target = random_llama(0, eos_token_ids=())
+    noise = Sampling.noise
+    with mock.patch.object(Sampling, "noise", lambda self, p: noise(self, [0] * len(p))):
+        tokens = [
+            generate(target, [3], method="ar", seed=s, temperature=1e3, max_new_tokens=2).tokens
+            for s in range(20)
+        ]
+    assert sum(a == b for a, b in tokens) > 10
+
+
+def test_sampled_text_follows_p():
+    """The law of coupled tokens, over seeds."""
+    target = random_llama(0, eos_token_ids=())
+    for law in (dict(temperature=1.0), dict(temperature=0.7, top_p=0.8), dict(top_k=4)):
+        law = {"temperature": 1.3} | law
+        p = next_token_model(target, [3, 1], **law)(())
+        logits = target(torch.tensor([[3, 1]]))[0, -1:]
+        counts = torch.zeros(61)
+        for seed in range(3000):
+            sampling = Sampling(Options(seed=seed, **law), target)
+            counts[sampling.choices(logits, [2]).item()] += 1
+        assert (counts[p == 0] == 0).all()
+        deviation = (counts / 3000 - p).abs() / (p * (1 - p) / 3000 + 1e-9).sqrt()
+        assert deviation.max() < 4.5
+
+
+REJECTION = [
+    dict(method="sd", draft_length=2, exits=[2]),
+    dict(method="s2d", draft_length=2, exits=[1, 2, 4], thresholds=[0.5, 0.4, 0.0], stop=0.3),
+    dict(method="mcsd", tree=(2, 1), exits=[4]),
+    dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3, 0.0]),
+    dict(method="mcsd", tree=(2,), exits=[0]),
+]
+
+
+@pytest.mark.parametrize("options", REJECTION)
+def test_rejection_sampling_leaves_p(options):
+    """Every outcome of whole generations, with a vocabulary of three."""
+    target = random_llama(1, vocab_size=3, eos_token_ids=())
+    draft = random_llama(2, vocab_size=3)
+    prompt = [2, 1, 0, 2, 1]
+    for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.7)):
+        p = next_token_model(target, prompt, **law)
+        used = options | law | dict(coupled=False, max_new_tokens=3)
+
+        def emit(make):
+            with mock.patch.object(MODULE, "Sampling", make):
+                models = target, prompt, None if used["exits"] == [0] else draft  # noqa: B023
+                return generate(*models, **used).tokens  # noqa: B023
+
+        error = joint_of(emit, p, 3) - joint_distribution(p, 3)
+        assert error.abs().max() < 1e-9
+
+
+def test_the_definition_leaves_p_by_rejection_sampling():
+    target, draft = random_llama(1, vocab_size=3, eos_token_ids=()), random_llama(2, vocab_size=3)
+    options = Options(exits=(2, 4), thresholds=(0.5, 0.0), tree=(2, 1), stop=0.0)
+    options = replace(options, temperature=1.0, coupled=False)
+    p = next_token_model(target, [2, 1])
+
+    def emit(make):
+        steps = definition.generate(target, draft, [2, 1], 5, make(options, target))
+        return [token for _, tokens in steps for token in tokens]
+
+    assert (joint_of(emit, p, 3) - joint_distribution(p, 3)).abs().max() < 1e-9
+    assert issubclass(EveryOutcome, Sampling)
+
+
+def test_long_prompts_are_prefilled_without_a_draft():
+    target, draft = nearly_equal(1, max_position_embeddings=700, eos_token_ids=())
+    for n in (256, 257, 600):
+        prompt = random_tokens(n, n)
+        steps = list(start(target, prompt, draft, exits=[2, 4], thresholds=[0.3, 0.0]))
+        assert (len(steps[0].tree.sent) == 0) == (n > 256)
+        tokens = [token for step in steps for token in step.tokens]
+        full = target(torch.tensor([prompt + tokens]))[0, n - 1 : -1]
+        assert tokens == full.argmax(dim=-1).tolist()
+
+
+def test_stats_add_up():
+    target, draft = nearly_equal(2, eos_token_ids=())
+    found = generate(target, [3, 1], draft, exits=[1, 2, 4], thresholds=[0.4, 0.4, 0.0])
+    stats = found.stats
+    assert sum(stats.accept_lengths) == len(found.tokens) == 126 and found.ended == "context"
+    assert stats.accepted == len(found.tokens) - stats.steps
+    assert stats.exit_counts.total() == stats.draft_levels == stats.draft_forwards
+    assert stats.mean_accepted_tokens == len(found.tokens) / stats.steps
+    assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
+    assert found.cache is found.draft_model is None  # an answer that is kept holds no caches
+
+
+def test_damaged_weights_are_one_line():
+    for damaged, message in ((0, "the target's logits are NaN"), (1, "the draft's logits are NaN")):
+        models = [random_llama(0), random_llama(1)]
+        models[damaged].lm_head.weight.fill_(float("nan"))
+        raises_line(generate, ValueError, message, models[0], [1], models[1], exits=[4])
+
+
+WRONG = {
+    "unknown method 'x'": dict(method="x"),
+    "method sd does not use tree": dict(method="sd", tree=(2, 1)),
+    "method ar does not use stop": dict(method="ar", stop=0.5),
+    "max_new_tokens: expected a number from 1": dict(max_new_tokens=0),
+    "temperature, if not 0": dict(temperature=-1.0),
+    "top_p: expected": dict(top_p=0.0),
+    "top_k: expected": dict(top_k=-1),
+    "seed: expected": dict(seed=-1),
+    "init is 'draft' or 'target'": dict(init="x"),
+    "exits of 4 draft layers: expected": dict(exits=[5]),
+    "exits must increase": dict(exits=[2, 1]),
+    "method sd has one exit": dict(method="sd", exits=[1, 2]),
+    "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
+    "stop: expected a number from 0 to 1": dict(stop=1.5),
+    "draft_length: expected": dict(draft_length=0),
+    "tree: expected": dict(method="mcsd", tree=(2, 0)),
+    "a tree of 1190 nodes": dict(method="mcsd", tree=(34, 34)),
+    "rejection sampling needs drawn children": dict(method="s2d-tree", coupled=False),
+    "a datastore is for exit 0": dict(datastore=object()),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_options_are_one_line(message):
+    models = random_llama(0), [1], random_llama(1)
+    raises_line(generate, ValueError, message, *models, **WRONG[message])
+
+
+def test_wrong_prompts_and_drafts_are_one_line():
+    target = random_llama(0)
+    raises_line(generate, ValueError, "the prompt has 0 tokens", target, [], method="ar")
+    raises_line(generate, ValueError, "ids are not all within", target, [61], method="ar")
+    other = random_llama(1, vocab_size=9)
+    raises_line(generate, ValueError, "must share a vocabulary", target, [1], other)
