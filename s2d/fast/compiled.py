@@ -1,4 +1,4 @@
-"""Compiled code for a block and the head of a Llama: made once, kept on disk, for any context length.
+"""Compiled code for a block and the head of a Llama: made once, kept, for any context length.
 
 A matmul of a few rows takes as long as reading the weights, if each is read once for all rows; but
 libraries are made for many rows. So for a few rows the compiler is shown a sum per row, and fuses

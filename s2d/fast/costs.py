@@ -22,7 +22,7 @@ from . import DTYPES
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
 CONTEXT = 400  # cached positions that they attend to
-ROUNDS = 10
+ROUNDS = 5
 
 
 def cache_folder():
