@@ -273,7 +273,11 @@ def parse(arguments):
     add("--rejection", dest="coupled", action="store_false", help=papers)
     add("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1; auto: a GPU if present")
     add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own, if fast")
-    add("--compile", action="store_true", help="compile the passes first (a minute, then seconds)")
+    add(
+        "--compile",
+        action="store_true",
+        help="compile the passes first (a minute, then seconds; untried on CUDA)",
+    )
     layers = "draft layers to predict after, e.g. 2,3,4; 0: the table of what was seen before"
     add("--exits", type=comma_separated(int), metavar="E,E,...", help=layers)
     enough = "confidence that is enough, per exit; default: the draft's own"

@@ -41,6 +41,7 @@ def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
                 F.linear(x, weight),
                 module(x),
             )
+            assert torch.equal(module(x[0]), found[0])
             assert found.shape == plain.shape and found.is_contiguous() and found.dtype == dtype
             error, allowed = ((each.double() - truth).abs().mean() for each in (found, plain))
             assert error <= 2.0 * allowed

@@ -47,7 +47,7 @@ def main(arguments=None):
         add("--temperature", type=comma_separated(float), default="0,1", help="0 is greedy")
         add("--questions", type=Path, help="in Spec-Bench's format; default: held-out ones")
         add("--hf", action="store_true", help="transformers as well")
-        add("--compile", action="store_true", help="every method compiled as well")
+        add("--compile", action="store_true", help="every method compiled as well; on CUDA untried")
         several = "every method with so many prompts at once as well"
         add("--batch", type=comma_separated(count), default=(), metavar="N,...", help=several)
         add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")

@@ -1,6 +1,6 @@
 """CPU speed: faster matmuls of a few rows, and compiled passes.
 
-``load_model`` calls ``quicken``, or builds a ``CompiledLlama`` (static.py). Only this folder touches
+``load_model`` calls ``quicken``, or makes a ``CompiledLlama`` (static.py). Only this folder touches
 private parts of PyTorch, because there is no public way to the same speed:
 
 - linear.py: ``torch._C._set_mkldnn_enabled`` switches oneDNN off for one matmul, where the public

@@ -1,4 +1,4 @@
-"""Compiled code for a block and the head of a Llama: made once, kept on disk, for any context length.
+"""Compiled code for a block and the head of a Llama: made once, kept, for any context length.
 
 A matmul of a few rows takes as long as reading the weights, if each is read once for all rows; but
 libraries are made for many rows. So for a few rows the compiler is shown a sum per row, and fuses
@@ -13,19 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..cache import KVCache
+from ..cache import KVCache, attend
 from ..model import Block, LlamaConfig, RMSNorm
 from .costs import cache_folder, key_of
 from .linear import FastLinear, can_pack, fast_linears, packed_linear, replace_linears
 
 FEW = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
-HERE = Path(__file__)  # what is compiled is in these files
-SOURCES = (
-    HERE,
-    HERE.with_name("linear.py"),
-    *map(HERE.parents[1].joinpath, ("model.py", "cache.py")),
-)
+SOURCES = "model.py", "cache.py", "fast/linear.py", "fast/compiled.py"  # of what is compiled
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
@@ -52,18 +47,14 @@ class Slots(KVCache):
         # Not index_copy_: compiled, that copies the whole cache onto itself.
         self.keys[:, :, self.slots] = k
         self.values[:, :, self.slots] = v
-        return attention(q, self.keys, self.values, mask)
-
-
-def attention(q, k, v, mask):
-    """As ``attend`` of cache.py, in the form that is the fastest once compiled."""
-    B, H, T, D = q.shape
-    if T > 1:  # the heads of a group as queries: keys and values are read once
-        queries, mask = q.reshape(B, k.shape[1], -1, D), mask.repeat(H // k.shape[1], 1)
-        return F.scaled_dot_product_attention(queries, k, v, attn_mask=mask).view(B, H, T, D)
-    q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)
-    scores = (q * k[:, :, None]).sum(dim=-1) + mask  # (B, G, H/G, S)
-    return (scores.softmax(dim=-1)[..., None] * v[:, :, None]).sum(dim=-2).view(B, H, T, D)
+        B, H, T, D = q.shape
+        if T > 1:
+            return attend(q, self.keys, self.values, mask)
+        # One query as plain sums, which the compiler fuses.
+        q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)
+        scores = (q * self.keys[:, :, None]).sum(dim=-1) + mask  # (B, G, H/G, S+1)
+        weighted = scores.softmax(dim=-1)[..., None] * self.values[:, :, None]
+        return weighted.sum(dim=-2).view(B, H, 1, D)
 
 
 def run_block(block, hidden, cos, sin, mask, slots, keys, values):
@@ -129,13 +120,15 @@ def compiled_head(shape, tokens, rows, dtype, packs):
 def compiled(function, example, what, key):
     """``function``, compiled for arguments like those of ``example``, or found.
 
-    It is kept in the cache directory, under ``what`` and the rest of its ``key``. Calls check no shapes or other conditions: callers keep to the example's.
+    It is kept in the cache directory, under ``what`` and ``key``. Calls check no shapes or other
+    conditions: callers keep to the example's.
     """
     from torch._inductor import config, utils  # takes a second to import
 
     teach_compiler()
     folder = cache_folder() / "compiled"
-    file = folder / key_of(what, key, [source.read_bytes() for source in SOURCES])
+    sources = [(Path(__file__).parents[1] / name).read_bytes() for name in SOURCES]
+    file = folder / key_of(what, key, sources)
     with utils._set_env("TORCHINDUCTOR_CACHE_DIR", str(folder)), config.patch(OPTIONS):
         try:
             with file.open("rb") as opened:

@@ -7,7 +7,6 @@ target (extras/node_count.py). Remove costs.json to have everything timed again.
 import json
 import os
 import platform
-import re
 import time
 from bisect import bisect_left
 from contextlib import suppress
@@ -23,7 +22,7 @@ from . import DTYPES
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
 CONTEXT = 400  # cached positions that they attend to
-ROUNDS = 10
+ROUNDS = 5
 
 
 def cache_folder():
@@ -34,13 +33,9 @@ def cache_folder():
 
 
 def key_of(*parts):
-    """A name for what depends on ``parts``, the processor, the threads and PyTorch's version."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:  # not Linux
-        first = platform.processor()
-    processor = re.findall("^(?:model name|flags|CPU part|Features).*", first, re.MULTILINE)
-    here = processor or first, torch.get_num_threads(), torch.__version__
+    """A name for what depends on ``parts``, the machine, the threads and PyTorch's version."""
+    machine = platform.node(), platform.processor(), torch.cpu.get_capabilities()
+    here = machine, torch.get_num_threads(), torch.__version__
     return sha256(repr((here, parts)).encode()).hexdigest()[:32]
 
 

@@ -19,9 +19,9 @@ TIMED_BYTES = 48e6  # of weights that kernels are timed with: more than caches h
 
 
 def transposed(x, weight):
-    """The weight (out, in) times the row (1, 1, in) as two equal columns."""
-    columns = x.view(1, -1).expand(2, -1).t()  # (in, 2)
-    return (weight @ columns)[:, 0].contiguous().view(1, 1, -1)
+    """The weight (out, in) times the row (..., in) as two equal columns."""
+    columns = x.reshape(1, -1).expand(2, -1).t()  # (in, 2)
+    return (weight @ columns)[:, 0].contiguous().view(*x.shape[:-1], -1)
 
 
 def native(x, weight):

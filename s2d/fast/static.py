@@ -25,14 +25,16 @@ class CompiledLlama(Llama):
     def __init__(self, config):
         super().__init__(config)
         self.blocks, self.heads = {}, {}  # {rows: function that runs a block, or norm and head}
+        self.plain = super().run_layers
 
     def prepare(self):
         """Compile, which takes a minute, or seconds where that was done before.
 
-        Raises ValueError where no C++ compiler works.
+        Raises ValueError where no C++ compiler works. On a GPU, passes are compiled when they first
+        run (torch.compile); that was not tried on one.
         """
         if self.device.type != "cpu":
-            self.run_layers = torch.compile(super().run_layers, dynamic=True)
+            self.plain = torch.compile(self.plain, dynamic=True)
             return
         use_fastest(self)
         shape, vocabulary, packs = shape_of(self.config), self.config.vocab_size, is_large(self)
@@ -48,11 +50,13 @@ class CompiledLlama(Llama):
         return super().new_cache(capacity + SIZES[-1], first=first, end=end)  # for the padding
 
     def run_layers(self, hidden, first=0, end=None, positions=None, mask=None, cache=None):
-        B, T, _ = hidden.shape
+        T = hidden.shape[1]
         S = 0 if cache is None else cache.length
         rows = self.padded(T)
-        if rows is None or S == 0 or B > 1:
+        if S == 0:
             return super().run_layers(hidden, first, end, positions, mask, cache)
+        if rows is None:
+            return self.plain(hidden, first, end, positions, mask, cache)
         if positions is None:
             positions = torch.arange(S, S + T)
         if mask is None:
