@@ -74,8 +74,9 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
         positions = np.concatenate((np.arange(n), n + depths))[start:]
         positions = torch.from_numpy(positions).to(model.device)
     # Rows begin at multiples of 16 bytes: GPU kernels would copy a mask with others in every layer.
-    mask = torch.full((end - start, -(-end // 8) * 8), -torch.inf, dtype=model.dtype)[:, :end]
-    return positions, mask.masked_fill_(torch.from_numpy(visible), 0.0).to(model.device)
+    size = (end - start, -(-end // 8) * 8)
+    mask = torch.full(size, -torch.inf, dtype=model.dtype, device=model.device)[:, :end]
+    return positions, mask.masked_fill_(torch.from_numpy(visible).to(model.device), 0.0)
 
 
 class KConfig:
