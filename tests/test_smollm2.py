@@ -110,5 +110,5 @@ def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, c
     assert run.main(["--target", NAME, "--max-new-tokens", "24"]) == 0
     out, error = capsys.readouterr()
     assert f"draft {WEIGHTS / NAME}-datastore.safetensors" in error and "from exit 0" in out
-    gained = r"target alone +[\d.]+ tokens/s: \S+ is [\d.]+ times as fast"
+    gained = r"[\d.]+ times as fast as the target alone"
     assert "sky" in out and "method s2d-tree" in out and re.search(gained, out)

@@ -25,8 +25,8 @@ PAPER = Recipe(128, 4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0, recompu
 def train_soft(run, init, layers, exits, data, millions, teacher=None, **options):
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
     refuse_existing(run.out)
-    if not run.resume:
-        refuse_existing(run.checkpoints)
+    if run.checkpoints.exists() and not run.resume:
+        raise ValueError(f"{run.checkpoints} is there already; go on with --resume, or remove it")
     if list(exits) != sorted(set(exits)) or exits[0] < 1 or exits[-1] != layers:
         raise ValueError(f"exits must increase and end with layer {layers}, got {list(exits)}")
     given = {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,58 @@
+"""What tokens are drawn from, and the draws themselves."""
+
+from itertools import product
+
+import pytest
+import torch
+from helpers import random_llama
+from transformers.generation import logits_process
+
+from s2d.generate import Options
+from s2d.sampling import Sampling, warp
+
+
+def sampling_of(seed, **options):
+    options = dict(temperature=1.0, coupled=False) | options
+    return Sampling(Options(seed=seed, **options), random_llama(0))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_warp_keeps_what_transformers_keeps(ties):
+    """Top-k before top-p, whose part is of what top-k left; of equal logits top-k keeps all."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 40, dtype=torch.float64, generator=generator)
+    logits, several = logits.round() if ties else logits, 0
+    parts = (1.0,) if ties else (1.0, 0.6)  # which of equal ones top-p keeps is not said
+    for temperature, top_k, top_p in product((0.5, 1.0, 3.0), (1, 3, 39, 99), parts):
+        expected = logits
+        for name, value in (("Temperature", temperature), ("TopK", top_k), ("TopP", top_p)):
+            expected = getattr(logits_process, f"{name}LogitsWarper")(value)(None, expected)
+        found = warp(logits, temperature, top_p, top_k)
+        torch.testing.assert_close(found, torch.softmax(expected, dim=-1))
+        several += ((found > 0).sum(dim=-1) > top_k).sum().item()
+    assert (several > 0) == ties
+
+
+def test_candidates_come_in_the_order_of_their_draws():
+    """20,000 ordered pairs against q(x) q(y) / (1 - q(x)), within 6 deviations; seeds repeat."""
+    q, runs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64), 20000
+    pairs = sampling_of(3).candidates(q.expand(runs, 4), 2)
+    expected = (q[:, None] * q / (1 - q[:, None])).fill_diagonal_(0)
+    counts = (4 * pairs[:, 0] + pairs[:, 1]).bincount(minlength=16).view(4, 4)
+    assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
+    assert torch.equal(pairs, sampling_of(3).candidates(q.expand(runs, 4), 2))
+    assert not torch.equal(pairs, sampling_of(4).candidates(q.expand(runs, 4), 2))
+    heads = sampling_of(3).accept(q[:1].expand(runs))
+    assert abs(heads.sum() - runs / 2) < 6 * (runs / 4) ** 0.5
+
+
+def test_a_draw_reaches_rare_tokens_and_none_of_probability_0(monkeypatch):
+    """With float32 sums the 1,000 rare tokens would add nothing to 0.5."""
+    probs = torch.tensor([[0.0, 0.5, *[1e-9] * 1000, 0.0]])
+    sampling = sampling_of(0)
+    reached = (0.5 + 500.5e-9) / (0.5 + 1000e-9)
+    for number, token in ((0.0, 1001), (1.0 - reached, 502), (1.0 - 2**-53, 1)):
+        fill = lambda tensor, generator: tensor.fill_(number)  # noqa: B023, E731
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "uniform_", fill)
+            assert sampling.draw(probs).tolist() == [token]
