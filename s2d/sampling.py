@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-KEPT = 32  # positions whose noise is kept: more than a step looks ahead
+KEPT = 32  # positions before the first that is asked for whose noise is kept
 FILL = 1e-300  # of a token that is drawn only where no other is left: far below any probability
 
 
@@ -69,9 +69,10 @@ class Sampling:
         distributions that meet the same noise often give the same token (Daliri et al. 2024, arXiv
         2408.07978).
         """
+        oldest = min(positions) - KEPT
+        self.kept = {n: e for n, e in self.kept.items() if n > oldest}
         for position in positions:
             if position not in self.kept:
-                self.kept = {n: e for n, e in self.kept.items() if n > position - KEPT}
                 # On the CPU: the same on every device. SFC64 takes half as long as Philox.
                 bits = np.random.SFC64([self.options.seed, position])
                 drawn = np.random.Generator(bits).standard_exponential(self.vocab_size)

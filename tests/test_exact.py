@@ -113,6 +113,13 @@ def test_one_seed_one_text(part):
     assert differing(60, part) == 0
 
 
+def test_drafts_longer_than_the_noise_that_is_kept():
+    target = random_llama(0, eos_token_ids=())
+    law = dict(temperature=1.0, max_new_tokens=90)
+    found = generate(target, [3], target, "sd", draft_length=40, stop=0.0, **law)
+    assert found.tokens == generate(target, [3], method="ar", **law).tokens
+
+
 def causal(start, n, parents, model, ancestors=None):
     """Attention that knows nothing of branches."""
     end = n + len(parents)
