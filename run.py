@@ -236,7 +236,7 @@ def compare(begin, options, generation):
     speeds = {"ar": [], options.method: []}
     for each in (alone, options, alone, options):
         again = begin(replace(each, max_new_tokens=count)).finish()
-        speeds[each.method].append(again.tokens_per_second)
+        speeds[each.method].append(count / again.stats.seconds)
     ratio = median(speeds[options.method]) / median(speeds["ar"])
     lines = f"speed          {ratio:.2f} times as fast as the target alone (median of 2 runs each)"
     if ratio < 1:

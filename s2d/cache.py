@@ -31,34 +31,31 @@ class KVCache:
 
     def __init__(self, shape: tuple[int, ...], device, dtype):
         """``shape``: layers, 1, capacity, key/value heads, head size."""
+        # In memory the heads of a slot lie together, so that new ones are written in one piece.
         self.keys = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
         self.values = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # (1, G, capacity, D)
         self.length = 0
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new keys and values (1, G, T, D) of a layer behind the filled slots.
-
-        Returns those of the layer from slot 0 on, (1, G, S+T, D) each. ``advance`` follows once all
-        layers have written.
-        """
-        T = keys.shape[2]
-        all_keys, all_values = self.layers[layer]
-        all_keys.narrow(2, self.length, T).copy_(keys)
-        all_values.narrow(2, self.length, T).copy_(values)
-        end = self.length + T
-        return all_keys.narrow(2, 0, end), all_values.narrow(2, 0, end)
-
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Write ``k`` and ``v``, then attend to all that is stored (see the function above)."""
-        keys, values = self.write(layer, k, v)
-        return attend(q, keys, values, mask)
+        """Store ``k`` and ``v`` (1, G, T, D) behind the filled slots, and attend to all S+T.
+
+        ``layer`` counts from the cache's first. Once every layer has stored its own, ``advance``.
+        """
+        T, end = k.shape[2], self.length + k.shape[2]
+        keys, values = self.layers[layer]
+        keys.narrow(2, self.length, T).copy_(k)
+        values.narrow(2, self.length, T).copy_(v)
+        return attend(q, keys.narrow(2, 0, end), values.narrow(2, 0, end), mask)
 
     def advance(self, count: int):
         self.length += count
 
     def keep(self, length: int, path: list[int]):
-        """Roll back to ``length`` slots and those at length + i for i in ``path``, moved up."""
+        """Roll back to ``length`` slots and those at length + i for i in ``path``, moved up.
+
+        The slots of ``path`` must be filled; those up to ``length`` need not be.
+        """
         self.length = min(self.length, length + len(path))
         move_up(self.keys, length, path)
         move_up(self.values, length, path)

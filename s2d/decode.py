@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 
-from .model import DECODING_KERNELS
-from .tree import KConfig, Tree
+from .tree import KConfig, Tree, positions_and_mask
 from .verify import verify
 
 PREFILL = 256  # with more positions to read, a step drafts nothing: masks would grow with T squared
@@ -31,12 +29,6 @@ class Step:
     draft_seconds: float
     target_seconds: float
     seconds: float
-
-    @property
-    def sources(self) -> list[int | None]:
-        """For each of ``tokens`` the exit that drafted it, None for the target's own."""
-        accepted = [self.tree.exits[self.tree.sent[i]] for i in self.path]
-        return [*accepted, None][: len(self.tokens)]
 
 
 @dataclass
@@ -58,7 +50,7 @@ class Stats:
         self.accept_lengths.append(len(step.tokens))
         self.exit_counts.update(exit for exit in exits if exit is not None)
         self.draft_forwards += tree.level
-        self.draft_levels += tree.depth(tree.sent[-1]) + 1 if tree.sent else 0
+        self.draft_levels += tree.depth_of(tree.sent[-1]) + 1 if tree.sent else 0
         self.accepted += min(len(step.path), len(step.tokens))
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
@@ -89,27 +81,22 @@ class Decoder:
     exact = True  # the output follows the target's distribution
 
     def __init__(self, target, draft, context: list[int], limit: int, sampling):
-        began = clock(target.device)
         self.target, self.draft_model, self.sampling = target, draft, sampling
         self.options = sampling.options  # in force
         self.context, self.limit = list(context), limit
         self.prompt_length = len(self.context)
         self.cache = target.new_cache(limit + (draft.shape.max_nodes if draft else 0))
         self.ended = ""  # or why: "eos", "length", or "context" where the target's is full
-        self.stats = Stats(seconds=clock(target.device) - began)
+        self.stats = Stats()
 
     @property
     def tokens(self) -> list[int]:
         """The new ones so far, with EOS last if it was produced."""
         return self.context[self.prompt_length :]
 
-    @property
-    def tokens_per_second(self) -> float:
-        return len(self.tokens) / self.stats.seconds
-
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
-            with torch.inference_mode(), sdpa_kernel(DECODING_KERNELS):  # not where a Step is used
+            with torch.inference_mode():  # not where a Step is used
                 logits = self.target(**self.draft())[0]  # (N+1, V)
                 step = self.accept(logits)
             yield step
@@ -127,13 +114,12 @@ class Decoder:
         self.tree = self.draft_tree()
         self.drafted = clock(self.target.device)
         # 2. One target pass over the nodes, behind what it has not seen of the context.
-        seen, sent = self.cache.length, self.tree.sent
-        tokens = [*self.context[seen:], *self.tree.part(sent)[0]]
-        end = seen + len(tokens)
-        positions, mask = self.tree.positions_and_mask(seen, end, sent, self.target)
-        tokens = torch.tensor([tokens], device=self.target.device)  # (1, T)
-        inputs = dict(tokens=tokens, positions=positions, mask=mask, cache=self.cache)
-        return inputs | {"last": len(sent) + 1}
+        seen, n, ancestors = self.cache.length, len(self.context), self.tree.shape.ancestors
+        tokens, parents = self.tree.part(self.tree.sent)
+        positions, mask = positions_and_mask(seen, n, parents, self.target, ancestors)
+        tokens = torch.tensor([self.context[seen:] + tokens], device=self.target.device)  # (1, T)
+        last = 1 + len(parents)
+        return dict(tokens=tokens, last=last, positions=positions, mask=mask, cache=self.cache)
 
     def draft_tree(self) -> Tree:
         n, draft = len(self.context), self.draft_model

@@ -5,28 +5,16 @@ each of which ends at an exit. Exit 0, our addition, has no layers: it looks in 
 """
 
 import math
-from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
 from .cache import move_up
-from .model import LlamaConfig
 from .ngram import ORDER, NGrams
 from .sampling import Prediction, Sampling, choose_children, warp
-from .tree import Tree
+from .tree import Tree, positions_and_mask
 
 WINDOW = 256  # positions of context that a segment runs at a time, so that masks stay small
-
-
-@dataclass(frozen=True)
-class DraftConfig(LlamaConfig):
-    """A Llama, and how to draft with it unless options say otherwise."""
-
-    exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
-    thresholds: tuple[float, ...] = ()  # one per exit: the confidence that is enough there
-    draft_length: int = 6  # of a chain
-    draft_stop: float = 0.0  # a chain ends where its path is less probable than this
-    draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size
 
 
 class LayerExit:
@@ -49,9 +37,8 @@ class LayerExit:
     def predict(self, tree: Tree) -> Prediction:
         """A prediction for each node of the frontier of ``tree``."""
         n = len(tree.context)
-        while n - self.cache.length > WINDOW:  # the context first: at once if the cache is empty
-            seen = self.cache.length
-            self.run(tree, end=min(seen + WINDOW, n - 1) if seen > 0 else n - 1)
+        while n - self.cache.length > WINDOW:
+            self.run(tree, end=self.cache.length + WINDOW)
         hidden = self.run(tree, end=n + len(tree.expanded))
         hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden)
         # At temperature 1, so that thresholds mean the same at any temperature.
@@ -63,16 +50,16 @@ class LayerExit:
 
     def run(self, tree, end):
         """Run the segment on what it has not seen up to position ``end``: (1, T, hidden)."""
-        n, start = len(tree.context), self.cache.length
-        nodes = tree.expanded[: max(0, end - n)]
+        model, start = self.model, self.cache.length
+        n = min(len(tree.context), end)
+        tokens, parents = tree.part(tree.expanded[: end - n])
         if self.below:
             hidden = self.below.hidden[:, start:end]
         else:
-            tokens = [*tree.context[start:end], *tree.part(nodes)[0]]
-            tokens = torch.tensor([tokens[start - end :]], device=self.model.device)
-            hidden = self.model.embed(tokens)
-        positions, mask = tree.positions_and_mask(start, end, nodes, self.model)
-        hidden = self.model.run_layers(hidden, self.first, self.layer, positions, mask, self.cache)
+            tokens = tree.context[start:n] + tokens[max(0, start - n) :]
+            hidden = model.embed(torch.tensor([tokens], device=model.device))
+        positions, mask = positions_and_mask(start, n, parents, model, tree.shape.ancestors)
+        hidden = model.run_layers(hidden, self.first, self.layer, positions, mask, self.cache)
         self.hidden[:, start:end] = hidden
         return hidden
 
@@ -88,9 +75,8 @@ class TableExit:
 
     layer, max_positions = 0, math.inf
 
-    def __init__(self, datastore, threshold, min_columns, device):
-        self.ngrams, self.threshold = NGrams(datastore), threshold
-        self.min_columns, self.device = min_columns, device
+    def __init__(self, datastore, threshold, device):
+        self.ngrams, self.threshold, self.device = NGrams(datastore), threshold, device
         self.seen = 0  # tokens of the context that are in the table
 
     def predict(self, tree: Tree) -> Prediction:
@@ -100,10 +86,9 @@ class TableExit:
         before = tree.context[-ORDER:]
         tails = [[*before, *tree.path(node)] for node in tree.frontier]
         rows = [self.ngrams.distribution(tail[-ORDER:]) for tail in tails]
-        ids = list(dict.fromkeys(token for row in rows for token in row))
-        # A node may have more children than are known: others fill the end, with probability 0.
-        others = [token for token in range(self.min_columns) if token not in ids]
-        ids += others[: max(0, self.min_columns - len(ids))]
+        # A node may have more children than are known: the first tokens are always among the ids.
+        others = range(tree.shape.widths[tree.level])
+        ids = list(dict.fromkeys([*chain(*rows), *others]))
         probs = [[row.get(token, 0.0) for token in ids] for row in rows]
         return Prediction(
             torch.tensor(probs, dtype=torch.float64, device=self.device),  # (R, K)
@@ -118,15 +103,14 @@ class TableExit:
 class SortedDraft:
     """A draft of sorted ``exits``, the cheapest first, whose trees have one ``shape``.
 
-    min_prob: the least probable path that is followed, see ``KConfig`` and ``Dynamic``
-    stop: a function of a tree and the prediction its last level came from, True where drafting
-        ends (extras/decision.py)
+    stop: the least probable path that is followed (see ``KConfig`` and ``Dynamic``), or a function
+        of a tree and its last prediction that is True where drafting ends (extras/decision.py)
     nodes_to_send: see ``Tree.send``
     """
 
-    def __init__(self, exits, shape, min_prob=0.0, stop=None, nodes_to_send=None):
-        self.exits, self.shape, self.min_prob = exits, shape, min_prob
-        self.stop, self.nodes_to_send = stop, nodes_to_send
+    def __init__(self, exits, shape, stop=0.0, nodes_to_send=None):
+        self.exits, self.shape, self.stop, self.nodes_to_send = exits, shape, stop, nodes_to_send
+        self.min_prob = 0.0 if callable(stop) else stop
         self.max_positions = min(exit.max_positions for exit in exits)
 
     def grow(self, tree: Tree, sampling: Sampling):
@@ -135,14 +119,14 @@ class SortedDraft:
             exit, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
                 break  # nothing is known
-            positions = [len(tree.context) + tree.depth(node) + 1 for node in tree.frontier]
-            count = self.shape.children(tree.level)
+            positions = [len(tree.context) + tree.depth_of(node) + 1 for node in tree.frontier]
+            count = self.shape.widths[tree.level]
             tokens, probs, q = choose_children(prediction, count, positions, sampling)
             if q is not None:
                 tree.q.append(q)
             tree.add_level(tokens.tolist(), probs.tolist(), exit.layer, prediction.confidence)
             # Only now: a token that was drawn is sent (the lemma in verify.py).
-            if self.stop is not None and self.stop(tree, prediction):
+            if callable(self.stop) and self.stop(tree, prediction):
                 break
         tree.send(self.nodes_to_send)
 

@@ -1,7 +1,7 @@
 """``generate``: options become a decoder, and its steps become an answer.
 
 A method is a choice of draft: ``ar`` has none; ``sd`` drafts a chain from one exit and ``s2d`` from
-sorted exits; ``mcsd`` and ``s2d-tree`` draft trees likewise. Here alone the front meets the extras.
+sorted exits; ``mcsd`` and ``s2d-tree`` draft trees likewise.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from .decode import Decoder
-from .draft import DraftConfig, LayerExit, SortedDraft, TableExit
+from .draft import LayerExit, SortedDraft, TableExit
 from .model import Llama, LlamaConfig
 from .sampling import Sampling
-from .tree import BestFirst, Dynamic, KConfig
+from .tree import Dynamic, KConfig
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
@@ -25,9 +25,15 @@ K_CONFIG = (4, 2, 2, 1)
 MAX_NODES = 1024  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before layers, which know more than it does; tuned on mini-*
-# What a draft's config says, for exit 0 alone. Tuned on SmolLM2-135M with 48 Spec-Bench prompts.
-TABLE_ALONE = SimpleNamespace(num_hidden_layers=0, exit_layers=(0,), thresholds=(0.0,))
-TABLE_ALONE.draft_length, TABLE_ALONE.draft_stop, TABLE_ALONE.draft_tree = 4, 0.03, (6, 7, 7)
+# What a draft's config.json says, of exit 0 alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
+TABLE_ALONE = SimpleNamespace(
+    num_hidden_layers=0,
+    exit_layers=(0,),
+    thresholds=(0.0,),
+    draft_length=4,
+    draft_stop=0.03,
+    draft_tree=(6, 7, 7),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Options:
         check_range("top_k", self.top_k, 0)
         check_range("seed", self.seed, 0)
 
-    def resolved(self, target: LlamaConfig, draft: DraftConfig | None = None) -> "Options":
+    def resolved(self, target: LlamaConfig, draft: LlamaConfig | None = None) -> "Options":
         """The same with every default in its place, for models of these configs.
 
         Without a ``draft``, exit 0 drafts alone. Raises ValueError for what cannot be.
@@ -80,14 +86,10 @@ class Options:
         elif draft.vocab_size != target.vocab_size:
             sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
             raise ValueError(f"draft and target have {sizes}: they must share a vocabulary")
-        elif not isinstance(draft, DraftConfig):
-            draft = DraftConfig(**vars(draft))
         exits = self.resolved_exits(draft)
         thresholds = self.resolved_thresholds(exits, draft)
         if exits == (0,):
             draft = TABLE_ALONE
-        if self.datastore is not None and 0 not in exits:
-            raise ValueError(f"a datastore is for exit 0, not for {list(exits)}")
         stop = self.stop
         if stop is None:
             stop = draft.draft_stop if self.method in CHAINS or exits == (0,) else 0.0
@@ -179,20 +181,17 @@ def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options)
 
 def make_draft(options: Options, target: Llama, draft, limit: int) -> SortedDraft:
     """The SortedDraft that resolved ``options`` describe, for contexts up to ``limit`` tokens."""
-    shape = options.tree
     if options.method in CHAINS:
         shape = KConfig((1,) * options.draft_length)
-    elif not isinstance(shape, Dynamic):
-        shape = KConfig(shape)
-    elif options.exits == (0,):
-        shape = BestFirst(*astuple(shape))
+    elif isinstance(options.tree, Dynamic):
+        shape = options.tree
+    else:
+        shape = KConfig(options.tree)
     exits, below = [], None
     for layer, threshold in zip(options.exits, options.thresholds):
         if layer == 0:
-            exits.append(TableExit(options.datastore, threshold, shape.max_children, target.device))
+            exits.append(TableExit(options.datastore, threshold, target.device))
         else:
             below = LayerExit(draft, below, layer, threshold, limit + shape.max_nodes)
             exits.append(below)
-    if callable(options.stop):
-        return SortedDraft(exits, shape, stop=options.stop, nodes_to_send=options.nodes_to_send)
-    return SortedDraft(exits, shape, options.stop, nodes_to_send=options.nodes_to_send)
+    return SortedDraft(exits, shape, options.stop, options.nodes_to_send)

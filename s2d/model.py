@@ -11,13 +11,8 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend
 
 from .cache import KVCache, attend
-
-# Attention kernels for decoding. On the newest GPUs PyTorch prefers cuDNN's, but that one plans for
-# tens of milliseconds at each new length, and lengths change at every step.
-DECODING_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -39,6 +34,12 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
     eos_token_ids: tuple[int, ...] = (2,)
+    # How it drafts unless options say otherwise (draft.py).
+    exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
+    thresholds: tuple[float, ...] = ()  # one per exit: the confidence that is enough there
+    draft_length: int = 6  # of a chain
+    draft_stop: float = 0.0  # a chain ends where its path is less probable than this
+    draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size
 
 
 class RMSNorm(nn.Module):
@@ -59,7 +60,7 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     Dimension i rotates together with i + D/2. The sines of the first half have the minus sign of
     that rotation, so ``rotate`` is one product and one fused multiply-add (Su et al. 2021, 3.4).
     """
-    # On the CPU, named: the table is real where the parameters are built on the meta device.
+    # On the CPU even where the parameters are built on the meta device: the table is never loaded.
     D = config.head_dim
     exponents = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
     frequencies = 1.0 / config.rope_theta**exponents  # radians per position, (D/2,)
@@ -184,8 +185,6 @@ class Llama(nn.Module):
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length
-        if mask is None and S > 0 and T > 1:
-            raise ValueError(f"{T} positions behind {S} in the cache need a mask")
         if positions is None:
             positions = slice(S, S + T)
         rope = self.rope_cos[positions], self.rope_sin[positions]  # (T, D) each
@@ -199,12 +198,10 @@ class Llama(nn.Module):
         """Hidden states (..., hidden) after any layer -> logits (..., V)."""
         return self.lm_head(self.model["norm"](hidden))
 
-    def forward(self, tokens: Tensor, last: int | None = None, **options) -> Tensor:
-        """Tokens (B, T) -> logits (B, T, V), or those of the ``last`` so many positions alone.
+    def forward(self, tokens: Tensor, last: int = 0, **options) -> Tensor:
+        """Tokens (B, T) -> logits (B, T, V), or only those of the ``last`` positions; 0: of all.
 
         ``options``: positions, mask and cache of ``run_layers``.
         """
         hidden = self.run_layers(self.embed(tokens), **options)
-        if last is not None:
-            hidden = hidden[:, -last:]
-        return self.logits(hidden)
+        return self.logits(hidden[:, -last:])

@@ -4,14 +4,15 @@ By default draft and target share the noise of a position, so that one seed give
 drafts. ``choose_children`` says which tokens a draft proposes.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-KEPT = 32  # positions before the first that is asked for whose noise is kept
-FILL = 1e-300  # of a token that is drawn only where no other is left: far below any probability
+NOISE_KEPT = 64  # positions whose noise is kept: draft and target ask for the same ones
+FILL = 1e-300  # added to every probability, so that a token can be drawn where none is left
 
 
 def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
@@ -44,9 +45,9 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
 class Sampling:
     """How tokens are drawn, and every random number of a generation, from one seed.
 
-    ``options``: temperature (0 is greedy), top_p, top_k, seed, and coupled: whether draft and
-    target share the noise that belongs to a position; else the target tests what the draft drew
-    with a generator that goes on. ``target``: the model that says how many tokens there are.
+    ``options``: temperature (0 is greedy), top_p, top_k, seed and coupled: True where draft and
+    target share the noise of each position, False for rejection sampling, whose random numbers
+    come one after the other.
     """
 
     def __init__(self, options, target):
@@ -55,7 +56,7 @@ class Sampling:
         self.generator = torch.Generator(target.device).manual_seed(options.seed)
         self.device = target.device
         self.dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        self.kept = {}  # position -> (V,)
+        self.noise_at = lru_cache(NOISE_KEPT)(self.draw_noise)
 
     def warp(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
@@ -69,16 +70,13 @@ class Sampling:
         distributions that meet the same noise often give the same token (Daliri et al. 2024, arXiv
         2408.07978).
         """
-        oldest = min(positions) - KEPT
-        self.kept = {n: e for n, e in self.kept.items() if n > oldest}
-        for position in positions:
-            if position not in self.kept:
-                # On the CPU: the same on every device. SFC64 takes half as long as Philox.
-                bits = np.random.SFC64([self.options.seed, position])
-                drawn = np.random.Generator(bits).standard_exponential(self.vocab_size)
-                drawn = torch.from_numpy(drawn).clamp_(min=1e-30)  # to divide by
-                self.kept[position] = drawn.to(self.device, self.dtype)
-        return torch.stack([self.kept[position] for position in positions])
+        return torch.stack([self.noise_at(position) for position in positions])
+
+    def draw_noise(self, position):
+        # On the CPU: the same on every device. SFC64 takes half as long as Philox.
+        generator = np.random.Generator(np.random.SFC64([self.options.seed, position]))
+        noise = torch.from_numpy(generator.standard_exponential(self.vocab_size))
+        return noise.clamp_(min=1e-30).to(self.device, self.dtype)  # (V,), to divide by
 
     def choices(self, logits: Tensor, positions: list[int]) -> Tensor:
         """The tokens (R,) that the target takes at ``positions``, by its logits (R, V)."""
@@ -115,7 +113,7 @@ class Sampling:
 class Prediction(NamedTuple):
     """What an exit of the draft says about the token after each of R positions."""
 
-    probs: Tensor  # (R, K) before temperature and top-p
+    probs: Tensor  # (R, K) at temperature 1, without top-k and top-p
     confidence: float  # the largest of them
     ids: Tensor | None = None  # (K,): the tokens of the columns; None: the whole vocabulary
     hidden: Tensor | None = None  # (R, hidden) of the exit, if it has layers
@@ -124,9 +122,10 @@ class Prediction(NamedTuple):
 def choose_children(prediction: Prediction, count: int, positions: list[int], sampling: Sampling):
     """``count`` different tokens to draft at each of R ``positions``.
 
-    Greedy: the likeliest. Coupled: those with the largest q / √e. The target takes the largest
-    p / e; q alone would ignore the noise, and q / e would take q for p. Else drawn from q. Returns
-    tokens and their probabilities, (R, count) each, and the q (R, V) they were drawn from, if any.
+    Greedy: the most probable. Coupled: those with the largest q / √e. The target takes the largest
+    p / e, and q is near p but not p, so e counts for less here: measured, q / √e has more tokens
+    accepted than q or q / e. Otherwise: drawn from q. Returns the tokens and their probabilities,
+    (R, count) each, and the q (R, V) they were drawn from, if they were.
     """
     probs, ids = prediction.probs, prediction.ids
     if sampling.greedy:
@@ -140,10 +139,9 @@ def choose_children(prediction: Prediction, count: int, positions: list[int], sa
         noise = noise if ids is None else noise[:, ids]
         scores = q * known / noise.sqrt()
         chosen_probs, chosen = scores.topk(count)
-        # Unknown tokens take part in the sum without noise.
+        # Each is as probable as its part of the sum of all scores; unknown tokens have no noise.
         total = scores.sum(dim=-1, keepdim=True) + (1.0 - known).clamp(min=0.0)
-        chosen_probs = chosen_probs / total
-        return chosen if ids is None else ids[chosen], chosen_probs, None
+        return chosen if ids is None else ids[chosen], chosen_probs / total, None
     chosen = sampling.candidates(q, count)
     chosen_probs = q.gather(1, chosen)
     if ids is not None:

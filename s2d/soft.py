@@ -7,32 +7,25 @@ from torch.utils.checkpoint import checkpoint
 CHUNK = 1024  # positions whose logits are in memory at a time
 
 
-def exit_hidden(model, tokens: torch.Tensor, exits, recompute=False):
-    """Yields hidden states (B, T, hidden) at each of the increasing ``exits``; tokens are (B, T).
-
-    With ``recompute`` a layer keeps its input only and runs again in the backward pass.
-    """
+def exit_hidden(model, tokens: torch.Tensor, exits):
+    """Yields the hidden states (B, T, hidden) of tokens (B, T) at each of the rising ``exits``."""
     hidden, first = model.embed(tokens), 0
     for exit_layer in exits:
-        if recompute:
-            for layer in range(first, exit_layer):
-                hidden = checkpoint(model.run_layers, hidden, layer, layer + 1, use_reentrant=False)
-        else:
-            hidden = model.run_layers(hidden, first, exit_layer)
+        hidden = model.run_layers(hidden, first, exit_layer)
         yield hidden
         first = exit_layer
 
 
-def soft_losses(model, tokens, labels, exits, count=None, distillation=None, recompute=False):
+def soft_losses(model, tokens, labels, exits, count=None, distillation=None):
     """Next-token cross entropy (E,) in nats at each of ``exits``, from one pass through all layers.
 
     ``labels`` (B, T) is the token that follows each of ``tokens`` (B, T), -100 where nothing is to
-    be learnt. Losses are summed over labelled tokens and divided by ``count``, by default their
-    number. Their mean is the loss of Sorted LLaMA (arXiv 2309.08968, section 3): one final norm and
-    one LM head serve all exits. ``distillation`` (train/distil.py) adds its term at each exit.
+    be learnt. The losses of labelled tokens are summed and divided by ``count``, by default their
+    number. The mean over the exits, which share the final norm and the LM head, is the loss of
+    Sorted LLaMA (arXiv 2309.08968, section 3). ``distillation`` (train/distil.py) adds its term.
 
-    With a real vocabulary logits outweigh everything else: they are made for CHUNK positions at a
-    time, and once more in the backward pass.
+    With a real vocabulary nothing takes more memory than logits: they are made for CHUNK positions
+    at a time, and once more in the backward pass.
 
     >>> from s2d.model import Llama, LlamaConfig
     >>> toy = Llama(LlamaConfig(8, 4, 4, 2, 1, 1, 4)).requires_grad_(False)
@@ -44,7 +37,7 @@ def soft_losses(model, tokens, labels, exits, count=None, distillation=None, rec
     labels = labels[learnt].long()  # (N,)
     taught = distillation.hidden(tokens)[learnt] if distillation else None  # (N, teacher's hidden)
     losses = []
-    for hidden in exit_hidden(model, tokens, exits, recompute):
+    for hidden in exit_hidden(model, tokens, exits):
         hidden, loss = hidden[learnt], 0.0  # (N, hidden)
         for start in range(0, max(1, len(labels)), CHUNK):
             part = slice(start, start + CHUNK)

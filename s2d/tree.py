@@ -45,9 +45,9 @@ def is_chain(parents: list[int]) -> bool:
 def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=None):
     """Position ids (T,) and mask (T, S+T) of a context of ``n`` tokens and N nodes behind it.
 
-    ``model`` has seen the first S = ``start`` of these n + N; ``ancestors`` (N, N) is the
-    ``ancestor_mask`` of ``parents`` if it is known. With the first three nodes of the tree above
-    behind the context a b c d e, for a model that has seen a b c d:
+    ``model`` has seen the first S = ``start`` of these n + N. ``ancestors`` is the ancestor mask of
+    a tree that begins with these nodes, if it is known. With the first three nodes of the tree
+    above behind the context a b c d e, for a model that has seen a b c d:
 
                 a b c d   e 0 1 2
           e     x x x x   x . . .      position 4
@@ -56,8 +56,8 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
           2     x x x x   x x . x               6
 
     Rows of the context are causal. A node sees the context and its ancestors, and its position is
-    one behind its parent's. Positions None: they just follow. Mask None: causal from an empty
-    cache, or one position that sees everything.
+    one behind its parent's. Positions are None where they are start, start + 1, ...; the mask is
+    None where the pass is causal from an empty cache, or one position that sees everything.
     """
     end = n + len(parents)
     chain = is_chain(parents)
@@ -69,11 +69,11 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
         if ancestors is None:
             ancestors = ancestor_mask(parents)
         first = max(0, start - n)  # the nodes before it are in the cache already
-        visible[n + first - start :, n:] = ancestors[first:]
-        depths = ancestors.sum(axis=1) - 1
+        visible[n + first - start :, n:] = ancestors[first : len(parents), : len(parents)]
+        depths = ancestors[: len(parents)].sum(axis=1) - 1
         positions = np.concatenate((np.arange(n), n + depths))[start:]
         positions = torch.from_numpy(positions).to(model.device)
-    # Rows begin at multiples of 16 bytes: GPU kernels would copy a mask with others in every layer.
+    # Rows begin at multiples of 16 bytes, or GPU kernels would copy the mask in every layer.
     size = (end - start, -(-end // 8) * 8)
     mask = torch.full(size, -torch.inf, dtype=model.dtype, device=model.device)[:, :end]
     return positions, mask.masked_fill_(torch.from_numpy(visible).to(model.device), 0.0)
@@ -93,9 +93,8 @@ class KConfig:
     fixed = True
 
     def __init__(self, widths: tuple[int, ...]):
-        self.widths, self.depth = widths, len(widths)
+        self.widths = widths
         self.max_nodes = sum(accumulate(widths, mul))  # in a KV cache at once
-        self.max_children = max(widths, default=1)
 
     @cached_property
     def ancestors(self) -> np.ndarray:
@@ -107,19 +106,11 @@ class KConfig:
             above = range(first, len(parents))
         return ancestor_mask(parents)
 
-    def children(self, level: int) -> int:
-        """How many children a node gets in this level."""
-        return self.widths[level]
-
-    def frontier(self, tree) -> list[int]:
+    def next_frontier(self, tree) -> list[int]:
         """The nodes to expand next."""
-        if tree.level == tree.max_levels or tree.likelihood < tree.min_prob:
+        if tree.likelihood < tree.min_prob:
             return []
         return [node for node, depth in enumerate(tree.depths) if depth == tree.level - 1]
-
-    def best(self, tree) -> list[int]:
-        """The nodes that can be sent to the target, the best first."""
-        return list(range(len(tree.tokens)))
 
 
 @dataclass(frozen=True)
@@ -135,34 +126,19 @@ class Dynamic:
     depth: int
     size: int
 
-    fixed = False
-    max_children = property(lambda self: self.top_k)
+    fixed, ancestors = False, None
+    widths = property(lambda self: (self.top_k,) * self.depth)
     max_nodes = property(lambda self: max(self.size, self.top_k * self.depth))
 
-    def children(self, level):
-        return self.top_k
-
-    def frontier(self, tree):
-        return self.waiting(tree)[: self.top_k] if tree.level < tree.max_levels else []
-
-    def waiting(self, tree):
-        """The nodes that may be expanded, the most probable first.
-
-        A child is no more probable than its parent: nothing below the other nodes can be sent.
-        """
-        best, expanded = self.best(tree), set(tree.expanded)
-        return [i for i in best if i not in expanded and tree.depths[i] + 1 < tree.max_levels]
-
-    def best(self, tree):
+    def best(self, tree) -> list[int]:
+        """The nodes that can be sent to the target, the most probable first."""
         ranked = sorted(range(len(tree.tokens)), key=tree.probs.__getitem__, reverse=True)
         return ranked[: self.size]
 
-
-class BestFirst(Dynamic):
-    """As Dynamic, but a level expands one node: for exit 0, whose predictions cost little."""
-
-    def frontier(self, tree):
-        return self.waiting(tree)[:1]
+    def next_frontier(self, tree):
+        # Only nodes that can be sent: a child is at most as probable as its parent.
+        inner = [node for node in self.best(tree) if tree.depths[node] + 1 < tree.max_levels]
+        return [node for node in inner if node not in tree.expanded][: self.top_k]
 
 
 class Tree:
@@ -179,19 +155,19 @@ class Tree:
 
     Lists by node: tokens, parents, depths (from 0), probs (of the path to it), and exits (the draft
     layer that proposed it). ``frontier``: the nodes to expand next, at first the context.
-    ``likelihood``: the product of the confidences of the levels. ``q``: of each level the
-    distributions (R, V) from which it was drawn, where the target tests that.
+    ``likelihood``: the product of the confidences of the levels. ``q``: per level the distributions
+    (R, V) that its tokens were drawn from, if the target tests them (rejection sampling).
     """
 
     def __init__(self, context: list[int], shape, max_levels: int, min_prob: float = 0.0):
         self.context, self.shape, self.min_prob = context, shape, min_prob
-        self.max_levels = min(max_levels, shape.depth)
+        self.max_levels = min(max_levels, len(shape.widths))
         self.tokens, self.parents, self.depths, self.probs, self.exits = [], [], [], [], []
         self.level, self.likelihood, self.q = 0, 1.0, []
         self.frontier = [CONTEXT] if self.max_levels > 0 else []
         self.expanded, self.sent = [], []
 
-    def depth(self, node: int) -> int:
+    def depth_of(self, node: int) -> int:
         return -1 if node == CONTEXT else self.depths[node]
 
     def add_level(self, tokens, probs, exit, confidence=1.0):
@@ -203,35 +179,32 @@ class Tree:
                 if self.shape.fixed or prob > 0.0 and prob >= self.min_prob:
                     self.tokens.append(token)
                     self.parents.append(parent)
-                    self.depths.append(self.depth(parent) + 1)
+                    self.depths.append(self.depth_of(parent) + 1)
                     self.probs.append(prob)
                     self.exits.append(exit)
         self.level += 1
         self.likelihood *= confidence
-        self.frontier = self.shape.frontier(self)
+        self.frontier = self.shape.next_frontier(self) if self.level < self.max_levels else []
         self.expanded += self.frontier
 
     def send(self, nodes_to_send=None):
-        """Choose the nodes that the target checks, level by level.
+        """Choose the nodes that the target checks, and put them in the order of their levels.
 
-        ``nodes_to_send``: how many of the best, by their probabilities (extras/node_count.py).
+        ``nodes_to_send``: how many of a growing tree, by their probabilities, the best first
+        (extras/node_count.py).
         """
-        best = self.shape.best(self)
-        if nodes_to_send is not None:
-            best = best[: nodes_to_send([self.probs[node] for node in best])]
-        self.sent = sorted(best, key=lambda node: (self.depths[node], node))
+        nodes = range(len(self.tokens))
+        if not self.shape.fixed:
+            nodes = self.shape.best(self)
+            if nodes_to_send is not None:
+                nodes = nodes[: nodes_to_send([self.probs[node] for node in nodes])]
+        self.sent = sorted(nodes, key=lambda node: (self.depths[node], node))
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
         """The tokens of ``nodes`` and their parents, by place among these."""
         place = {CONTEXT: CONTEXT} | {node: i for i, node in enumerate(nodes)}
         parents = [place[self.parents[node]] for node in nodes]
         return [self.tokens[node] for node in nodes], parents
-
-    def positions_and_mask(self, start: int, end: int, nodes: list[int], model):
-        """The function above, for start..end of the context and ``nodes`` behind it."""
-        _, parents = self.part(nodes)
-        ancestors = self.shape.ancestors[: len(nodes), : len(nodes)] if self.shape.fixed else None
-        return positions_and_mask(start, end - len(nodes), parents, model, ancestors)
 
     def path(self, node: int) -> list[int]:
         """The tokens from the first level down to ``node``."""

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from s2d.draft import DraftConfig, LayerExit, SortedDraft
-from s2d.model import Llama
+from s2d.draft import LayerExit, SortedDraft
+from s2d.model import Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
@@ -23,7 +23,7 @@ SHARED = ROOT.parent / "shared/data"  # more to compare with, where it is there
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
-TINY = DraftConfig(**SIZES, **HEADS, max_position_embeddings=128, eos_token_ids=(2,))
+TINY = LlamaConfig(**SIZES, **HEADS, max_position_embeddings=128, eos_token_ids=(2,))
 # config.json of Llama 2 7B, as it is on the hub.
 LLAMA_2 = {
     **{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"]},

@@ -140,7 +140,7 @@ def test_a_draft_keeps_the_distributions_its_tokens_were_drawn_from(widths):
         assert raw[kept].sum() >= 0.9 > raw[kept].sum() - raw[kept].min()
         assert (q - raw * kept / raw[kept].sum()).abs().max() < 1e-12
         tokens = [tree.tokens[i] for i in children]
-        assert len(set(tokens)) == len(tokens) == widths[tree.depth(node) + 1]
+        assert len(set(tokens)) == len(tokens) == widths[tree.depth_of(node) + 1]
         assert kept[tokens[: int(kept.sum())]].all()
 
 
@@ -198,9 +198,9 @@ def test_drafting_ends_where_the_path_is_unlikely():
     likelihoods = list(accumulate(each, mul))
     for last in range(1, 19):
         min_prob = (likelihoods[last - 1] + likelihoods[last]) / 2
-        tree = grown(drafter_of(model, (2, 4), thresholds, min_prob=min_prob), context)
+        tree = grown(drafter_of(model, (2, 4), thresholds, stop=min_prob), context)
         assert tree.tokens == free.tokens[: last + 1]
-    growing = grown(drafter_of(model, (4,), [0.0], Dynamic(3, 4, 9), min_prob=0.05), context)
+    growing = grown(drafter_of(model, (4,), [0.0], Dynamic(3, 4, 9), stop=0.05), context)
     assert min(growing.probs) >= 0.05 and 0 < len(growing.sent) < 9
     most = grown(drafter_of(model, (4,), [0.0], Dynamic(3, 4, 9), nodes_to_send=len), context)
     fewer = drafter_of(model, (4,), [0.0], Dynamic(3, 4, 9), nodes_to_send=lambda probs: 5)

@@ -134,7 +134,7 @@ def forgetful(self, length, path):
 
 @pytest.mark.parametrize(
     ("where", "name", "wrong"),
-    [("s2d.tree", "positions_and_mask", causal), (KVCache, "keep", forgetful)],
+    [("s2d.decode", "positions_and_mask", causal), (KVCache, "keep", forgetful)],
 )
 def test_a_wrong_mask_or_roll_back_shows(where, name, wrong):
     target = f"{where}.{name}" if isinstance(where, str) else None

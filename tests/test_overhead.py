@@ -12,7 +12,7 @@ from helpers import WEIGHTS
 
 from s2d import Tokenizer, generate, load_model
 from s2d.cache import KVCache
-from s2d.draft import DraftConfig
+from s2d.model import LlamaConfig
 
 PROMPT = "What do people in Tadastan eat, and where is it?"
 
@@ -24,7 +24,7 @@ class Oracle:
 
     def __init__(self, target, text):
         known = vars(target.config) | dict(num_hidden_layers=1, hidden_size=1)
-        self.config = DraftConfig(**known | dict(exit_layers=(1,), thresholds=(0.0,)))
+        self.config = LlamaConfig(**known | dict(exit_layers=(1,), thresholds=(0.0,)))
         self.following = F.one_hot(torch.tensor([*text[1:], 0]), self.config.vocab_size).float()
 
     def new_cache(self, capacity, first, end):

@@ -87,7 +87,7 @@ def test_memory_does_not_grow_with_exits_or_tokens_times_vocabulary():
         "import torch; from s2d.model import Llama, LlamaConfig; from s2d.soft import soft_losses\n"
         "c = LlamaConfig(32000, 16, 32, 3, 2, 2, 8, max_position_embeddings=4096)\n"
         "m, tokens = Llama(c), torch.randint(0, 32000, (1, 2048))\n"
-        "def run(t): soft_losses(m, t, t, (1, 2, 3), recompute=True).mean().backward()\n"
+        "def run(t): soft_losses(m, t, t, (1, 2, 3)).mean().backward()\n"
         "run(tokens[:, :64])"
     )
     assert 100 < peak_growth(prepare, "run(tokens)") < 700  # logits of one chunk are 125 MiB

@@ -10,7 +10,7 @@ import pytest
 
 from s2d.generate import generate, start
 from s2d.trace.conversation import converse
-from s2d.trace.terminal import COLORS, Streamed, answer_all, colors_of, report
+from s2d.trace.terminal import COLORS, Streamed, answer_all, colors_of, report, sources
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 NEXT = "What is the capital of Tadastan?"
@@ -27,7 +27,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     streamed, expected, ids = Streamed(tokenizer, out, colors), [], []
     for step in generation:
         streamed.add(step)
-        for exit, token in zip(step.sources, step.tokens):
+        for exit, token in zip(sources(step), step.tokens):
             before, ids = tokenizer.decode(ids), [*ids, token]
             color = "" if exit is None else str(COLORS[exits.index(exit)])
             expected += [(color, letter) for letter in tokenizer.decode(ids)[len(before) :]]

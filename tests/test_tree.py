@@ -52,7 +52,7 @@ def test_the_mask_of_a_fixed_shape_is_made_once_and_sliced(widths):
         tree.add_level([range(width)] * nodes, [[0.5] * width] * nodes, exit=1)
         size = len(tree.tokens)
         assert (shape.ancestors[:size, :size] == ancestor_mask(tree.parents)).all()
-        given = tree.positions_and_mask(start=1, end=1 + size, nodes=[*range(size)], model=CPU)
+        given = positions_and_mask(1, 1, tree.parents, CPU, shape.ancestors)
         made = positions_and_mask(1, 1, tree.parents, CPU)
         assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(given, made))
     assert tree.frontier == [] and len(tree.tokens) == shape.max_nodes

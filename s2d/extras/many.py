@@ -7,11 +7,9 @@ every weight once; attention alone is done per prompt, on its own KV cache and w
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch.nn.attention import sdpa_kernel
 
 from ..decode import Decoder
 from ..generate import start
-from ..model import DECODING_KERNELS
 
 
 def generate_many(
@@ -61,7 +59,6 @@ def as_finished(
 
 
 @torch.inference_mode()
-@sdpa_kernel(DECODING_KERNELS)
 def run_step(target, active: dict) -> list:
     """A Step of each of ``active`` {i: Decoder}; those that end leave it and are returned."""
     inputs, ended = {}, []

@@ -15,9 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.attention import sdpa_kernel
-
-from ..model import DECODING_KERNELS
 
 
 @contextmanager
@@ -59,7 +56,6 @@ def run_on_rank_0(program, load_part):
 
 
 @torch.inference_mode()
-@sdpa_kernel(DECODING_KERNELS)
 def follow(load_part):
     """On the other ranks: do what rank 0 sends, until it ends."""
     part = cache = None

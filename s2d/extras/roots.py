@@ -24,7 +24,7 @@ class RootsDecoder(Decoder):
         super().__init__(target, draft, context, limit, sampling)
         self.roots = None  # of the next tree: tokens (K,) and their probabilities (K,)
         self.after_context = None  # logits (V,) of the last pass, after what was accepted
-        self.exact = sampling.coupled or draft.shape.children(0) == 1
+        self.exact = sampling.coupled or draft.shape.widths[0] == 1
 
     def draft_tree(self):
         if self.roots is None:
@@ -56,7 +56,7 @@ class RootsDecoder(Decoder):
             path, bonus = verify(n, tokens, parents, None, logits, self.sampling)
         self.after_context = logits[path[-1] + 1 if path else 0]
         position = len(self.context) + len(path)
-        count = self.draft_model.shape.children(0)
+        count = self.draft_model.shape.widths[0]
         self.roots = next_roots(bonus, self.after_context, count, self.sampling, position)
         return path, [tokens[node] for node in path]
 

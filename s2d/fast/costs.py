@@ -15,9 +15,7 @@ from math import inf
 from pathlib import Path
 
 import torch
-from torch.nn.attention import sdpa_kernel
 
-from ..model import DECODING_KERNELS
 from . import DTYPES
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
@@ -84,7 +82,6 @@ def pass_seconds(model, rows):
 
 
 @torch.inference_mode()
-@sdpa_kernel(DECODING_KERNELS)
 def time_passes(model):
     """Seconds of passes of ``model`` over each of SIZES rows, behind CONTEXT cached positions."""
     from .linear import lay_out

@@ -12,6 +12,7 @@ from ..sampling import warp
 from ..text.tokenizer import TextStream
 from ..tree import CONTEXT
 from ..verify import residual, without
+from .terminal import sources
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
 OPTIONS = "method temperature top_p top_k seed exits thresholds coupled init".split()
@@ -65,7 +66,7 @@ class Recorder:
             {
                 "n": len(step.tree.context),
                 "tokens": step.tokens,
-                "sources": step.sources,
+                "sources": sources(step),
                 "path": step.path,
                 "nodes": nodes,
                 "levels": {level: tried for level, (_, tried) in self.levels.items()},

@@ -20,6 +20,12 @@ def paint(text, color):
     return f"\033[{color}m{text}\033[0m" if color and text else text
 
 
+def sources(step):
+    """For each token of a Step the exit that drafted it, None for the target's own."""
+    accepted = [step.tree.exits[step.tree.sent[i]] for i in step.path]
+    return [*accepted, None][: len(step.tokens)]
+
+
 class Streamed:
     """Writes the tokens of Steps to ``out`` as they come."""
 
@@ -28,7 +34,7 @@ class Streamed:
         self.shown = CONTROLS if out.isatty() else {}  # a model may write what a terminal obeys
 
     def add(self, step):
-        for exit, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
+        for exit, run in groupby(zip(sources(step), step.tokens), key=lambda pair: pair[0]):
             text = self.stream.push([token for _, token in run]).translate(self.shown)
             print(paint(text, self.colors.get(exit)), end="", file=self.out, flush=True)
 
@@ -38,7 +44,7 @@ class Streamed:
 
 def report(generation, colors):
     """The lines under an answer, with a legend where there are colours."""
-    stats, speed = generation.stats, generation.tokens_per_second
+    stats, speed = generation.stats, len(generation.tokens) / generation.stats.seconds
     lines = [
         f"tokens         {len(generation.tokens)} in {stats.seconds:.2f} s, {speed:.1f} tokens/s",
         f"ended by       {generation.ended or 'Ctrl-C'}",
@@ -61,7 +67,7 @@ def as_json(generation, prompt, tokenizer, about):
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_forwards seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
-    stats["tokens_per_second"] = generation.tokens_per_second
+    stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
     answer = {"text": tokenizer.decode(generation.tokens), "tokens": generation.tokens}
     answer |= {"prompt_tokens": len(prompt), "exact": generation.exact}
     answer |= {"ended": generation.ended or "interrupted"}

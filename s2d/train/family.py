@@ -11,9 +11,8 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from ..draft import DraftConfig
 from ..files import refuse_existing
-from ..model import Llama
+from ..model import Llama, LlamaConfig
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
 from .nested import MINI, cut, rows_of, train_and_save
@@ -26,7 +25,7 @@ def shape(layers, width, heads, kv_heads):
     counts = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=width // heads)
     sizes = dict(hidden_size=width, intermediate_size=math.ceil(width / 6) * 16)
     counts |= dict(num_hidden_layers=layers, vocab_size=VOCAB_SIZE, max_position_embeddings=512)
-    return DraftConfig(**sizes, **counts)
+    return LlamaConfig(**sizes, **counts)
 
 
 # Shape, millions of training tokens, peak learning rate, and whether it starts copying and learns

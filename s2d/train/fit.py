@@ -38,7 +38,6 @@ class Recipe:
     lr: float  # at its peak
     epochs: int = 1
     weight_decay: float = 0.1
-    recompute: bool = False  # activation checkpointing
     bf16: bool = True  # matmuls in bfloat16 where the device has them; all else stays float32
 
 
@@ -73,8 +72,7 @@ def fit(model, exits, rows, recipe, run, distillation=None):
     # A processor without bfloat16 emulates it, several times slower than float32.
     fast = device.type == "cuda" or torch.cpu.get_capabilities().get("avx512_bf16", False)
     bf16 = recipe.bf16 and fast
-    loss = dict(exits=exits, distillation=distillation, recompute=recipe.recompute)
-    objective = Objective(model, partial(soft_losses, **loss))
+    objective = Objective(model, partial(soft_losses, exits=exits, distillation=distillation))
     if mesh:
         shard(objective, mesh, bf16)
     matrices = [p for p in model.parameters() if p.dim() == 2]

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face folder <-> DraftConfig.
+"""config.json of a Hugging Face folder <-> LlamaConfig.
 
 What makes a Llama is read and checked. Another architecture, quantised weights, biases, another
 activation and unknown rope types are refused; everything else in the file is ignored.
@@ -7,8 +7,8 @@ activation and unknown rope types are refused; everything else in the file is ig
 from dataclasses import asdict
 from pathlib import Path
 
-from ..draft import DraftConfig
 from ..files import read_json
+from ..model import LlamaConfig
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
 REQUIRED = LLAMA | {"attention_bias": False, "mlp_bias": False, "quantization_config": None}
@@ -21,7 +21,7 @@ DRAFTING = ("exit_layers", "thresholds", "draft_length", "draft_stop", "draft_tr
 
 
 def read_config(path):
-    """config.json of the folder ``path``, as transformers 4 or 5 writes it -> DraftConfig.
+    """config.json of the folder ``path``, as transformers 4 or 5 writes it -> LlamaConfig.
 
     As in transformers, generation_config.json has the last word on the tokens that end an answer.
     Raises FileNotFoundError for a missing folder or file, and ValueError.
@@ -40,7 +40,7 @@ def read_config(path):
 
 
 def config_from_dict(raw):
-    """The fields of a config.json -> DraftConfig; ValueError names the first that is wrong."""
+    """The fields of a config.json -> LlamaConfig; ValueError names the first that is wrong."""
     for key, only in REQUIRED.items():
         if raw.get(key) not in (None, only):
             raise ValueError(f"{key} is {raw[key]!r}; only {only!r} is supported")
@@ -54,7 +54,7 @@ def config_from_dict(raw):
     eos = raw.get("eos_token_id", 2)
     if not isinstance(eos, list):
         eos = [] if eos is None else [eos]
-    return DraftConfig(
+    return LlamaConfig(
         **sizes,
         **read_rope(raw),
         **read_drafting(raw, sizes["num_hidden_layers"]),
@@ -66,7 +66,7 @@ def config_from_dict(raw):
 
 
 def read_rope(raw):
-    """The fields of DraftConfig about the rotary embedding, in either of transformers' forms.
+    """The fields of LlamaConfig about the rotary embedding, in either of transformers' forms.
 
     Version 4 has ``rope_theta`` and ``rope_scaling``, version 5 one object ``rope_parameters``.
     """
@@ -119,7 +119,7 @@ def numbers(key, values, least, most, kind=int):
 
 
 def config_to_dict(config, dtype):
-    """DraftConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
+    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
     raw = LLAMA | asdict(config)
     factor, llama3, eos = (raw.pop(key) for key in ("rope_factor", "rope_llama3", "eos_token_ids"))
     if factor != 1.0:
