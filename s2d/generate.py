@@ -20,7 +20,6 @@ from .tree import Dynamic, KConfig
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
 USED_BY = {"draft_length": CHAINS, "tree": TREES, "thresholds": SORTED}
-USED_BY |= dict.fromkeys(("exits", "stop", "init", "datastore"), METHODS[1:])
 K_CONFIG = (4, 2, 2, 1)
 MAX_NODES = 1024  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one

@@ -103,10 +103,7 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         cos, sin = rope
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        if cache is None:
-            attended = attend(q, k, v, mask)
-        else:
-            attended = cache.attend(layer, q, k, v, mask)
+        attended = cache.attend(layer, q, k, v, mask) if cache else attend(q, k, v, mask)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 

@@ -138,10 +138,10 @@ def choose_children(prediction: Prediction, count: int, positions: list[int], sa
         noise = sampling.noise(positions)  # (R, V)
         noise = noise if ids is None else noise[:, ids]
         scores = q * known / noise.sqrt()
-        chosen_probs, chosen = scores.topk(count)
         # Each is as probable as its part of the sum of all scores; unknown tokens have no noise.
         total = scores.sum(dim=-1, keepdim=True) + (1.0 - known).clamp(min=0.0)
-        return chosen if ids is None else ids[chosen], chosen_probs / total, None
+        chosen_probs, chosen = (scores / total).topk(count)
+        return chosen if ids is None else ids[chosen], chosen_probs, None
     chosen = sampling.candidates(q, count)
     chosen_probs = q.gather(1, chosen)
     if ids is not None:

@@ -26,9 +26,6 @@ def ancestor_mask(parents: list[int]) -> np.ndarray:
                                            2      0     0 . 2 . .
                                            3      0     0 . . 3 .
                                            4      2     0 . 2 . 4
-
-    >>> ancestor_mask([-1, -1, 0]).astype(int).tolist()
-    [[1, 0, 0], [0, 1, 0], [1, 0, 1]]
     """
     mask = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):
@@ -73,10 +70,8 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
         depths = ancestors[: len(parents)].sum(axis=1) - 1
         positions = np.concatenate((np.arange(n), n + depths))[start:]
         positions = torch.from_numpy(positions).to(model.device)
-    # Rows begin at multiples of 16 bytes, or GPU kernels would copy the mask in every layer.
-    size = (end - start, -(-end // 8) * 8)
-    mask = torch.full(size, -torch.inf, dtype=model.dtype, device=model.device)[:, :end]
-    return positions, mask.masked_fill_(torch.from_numpy(visible).to(model.device), 0.0)
+    mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
+    return positions, mask.masked_fill_(torch.from_numpy(~visible).to(model.device), -torch.inf)
 
 
 class KConfig:

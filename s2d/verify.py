@@ -1,16 +1,14 @@
 """The verifiers: which path of a drafted tree is accepted, and the token the target adds to it.
 
-Pure functions of a tree of N nodes (its ``tokens`` and ``parents``, two lists) and of the target's
-N+1 rows: row 0 is about the token after the context, row i + 1 about the one after node i. Each
-returns the accepted path of nodes and the bonus token, the target's own after it. With N = 0 that
-is plain decoding.
+Pure functions of a tree of N nodes (lists of ``tokens`` and ``parents``) and the target's N+1 rows:
+row 0 is about the token after the context, row i + 1 about the one after node i. Each returns the
+accepted path of nodes and the bonus token, the target's own after it. N = 0 is plain decoding.
 
-Lemma (exactness of drafts that adapt). Where tokens are tested against q: suppose that every
-decision about a position (its exit, whether to stop) depends only on the draft's distributions, on
-tokens drawn before it and on earlier steps, and that a token that was drawn is always sent. All of
-that is given when the token is drawn. Conditioned on it, the token is drawn from q, or none is
-drawn at all; the verifier's theorem holds in both cases, and averaging over what was given keeps p.
-So a chain may end because its last token was surprising; it may not lose that token.
+A draft that adapts stays exact under rejection sampling on two conditions. What is decided about a
+position (its exit, whether to draft it at all) may depend on all that is known before its token is
+drawn, but not on that token; and a token that was drawn is always sent. Given what was known, the
+token is then a draw from q, for which the theorem of ``verify_sampled`` holds. So a chain may end
+because its last token was surprising, but must not drop that token.
 """
 
 import torch
@@ -21,9 +19,9 @@ from .tree import CONTEXT, is_chain
 
 
 def verify(n: int, tokens, parents, q: Tensor | None, logits: Tensor, sampling: Sampling):
-    """By the verifier that fits, for a tree behind n positions and ``logits`` (N+1, V).
+    """Choose the verifier, for a tree behind n positions and the target's ``logits`` (N+1, V).
 
-    ``q`` (R, V) is what the tokens were drawn from, None where they face no test.
+    ``q`` (R, V): what the tokens were drawn from; None without rejection sampling.
     """
     if q is not None:
         p = sampling.warp(logits)
@@ -64,8 +62,7 @@ def verify_sampled(tokens: list[int], parents: list[int], p: Tensor, q: Tensor, 
     Otherwise the next one is tested with norm(relu(p - q)) as p and, since it was drawn without
     replacement, with q without x as q. Each test keeps the output's law p (Chen et al. 2023, arXiv
     2302.01318, theorem 1; for several children Jeon et al. 2024, arXiv 2402.14160). That breaks if
-    candidates are sorted or dropped after they were drawn, or if q is not what they were drawn
-    from, such as a softmax for its argmax.
+    candidates are sorted or dropped after the draw, or were not drawn from q (such as its argmax).
     """
     path, node = [], CONTEXT
     while True:
@@ -97,11 +94,7 @@ def verify_chain(tokens: list[int], p: Tensor, q: Tensor, sampling: Sampling):
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """The residual distribution norm(relu(p - q)) (V,).
-
-    >>> residual(torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.75, 0.0]))
-    tensor([0.5000, 0.0000, 0.5000])
-    """
+    """The residual distribution norm(relu(p - q)) (V,)."""
     left = (p - q).clamp(min=0.0)
     total = left.sum()
     # p <= q everywhere means p = q, where nothing is ever rejected; only rounding leads here.

@@ -123,7 +123,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 
 def test_tables():
-    stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_forwards=30, draft_levels=20, accepted=15)
+    stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_forwards=20, accepted=15)
     stats.draft_seconds, stats.target_seconds, stats.seconds = 0.3, 0.6, 1.0
     ours = SimpleNamespace(stats=stats, exact=False)
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]

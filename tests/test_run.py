@@ -255,7 +255,6 @@ MISTAKES = {
     "--target {m}/draft --draft {m}/draft": "no tokenizer at",
     "--target {m}/target --method s2d --exits 2": "no draft model at",
     "--draft=": "config.json is missing",
-    "--method ar --stop 0.5": "method ar does not use stop",
     "--exits two": "invalid comma-separated int value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
     "--tree 2,2": "method s2d does not use tree",

@@ -37,7 +37,7 @@ def test_positions_and_mask_against_climbing(seed):
         if mask is None:
             assert chain and (start == 0 or start == n + size - 1)
             continue
-        assert mask.shape == (n + size - start, n + size) and mask.stride(0) % 8 == 0
+        assert mask.shape == (n + size - start, n + size)
         assert [(row == 0).nonzero().flatten().tolist() for row in mask] == seen[start:]
         assert (mask[mask != 0] == -torch.inf).all()
 

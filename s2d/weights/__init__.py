@@ -64,6 +64,10 @@ def load_model(
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+    if device.type == "cuda":
+        # On the newest GPUs PyTorch prefers cuDNN's attention, which plans for tens of milliseconds
+        # at each new length, and in decoding lengths change at every step.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if compile:
         model.prepare()
     elif quick and device.type == "cpu":
