@@ -10,7 +10,7 @@ from itertools import chain
 import torch
 
 from .cache import move_up
-from .ngram import ORDER, NGrams
+from .ngram import ORDER, Text, distribution
 from .sampling import Prediction, Sampling, choose_children, warp
 from .tree import Tree, positions_and_mask
 
@@ -76,16 +76,17 @@ class TableExit:
     layer, max_positions = 0, math.inf
 
     def __init__(self, datastore, threshold, device):
-        self.ngrams, self.threshold, self.device = NGrams(datastore), threshold, device
+        self.text, self.threshold, self.device = Text(), threshold, device
+        self.tables = [self.text] if datastore is None else [self.text, datastore]
         self.seen = 0  # tokens of the context that are in the table
 
     def predict(self, tree: Tree) -> Prediction:
         """As LayerExit's, of the tokens that the table knows after any node of the frontier."""
-        self.ngrams.text.grow(tree.context[self.seen :])
+        self.text.grow(tree.context[self.seen :])
         self.seen = len(tree.context)
         before = tree.context[-ORDER:]
         tails = [[*before, *tree.path(node)] for node in tree.frontier]
-        rows = [self.ngrams.distribution(tail[-ORDER:]) for tail in tails]
+        rows = [distribution(self.tables, tail[-ORDER:]) for tail in tails]
         # A node may have more children than are known: the first tokens are always among the ids.
         others = range(tree.shape.widths[tree.level])
         ids = list(dict.fromkeys([*chain(*rows), *others]))
@@ -96,16 +97,13 @@ class TableExit:
             ids=torch.tensor(ids, device=self.device),  # (K,)
         )
 
-    def keep(self, n, slots):
-        """The table has seen accepted tokens alone."""
-
 
 class SortedDraft:
     """A draft of sorted ``exits``, the cheapest first, whose trees have one ``shape``.
 
     stop: the least probable path that is followed (see ``KConfig`` and ``Dynamic``), or a function
         of a tree and its last prediction that is True where drafting ends (extras/decision.py)
-    nodes_to_send: see ``Tree.send``
+    nodes_to_send: how many of a growing tree, see ``Options``
     """
 
     def __init__(self, exits, shape, stop=0.0, nodes_to_send=None):
@@ -119,7 +117,7 @@ class SortedDraft:
             exit, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
                 break  # nothing is known
-            positions = [len(tree.context) + tree.depth_of(node) + 1 for node in tree.frontier]
+            positions = [len(tree.context) + tree.depths[node] + 1 for node in tree.frontier]
             count = self.shape.widths[tree.level]
             tokens, probs, q = choose_children(prediction, count, positions, sampling)
             if q is not None:
@@ -145,4 +143,5 @@ class SortedDraft:
         accepted = [tree.sent[i] for i in path]
         slots = [slot[node] for node in accepted if node in slot]
         for exit in self.exits:
-            exit.keep(len(tree.context), slots)
+            if exit.layer > 0:  # the table of exit 0 has seen accepted tokens alone
+                exit.keep(len(tree.context), slots)

@@ -19,7 +19,6 @@ from .tree import Dynamic, KConfig
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
-USED_BY = {"draft_length": CHAINS, "tree": TREES, "thresholds": SORTED}
 K_CONFIG = (4, 2, 2, 1)
 MAX_NODES = 1024  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
@@ -53,7 +52,7 @@ class Options:
     stop: float | Callable | None = None  # a path's least probability; or see SortedDraft
     coupled: bool = True  # one seed, one text; False: rejection sampling above T = 0
     datastore: Any = None  # what exit 0 knows besides the text (extras/datastore.py)
-    nodes_to_send: Callable | None = None  # of a growing tree (extras/node_count.py)
+    nodes_to_send: Callable | None = None  # how many of a growing tree (extras/node_count.py)
 
     def check(self):
         """Raise ValueError for what is wrong whatever the models are."""
@@ -61,12 +60,12 @@ class Options:
             raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
         if self.init not in ("draft", "target"):
             raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
-        for name, methods in USED_BY.items():
-            if getattr(self, name) != getattr(Options, name) and self.method not in methods:
-                others = " or ".join(methods)
-                raise ValueError(f"method {self.method} does not use {name}; use {others}")
+        if self.tree is not None and self.method not in TREES:
+            raise ValueError(f"method {self.method} drafts no tree; use mcsd or s2d-tree")
+        if self.draft_length is not None and self.method not in CHAINS:
+            raise ValueError(f"method {self.method} drafts no chain; use sd or s2d")
         check_range("max_new_tokens", self.max_new_tokens, 1)
-        if self.temperature != 0:  # logits divided by less might not be finite
+        if self.temperature != 0:
             check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)
         check_range("top_p", self.top_p, 1e-40, 1)
         check_range("top_k", self.top_k, 0)
@@ -84,7 +83,7 @@ class Options:
             draft = TABLE_ALONE
         elif draft.vocab_size != target.vocab_size:
             sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
-            raise ValueError(f"draft and target have {sizes}: they must share a vocabulary")
+            raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
         exits = self.resolved_exits(draft)
         thresholds = self.resolved_thresholds(exits, draft)
         if exits == (0,):
@@ -144,9 +143,7 @@ def check_tree(tree, coupled):
     grows = isinstance(tree, Dynamic)
     for number in astuple(tree) if grows else tree:
         check_range("tree", number, 1, MAX_NODES)
-    size = (tree if grows else KConfig(tree)).max_nodes
-    if size > MAX_NODES:
-        raise ValueError(f"a tree of {size} nodes is larger than {MAX_NODES}")
+    check_range("nodes of a tree", (tree if grows else KConfig(tree)).max_nodes, 1, MAX_NODES)
     if grows and not coupled:
         raise ValueError("rejection sampling needs drawn children: a chain or a tree like 4,2,2,1")
 

@@ -2,11 +2,10 @@
 
 There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
-often. ``NGrams`` blends these counts into one distribution, from the longest suffix to the
-shortest. Of the probability that is left, a table takes c / (c + doubt · u), where the suffix was
-seen c times and u different tokens followed (Witten-Bell smoothing; Chen & Goodman 1999): nearly
-all of it after a suffix that one token often followed, and no other. What is left at the end
-belongs to unknown tokens, so the largest probability is the exit's confidence.
+often. ``distribution`` blends these counts, from the longest suffix to the shortest. Of the
+probability that is left, a table takes c / (c + doubt · u), where the suffix was seen c times and u
+different tokens followed it (Witten-Bell smoothing; Chen & Goodman 1999): nearly all of it where
+one token followed often, and no other. What is left at the end belongs to unknown tokens.
 """
 
 ORDER = 4  # tokens in the longest suffix
@@ -38,30 +37,23 @@ class Text:
         return counts.keys(), counts.values()
 
 
-class NGrams:
-    """The distribution after a context, from this text and, where there is one, a datastore.
+def distribution(tables, context):
+    """{token: probability} after ``context``; the sum is below 1, 0 where no suffix was seen.
 
-    >>> ngrams = NGrams()
-    >>> ngrams.text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
-    >>> {token: round(prob, 2) for token, prob in ngrams.distribution([5, 6]).items()}
+    >>> text = Text()
+    >>> text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
+    >>> {token: round(prob, 2) for token, prob in distribution([text], [5, 6]).items()}
     {7: 0.39, 8: 0.19}
     """
-
-    def __init__(self, datastore=None):
-        self.text = Text()
-        self.tables = [self.text] if datastore is None else [self.text, datastore]
-
-    def distribution(self, context):
-        """{token: probability}: the sum is below 1, and 0 where no suffix was seen before."""
-        left, blend = 1.0, {}
-        for length in range(min(ORDER, len(context)), 0, -1):
-            for table in self.tables:
-                tokens, counts = table.followers(context[-length:])
-                if not tokens:
-                    continue
-                c, u = sum(counts), len(tokens)
-                each = left / (c + table.doubts[length - 1] * u)
-                for token, count in zip(tokens, counts):
-                    blend[token] = blend.get(token, 0.0) + each * count
-                left -= each * c
-        return blend
+    left, blend = 1.0, {}
+    for length in range(min(ORDER, len(context)), 0, -1):
+        for table in tables:
+            tokens, counts = table.followers(context[-length:])
+            if not tokens:
+                continue
+            c, u = sum(counts), len(tokens)
+            each = left / (c + table.doubts[length - 1] * u)
+            for token, count in zip(tokens, counts):
+                blend[token] = blend.get(token, 0.0) + each * count
+            left -= each * c
+    return blend

@@ -27,17 +27,12 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
     if 0 < top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[..., -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    if temperature < 1.0:  # subtract first: a division by little must not make them infinite
-        logits = logits - logits.amax(dim=-1, keepdim=True)
-    if temperature != 1.0:
-        logits = logits / temperature
-    probs = torch.softmax(logits, dim=-1)
+    probs = torch.softmax(logits / temperature, dim=-1)
     if top_p < 1.0:
         sorted_probs, order = probs.sort(dim=-1, descending=True)
         mass_before = sorted_probs.cumsum(dim=-1) - sorted_probs
-        outside = torch.zeros_like(probs, dtype=torch.bool)
-        outside = outside.scatter(-1, order, mass_before >= top_p)
-        probs = probs.masked_fill(outside, 0.0)
+        kept = sorted_probs.masked_fill(mass_before >= top_p, 0.0)
+        probs = torch.zeros_like(probs).scatter(-1, order, kept)
         probs = probs / probs.sum(dim=-1, keepdim=True)
     return probs
 
@@ -60,8 +55,7 @@ class Sampling:
 
     def warp(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from."""
-        options = self.options
-        return warp(logits, options.temperature, options.top_p, options.top_k)
+        return warp(logits, self.options.temperature, self.options.top_p, self.options.top_k)
 
     def noise(self, positions: list[int]) -> Tensor:
         """Exponential noise e (R, V), which depends on the seed and the position alone.

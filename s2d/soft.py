@@ -26,12 +26,6 @@ def soft_losses(model, tokens, labels, exits, count=None, distillation=None):
 
     With a real vocabulary nothing takes more memory than logits: they are made for CHUNK positions
     at a time, and once more in the backward pass.
-
-    >>> from s2d.model import Llama, LlamaConfig
-    >>> toy = Llama(LlamaConfig(8, 4, 4, 2, 1, 1, 4)).requires_grad_(False)
-    >>> _ = toy.lm_head.weight.zero_()  # every one of 8 tokens is equally likely: ln 8 = 2.0794
-    >>> soft_losses(toy, torch.tensor([[1, 2, 3]]), torch.tensor([[2, 3, -100]]), exits=(1, 2))
-    tensor([2.0794, 2.0794])
     """
     learnt = labels != -100  # (B, T)
     labels = labels[learnt].long()  # (N,)

@@ -77,12 +77,9 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
 class KConfig:
     """A shape known beforehand: ``widths[d]`` children for every node of level d - 1.
 
-    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains (arXiv 2401.06706, section 3).
-    Every drafted node is sent to the target. Levels end where the product of their confidences
-    falls below ``tree.min_prob``.
-
-    >>> KConfig((4, 2, 2, 1)).max_nodes
-    44
+    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains (arXiv 2401.06706, section 3);
+    (4, 2, 2, 1) has 44 nodes. Every drafted node is sent to the target. Levels end where the
+    product of their confidences falls below ``tree.min_prob``.
     """
 
     fixed = True
@@ -105,7 +102,7 @@ class KConfig:
         """The nodes to expand next."""
         if tree.likelihood < tree.min_prob:
             return []
-        return [node for node, depth in enumerate(tree.depths) if depth == tree.level - 1]
+        return [node for node, depth in tree.depths.items() if depth == tree.level - 1]
 
 
 @dataclass(frozen=True)
@@ -148,8 +145,8 @@ class Tree:
                  └─ 1 ─┬─ 4 ─ ...     part([0, 1, 2, 4]) has the parents -1, -1, 0, 1
                        └─ 5
 
-    Lists by node: tokens, parents, depths (from 0), probs (of the path to it), and exits (the draft
-    layer that proposed it). ``frontier``: the nodes to expand next, at first the context.
+    By node: tokens, parents, exits (the draft layer that proposed it), depths (from 0) and probs
+    (of the path to it). ``frontier``: the nodes to expand next, at first the context.
     ``likelihood``: the product of the confidences of the levels. ``q``: per level the distributions
     (R, V) that its tokens were drawn from, if the target tests them (rejection sampling).
     """
@@ -157,37 +154,29 @@ class Tree:
     def __init__(self, context: list[int], shape, max_levels: int, min_prob: float = 0.0):
         self.context, self.shape, self.min_prob = context, shape, min_prob
         self.max_levels = min(max_levels, len(shape.widths))
-        self.tokens, self.parents, self.depths, self.probs, self.exits = [], [], [], [], []
+        self.tokens, self.parents, self.exits = [], [], []
+        self.depths, self.probs = {CONTEXT: -1}, {CONTEXT: 1.0}
         self.level, self.likelihood, self.q = 0, 1.0, []
         self.frontier = [CONTEXT] if self.max_levels > 0 else []
         self.expanded, self.sent = [], []
 
-    def depth_of(self, node: int) -> int:
-        return -1 if node == CONTEXT else self.depths[node]
-
     def add_level(self, tokens, probs, exit, confidence=1.0):
         """Give each node of the frontier children: ``tokens`` and ``probs``, a list per node."""
         for parent, own_tokens, own_probs in zip(self.frontier, tokens, probs):
-            above = 1.0 if parent == CONTEXT else self.probs[parent]
             for token, prob in zip(own_tokens, own_probs):
-                prob = above * prob
+                node, prob = len(self.tokens), self.probs[parent] * prob
                 if self.shape.fixed or prob > 0.0 and prob >= self.min_prob:
                     self.tokens.append(token)
                     self.parents.append(parent)
-                    self.depths.append(self.depth_of(parent) + 1)
-                    self.probs.append(prob)
                     self.exits.append(exit)
+                    self.depths[node], self.probs[node] = self.depths[parent] + 1, prob
         self.level += 1
         self.likelihood *= confidence
         self.frontier = self.shape.next_frontier(self) if self.level < self.max_levels else []
         self.expanded += self.frontier
 
     def send(self, nodes_to_send=None):
-        """Choose the nodes that the target checks, and put them in the order of their levels.
-
-        ``nodes_to_send``: how many of a growing tree, by their probabilities, the best first
-        (extras/node_count.py).
-        """
+        """Choose the nodes that the target checks; ``nodes_to_send``: see Options."""
         nodes = range(len(self.tokens))
         if not self.shape.fixed:
             nodes = self.shape.best(self)
@@ -203,8 +192,6 @@ class Tree:
 
     def path(self, node: int) -> list[int]:
         """The tokens from the first level down to ``node``."""
-        path = []
-        while node != CONTEXT:
-            path.append(self.tokens[node])
-            node = self.parents[node]
-        return path[::-1]
+        if node == CONTEXT:
+            return []
+        return [*self.path(self.parents[node]), self.tokens[node]]

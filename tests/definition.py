@@ -1,13 +1,9 @@
-"""S2D and exact verification, by definition: the whole model over the whole text, each time.
-
-Greedy decoding is the case in which the noise is 1 everywhere.
-"""
+"""S2D and exact verification by definition: the whole model over the whole text, every time."""
 
 import torch
 
 
-def logits_after(model, tokens, layers=None):
-    """The logits (V,) of the token after ``tokens``, at the exit after so many ``layers``."""
+def logits_after(model, tokens, layers=None):  # (V,), of all layers or at an exit
     hidden = model.run_layers(model.embed(torch.tensor([tokens])), 0, layers)
     return model.logits(hidden)[0, -1]
 
@@ -40,7 +36,7 @@ def verify(p, children, q, position, sampling):
     """The next token, a draw from p (V,), and one of the children where that can be."""
     if sampling.coupled:  # the draft met the same noise
         return (p / sampling.noise([position])[0]).argmax().item()
-    for token in children:  # rejection sampling
+    for token in [each for each in children if q[each] > 0]:  # rejection sampling
         if sampling.accept((p[token] / q[token])[None]):
             return token
         p, q = (p - q).clamp(min=0.0), q.index_fill(0, torch.tensor(token), 0.0)

@@ -140,7 +140,7 @@ def test_a_draft_keeps_the_distributions_its_tokens_were_drawn_from(widths):
         assert raw[kept].sum() >= 0.9 > raw[kept].sum() - raw[kept].min()
         assert (q - raw * kept / raw[kept].sum()).abs().max() < 1e-12
         tokens = [tree.tokens[i] for i in children]
-        assert len(set(tokens)) == len(tokens) == widths[tree.depth_of(node) + 1]
+        assert len(set(tokens)) == len(tokens) == widths[tree.depths[node] + 1]
         assert kept[tokens[: int(kept.sum())]].all()
 
 

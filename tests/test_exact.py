@@ -245,7 +245,7 @@ def test_damaged_weights_are_one_line():
 
 WRONG = {
     "unknown method 'x'": dict(method="x"),
-    "method sd does not use tree": dict(method="sd", tree=(2, 1)),
+    "method sd drafts no tree": dict(method="sd", tree=(2, 1)),
     "max_new_tokens: expected a number from 1": dict(max_new_tokens=0),
     "temperature, if not 0": dict(temperature=-1.0),
     "top_p: expected": dict(top_p=0.0),
@@ -259,7 +259,7 @@ WRONG = {
     "stop: expected a number from 0 to 1": dict(stop=1.5),
     "draft_length: expected": dict(draft_length=0),
     "tree: expected": dict(method="mcsd", tree=(2, 0)),
-    "a tree of 1190 nodes": dict(method="mcsd", tree=(34, 34)),
+    "nodes of a tree: expected": dict(method="mcsd", tree=(34, 34)),
     "rejection sampling needs drawn children": dict(method="s2d-tree", coupled=False),
 }
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from s2d.extras.datastore import Datastore
-from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text
+from s2d.ngram import FOLLOWERS, ORDER, Text, distribution
 
 
 def slow_datastore(tokens, end):

@@ -257,7 +257,7 @@ MISTAKES = {
     "--draft=": "config.json is missing",
     "--exits two": "invalid comma-separated int value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
-    "--tree 2,2": "method s2d does not use tree",
+    "--tree 2,2": "method s2d drafts no tree",
     "--method s2d-tree --tree 6x4": "a tree is written 4,2,2,1",
     "--method s2d-tree --rejection": "rejection sampling",
     "--prompt=": "the prompt is empty",

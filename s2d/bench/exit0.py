@@ -10,7 +10,7 @@ from statistics import mean
 
 from ..extras.datastore import load_datastore
 from ..generate import generate
-from ..ngram import ORDER, NGrams
+from ..ngram import ORDER, Text, distribution
 from ..program import tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ def report(args):
     for number, question in enumerate(questions, 1):
         prompt = tokenizer.encode_chat(question["turns"][:1], template)
         answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
-        for confidence, right in judged(NGrams(datastore), prompt, answer.tokens):
+        for confidence, right in judged(prompt, answer.tokens, datastore):
             tenths[math.ceil(10 * confidence)].append(right)
         tell(f"{folder.name}: question {number} of {len(questions)}")
     columns = [("confidence up to", "positions", "right")]
@@ -40,17 +40,18 @@ def report(args):
     print(render([*zip(*columns)], args.markdown))
 
 
-def judged(ngrams, prompt, answer):
+def judged(prompt, answer, datastore=None):
     """Yields (confidence, whether it was right) about each token of ``answer``.
 
-    >>> [(round(confidence, 2), right) for confidence, right in judged(NGrams(), [5, 6, 5], [6, 7])]
+    >>> [(round(confidence, 2), right) for confidence, right in judged([5, 6, 5], [6, 7])]
     [(0.2, True), (0.47, False)]
     """
-    context = list(prompt)
-    ngrams.text.grow(prompt)
+    context, text = list(prompt), Text()
+    tables = [text] if datastore is None else [text, datastore]
+    text.grow(prompt)
     for token in answer:
-        known = ngrams.distribution(context[-ORDER:])
+        known = distribution(tables, context[-ORDER:])
         guess = max(known, key=known.get, default=None)
         yield known.get(guess, 0.0), guess == token
-        ngrams.text.grow([token])
+        text.grow([token])
         context.append(token)

@@ -41,7 +41,7 @@ def collect(decision, target, draft, prompts):
 def accepted(step, temperature):
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
     tree, logits = step.tree, step.logits[:-1].float()  # (N, V)
-    tokens, paths = logits.new_tensor(tree.tokens).long(), logits.new_tensor([1.0, *tree.probs])
+    tokens, paths = logits.new_tensor(tree.tokens).long(), logits.new_tensor([*tree.probs.values()])
     if temperature == 0:
         return (logits.argmax(dim=-1) == tokens).float()
     p = logits.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
