@@ -18,7 +18,7 @@ from helpers import ROOT, WEIGHTS, assert_refused, program, raises_line, random_
 
 from s2d import Tokenizer, load_model
 from s2d.extras import parallel
-from s2d.soft import exit_hidden, soft_losses
+from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import ablations, dialogues, family, fit, nested
 from s2d.train.distil import Alignment, Distillation
@@ -54,9 +54,9 @@ def test_the_loop_beside_a_plain_one(tmp_path):
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     for step, batch in enumerate(torch.cat(orders).split(8)):
-        at, labels, own = ROWS[batch].long(), LABELS[batch].long(), []
-        for hidden in exit_hidden(plain, at, EXITS):
-            logits = plain.logits(hidden)
+        labels, own = LABELS[batch].long(), []
+        for exit in EXITS:  # each from a pass of its own
+            logits = plain.logits(plain.run_layers(plain.embed(ROWS[batch].long()), 0, exit))
             own.append(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (0.05 + 0.95 * (1 + math.cos(math.pi * step / 6)) / 2)
