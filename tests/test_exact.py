@@ -16,7 +16,6 @@ from enumeration import joint_distribution, joint_of, next_token_model
 from helpers import nearly_equal, raises_line, random_llama, random_tokens
 
 from s2d import generate
-from s2d.cache import KVCache
 from s2d.extras.datastore import Datastore
 from s2d.generate import Options, start
 from s2d.sampling import Sampling
@@ -101,7 +100,6 @@ def differing(cases, part):
         law |= dict(temperature=rng.choice((0.0, 0.7, 1.0)), top_p=rng.choice((1.0, 0.9)))
         options = drawn_options(rng, store)
         alone = generate(target, prompt, method="ar", **law)
-        draft = None if options["exits"] == [0] else draft
         found = generate(target, prompt, draft, **options, **law)
         wrong += (found.tokens, found.ended) != (alone.tokens, alone.ended)
     return wrong
@@ -120,16 +118,11 @@ def causal(start, n, parents, model, ancestors=None):
     return None, mask if start or len(parents) else None
 
 
-def forgetful(self, length, path):
-    """A roll-back that leaves accepted nodes where they were."""
-    self.length = min(self.length, length + len(path))
-
-
 @pytest.mark.parametrize(
     "mistake",
     [
         mock.patch("s2d.tree.positions_and_mask", causal),
-        mock.patch.object(KVCache, "keep", forgetful),
+        mock.patch("s2d.cache.move_up", lambda rows, length, path: None),
     ],
 )
 def test_a_wrong_mask_or_roll_back_shows(mistake):
