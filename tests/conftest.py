@@ -10,8 +10,6 @@ from helpers import WEIGHTS, need_compiler
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
-from s2d.bench.specbench import corpus_questions
-from s2d.trace.terminal import Streamed
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,38 +49,9 @@ def compiler():
     need_compiler()
 
 
-@pytest.fixture
-def interrupt(monkeypatch):
-    """interrupt(count) -> a list of the Steps shown; Ctrl-C is pressed when it has ``count``."""
-    add, steps = Streamed.add, []
-
-    def begin(count):
-        def interrupted(self, step):
-            add(self, step)
-            steps.append(step)
-            if len(steps) == count:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(Streamed, "add", interrupted)
-        return steps
-
-    return begin
-
-
 @pytest.fixture(scope="session")
 def tokenizer():
     return Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
-
-
-@pytest.fixture(scope="session")
-def held_out_prompts(tokenizer):
-    """held_out_prompts(2) -> two chat prompts of each group, which no training run has seen."""
-
-    def prompts(per_group):
-        questions = corpus_questions(per_group)
-        return [tokenizer.encode_chat(question["turns"][:1]) for question in questions]
-
-    return prompts
 
 
 @pytest.fixture(scope="module")

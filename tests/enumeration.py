@@ -4,17 +4,20 @@ import functools
 
 import torch
 
-from s2d.generate import Options
 from s2d.sampling import Sampling
 
 
 class EveryOutcome(Sampling):
     """A Sampling that replays a list of choices, and tells how likely they are."""
 
-    def __init__(self, choices, options, target):
-        super().__init__(options, target)
+    def __init__(self, choices):
         self.taken, self.probability, self.untried = list(choices), 1.0, []
         self.replayed = iter(choices)
+
+    def __call__(self, options, target):
+        """In the place of the class: a Sampling of these options, this one."""
+        super().__init__(options, target)
+        return self
 
     def choose(self, probs):
         """The next choice among outcomes with these probabilities; at a new fork the first one."""
@@ -37,41 +40,23 @@ class EveryOutcome(Sampling):
         return self.draw(self.warp(logits))
 
 
-class Model:
-    """As much of a target as a Sampling asks for."""
-
-    def __init__(self, vocab):
-        self.config, self.device = type("Config", (), {"vocab_size": vocab}), torch.device("cpu")
-        self.dtype = torch.float64
-
-
-REJECTION = Options(temperature=1.0, coupled=False)
-
-
-def enumerate_outcomes(emit, vocab):
-    """Yield (emit(make), probability); ``make(options, target)`` is the Sampling to draw with."""
+def every_outcome(emit):
+    """Yield emit(sampling) and its probability, for every outcome of what ``sampling`` draws."""
     waiting = [[]]
     while waiting:
-        made = [EveryOutcome(waiting.pop(), REJECTION, Model(vocab))]
-
-        def make(options, target, made=made):
-            made[0].options, made[0].greedy = options, options.temperature == 0
-            return made[0]
-
-        result = emit(make)
-        waiting += made[0].untried
-        yield result, made[0].probability
+        sampling = EveryOutcome(waiting.pop())
+        yield emit(sampling), sampling.probability
+        waiting += sampling.untried
 
 
 def joint_of(emit, p, length):
     """The exact joint distribution of the first ``length`` tokens, (V,) * length.
 
-    ``emit(make)`` returns emitted tokens. Where they are fewer, p follows, as in later steps.
+    ``emit(sampling)`` returns emitted tokens. Where they are fewer, p follows, as in later steps.
     """
-    vocab = len(p(()))
-    joint = torch.zeros((vocab,) * length, dtype=torch.float64)
+    joint = torch.zeros((len(p(())),) * length, dtype=torch.float64)
     rest = functools.cache(lambda tokens: joint_distribution(p, length - len(tokens), tokens))
-    for tokens, probability in enumerate_outcomes(emit, vocab):
+    for tokens, probability in every_outcome(emit):
         tokens = tuple(tokens[:length])
         joint[tokens] += probability * rest(tokens)
     return joint

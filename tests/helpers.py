@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from s2d.draft import LayerExit, SortedDraft
 from s2d.model import Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent
@@ -23,7 +22,7 @@ SHARED = ROOT.parent / "shared/data"  # more to compare with, where it is there
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
-TINY = LlamaConfig(**SIZES, **HEADS, max_position_embeddings=128, eos_token_ids=(2,))
+TINY = LlamaConfig(**SIZES, **HEADS, max_position_embeddings=128)
 # config.json of Llama 2 7B, as it is on the hub.
 LLAMA_2 = {
     **{"_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"]},
@@ -52,15 +51,6 @@ def nearly_equal(seed, **changes):
     for parameter in draft.parameters():
         parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     return target, draft
-
-
-def sorted_draft(model, layers, thresholds, shape, capacity, **options):
-    """A SortedDraft of a model's layers; ``options``: of SortedDraft."""
-    exits, below = [], None
-    for layer, threshold in zip(layers, thresholds):
-        below = LayerExit(model, below, layer, threshold, capacity + shape.max_nodes)
-        exits.append(below)
-    return SortedDraft(exits, shape, **options)
 
 
 class ByLastToken:
@@ -144,12 +134,6 @@ def change_json(file, **fields):
     changed = json.loads(file.read_text()) | fields
     changed = {name: value for name, value in changed.items() if value is not ...}
     file.write_text(json.dumps(changed))
-
-
-def contents(folder):
-    """{path in it: bytes} of all files below a folder."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def run_and_kill(seconds, function, *arguments):

@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 import transformers
-from helpers import raises_line, random_llama
-from theirs import load_transformers
+from helpers import WEIGHTS, raises_line, random_llama
+from theirs import greedy_tokens, load_transformers
 
-from s2d import load_model
-from s2d.cache import attend
+from s2d import generate, load_model
+from s2d.generate import METHODS
 from s2d.weights import save_model
 
 LLAMA3 = dict(rope_type="llama3", factor=7.0, low_freq_factor=1.0, high_freq_factor=4.0)
@@ -75,25 +75,12 @@ def test_a_model_that_is_saved_loads_in_transformers(tmp_path, changes):
     assert load_model(tmp_path / "m", dtype="float64").config == model.config
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
-def test_attention_against_its_formula(heads):
-    """Of 4 query heads; a lone query sees all, several are causal without a mask."""
-    generator = torch.Generator().manual_seed(heads)
-    k, v = torch.randn(2, 1, heads, 5, 8, generator=generator, dtype=torch.float64)
-    for T, mask in (
-        (1, None),
-        (5, None),
-        (3, torch.tensor([0.0, -torch.inf]).double().repeat(3, 3)),
-    ):
-        q = torch.randn(1, 4, T, 8, generator=generator, dtype=torch.float64)
-        mask = None if mask is None else mask[:, :5]
-        scores = q @ k.repeat_interleave(4 // heads, dim=1).mT / 8**0.5
-        if T == 5:
-            scores += torch.full((5, 5), -torch.inf).triu(1)
-        elif mask is not None:
-            scores += mask
-        expected = scores.softmax(dim=-1) @ v.repeat_interleave(4 // heads, dim=1)
-        assert (attend(q, k, v, mask) - expected).abs().max() < 1e-12
+def test_greedy_text_equals_transformers_by_every_method(mini, tokenizer):
+    target, draft = mini("mini-7b"), mini("mini-draft")
+    prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
+    expected = greedy_tokens(WEIGHTS / "mini-7b", prompt, count=60)
+    for method in METHODS:
+        assert generate(target, prompt, draft, method, max_new_tokens=60).tokens == expected
 
 
 def test_several_positions_behind_a_cache_need_a_mask():

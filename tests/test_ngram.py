@@ -1,7 +1,7 @@
-"""Exit 0's tables: the same probabilities as a slow version with dictionaries of tuples."""
+"""Exit 0's tables: the same probabilities as by counting."""
 
 import random
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,51 +10,29 @@ from s2d.extras.datastore import Datastore
 from s2d.ngram import FOLLOWERS, ORDER, Text, distribution
 
 
-def slow_datastore(tokens, end):
-    """{suffix: {follower: count}}; a suffix is reached through followers that were kept."""
+def documents_of(tokens, end):
     documents = [[]]
     for token in tokens:
         documents[-1].append(token)
         if token == end:
             documents.append([])
-    table = defaultdict(Counter)
-    for document in documents:
-        for i, token in enumerate(document):
-            for n in range(1, min(ORDER, i) + 1):
-                table[tuple(document[i - n : i])][token] += 1
-    kept = {}
-    for suffix in sorted(table, key=len):
-        if all(suffix[i] in kept.get(suffix[:i], ()) for i in range(1, len(suffix))):
-            best = sorted(table[suffix].items(), key=lambda pair: (-pair[1], pair[0]))
-            kept[suffix] = dict(best[:FOLLOWERS])
-    return kept
+    return documents
 
 
-def slow_text(tokens, suffix):
-    """{follower: count} of the tokens that followed the suffix last."""
-    counts, latest = Counter(), []
-    for i in range(len(suffix), len(tokens)):
-        if tuple(tokens[i - len(suffix) : i]) == suffix:
-            counts[tokens[i]] += 1
-            latest = [token for token in latest if token != tokens[i]] + [tokens[i]]
-            if len(latest) > FOLLOWERS:
-                del counts[latest.pop(0)]
-    return counts
-
-
-def slow_distribution(text, datastore, context):
+def slow_distribution(text, others, context):
+    """By counting in the ``text`` and in ``others``, documents, each time."""
     blend, left = Counter(), 1.0
     for n in range(min(ORDER, len(context)), 0, -1):
-        suffix = tuple(context[-n:])
-        for doubt, counts in (
-            (Text.doubts[n - 1], slow_text(text, suffix)),
-            (Datastore.doubts[n - 1], datastore.get(suffix, {})),
-        ):
+        for documents, doubts in (([text], Text.doubts), (others, Datastore.doubts)):
+            counts = Counter()
+            for tokens in documents:
+                places = range(n, len(tokens))
+                counts.update(tokens[i] for i in places if tokens[i - n : i] == context[-n:])
+            whole = counts.total() + doubts[n - 1] * len(counts)
+            for token, count in counts.items():
+                blend[token] += left * count / whole
             if counts:
-                whole = sum(counts.values()) + doubt * len(counts)
-                for token, count in counts.items():
-                    blend[token] += left * count / whole
-                left *= doubt * len(counts) / whole
+                left *= doubts[n - 1] * len(counts) / whole
     return blend
 
 
@@ -72,19 +50,19 @@ def random_tokens(rng, vocabulary, count):
 @pytest.mark.parametrize("seed", range(12))
 def test_the_same_as_a_slow_version_while_the_text_grows(seed):
     rng = random.Random(seed)
-    vocabulary = rng.choice((5, 20, 100, 300))
+    vocabulary, text = rng.choice((5, 20, FOLLOWERS)), []
     others = random_tokens(rng, vocabulary, rng.randrange(10000)) if seed % 4 else []
-    ngrams = NGrams(Datastore(others, end=0) if others else None)
-    slow, text = slow_datastore(others, end=0), []
+    tables = [Text(), Datastore(others, end=0)] if others else [Text()]
+    documents = documents_of(others, end=0)
     for _ in range(8):
         more = random_tokens(rng, vocabulary, rng.choice((1, 3, 300)))
-        ngrams.text.grow(more)
+        tables[0].grow(more)
         text += more
         start = rng.randrange(len(text))
         inside = (text + others)[start : start + rng.randrange(1, 7)]
         for context in (text, text[-2:], [], inside):
-            expected = slow_distribution(text, slow, context)
-            blend = ngrams.distribution(context)
+            expected = slow_distribution(text, documents, context)
+            blend = distribution(tables, context)
             assert blend.keys() == expected.keys() and sum(blend.values()) < 1
             assert all(abs(blend[token] - expected[token]) < 1e-12 for token in blend)
 
@@ -92,19 +70,23 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
 def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
     many = [t for i in range(2 * FOLLOWERS) for t in (1, 1000 + i)]
     twice = [t for i in range(FOLLOWERS) for t in (1, 1000 + 2 * i)]
-    frequent = NGrams(Datastore(many + twice, end=0)).distribution([1])
-    assert sorted(frequent) == [1000 + 2 * i for i in range(FOLLOWERS)]
-    late = NGrams()
-    late.text.grow(twice + many)
-    assert sorted(late.distribution([1])) == [1000 + FOLLOWERS + i for i in range(FOLLOWERS)]
+    datastore = Datastore(many + twice, end=0)
+    assert datastore.followers([1])[0] == [1000 + 2 * i for i in range(FOLLOWERS)]
+    assert datastore.followers([1, 1002]) == ([1], [2]) and datastore.followers([1, 1001]) == (
+        (),
+        (),
+    )
+    late = Text()
+    late.grow(twice + many)
+    assert list(late.followers([1])[0]) == [1000 + FOLLOWERS + i for i in range(FOLLOWERS)]
 
 
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
 def test_short_datastores_of_any_vocabulary(tokens):
-    ngrams = NGrams(Datastore(tokens, end=0))
+    datastore = Datastore(tokens, end=0)
     followers = {262143: [262142], 262142: [262143]} if len(tokens) == 3 else {}
     for token in (0, 3, 262142, 262143):
-        assert list(ngrams.distribution([token])) == followers.get(token, [])
+        assert list(datastore.followers([token])[0]) == followers.get(token, [])
 
 
 def test_a_datastore_takes_little_memory():

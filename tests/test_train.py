@@ -14,11 +14,11 @@ from itertools import islice, pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT, WEIGHTS, assert_refused, program, raises_line, random_llama
+from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 
 from s2d import Tokenizer, load_model
 from s2d.extras import parallel
-from s2d.soft import exit_hidden, soft_losses
+from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import ablations, dialogues, family, fit, nested
 from s2d.train.distil import Alignment, Distillation
@@ -54,9 +54,9 @@ def test_the_loop_beside_a_plain_one(tmp_path):
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     for step, batch in enumerate(torch.cat(orders).split(8)):
-        at, labels, own = ROWS[batch].long(), LABELS[batch].long(), []
-        for hidden in exit_hidden(plain, at, EXITS):
-            logits = plain.logits(hidden)
+        labels, own = LABELS[batch].long(), []
+        for exit in EXITS:  # each from a pass of its own
+            logits = plain.logits(plain.run_layers(plain.embed(ROWS[batch].long()), 0, exit))
             own.append(F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
         for group in optimizer.param_groups:
             group["lr"] = 5e-3 * (0.05 + 0.95 * (1 + math.cos(math.pi * step / 6)) / 2)
@@ -137,14 +137,15 @@ def tiny(tmp_path):
 
 
 def soft(folder, out, *more):
-    arguments = ["--length", "48", "--batch", "4", "--layers", "3", "--exits", "1,2,3", *more]
-    return program(train.main, "soft", "--init", folder, "--out", out, *arguments)
+    """The arguments of a small training."""
+    options = "--length 48 --batch 4 --layers 3 --exits 1,2,3".split()
+    return ["soft", "--init", folder, "--out", out, *options, *more]
 
 
 def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     """With a teacher, in micro-batches; no checkpoint is left. The same by two processes."""
     some = ["--millions", "0.008", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
-    assert soft(tiny, tmp_path / "draft", *some) == 0
+    assert program(train.main, *soft(tiny, tmp_path / "draft", *some)) == 0
     draft, before = load_model(tmp_path / "draft"), load_model(tiny, num_layers=3)
     assert draft.config.exit_layers == (1, 2, 3) and draft.config.thresholds == (0.5, 0.5, 0.0)
     assert "exit 1:" in capsys.readouterr().err
@@ -152,8 +153,7 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     with torch.no_grad():
         losses = [soft_losses(each, tokens, labels, (1, 2, 3)) for each in (before, draft)]
     assert (losses[1] < losses[0] - 0.2).all()
-    options = ["--length", 48, "--batch", 4, "--layers", 3, "--exits", "1,2,3", *some]
-    done = torchrun("-m", "s2d.train", "soft", "--init", tiny, "--out", tmp_path / "two", *options)
+    done = torchrun("-m", "s2d.train", *soft(tiny, tmp_path / "two", *some))
     assert done.returncode == 0, done.stderr
     two = load_model(tmp_path / "two")
     for a, b, c in zip(draft.parameters(), two.parameters(), before.parameters()):
@@ -186,7 +186,7 @@ def test_user_errors(tiny, tmp_path, capsys):
     for line in MISTAKES.strip().split("\n"):
         arguments, message = line.replace("TMP", str(tmp_path)).split(" | ")
         more = ["--millions", "0.01", *arguments.split()]
-        assert_refused(capsys, message, soft, tiny, tmp_path / "draft", *more)
+        refuses(train.main, capsys, message, *soft(tiny, tmp_path / "draft", *more))
     assert not list(tmp_path.glob("draft*"))
 
 
@@ -236,7 +236,7 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert program(train.main, "mini", "--out", out, "--resume") == 0
     assert capsys.readouterr().err == ""
-    assert_refused(capsys, "is there already", program, train.main, "mini", "--out", out)
+    refuses(train.main, capsys, "is there already", "mini", "--out", out)
 
 
 DRAFTS = "untrained", "random", "pretraining", "pretrained"
@@ -267,7 +267,7 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     assert {each.name for each in out.iterdir()} == made
     assert (out / "random-1/model.safetensors").stat().st_mtime_ns == kept
     capsys.readouterr()
-    assert_refused(capsys, "is there already", program, train.main, *arguments)
+    refuses(train.main, capsys, "is there already", *arguments)
 
 
 def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
