@@ -131,9 +131,9 @@ def test_a_wrong_mask_or_roll_back_shows(mistake):
 
 
 def law_error(law, seeds=3000):
-    """By how many deviations coupled tokens, in pairs at neighbouring positions, miss p, at most.
+    """How far coupled tokens at two positions are from two independent draws from p.
 
-    Where few are expected, one more or less counts little.
+    The largest error of a pair's count, in standard deviations.
     """
     target = random_llama(0, vocab_size=5)
     p = next_token_model(target, [3, 1], **law)(())
@@ -143,6 +143,7 @@ def law_error(law, seeds=3000):
         pair = Sampling(Options(seed=seed, **law), target).choices(logits, [2, 3])
         found[tuple(pair)] += 1
     assert (found[expected == 0] == 0).all()
+    # + 1: where few are expected, one more or less counts little.
     return ((found - expected).abs() / (expected + 1.0).sqrt()).max()
 
 

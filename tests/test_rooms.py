@@ -33,7 +33,7 @@ LINES = {  # today's numbers, rounded up: they only go down
     "bench": 1090,
     "trace": 700,
     "shared": 500,
-    "tests": 5240,
+    "tests": 5000,
 }
 OPENED = {".py", ".js", ".css", ".html", ".txt"}  # what somebody could read as the program
 
