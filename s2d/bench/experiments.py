@@ -42,7 +42,8 @@ CONFIGS = ((1, 1, 1, 1, 1), (4, 1, 1, 1, 1), (4, 2, 2, 1), (2, 4, 3, 1, 1))
 # From exit 3: decision models learn from chains that leave there, or at exit 2.
 FORK = dict(method="mcsd", tree=(6, *(1,) * 9), exits=(3,))
 SHORT_FORK = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1))
-LOSSY, COUPLED = {"init": "target"}, {"init": "target", "coupled": True}
+LOSSY = SHORT_FORK | {"init": "target"}
+COUPLED = LOSSY | {"coupled": True}
 DRAFTED, PUBLISHED = "roots from the draft", "roots from the target, as published"
 DECISIONS = {"fork": FORK, "fork, path under 0.6": FORK | {"stop": 0.6}}
 DECISIONS |= {"s2d, fixed length": S2D | {"stop": 0.0}, "s2d": S2D}
@@ -115,11 +116,7 @@ EXPERIMENTS = {
     ),
     "roots": accepted(
         "Roots from the target",
-        rows={
-            DRAFTED: SHORT_FORK,
-            PUBLISHED: SHORT_FORK | LOSSY,
-            "roots from the target, coupled": SHORT_FORK | COUPLED,
-        },
+        rows={DRAFTED: SHORT_FORK, PUBLISHED: LOSSY, "roots from the target, coupled": COUPLED},
         findings=[
             Finding([PUBLISHED], [DRAFTED], "accepted", factor=1.0),
             Finding([PUBLISHED], [DRAFTED]),
@@ -131,11 +128,7 @@ EXPERIMENTS = {
         "What roots from the target cost",
         measure=Lab.quality,
         measures=("right", "log-probability"),
-        rows={
-            "the target alone": {"method": "ar", "coupled": True},
-            "as published": SHORT_FORK | LOSSY,
-            "coupled": SHORT_FORK | COUPLED,
-        },
+        rows={"the target alone": {"method": "ar"}, "as published": LOSSY, "coupled": COUPLED},
         findings=[Finding(["the target alone"], ["as published"], "right", factor=1.0)],
         note="not lossless (last version)",
     ),

@@ -58,8 +58,8 @@ def told(name, result, markdown):
 
 def judge(finding, result):
     """(whether one Finding holds, its figures)."""
-    key, columns = finding.measure, result.values()
-    values = {row: mean(each[row][key] for each in columns) for row in [*columns][0]}
+    key, columns = finding.measure, list(result.values())
+    values = {row: mean(each[row][key] for each in columns) for row in columns[0]}
     values.setdefault("the target alone", 1.0)
     row, other = (max(rows, key=values.get) for rows in (finding.rows, finding.others))
     one, two = (format(values[each], FORMATS[key]) for each in (row, other))

@@ -15,7 +15,7 @@ FORMATS |= {"tokens/s": ".1f", "layers": ".1f", "µs": ".0f"}
 
 
 def summarise(records):
-    """A result: the columns are the groups and "overall".
+    """A result whose columns are the groups and "overall".
 
     Speedups are ratios of tokens per second to "ar" in the same round: the median over rounds, the
     lowest and the highest.
