@@ -8,13 +8,13 @@ import math
 from collections import defaultdict
 from statistics import mean
 
+from ..extras.datastore import load_datastore
 from ..generate import generate
 from ..ngram import ORDER, NGrams
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
-from ..weights.names import find_target
-from .methods import parse_method, prepare
+from ..weights.names import datastore_path, find_target
 from .specbench import corpus_questions
 from .tables import render
 
@@ -22,12 +22,14 @@ from .tables import render
 def report(args):
     folder = find_target(args.target)
     target, tokenizer = load_model(folder, args.device, args.dtype), Tokenizer(folder)
-    options = prepare(parse_method("s2d-tree:exits=0"), target, None, folder)
+    file = datastore_path(folder)
+    datastore = load_datastore(file, target.config) if file.is_file() else None
+    options = dict(method="s2d-tree", exits=(0,), datastore=datastore)
     tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
     for question in corpus_questions(args.limit):
         prompt = tokenizer.encode_chat(question["turns"][:1], chat_template(folder))
         answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
-        for confidence, right in judged(NGrams(options["datastore"]), prompt, answer.tokens):
+        for confidence, right in judged(NGrams(datastore), prompt, answer.tokens):
             tenths[math.ceil(10 * confidence)].append(right)
     columns = [("confidence up to", "positions", "right")]
     for tenth, right in sorted(tenths.items()):
