@@ -37,7 +37,7 @@ def test_default_questions_are_held_out():
     held_out = next(corpus.conversations(2, "held-out", ["rag"]))
     question = specbench.corpus_questions(3)[-3]
     assert question["turns"] == [turn for turn, _ in held_out.turns]
-    assert (question["question_id"], question["category"]) == (15, "rag")
+    assert (question["question_id"], question["category"], question["group"]) == (15, "rag", "rag")
 
 
 def test_a_file_in_spec_benchs_form_is_read(tmp_path):
@@ -46,7 +46,7 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
     file = tmp_path / "q.jsonl"
     lines = [json.dumps(good | {"more": 0}, ensure_ascii=False), json.dumps(good)]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    assert specbench.read_questions(file, 1) == [good]
+    assert specbench.read_questions(file, 1) == [good | {"group": "mt_bench"}]
     for bad in ("no json", "[1]", '{"turns": ["a"]}', json.dumps(good | {"turns": "abc"})):
         file.write_text(bad)
         raises_line(specbench.read_questions, ValueError, "not in Spec-Bench's", file, 9)
@@ -76,8 +76,8 @@ def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
         answers = [tokenizer.encode(f"answer {len(asked)}")[1:] for _ in prompts]
         return [(tokens, 0.5, None) for tokens in answers]
 
-    one = {"turns": ["first", "second"], "question_id": 1, "category": "stem"}
-    two = {"turns": ["a", "word " * 400, "c"], "question_id": 2, "category": "qa"}
+    one = {"turns": ["first", "second"], "question_id": 1, "category": "stem", "group": "mt_bench"}
+    two = {"turns": ["a", "word " * 400, "c"], "question_id": 2, "category": "qa", "group": "qa"}
     first, second = measure.answer(tokenizer, "vicuna", 512, run, [one, two], 9)
     messages = (["first"], ["first", "answer 1", "second"])
     assert first["prompts"] == [tokenizer.encode_chat(each) for each in messages]
@@ -115,22 +115,24 @@ def test_speedups_are_medians_of_ratios_within_a_round():
     result = tables.summarise(records)
     speedups = {group: result[group]["s2d"]["speedup"] for group in ("qa", "rag", "overall")}
     assert speedups == pytest.approx({"qa": 2.0, "rag": 1.0, "overall": 4 / 3})
-    assert result["spread"]["s2d"] == {"text": "1.33-1.33"}
+    overall = result["overall"]["s2d"]
+    assert [overall["lowest"], overall["highest"]] == pytest.approx([4 / 3, 4 / 3])
     records.append(record("s2d", "qa", 3, 0, 1.0))  # one slow answer in the third round
     changed = tables.summarise(records)
     assert changed["overall"]["s2d"]["speedup"] == pytest.approx(4 / 3)
-    assert changed["spread"]["s2d"]["text"].startswith("0.")
+    assert changed["overall"]["s2d"]["lowest"] < 1
 
 
 def test_tables():
     stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_forwards=20, accepted=15)
     stats.draft_seconds, stats.target_seconds, stats.seconds = 0.3, 0.6, 1.0
-    ours = SimpleNamespace(stats=stats, exact=False)
+    ours = SimpleNamespace(stats=stats)
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]
     records += [record("ar", "qa", 2, 10, 1.0), record("s2d", "qa", 2, 20, 1.0, ours)]
     result = tables.summarise(records)
-    lines = tables.render(tables.table(result, ("speedup", "mat", "text"))).splitlines()
-    expected = "s2d 1.50 / 4.00 1.50 / 4.00 1.00-2.00 20.0 75% 6:75% 12:25% 30%/60%/10% NO"
+    columns = result | dict.fromkeys(tables.DETAILS, result["overall"])
+    lines = tables.render(tables.table(columns, ("speedup", "mat"))).splitlines()
+    expected = "s2d 1.50 / 4.00 1.50 / 4.00 1.00 2.00 20.0 75% 7.5 30% 60%"
     assert lines[2].split() == expected.split()
     final = {"a T=0": result["overall"], "a T=1": {"ar": result["overall"]["ar"]}}
     rows = ["|  | a T=0 | a T=1 | mean |", "| --- | --- | --- | --- |"]
@@ -149,8 +151,8 @@ def test_the_whole_command(tmp_path, capsys):
     names = [*ours, "transformers", "transformers assisted", "transformers look-up"]
     rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+", output, re.M)
     assert rows == 3 * names  # at both temperatures, and in the last table
-    for method in ours[1:]:
-        assert f"mini-7b {method}: 12 answers compared: identical" in output
+    for temperature, method in product((0, 1), ours[1:]):
+        assert f"mini-7b T={temperature} {method}: 6 answers compared: identical" in output
     last = [re.split(r" ?[|/] ?", row) for row in output.split("\n\n")[-1].splitlines()[2:]]
     picture = ElementTree.parse(tmp_path / "speed.svg").iter()
     pictured = {each.text for each in picture if each.tag.endswith("}text")}
@@ -227,12 +229,10 @@ def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsy
     monkeypatch.setattr(measure, "generate", wrong)
     arguments = [*SMALL, "--methods", "s2d", "s2d:rejection", "--questions", questions, "--check"]
     assert program(bench.main, *arguments, "--temperature", temperature) == 1
-    lines = re.findall(
-        r"^mini-7b (\S+): (\d) answers compared: (.*)", capsys.readouterr().out, re.M
-    )
-    bug = "BUG: 2 of 2 differ by more than rounding explains"
-    other = ("s2d:rejection", "2", bug) if temperature == 0 else ("s2d:rejection", "0", "identical")
-    assert lines == [("s2d", "2", bug), other]
+    lines = re.findall(r"^mini-7b T=\d (.*: 2 answers compared: .*)", capsys.readouterr().out, re.M)
+    bug = "2 answers compared: BUG: 2 of 2 differ by more than rounding explains"
+    compared = ["s2d", "s2d:rejection"] if temperature == 0 else ["s2d"]
+    assert lines == [f"{method}: {bug}" for method in compared]
 
 
 MISTAKES = {

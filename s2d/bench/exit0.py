@@ -11,7 +11,6 @@ from statistics import mean
 from ..extras.datastore import load_datastore
 from ..generate import generate
 from ..ngram import ORDER, Text, distribution
-from ..program import tell
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
@@ -22,18 +21,16 @@ from .tables import render
 
 def report(args):
     folder = find_target(args.target)
-    questions = corpus_questions(args.limit)
     target, tokenizer = load_model(folder, args.device, args.dtype), Tokenizer(folder)
-    file, template = datastore_path(folder), chat_template(folder)
+    file = datastore_path(folder)
     datastore = load_datastore(file, target.config) if file.is_file() else None
     options = dict(method="s2d-tree", exits=(0,), datastore=datastore)
     tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
-    for number, question in enumerate(questions, 1):
-        prompt = tokenizer.encode_chat(question["turns"][:1], template)
+    for question in corpus_questions(args.limit):
+        prompt = tokenizer.encode_chat(question["turns"][:1], chat_template(folder))
         answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
         for confidence, right in judged(prompt, answer.tokens, datastore):
             tenths[math.ceil(10 * confidence)].append(right)
-        tell(f"{folder.name}: question {number} of {len(questions)}")
     columns = [("confidence up to", "positions", "right")]
     for tenth, right in sorted(tenths.items()):
         columns.append((f"{tenth / 10:g}", str(len(right)), f"{mean(right):.0%}"))

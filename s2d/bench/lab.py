@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice, product
 from statistics import mean, median
-from timeit import timeit
+from timeit import repeat
 
 import torch
 
 from ..extras.many import generate_many
-from ..program import read_stop, tell
+from ..program import read_stop
 from ..text.tokenizer import Tokenizer
 from ..train.ablations import FEATURES, SEEDS, decision_of, folder_of
 from ..train.corpus import EXACT_GROUPS, conversations
@@ -19,9 +19,10 @@ from ..weights import load_model
 from ..weights.names import WEIGHTS
 from .measure import answer, measure, run_ours
 from .specbench import corpus_questions
-from .tables import summarise, total
+from .tables import counts, summarise
 
 SIZES, TEMPERATURES = ("7b", "13b", "70b"), (0.0, 1.0)
+TREES = {"fork of 6, 10 deep": (6, *(1,) * 9), "4,2,2,1": (4, 2, 2, 1), "10,4,2": (10, 4, 2)}
 FASTER = 1.05  # times as fast: means of six columns, whose rounds vary by 10 %, differ by chance
 
 
@@ -29,14 +30,13 @@ FASTER = 1.05  # times as fast: means of six columns, whose rounds vary by 10 %,
 class Finding:
     """What a paper says: the best of ``rows`` is more than ``factor`` times the best of ``others``.
 
-    ``by_seed``: it is more by ``factor`` times what the gains of two seeds differ by.
+    Where columns are seeds: more by ``factor`` times what the gains of two seeds differ by.
     """
 
     rows: list[str]
     others: list[str] = ("the target alone",)  # whose speedup is 1
     measure: str = "speedup"
     factor: float = FASTER
-    by_seed: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,10 @@ class Lab:
     def __init__(self, args):
         self.args = args
         self.load = cache(partial(load_model, device=args.device, dtype=args.dtype))
+        self.targets = {size: self.load(WEIGHTS / f"mini-{size}") for size in SIZES}
         self.tokenizer = Tokenizer(WEIGHTS / "mini-7b")  # of the whole family
         questions = corpus_questions(args.limit)
         self.questions = [each | {"turns": each["turns"][:1]} for each in questions]
-
-    def target(self, size):
-        return self.load(WEIGHTS / f"mini-{size}")
 
     def ready(self, row, size, seed=SEEDS[0]):
         """(draft, options of ``generate``) of a row: with rejection sampling unless it says more.
@@ -88,23 +86,19 @@ class Lab:
         """
         result = {}
         for temperature, size in product(TEMPERATURES, SIZES):
-            target, column = self.target(size), f"{size} T={temperature:g}"
-            common = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
-            runs = {"ar": partial(run_ours, target, None, common | {"method": "ar"}, 1)}
-            for name, row in about.rows.items():
+            target, column, runs = self.targets[size], f"{size} T={temperature:g}", {}
+            for name, row in [("ar", {"method": "ar"}), *about.rows.items()]:
                 draft, options = self.ready(row, size)
-                runs[name] = partial(run_ours, target, draft, common | options, 1)
-            ask = partial(answer, self.tokenizer, "vicuna", target.config.max_position_embeddings)
-            records = measure(runs, self.questions, self.args.rounds, column, ask)
+                runs[name] = partial(run_ours, target, draft, 1, **options)
+            ask = partial(answer, self.tokenizer, None, target.config.max_position_embeddings)
+            options = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
+            records = measure(runs, self.questions, self.args.rounds, column, ask, **options)
             cells = summarise(records)["overall"]
             result[column] = {name: cells[name] for name in about.rows}
         return result
 
     def counted(self, about):
-        """A column is a seed drafts were trained with, at a temperature; over all targets.
-
-        "layers" are those that a drafted token took.
-        """
+        """A column is a seed drafts were trained with, at a temperature; over all targets."""
         prompts = [self.tokenizer.encode_chat(each["turns"]) for each in self.questions]
         result = {}
         for seed, temperature in product(SEEDS, TEMPERATURES):
@@ -114,12 +108,8 @@ class Lab:
                 found = []
                 for size in SIZES:
                     draft, options = self.ready(row, size, seed)
-                    found += generate_many(self.target(size), prompts, draft, **common, **options)
-                stats = total([{"generations": found}])
-                layers = sum(layer * count for layer, count in stats.exit_counts.items())
-                layers /= max(1, stats.exit_counts.total())
-                column[name] = {"mat": stats.mean_accepted_tokens, "layers": layers}
-                tell(f"seed {seed}, T={temperature:g}: {len(column)} of {len(about.rows)} drafts")
+                    found += generate_many(self.targets[size], prompts, draft, **common, **options)
+                column[name] = counts(found)
         return result
 
     @torch.inference_mode()
@@ -133,7 +123,7 @@ class Lab:
         turns = [each.turns[0] for group in held_out for each in group]
         prompts = [self.tokenizer.encode_chat([question]) for question, _ in turns]
         for size, (name, row) in product(SIZES, about.rows.items()):
-            target, (draft, options) = self.target(size), self.ready(row, size)
+            target, (draft, options) = self.targets[size], self.ready(row, size)
             right, log_probs = [], []
             answers = generate_many(target, prompts, draft, max_new_tokens=128, **options)
             for prompt, (_, expected), own in zip(prompts, turns, answers):
@@ -143,18 +133,17 @@ class Lab:
                 log_probs.append(rows.gather(1, tokens[0, len(prompt) :, None]).cpu())
             likely = torch.cat(log_probs).mean().item()
             result[size][name] = {"right": mean(right), "log-probability": likely}
-            tell(f"{size}: {name}")
         return result
 
     def masks(self, about):
         """A column is a tree: microseconds for its mask behind 100 tokens."""
-        result, model = {}, self.target("7b")
-        for column, widths in about.rows.items():
-            whole, make = KConfig(widths).ancestors, partial(positions_and_mask, 100, 100)
+        result, target = {}, self.targets["7b"]
+        for column, widths in TREES.items():
+            whole, result[column] = KConfig(widths).ancestors, {}
             parents = [max(row.nonzero()[0][:-1], default=-1) for row in whole]
-            rows = {"a slice of one mask": whole, "made anew": None}
-            made = [partial(make, parents, model, known) for known in rows.values()]
-            seconds = [[timeit(each, number=1) for each in made] for _ in range(50)]  # in turns
-            cells = zip(rows, map(median, zip(*seconds)))
-            result[column] = {name: {"µs": 1e6 * middle} for name, middle in cells}
+            for name, row in about.rows.items():
+                known = whole if row["sliced"] else None
+                make = partial(positions_and_mask, 100, 100, parents, target, known)
+                seconds = median(repeat(make, number=1, repeat=50))
+                result[column][name] = {"µs": 1e6 * seconds}
         return result

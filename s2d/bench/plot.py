@@ -2,43 +2,36 @@
 
 from ..files import staged_file
 from ..program import optional
-from .tables import FORMATS
 
+MATPLOTLIB = "matplotlib==3.11.2"
 TEXT = "#808080"  # is read on a light and on a dark background
-COLORS = {"ar": TEXT, "transformers": "#d98032"}  # by a row's first word; all others:
-OURS = "#4a90d9"
+COLORS = {"ar": TEXT, "transformers": "#d98032"}  # by a row's first word; others are blue
 STYLE = {"svg.fonttype": "none", "font.size": 10, "axes.titlesize": 10, "text.color": TEXT}
 STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
 
 
-def check_plot():
-    """matplotlib, or ValueError without it: call it early."""
-    optional("matplotlib.figure", "matplotlib==3.11.2")
-    return optional("matplotlib", "matplotlib==3.11.2")
-
-
-def write_plot(file, result, measure, label, across):
-    """{column: {row: {measure: value}}} -> an SVG file with ``across`` panels next to another."""
-    matplotlib = check_plot()
+def write_plot(file, result, across):
+    """The speedups of {column: {row: {measure: value}}} -> an SVG file, ``across`` panels wide."""
+    matplotlib = optional("matplotlib", MATPLOTLIB)
+    figures = optional("matplotlib.figure", MATPLOTLIB)
     names = list(dict.fromkeys(row for column in result.values() for row in column))
     down = -(-len(result) // across)
     with matplotlib.rc_context(STYLE):
         width = 0.09 * max(map(len, names)) + 3 * across
         height = (0.5 + 0.24 * len(names)) * down + 0.3
-        figure = matplotlib.figure.Figure((width, height), layout="constrained")
+        figure = figures.Figure((width, height), layout="constrained")
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
         for axes, (title, column) in zip(grid.flat, result.items()):
-            values = [cell[measure] for cell in column.values()]
-            colors = [COLORS.get(name.split()[0], OURS) for name in column]
+            values = [cell["speedup"] for cell in column.values()]
+            colors = [COLORS.get(name.split()[0], "#4a90d9") for name in column]
             bars = axes.barh([names.index(name) for name in column], values, color=colors)
-            texts = [format(value, FORMATS[measure]) for value in values]
-            axes.bar_label(bars, texts, padding=3)
+            axes.bar_label(bars, fmt="%.2f", padding=3)
             axes.set_title(title)
             axes.margins(x=0.15)  # where the values stand
             axes.set_yticks(range(len(names)), names)
             axes.tick_params(length=0, labelbottom=False)
             axes.spines[:].set_visible(False)
         grid[0][0].invert_yaxis()  # the first row on top, in all as they share it
-        figure.supxlabel(label, fontsize=10)
+        figure.supxlabel("speedup over the target alone (ar)", fontsize=10)
         with staged_file(file) as stage:
             figure.savefig(stage, format="svg", transparent=True)

@@ -14,12 +14,12 @@ MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".s
 
 
 def corpus_questions(per_group):
-    """Held-out conversations of the corpus in the form of Spec-Bench's question.jsonl."""
+    """Held-out conversations of the corpus, as ``read_questions`` returns questions."""
     questions = []
     for group in GROUPS:
         category = "writing" if group == "mt_bench" else group
         for conversation in islice(conversations(2, "held-out", [group]), per_group):
-            question = {"question_id": len(questions), "category": category}
+            question = {"question_id": len(questions), "category": category, "group": group}
             questions.append(question | {"turns": [asked for asked, _ in conversation.turns]})
     return questions
 
@@ -34,32 +34,29 @@ def read_questions(path, limit):
             texts = [question["category"], *question["turns"]]
             if type(question["turns"]) is not list or {*map(type, texts)} != {str}:
                 raise ValueError("category is a text, turns is a list of texts")
-            group = group_of(question)
+            in_mt_bench = question["category"] in MT_BENCH
+            group = "mt_bench" if in_mt_bench else question["category"]
             taken[group] += 1
             if taken[group] <= limit:
-                questions.append(question)
+                questions.append(question | {"group": group})
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
     return questions
 
 
-def group_of(question):
-    return "mt_bench" if question["category"] in MT_BENCH else question["category"]
-
-
 def write_answers(folder, name, records):
     """A file per method, as Spec-Bench's evaluation/speed.py and equal.py read it: last round."""
-    files, last = defaultdict(str), max(record["round"] for record in records)
+    files, last = defaultdict(str), records[-1]["round"]
     for record in (record for record in records if record["round"] == last):
         model_id = re.sub(r"[^\w.,]+", "-", f"{name}-{record['method']}")
         lengths = [each.stats.accept_lengths for each in record["generations"] if each]
-        choice = {"index": 0, "turns": record["turns"]}
-        choice |= {"new_tokens": list(map(len, record["tokens"])), "wall_time": record["wall_time"]}
-        choice["decoding_steps"] = list(map(len, lengths)) or choice["new_tokens"]
+        choice = dict(index=0, turns=record["turns"], wall_time=record["wall_time"])
+        choice["new_tokens"] = [len(each) for each in record["tokens"]]
+        choice["decoding_steps"] = [len(each) for each in lengths] or choice["new_tokens"]
         choice["accept_lengths"] = sum(lengths, [])
-        line = {key: record[key] for key in ("question_id", "category")}
-        line |= {"model_id": model_id, "answer_id": f"{model_id}-{record['question_id']}"}
-        line |= {"tstamp": time.time(), "choices": [choice]}
+        line = dict(question_id=record["question_id"], category=record["category"])
+        line |= dict(model_id=model_id, answer_id=f"{model_id}-{record['question_id']}")
+        line |= dict(tstamp=time.time(), choices=[choice])
         files[model_id] += json.dumps(line, ensure_ascii=False) + "\n"
     for model_id, lines in files.items():
         with staged_file(folder / f"{model_id}.jsonl") as stage:

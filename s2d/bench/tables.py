@@ -8,52 +8,49 @@ from statistics import mean, median
 from ..decode import Stats
 from ..train.corpus import GROUPS
 
-FORMATS = {"speedup": ".2f", "mat": ".2f", "layers": ".1f", "accepted": ".0%", "right": ".0%"}
-FORMATS |= {"log-probability": ".2f", "µs": ".0f", "text": ""}
+DETAILS = ("lowest", "highest", "tokens/s", "accepted", "layers", "draft time", "target time")
+FORMATS = dict.fromkeys(("speedup", "lowest", "highest", "mat", "log-probability"), ".2f")
+FORMATS |= dict.fromkeys(("accepted", "right", "draft time", "target time"), ".0%")
+FORMATS |= {"tokens/s": ".1f", "layers": ".1f", "µs": ".0f"}
 
 
 def summarise(records):
-    """A result: speedup and accepted tokens by group and "overall", then ``details``.
+    """A result whose columns are the groups and "overall".
 
-    Speedups are ratios of tokens per second to "ar" in the same round, medians over rounds.
+    Speedups are ratios of tokens per second to "ar" in the same round: the median over rounds, the
+    lowest and the highest.
     """
     result, methods = defaultdict(dict), dict.fromkeys(record["method"] for record in records)
     for group, method in product((*GROUPS, "overall"), methods):
         inside = [r for r in records if group in (r["group"], "overall")]
-        own, base = ([r for r in inside if r["method"] == name] for name in (method, "ar"))
-        if own:
-            cell = result[group][method] = {"speedup": median(ratios(own, base))}
-            if own[0]["generations"][0]:  # transformers has none
-                stats = total(own)
-                cell |= {"mat": stats.mean_accepted_tokens, "accepted": stats.acceptance_rate}
-        if group == "overall":
-            for name, text in details(own, base).items():
-                result[name][method] = {"text": text}
+        own = [r for r in inside if r["method"] == method]
+        if not own:
+            continue
+        speeds, alone = by_round(own), by_round(r for r in inside if r["method"] == "ar")
+        ratios = [speeds[number] / alone[number] for number in speeds]
+        cell = {"speedup": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
+        cell["tokens/s"] = median(speeds.values())
+        if own[0]["generations"][0]:  # transformers has none
+            cell |= counts(each for record in own for each in record["generations"])
+        result[group][method] = cell
     return dict(result)
 
 
-def details(records, base):
-    """What else is said of a method at one target and temperature, as texts."""
-    spread, speed = ratios(records, base), median(by_round(records).values())
-    texts = {"spread": f"{min(spread):.2f}-{max(spread):.2f}", "tokens/s": f"{speed:.1f}"}
-    own = [generation for record in records for generation in record["generations"]]
-    if not own[0]:
-        return texts
-    stats = total(records)
-    exits, drafted = sorted(stats.exit_counts.items()), stats.exit_counts.total()
-    draft, target = stats.draft_seconds / stats.seconds, stats.target_seconds / stats.seconds
-    return texts | {
-        "accepted": f"{stats.acceptance_rate:.0%}" if exits else "",
-        "exits": " ".join(f"{layer}:{count / drafted:.0%}" for layer, count in exits),
-        "draft/target/rest": f"{draft:.0%}/{target:.0%}/{1 - draft - target:.0%}",
-        "exact": "yes" if all(each.exact for each in own) else "NO",
+def counts(generations):
+    """The cell of several generations; "layers" are those that a drafted token took."""
+    stats = Stats()
+    for generation in generations:
+        for field in fields(Stats):
+            value = getattr(stats, field.name) + getattr(generation.stats, field.name)
+            setattr(stats, field.name, value)
+    layers = sum(layer * count for layer, count in stats.exit_counts.items())
+    return {
+        "mat": stats.mean_accepted_tokens,
+        "accepted": stats.acceptance_rate,
+        "layers": layers / max(1, stats.exit_counts.total()),
+        "draft time": stats.draft_seconds / stats.seconds,
+        "target time": stats.target_seconds / stats.seconds,
     }
-
-
-def ratios(records, base):
-    """The speed over that of ``base`` in each round."""
-    speeds, others = by_round(records), by_round(base)
-    return [speeds[number] / others[number] for number in speeds]
 
 
 def by_round(records):
@@ -65,26 +62,22 @@ def by_round(records):
     return {number: tokens[number] / seconds[number] for number in tokens}
 
 
-def total(records):
-    """The Stats of all their Generations, as if they were one."""
-    whole = Stats()
-    for generation in (each for record in records for each in record["generations"]):
-        for name in (field.name for field in fields(Stats)):
-            setattr(whole, name, getattr(whole, name) + getattr(generation.stats, name))
-    return whole
-
-
 def table(result, measures, means=False):
-    """Rows of text: the columns of a result, and with ``means`` the means over them."""
+    """Rows of text: the columns of a result, and with ``means`` the means over them.
+
+    A cell shows ``measures``; where a column is named after a measure, that one.
+    """
     rows = dict.fromkeys(row for column in result.values() for row in column)
     lines = [["", *result, *["mean"] * means]]
     for row in rows:
-        cells = [column.get(row, {}) for column in result.values()]
+        cells = {title: column.get(row, {}) for title, column in result.items()}
         if means:
-            known = [key for key in measures if any(key in cell for cell in cells)]
-            cells.append({key: mean(c[key] for c in cells if key in c) for key in known})
-        texts = [[format(c[key], FORMATS[key]) for key in measures if key in c] for c in cells]
-        lines.append([row, *map(" / ".join, texts)])
+            every = {key: [c[key] for c in cells.values() if key in c] for key in measures}
+            cells["mean"] = {key: mean(values) for key, values in every.items() if values}
+        lines.append([row])
+        for title, cell in cells.items():
+            shown = [title] if title in FORMATS else measures
+            lines[-1].append(" / ".join(format(cell[k], FORMATS[k]) for k in shown if k in cell))
     return lines
 
 
