@@ -1,7 +1,6 @@
 """A result as a picture: a panel for each column, a bar for each row. matplotlib is needed here."""
 
 from ..files import staged_file
-from ..program import optional
 from .tables import FORMATS
 
 TEXT = "#808080"  # is read on a light and on a dark background
@@ -12,9 +11,10 @@ STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
 
 
 def check_plot():
-    """matplotlib, or ValueError without it: call it early."""
-    optional("matplotlib.figure", "matplotlib==3.11.2")
-    return optional("matplotlib", "matplotlib==3.11.2")
+    """matplotlib, or ModuleNotFoundError without it: call it early."""
+    import matplotlib.figure
+
+    return matplotlib
 
 
 def write_plot(file, result, measure, label, across):

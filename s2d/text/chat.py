@@ -9,10 +9,8 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from ..program import one_line, optional
 from .tokenizer_model import read_special_tokens
 
-JINJA = "'jinja2>=3.1.6'"  # what came before lets a template out of the sandbox
 GENERATION = r"({%[-+]?\s*)(?:end)?generation(\s*[-+]?%})"
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -53,7 +51,7 @@ class ChatTemplate:
             text = environment.from_string(source).render(self.names | given)
         except Exception as error:  # a template is a program: anything can go wrong in it
             what = f"the chat template of {self.folder} fails"
-            raise ValueError(f"{what}: {one_line(error)}") from None
+            raise ValueError(f"{what}: {error}") from None
         if (system or "").strip() not in text:
             raise ValueError(f"the chat template of {self.folder} has no system message")
         return text
@@ -76,7 +74,9 @@ def chat_template(folder):
 
 def sandbox():
     """Jinja as transformers sets it up for chat templates."""
-    environment = optional("jinja2.sandbox", JINJA).ImmutableSandboxedEnvironment(
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # not every model needs the package
+
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)

@@ -5,7 +5,6 @@ A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``,
 
 from pathlib import Path
 
-from ..program import one_line
 from .chat import ChatTemplate, render_vicuna
 from .tokenizer_model import SentencePieceModel, read_special_tokens
 
@@ -33,7 +32,7 @@ class Tokenizer:
             raise
         except Exception as error:
             what = f"{path} or a JSON file of its folder is damaged; download it again"
-            raise ValueError(f"{what} ({one_line(error)})") from None
+            raise ValueError(f"{what} ({error})") from None
         self.eos = names.get("eos_token", "")
         self.bos_id, self.eos_id = self.model.bos_id, self.model.eos_id
 

@@ -1,16 +1,13 @@
 """tokenizer.json, by the package ``tokenizers``."""
 
-from ..program import optional
-
-TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
+import tokenizers
 
 
 class JsonModel:
     """Text <-> ids by tokenizer.json; ``names``: {"bos_token": text, ...}."""
 
     def __init__(self, path, config, names):
-        package = optional("tokenizers", TOKENIZERS_PACKAGE)
-        self.tokenizer = package.Tokenizer.from_file(str(path))
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         ids = {key: self.tokenizer.token_to_id(text) for key, text in names.items()}
