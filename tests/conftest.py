@@ -11,7 +11,6 @@ from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
 from s2d.bench.specbench import corpus_questions
-from s2d.trace.terminal import Streamed
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -49,24 +48,6 @@ def own_cache(tmp_path_factory):
 def compiler():
     """What a test asks for that compiles."""
     need_compiler()
-
-
-@pytest.fixture
-def interrupt(monkeypatch):
-    """interrupt(count) -> a list of the Steps shown; Ctrl-C is pressed when it has ``count``."""
-    add, steps = Streamed.add, []
-
-    def begin(count):
-        def interrupted(self, step):
-            add(self, step)
-            steps.append(step)
-            if len(steps) == count:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(Streamed, "add", interrupted)
-        return steps
-
-    return begin
 
 
 @pytest.fixture(scope="session")
