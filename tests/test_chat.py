@@ -25,9 +25,7 @@ MARKED = """{%- for message in messages %}
     {%- if message['content'] == 'skip me' %}{% continue %}{% endif %}
     {{- '<|start|>' + message['role'] + '\n' }}
     {% if message['role'] == 'assistant' %}
-        {% generation %}
 {{ message['content'] }}<|eot|>
-        {% endgeneration %}
     {% else %}
 {{ message['content'] + '<|eot|>' }}
     {% endif %}

@@ -203,7 +203,7 @@ def models(tmp_path_factory):
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/draft": "no tokenizer at",
+    "--target {m}/draft --draft {m}/draft": "has no tokenizer.model and no tokenizer.json",
     "--target {m}/target --method s2d --exits 2": "no model folder at",
     "--draft=": "No such file or directory: 'config.json'",
     "--method ar --stop 0.5": "method ar does not use stop",

@@ -4,14 +4,12 @@ A folder may bring its own, in jinja; Vicuna's format, which no folder brings, i
 """
 
 import json
-import re
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 from .tokenizer_model import read_special_tokens
 
-GENERATION = r"({%[-+]?\s*)(?:end)?generation(\s*[-+]?%})"
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -46,12 +44,9 @@ class ChatTemplate:
         given |= {"tools": None, "documents": None}
         environment = sandbox()
         try:
-            # The tags that mark what the assistant says, for training, become ones that do nothing.
-            source = re.sub(GENERATION, r"\1set _ = 0\2", self.source)
-            text = environment.from_string(source).render(self.names | given)
+            text = environment.from_string(self.source).render(self.names | given)
         except Exception as error:  # a template is a program: anything can go wrong in it
-            what = f"the chat template of {self.folder} fails"
-            raise ValueError(f"{what}: {error}") from None
+            raise ValueError(f"the chat template of {self.folder} fails: {error}") from None
         if (system or "").strip() not in text:
             raise ValueError(f"the chat template of {self.folder} has no system message")
         return text

@@ -82,8 +82,6 @@ def read_rope(raw):
         read["rope_factor"] = number(rope, "factor", kind=float, least=1e-3)
     if kind == "llama3":
         low, high = (number(rope, key, kind=float, least=1e-3) for key in LLAMA3[:2])
-        if low >= high:
-            raise ValueError(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
         context = number(rope, LLAMA3[2], raw.get("max_position_embeddings", 2048))
         read["rope_llama3"] = (low, high, context)
     return read
