@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from helpers import WEIGHTS, change_json, raises_line
+from helpers import WEIGHTS, change_json
 from transformers import AutoTokenizer
 from vocabularies import PROMPT, SAID, messages, sentencepiece_folder, with_config
 
@@ -52,7 +52,6 @@ def test_vicunas_format(tokenizer):
     brief = tokenizer.encode("Be brief. USER: Hi ASSISTANT:")
     assert tokenizer.encode_chat(["Hi"], system="Be brief.") == brief
     assert tokenizer.encode_chat(["Hi"], system="") == tokenizer.encode("USER: Hi ASSISTANT:")
-    raises_line(tokenizer.encode_chat, ValueError, "ends with the user", ["Hi", "Hello"])
 
 
 def test_a_template_is_the_folders_own_or_vicunas(tmp_path):

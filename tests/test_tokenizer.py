@@ -36,14 +36,14 @@ def test_streaming_never_shows_half_a_character(tokenizer, trained, kind):
             for start in range(0, len(ids), group):
                 parts.append(stream.push(ids[start : start + group]))
                 assert "\ufffd" not in parts[-1]
-            assert "".join(parts) + stream.finish() == text
+            assert "".join(parts) + stream.push([], last=True) == text
             assert len(ids) <= group or len([part for part in parts if part]) > 1  # it did stream
 
 
 def test_streaming_shows_a_broken_end_at_last(tokenizer):
     stream = TextStream(tokenizer)
     assert stream.push(tokenizer.encode("ok 🙂")[1:-1] + [99_999]) == ""  # no token has this id
-    assert stream.finish().rstrip("\ufffd") == "ok "
+    assert stream.push([], last=True).rstrip("\ufffd") == "ok "
 
 
 def test_miniatures_have_the_ids_of_transformers(tokenizer):

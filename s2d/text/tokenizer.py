@@ -40,22 +40,21 @@ class Tokenizer:
         return self.model.decode(ids)
 
     def encode_chat(self, messages, template=None, system=None):
-        """A dialogue -> the ids after which the assistant speaks.
+        """A dialogue -> its ids; after the user's last message the assistant is next.
 
-        ``messages`` are texts, user and assistant in turn, the user first and last. ``template`` is
-        a folder's ChatTemplate; without one it is Vicuna's format. ``system`` says how the
-        assistant is to answer.
+        ``messages`` are texts, user and assistant in turn. ``template`` is a folder's ChatTemplate;
+        without one it is Vicuna's format. ``system`` says how the assistant is to answer.
         """
-        if len(messages) % 2 == 0:
-            raise ValueError(f"a dialogue ends with the user's message; got {len(messages)}")
-        return self._rendered(messages, template, system)
+        if isinstance(template, ChatTemplate):
+            return self.encode(template.render(messages, system), with_bos=False)
+        return self.encode(render_vicuna(messages, system, self.eos))
 
     def rounds(self, messages, template=None):
         """Yield (ids of the prompt, ids of the answer up to its EOS) of each round."""
         ids = []
         for turn in range(0, len(messages), 2):
-            asked = self._rendered(messages[: turn + 1], template)
-            answered = self._rendered(messages[: turn + 2], template)
+            asked = self.encode_chat(messages[: turn + 1], template)
+            answered = self.encode_chat(messages[: turn + 2], template)
             answer = answered[len(asked) :]
             if self.eos_id in answer:  # what comes after it belongs to the next prompt
                 answer = answer[: answer.index(self.eos_id) + 1]
@@ -64,11 +63,6 @@ class Tokenizer:
             if answered[: len(ids)] != ids:
                 raise ValueError("the chat template rewrites earlier turns; no round is by itself")
             yield prompt, answer
-
-    def _rendered(self, messages, template, system=None):
-        if isinstance(template, ChatTemplate):
-            return self.encode(template.render(messages, system), with_bos=False)
-        return self.encode(render_vicuna(messages, system, self.eos))
 
 
 class TextStream:
@@ -85,7 +79,3 @@ class TextStream:
             return ""
         new, self.shown = text[self.shown :], len(text)
         return new
-
-    def finish(self):
-        """The text still held back, now that no more tokens come."""
-        return self.push([], last=True)

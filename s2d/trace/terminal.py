@@ -34,7 +34,7 @@ class Streamed:
             print(paint(text, self.colors.get(exit)), end="", file=self.out, flush=True)
 
     def finish(self):
-        print(self.stream.finish().translate(self.controls), file=self.out, flush=True)
+        print(self.stream.push([], last=True).translate(self.controls), file=self.out, flush=True)
 
 
 def report(generation, colors):
