@@ -124,7 +124,6 @@ def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{% include 'x' %}", "no loader"),
-        ("{% for m in messages %}{{ m['role'] }}{% endfor %}", "has no system message"),
         (7, "fails"),
     ],
 )

@@ -25,10 +25,10 @@ ROOMS = {  # room -> the rooms it may import
 }
 LINES = {  # today's numbers, rounded up: they only go down
     "front": 1500,
-    "text": 300,
+    "text": 260,
     "fast": 530,
     "extras": 650,
-    "weights": 560,
+    "weights": 531,
     "train": 1200,
     "bench": 1090,
     "trace": 700,

@@ -71,8 +71,6 @@ def read_rope(raw):
     Version 4 has ``rope_theta`` and ``rope_scaling``, version 5 one object ``rope_parameters``.
     """
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise ValueError(f"its rope parameters are {rope!r}; expected an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope type {kind!r} is not supported; only default, linear and llama3")
