@@ -1,20 +1,16 @@
 """Sorted Speculative Decoding (S2D): one draft that holds several, exact verification."""
 
-from importlib import import_module
-
 from .decode import decode
 from .generate import generate
+from .text.tokenizer import Tokenizer
+from .weights import load_model
 
-# What not every program needs is loaded where it is first used.
-LAZY = {
-    "Tokenizer": "s2d.text.tokenizer",
-    "generate_many": "s2d.extras.many",
-    "load_model": "s2d.weights",
-}
-__all__ = ["decode", "generate", *LAZY]
+__all__ = ["Tokenizer", "decode", "generate", "generate_many", "load_model"]
 
 
-def __getattr__(name):
-    if name not in LAZY:
+def __getattr__(name):  # most programs do not need it
+    if name != "generate_many":
         raise AttributeError(f"module 's2d' has no attribute {name!r}")
-    return getattr(import_module(LAZY[name]), name)
+    from .extras.many import generate_many
+
+    return generate_many

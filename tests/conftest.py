@@ -51,7 +51,7 @@ def compiler():
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return Tokenizer(WEIGHTS / "mini-7b" / "tokenizer.model")
+    return Tokenizer(WEIGHTS / "mini-7b")
 
 
 @pytest.fixture(scope="module")

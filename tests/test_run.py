@@ -8,8 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -26,13 +24,10 @@ from s2d.generate import METHODS
 from s2d.program import run_program
 from s2d.trace.terminal import Streamed
 from s2d.weights import names, save_model
-from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
-NOTICES = (
-    "loading target |target |no draft for it |chat template: |every step: |timing the |Ctrl-C "
-)
+NOTICES = "loading target |target on |timing the |Ctrl-C "
 
 
 def run_json(capsys, *arguments):
@@ -45,39 +40,14 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert program(run.main, "--target", "13b") == 0
     out, error = capsys.readouterr()
-    first, template, second, third = error.splitlines()
+    first, second, third = error.splitlines()
     assert re.fullmatch(r"loading target .*/mini-13b, draft .*/mini-draft", first)
-    assert template == "chat template: vicuna (--raw: none)"
-    assert second.startswith("target and draft on ") and third.startswith("timing the target")
+    assert second.startswith("target on ") and third.startswith("timing the target")
     text, _, block = out.partition("\n\n")
     assert text == EXAMPLE_ANSWER
     assert [line.split()[0] for line in block.splitlines()[-2:]] == ["exact", "speed"]
     speed = r"\d+\.\d\d times as fast as the target alone \(median of 2 runs each\)"
     assert re.search(rf"^speed +{speed}$", block, re.M)
-
-
-@pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])
-def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio):
-    """The target makes a token per second, the method two per step."""
-    turns = []
-
-    class Answer:
-        def __init__(self, options):
-            turns.append((options.method, options.max_new_tokens))
-            alone = options.method == "ar"
-            self.tokens_per_second = 1.0 if alone else 2.0 / seconds
-            counts = {"exit_counts": Counter({2: 20}), "accepted": 3}
-            self.stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
-
-        def finish(self):
-            return self
-
-    answer = SimpleNamespace(tokens=[7] * 80)
-    line = run.compare(Answer, run.Options("s2d", max_new_tokens=100), answer)
-    assert turns == [("ar", 20), ("s2d", 20), ("ar", 20), ("s2d", 20)]
-    assert f"{ratio:.2f} times as fast as the target alone (median of 2 runs each)" in line
-    why = "15% of the drafted tokens were right: a step gives 2.0 tokens, and takes 4.0 times"
-    assert (why in line) == (ratio < 1)
 
 
 def test_stdin_and_json(capsys, monkeypatch):
@@ -130,27 +100,11 @@ def test_options_reach_the_decoder(capsys):
         assert answer_to(f"--temperature 1.5 {least}")["tokens"] == alone["tokens"]
 
 
-def test_what_there_was_before_ctrl_c_is_in_the_json(monkeypatch, capsys):
-    begin = run.start
-
-    class Interrupted:
-        def __init__(self, *args, **options):
-            self.whole = begin(*args, **options)
-
-        def __getattr__(self, name):
-            return getattr(self.whole, name)
-
-        def __iter__(self):
-            yield from islice(self.whole, 2)
-            raise KeyboardInterrupt
-
-    whole = run_json(capsys, "--target", "7b", "--prompt", QUESTION)
-    monkeypatch.setattr(run, "start", Interrupted)
-    assert program(run.main, "--target", "7b", "--prompt", QUESTION, "--json") == 130
-    out, error = capsys.readouterr()
-    answer, count = json.loads(out), sum(whole["stats"]["accept_lengths"][:2])
-    assert answer["tokens"] == whole["tokens"][:count]
-    assert answer["ended"] == "interrupted" and error.endswith("run.py: interrupted\n")
+def chosen(target, *words):
+    args = run.parse(["--target", str(target), *words])
+    args.target = target
+    run.choose_draft(args)
+    return args.draft, args.datastore, args.exits, args.method
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -161,10 +115,7 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         folder.mkdir()
         shutil.copyfile(WEIGHTS / "mini-7b/config.json", folder / "config.json")
     assert run.find_target("7b") == target
-    args, config = run.parse(["--target", "7b"]), read_config(target)
-    assert run.choose_draft(args, target, config) == (tmp_path / "vicuna-draft", None, None)
-    change_json(tmp_path / "vicuna-draft/config.json", vocab_size=999)  # of another family
-    assert run.choose_draft(args, target, config) == (None, None, (0,))
+    assert chosen(target) == (tmp_path / "vicuna-draft", None, None, "s2d")
 
 
 def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, capsys):
@@ -173,15 +124,14 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
     store = run.datastore_path(target)
     store.write_bytes(b"")
-    for line, chosen in (
-        ("", (None, store, (0,))),
-        (f"--draft {draft}", (draft, None, None)),
-        ("--exits 0,2", (draft, store, (0, 2))),
-        ("--exits 2", (draft, None, (2,))),
-        ("--method ar", (None, None, None)),
+    for line, expected in (
+        ("", (None, store, (0,), "s2d-tree")),
+        (f"--draft {draft}", (draft, None, None, "s2d")),
+        ("--exits 0,2", (draft, store, (0, 2), "s2d")),
+        ("--exits 2 --method sd", (draft, None, (2,), "sd")),
+        ("--method ar", (None, None, None, "ar")),
     ):
-        args = run.parse(["--target", str(target), *line.split()])
-        assert run.choose_draft(args, target, read_config(target)) == chosen
+        assert chosen(target, *line.split()) == expected
     store.unlink()
     shutil.rmtree(draft)
     stats = run_json(capsys, "--target", target, "--max-new-tokens", 24)["stats"]
@@ -222,11 +172,12 @@ def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
     assert run_json(capsys, *common, base)["prompt_tokens"] == own
 
 
-def test_a_terminal_shows_control_characters_and_does_not_obey_them():
+def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
     out = io.StringIO()
     out.isatty = lambda: True
     tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
-    streamed = Streamed(tokenizer, out, colors={2: 36})
+    streamed = Streamed(tokenizer, out, exits=(2,))
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     streamed.add(SimpleNamespace(tokens=tokens, sources=[2] * len(tokens)))
     streamed.finish()
@@ -252,23 +203,19 @@ def models(tmp_path_factory):
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/draft": "no tokenizer at",
-    "--target {m}/target --method s2d --exits 2": "no draft model at",
-    "--draft=": "config.json is missing",
-    "--exits two": "invalid comma-separated int value: 'two'",
+    "--target {m}/draft --draft {m}/draft": "has no tokenizer.model and no tokenizer.json",
+    "--target {m}/target --method s2d --exits 2": "no model folder at",
+    "--draft=": "No such file or directory: 'config.json'",
+    "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
     "--tree 2,2": "method s2d drafts no tree",
-    "--method s2d-tree --tree 6x4": "a tree is written 4,2,2,1",
+    "--tree 6x4": "argument --tree: invalid parse_tree value",
     "--method s2d-tree --rejection": "rejection sampling",
-    "--prompt=": "the prompt is empty",
     "--prompt=" + "word " * 600: "the prompt has ",
     "--prompt=\udce9": "surrogates not allowed",
     "--device tpu9": "device 'tpu9'",
     "--raw --system x": "need a chat template",
-    "--interactive --json": "--interactive does not go with",
-    "--prompts x --prompt x": "--prompts does not go with",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
-    "--trace {m}/nowhere/page.html": "there is no folder",
 }
 
 
@@ -342,28 +289,21 @@ def test_files_damaged_at_random_give_an_answer_or_one_line(models, tmp_path, ca
 
 
 def test_what_a_program_raises_becomes_an_exit_code(capsys):
-    memory = "CUDA out of memory. Tried to allocate 86.00 MiB"
     for error, code, message in (
-        (KeyboardInterrupt(), 130, "run.py: interrupted\n"),
-        (ValueError("two\nlines \x1b[2J"), 2, "run.py: two lines \\x1b[2J\n"),
-        (torch.OutOfMemoryError(f"{memory}. GPU 0 has"), 2, "run.py: CUDA out of memory; weights/"),
-        (MemoryError(), 2, "run.py: out of memory; weights/"),
+        (KeyboardInterrupt(), 130, ""),
+        (ValueError("two\nlines"), 2, "run.py: two lines\n"),
+        (ModuleNotFoundError("No module named 'x'"), 2, "run.py: No module named 'x'\n"),
     ):
         assert run_program("run.py", Mock(side_effect=error)) == code
-        assert capsys.readouterr().err.startswith(message)
+        assert capsys.readouterr().err == message
     with pytest.raises(RuntimeError, match="a fault of ours"):
         run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")))
 
 
-def test_streams_that_take_no_more():
-    """A full disk is one line and no success; a reader who has enough is met with silence."""
+def test_a_reader_who_has_enough_is_met_with_silence():
     answer = "lambda: print('answer' * 99999)"
     code = f"import sys; from s2d.program import *; sys.exit(run_program('run.py', {answer}))"
     line = shlex.join([sys.executable, "-c", code])
-    for end, code, said in (
-        (">/dev/full", 2, r"run\.py: .*No space left.*\n"),
-        ("| head -c 6", 141, ""),
-    ):
-        shell = ["bash", "-o", "pipefail", "-c", f"{line} {end}"]
-        done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == code and re.fullmatch(said, done.stderr), done.stderr
+    shell = ["bash", "-o", "pipefail", "-c", f"{line} | head -c 6"]
+    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -2,15 +2,16 @@
 
 import builtins
 import io
-import json
 import re
+from collections import Counter
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from s2d.generate import generate, start
+from s2d.generate import Options, generate, start
 from s2d.trace.conversation import converse
-from s2d.trace.terminal import COLORS, Streamed, answer_all, colors_of, report, sources
+from s2d.trace.terminal import COLORS, Streamed, answer_file, compare, report, sources
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 NEXT = "What is the capital of Tadastan?"
@@ -22,9 +23,10 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     draft = mini("mini-draft") if exits else None
     generation = start(mini("mini-7b"), tokenizer.encode_chat([QUESTION]), draft, **options)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    out, colors = io.StringIO(), colors_of(exits, "auto", Mock(isatty=lambda: True))
-    assert colors_of(exits, "auto", out) == {} and colors_of(exits, "always", out) == colors
-    streamed, expected, ids = Streamed(tokenizer, out, colors), [], []
+    out = io.StringIO()
+    assert Streamed(tokenizer, out, exits).colors == {}
+    out.isatty = lambda: True
+    streamed, expected, ids = Streamed(tokenizer, out, exits), [], []
     for step in generation:
         streamed.add(step)
         for exit, token in zip(sources(step), step.tokens):
@@ -35,7 +37,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", out.getvalue(), re.DOTALL)
     found = [(color, letter) for color, text, plain in runs for letter in text + plain]
     assert found == [*expected, ("", "\n")]
-    lines = report(generation, colors).splitlines()
+    lines = report(generation, streamed.colors).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
     assert legend == [(str(color), str(exit)) for color, exit in zip(COLORS, exits)]
     assert lines[-1] == f"exact          yes, method {options['method']}"
@@ -56,7 +58,7 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
 
     monkeypatch.setattr(Streamed, "add", interrupted)
     monkeypatch.setattr(builtins, "input", Mock(side_effect=["", NEXT, "And?", EOFError()]))
-    converse(begin, tokenizer, encode, room=80, first=QUESTION, colors={})
+    converse(begin, tokenizer, encode, size=107, first=QUESTION)
     begun, answer, *_ = capsys.readouterr().out.splitlines()
     two = generate(mini("mini-7b"), prompts[0], method="ar", max_new_tokens=2)
     assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
@@ -64,15 +66,42 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
     assert prompts == [encode(messages) for messages in expected]
 
 
-def test_many_prompts_are_answered_as_they_end(mini, tokenizer, capsys):
-    prompts, ids = [("line 1", QUESTION), ("line 3", NEXT)], tokenizer.encode_chat([QUESTION])
-    one = generate(mini("mini-7b"), ids, method="ar")
-    finished = [(1, ValueError("too long")), (0, one)]
-    text = tokenizer.decode(one.tokens)
-    assert answer_all(prompts, [ids] * 2, finished, tokenizer, about=None) == 2
+def test_many_prompts_are_answered_as_they_end(mini, tokenizer, tmp_path, capsys):
+    """Those that cannot be run are named, and the others go on."""
+    file, encode = tmp_path / "prompts", tokenizer.encode_chat
+    file.write_text(f"{QUESTION}\n\n{NEXT}\n")
+    one = generate(mini("mini-7b"), encode([QUESTION]), method="ar")
+
+    def begin_all(ids):
+        assert ids == [encode([QUESTION]), encode([NEXT])]
+        return [(1, ValueError("too long")), (0, one)]
+
+    args = SimpleNamespace(prompts=file, json=False)
+    assert answer_file(begin_all, tokenizer, encode, args) == 2
     out, error = capsys.readouterr()
-    assert (out, error) == (f"## line 1: {QUESTION}\n\n{text}\n\n", "line 3: too long\n")
-    assert answer_all(prompts, [ids], [(0, one)], tokenizer, lambda generation: {"seed": 0}) == 0
-    line = json.loads(capsys.readouterr().out)
-    assert (line["prompt"], line["seed"], line["text"]) == ("line 1", 0, text)
-    assert (line["prompt_tokens"], line["stats"]["steps"]) == (len(ids), len(one.tokens))
+    assert out == f"## line 1: {QUESTION}\n\n{tokenizer.decode(one.tokens)}\n\n"
+    assert error == "line 3: too long\n"
+
+
+@pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])
+def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio):
+    """The target makes a token per second, the method two per step."""
+    turns = []
+
+    class Answer:
+        def __init__(self, method, max_new_tokens, **options):
+            turns.append((method, max_new_tokens))
+            alone = method == "ar"
+            counts = {"exit_counts": Counter({2: 20}), "accepted": 3}
+            counts["seconds"] = max_new_tokens * (1.0 if alone else seconds / 2.0)
+            self.stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
+
+        def finish(self):
+            return self
+
+    answer = SimpleNamespace(tokens=[7] * 80)
+    line = compare(Answer, Options("s2d", max_new_tokens=100), answer)
+    assert turns == [("ar", 20), ("s2d", 20), ("ar", 20), ("s2d", 20)]
+    assert f"{ratio:.2f} times as fast as the target alone (median of 2 runs each)" in line
+    why = "15% of the drafted tokens were right: a step gives 2.0 tokens, and takes 4.0 times"
+    assert (why in line) == (ratio < 1)

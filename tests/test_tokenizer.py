@@ -36,14 +36,14 @@ def test_streaming_never_shows_half_a_character(tokenizer, trained, kind):
             for start in range(0, len(ids), group):
                 parts.append(stream.push(ids[start : start + group]))
                 assert "\ufffd" not in parts[-1]
-            assert "".join(parts) + stream.finish() == text
+            assert "".join(parts) + stream.push([], last=True) == text
             assert len(ids) <= group or len([part for part in parts if part]) > 1  # it did stream
 
 
 def test_streaming_shows_a_broken_end_at_last(tokenizer):
     stream = TextStream(tokenizer)
     assert stream.push(tokenizer.encode("ok 🙂")[1:-1] + [99_999]) == ""  # no token has this id
-    assert stream.finish().rstrip("\ufffd") == "ok "
+    assert stream.push([], last=True).rstrip("\ufffd") == "ok "
 
 
 def test_miniatures_have_the_ids_of_transformers(tokenizer):
@@ -62,7 +62,7 @@ def test_llama_2_on_spec_bench():
     questions = SHARED / "spec_bench/question.jsonl"
     if not (LLAMAS_OWN.is_file() and questions.is_file()):
         return
-    ours = Tokenizer(LLAMAS_OWN)
+    ours = Tokenizer(LLAMAS_OWN.parent)
     # From a bare tokenizer.model transformers orders the merges by id; the published
     # tokenizer.json goes by score.
     pieces = ours.model.pieces
@@ -97,7 +97,7 @@ def test_added_tokens_of_a_tokenizer_model_equal_transformers(tmp_path, config, 
 
 def equals_transformers(folder, legacy):
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.eos_id == theirs.eos_token_id
     # transformers leaves out SentencePiece's space before a text's own, so it is given another.
     known = theirs.get_added_vocab()
     behind = "".join(f"|(?<={re.escape(name)})(?= )" for name in known) if legacy else ""
@@ -123,7 +123,7 @@ def test_what_is_null_is_none(tmp_path, name):
     config = {name: None, "chat_template": "{{ bos_token }}|{{ eos_token }}"}
     folder = sentencepiece_folder(tmp_path / "m", config)
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-    assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert ours.eos_id == theirs.eos_token_id
     assert ours.encode("Hi") == theirs("Hi").input_ids
     expected = theirs.apply_chat_template(messages(["Hi"]), tokenize=False)
     assert chat_template(folder).render(["Hi"]) == expected
@@ -135,23 +135,23 @@ def test_tokenizer_json_gives_the_ids_of_transformers(tmp_path, like):
     for changes in ({}, {"add_bos_token": False}, {"bos_token": None}):
         ours, theirs = with_config(tmp_path, **changes)
         assert_agree(ours, theirs, [*TEXTS, *SAID, "", "<|start|>x<|eot|>"])
-    assert (ours.bos_id, ours.eos_id) == (None, 4)
+    assert ours.eos_id == 4
     ours, theirs = with_config(tmp_path)
-    assert (ours.bos_id, ours.eos_id) == (0, 4)
+    assert ours.eos_id == 4
     assert_agree(ours, theirs, odd_texts(["<|begin|>", "<|end|>", "<|start|>"]))
 
 
 def test_missing_and_damaged_files(tmp_path, trained, monkeypatch):
-    raises_line(Tokenizer, FileNotFoundError, "no tokenizer at", tmp_path)
+    raises_line(Tokenizer, FileNotFoundError, "has no tokenizer.model and no", tmp_path)
     for content in ("", "{}", "[" * 100_000, '{"version": "1.0", "model": {"type": "New"}}'):
         (tmp_path / "tokenizer.json").write_text(content)
-        raises_line(Tokenizer, ValueError, "is damaged; download it again", tmp_path)
+        raises_line(Tokenizer, ValueError, "is damaged", tmp_path)
     for content in (b"not a model", b""):
         (tmp_path / "tokenizer.model").write_bytes(content)
-        raises_line(Tokenizer, ValueError, "is damaged; download it again", tmp_path)
+        raises_line(Tokenizer, ValueError, "is damaged", tmp_path)
     config = {"added_tokens_decoder": {"7": {"id": 7}}}
     folder = sentencepiece_folder(tmp_path / "m", config)
-    raises_line(Tokenizer, ValueError, "is damaged; download it again .'content'", folder)
+    raises_line(Tokenizer, ValueError, "is damaged .'content'", folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    message = r"needs the package tokenizers.*: pip install token.*\d"
-    raises_line(Tokenizer, ValueError, message, trained)
+    monkeypatch.delitem(sys.modules, "s2d.text.tokenizer_json", raising=False)
+    raises_line(Tokenizer, ModuleNotFoundError, "import of tokenizers halted", trained)

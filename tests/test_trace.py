@@ -13,7 +13,7 @@ from helpers import need
 
 from s2d.generate import generate, start
 from s2d.sampling import Sampling
-from s2d.trace.page import traced
+from s2d.trace.page import write_page
 from s2d.trace.record import Recorder, why_ended
 from s2d.tree import KConfig, Tree, ancestor_mask
 
@@ -62,10 +62,11 @@ def known(mini, tokenizer, tmp_path_factory):
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file, steps = tmp_path_factory.mktemp("pages") / "page.html", []
-        with traced(file, Recorder(tokenizer, prompt, {"target": "T"}, generation)) as recorder:
-            for step in generation:
-                steps.append(step)
-                recorder.add(step)
+        recorder = Recorder(tokenizer, prompt, {"target": "T"}, generation)
+        for step in generation:
+            steps.append(step)
+            recorder.add(step)
+        write_page(recorder.data(), file)
         assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
         return file, json.loads(json.dumps(recorder.data())), steps, generation
 
@@ -235,13 +236,3 @@ def test_why_drafting_ended():
         for confidence in confidences:
             tree.add_level([[7]], [[1.0]], exit=2, confidence=confidence)
         assert reason in why_ended(tree, predictions)
-
-
-def test_an_interrupted_answer_has_its_page(mini, tokenizer, tmp_path):
-    file = tmp_path / "page.html"
-    generation = start(mini("mini-7b"), [1, 2], method="ar")
-    recorder = Recorder(tokenizer, [1, 2], {}, generation)
-    with pytest.raises(KeyboardInterrupt), traced(file, recorder):
-        recorder.add(next(iter(generation)))
-        raise KeyboardInterrupt
-    assert '"steps":[{"n":2,' in file.read_text("utf-8") and list(tmp_path.iterdir()) == [file]

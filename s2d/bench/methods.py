@@ -15,7 +15,7 @@ from ..extras.node_count import options_for
 from ..fast.costs import pass_seconds
 from ..fast.linear import lay_out
 from ..generate import METHODS
-from ..program import comma_separated, optional, parse_tree, read_stop
+from ..program import comma_separated, parse_tree, read_stop
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_config
 from ..weights.names import datastore_path
@@ -72,7 +72,8 @@ def prepare(method, target, draft, target_path):
 
 def peer_of(model):
     """transformers' Llama with the weights of ``model``, in the same memory."""
-    transformers = optional("transformers", "-r tests/requirements.txt")  # is no dependency
+    import transformers  # which only this needs
+
     config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
     peer = empty_model(config, transformers.LlamaForCausalLM)
     peer.load_state_dict(model.state_dict(), assign=True)

@@ -1,9 +1,7 @@
 """A result as a picture: a panel for each column, a bar for each row. matplotlib is needed here."""
 
 from ..files import staged_file
-from ..program import optional
 
-MATPLOTLIB = "matplotlib==3.11.2"
 TEXT = "#808080"  # is read on a light and on a dark background
 COLORS = {"ar": TEXT, "transformers": "#d98032"}  # by a row's first word; others are blue
 STYLE = {"svg.fonttype": "none", "font.size": 10, "axes.titlesize": 10, "text.color": TEXT}
@@ -12,14 +10,14 @@ STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
 
 def write_plot(file, result, across):
     """The speedups of {column: {row: {measure: value}}} -> an SVG file, ``across`` panels wide."""
-    matplotlib = optional("matplotlib", MATPLOTLIB)
-    figures = optional("matplotlib.figure", MATPLOTLIB)
+    import matplotlib.figure
+
     names = list(dict.fromkeys(row for column in result.values() for row in column))
     down = -(-len(result) // across)
     with matplotlib.rc_context(STYLE):
         width = 0.09 * max(map(len, names)) + 3 * across
         height = (0.5 + 0.24 * len(names)) * down + 0.3
-        figure = figures.Figure((width, height), layout="constrained")
+        figure = matplotlib.figure.Figure((width, height), layout="constrained")
         grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
         for axes, (title, column) in zip(grid.flat, result.items()):
             values = [cell["speedup"] for cell in column.values()]

@@ -1,10 +1,10 @@
 """Every method on every target, as speedups over the target alone in the same run."""
 
 from functools import cache, partial
+from importlib import import_module
 
 import torch
 
-from ..program import optional
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
@@ -12,7 +12,7 @@ from ..weights.names import draft_beside, find_target
 from .check import check
 from .measure import answer, measure, run_ours
 from .methods import default_methods, parse_method, peers_of, prepare
-from .plot import MATPLOTLIB, write_plot
+from .plot import write_plot
 from .specbench import corpus_questions, read_questions, write_answers
 from .tables import DETAILS, render, summarise, table
 
@@ -20,7 +20,7 @@ from .tables import DETAILS, render, summarise, table
 def report(args):
     """Measure; print a table for each target and temperature, and one of all. The exit code."""
     if args.plot:
-        optional("matplotlib", MATPLOTLIB)
+        import_module("matplotlib")  # a missing one shows before anything is measured
     if args.out and args.out.exists():
         raise ValueError(f"{args.out} is there already; remove it or name another")
     folders = [find_target(name) for name in args.targets]

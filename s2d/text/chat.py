@@ -1,19 +1,12 @@
-"""Chat templates: how a model expects a dialogue to be written.
-
-A folder may bring its own, in jinja; Vicuna's format, which no folder brings, is built in.
-"""
+"""Chat templates: a folder's own, in jinja, or Vicuna's format, which no folder brings."""
 
 import json
-import re
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from ..program import one_line, optional
 from .tokenizer_model import read_special_tokens
 
-JINJA = "'jinja2>=3.1.6'"  # what came before lets a template out of the sandbox
-GENERATION = r"({%[-+]?\s*)(?:end)?generation(\s*[-+]?%})"
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
@@ -48,15 +41,9 @@ class ChatTemplate:
         given |= {"tools": None, "documents": None}
         environment = sandbox()
         try:
-            # The tags that mark what the assistant says, for training, become ones that do nothing.
-            source = re.sub(GENERATION, r"\1set _ = 0\2", self.source)
-            text = environment.from_string(source).render(self.names | given)
+            return environment.from_string(self.source).render(self.names | given)
         except Exception as error:  # a template is a program: anything can go wrong in it
-            what = f"the chat template of {self.folder} fails"
-            raise ValueError(f"{what}: {one_line(error)}") from None
-        if (system or "").strip() not in text:
-            raise ValueError(f"the chat template of {self.folder} has no system message")
-        return text
+            raise ValueError(f"the chat template of {self.folder} fails: {error}") from None
 
 
 def chat_template(folder):
@@ -76,7 +63,9 @@ def chat_template(folder):
 
 def sandbox():
     """Jinja as transformers sets it up for chat templates."""
-    environment = optional("jinja2.sandbox", JINJA).ImmutableSandboxedEnvironment(
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # not every model needs the package
+
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)

@@ -5,7 +5,6 @@ A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``,
 
 from pathlib import Path
 
-from ..program import one_line
 from .chat import ChatTemplate, render_vicuna
 from .tokenizer_model import SentencePieceModel, read_special_tokens
 
@@ -13,62 +12,49 @@ from .tokenizer_model import SentencePieceModel, read_special_tokens
 class Tokenizer:
     """The tokenizer of a Llama's folder; FileNotFoundError: there is none, ValueError: damaged.
 
-    ``bos_id`` and ``eos_id`` are None where it has none; ``eos`` is the text of the EOS.
+    ``eos`` is the text of the EOS and ``eos_id`` its id, None where the tokenizer has none.
     """
 
     def __init__(self, path):
-        path = Path(path)
-        if path.is_dir():
-            names = "tokenizer.model", "tokenizer.json"
-            path = next((path / name for name in names if (path / name).is_file()), path / names[0])
-        if not path.is_file():
-            raise FileNotFoundError(f"no tokenizer at {path}, and no tokenizer.json")
-        kind = SentencePieceModel
-        if path.suffix == ".json":
+        folder, kind = Path(path), SentencePieceModel
+        if not (folder / "tokenizer.model").is_file():
+            if not (folder / "tokenizer.json").is_file():
+                raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
             from .tokenizer_json import JsonModel as kind  # not every model needs the package
         try:
-            config, names = read_special_tokens(path.parent)
-            self.model = kind(path, config, names)
-        except ValueError:  # one line already
-            raise
+            config, names = read_special_tokens(folder)
+            self.model = kind(folder, config, names)
         except Exception as error:
-            what = f"{path} or a JSON file of its folder is damaged; download it again"
-            raise ValueError(f"{what} ({one_line(error)})") from None
-        self.eos = names.get("eos_token", "")
-        self.bos_id, self.eos_id = self.model.bos_id, self.model.eos_id
+            raise ValueError(f"the tokenizer in {folder} is damaged ({error})") from None
+        self.eos, self.eos_id = names.get("eos_token", ""), self.model.eos_id
 
-    def encode(self, text):
-        """Text -> ids, BOS first where the model expects one.
+    def encode(self, text, with_bos=True):
+        """Text -> ids, BOS first where the model expects one, unless the text has it already.
 
         The text of a special token stands for that token wherever it occurs.
         """
-        return self.model.encode(text, with_bos=True)
-
-    def encode_marked(self, text):
-        """Text from a chat template, which has the BOS in it -> ids."""
-        return self.model.encode(text, with_bos=False)
+        return self.model.encode(text, with_bos)
 
     def decode(self, ids):
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
         return self.model.decode(ids)
 
     def encode_chat(self, messages, template=None, system=None):
-        """A dialogue -> the ids after which the assistant speaks.
+        """A dialogue -> its ids; after the user's last message the assistant is next.
 
-        ``messages`` are texts, user and assistant in turn, the user first and last. ``template`` is
-        a folder's ChatTemplate; without one it is Vicuna's format. ``system`` says how the
-        assistant is to answer.
+        ``messages`` are texts, user and assistant in turn. ``template`` is a folder's ChatTemplate;
+        without one it is Vicuna's format. ``system`` says how the assistant is to answer.
         """
-        if len(messages) % 2 == 0:
-            raise ValueError(f"a dialogue ends with the user's message; got {len(messages)}")
-        return self._rendered(messages, template, system)
+        if isinstance(template, ChatTemplate):
+            return self.encode(template.render(messages, system), with_bos=False)
+        return self.encode(render_vicuna(messages, system, self.eos))
 
     def rounds(self, messages, template=None):
         """Yield (ids of the prompt, ids of the answer up to its EOS) of each round."""
         ids = []
         for turn in range(0, len(messages), 2):
-            asked = self._rendered(messages[: turn + 1], template)
-            answered = self._rendered(messages[: turn + 2], template)
+            asked = self.encode_chat(messages[: turn + 1], template)
+            answered = self.encode_chat(messages[: turn + 2], template)
             answer = answered[len(asked) :]
             if self.eos_id in answer:  # what comes after it belongs to the next prompt
                 answer = answer[: answer.index(self.eos_id) + 1]
@@ -77,11 +63,6 @@ class Tokenizer:
             if answered[: len(ids)] != ids:
                 raise ValueError("the chat template rewrites earlier turns; no round is by itself")
             yield prompt, answer
-
-    def _rendered(self, messages, template, system=None):
-        if isinstance(template, ChatTemplate):
-            return self.encode_marked(template.render(messages, system))
-        return self.encode(render_vicuna(messages, system, self.eos))
 
 
 class TextStream:
@@ -98,7 +79,3 @@ class TextStream:
             return ""
         new, self.shown = text[self.shown :], len(text)
         return new
-
-    def finish(self):
-        """The text still held back, now that no more tokens come."""
-        return self.push([], last=True)

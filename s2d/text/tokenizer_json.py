@@ -1,20 +1,16 @@
 """tokenizer.json, by the package ``tokenizers``."""
 
-from ..program import optional
-
-TOKENIZERS_PACKAGE = "tokenizers==0.23.3"
+import tokenizers
 
 
 class JsonModel:
-    """Text <-> ids by tokenizer.json; ``names``: {"bos_token": text, ...}."""
+    """Text <-> ids by tokenizer.json; ``names``: {"eos_token": text, ...}."""
 
-    def __init__(self, path, config, names):
-        package = optional("tokenizers", TOKENIZERS_PACKAGE)
-        self.tokenizer = package.Tokenizer.from_file(str(path))
+    def __init__(self, folder, config, names):
+        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        ids = {key: self.tokenizer.token_to_id(text) for key, text in names.items()}
-        self.bos_id, self.eos_id = ids.get("bos_token"), ids.get("eos_token")
+        self.eos_id = self.tokenizer.token_to_id(names.get("eos_token", ""))
 
     def encode(self, text, with_bos):
         return self.tokenizer.encode(text, add_special_tokens=with_bos).ids

@@ -14,12 +14,12 @@ LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # of a 
 class SentencePieceModel:
     """Text <-> ids by tokenizer.model; ``names``: {"bos_token": text, ...}."""
 
-    def __init__(self, path, config, names):
-        proto = path.read_bytes()
+    def __init__(self, folder, config, names):
+        proto = (folder / "tokenizer.model").read_bytes()
         self.pieces, self.bare = SentencePieceProcessor(), SentencePieceProcessor()
         self.pieces.load_from_serialized_proto(proto)
         self.bare.load_from_serialized_proto(proto + NO_PREFIX)
-        added = read_added_tokens(path.parent, config)
+        added = read_added_tokens(folder, config)
         for text in names.values():
             number, _ = added.get(text, (self.pieces.piece_to_id(text), True))
             if text in added or self.pieces.id_to_piece(number) == text:  # else it is no token

@@ -7,8 +7,8 @@ from ..program import tell
 from .terminal import Streamed
 
 
-def converse(begin, tokenizer, encode, room, first, colors):
-    """Answer ``first``, if any, then each line typed; old turns go beyond ``room`` tokens.
+def converse(begin, tokenizer, encode, size, first):
+    """Answer ``first``, if any, then each line typed; old turns go when 3/4 of ``size`` is full.
 
     ``begin``: ids of a prompt -> a Generation; ``encode``: messages -> ids of their prompt.
     """
@@ -22,10 +22,10 @@ def converse(begin, tokenizer, encode, room, first, colors):
             if not line.strip():
                 continue
             messages.append(line)
-            while len(messages) > 1 and len(encode(messages)) > room:
+            while len(messages) > 1 and len(encode(messages)) > size * 3 // 4:
                 messages = messages[2:]
             generation = begin(encode(messages))
-            streamed = Streamed(tokenizer, sys.stdout, colors)
+            streamed = Streamed(tokenizer, sys.stdout, generation.options.exits)
             with suppress(KeyboardInterrupt):
                 for step in generation:
                     streamed.add(step)

@@ -1,24 +1,11 @@
 """The page itself: one file of HTML, style, script and what a Recorder has kept."""
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 
 from ..files import staged_file
-from ..program import tell
 
 FOLDER = Path(__file__).parent
-
-
-@contextmanager
-def traced(file, recorder):
-    """The ``recorder``, whose page is written in the end, even where the answer is interrupted."""
-    try:
-        yield recorder
-    finally:
-        if recorder.steps:
-            write_page(recorder.data(), file)
-            tell(f"every step: {file}")
 
 
 def write_page(data, file):

@@ -114,7 +114,7 @@ class Recorder:
         """All of it, to be written as JSON, with the text of every token."""
         stream = TextStream(self.tokenizer)
         answer = [stream.push([token]) for step in self.steps for token in step["tokens"]]
-        answer.append(stream.finish())
+        answer.append(stream.push([], last=True))
         known = {token for step in self.steps for token in step["nodes"]["tokens"]}
         for step in self.steps:
             known.update(token for position in step["positions"] for token in position["ids"])

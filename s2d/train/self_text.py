@@ -6,6 +6,7 @@ temperatures, are what a draft learns from, or become a datastore for exit 0.
 """
 
 import random
+from functools import partial
 
 from ..extras.datastore import save_datastore
 from ..extras.many import generate_many
@@ -25,7 +26,8 @@ ASKING = 0.8  # the temperature of questions: at 1 those of small models make no
 
 def ways_to_ask(folder):
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
-    encode, template = Tokenizer(folder).encode_marked, chat_template(folder)
+    encode = partial(Tokenizer(folder).encode, with_bos=False)
+    template = chat_template(folder)
     if not isinstance(template, ChatTemplate):
         raise ValueError(f"{folder} has no chat template to ask itself; use --data or --from FILE")
     before, _, after = template.render(["\0"]).partition("\0")

@@ -128,9 +128,9 @@ def choose_dtype(dtype, device, path):
     return torch.float32 if dtype == "auto" and slow else DTYPES[name]
 
 
-def placement(*models):
-    """One line for people: where models are, in which dtype, and how much memory that takes."""
-    device, dtype = models[0].device, str(models[0].dtype).removeprefix("torch.")
+def placement(model):
+    """One line for people: where a model is, in which dtype, and how much memory that takes."""
+    device, dtype = model.device, str(model.dtype).removeprefix("torch.")
     threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
-    size = sum(parameter.nbytes for model in models for parameter in model.parameters())
+    size = sum(parameter.nbytes for parameter in model.parameters())
     return f"{device}{threads}, {dtype}, {size / 1e9:.2f} GB of weights"

