@@ -23,19 +23,17 @@ ROOMS = {  # room -> the rooms it may import
     "bench": {"weights", "extras", "text", "train", "fast"},
     "trace": {"text"},
 }
-LINES = {  # today's numbers, rounded up: they only go down
-    "front": 1500,
+LINES = {  # they only go down
+    "front": 1350,
     "text": 260,
-    "fast": 530,
-    "extras": 650,
-    "weights": 531,
+    "fast": 480,
+    "extras": 530,
+    "weights": 520,
     "train": 1200,
     "bench": 1020,
     "trace": 700,
-    "shared": 500,
-    "tests": 5000,
     "shared": 300,
-    "tests": 5240,
+    "tests": 5000,
 }
 OPENED = {".py", ".js", ".css", ".html", ".txt"}  # what somebody could read as the program
 
