@@ -9,7 +9,7 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
 from s2d.fast import is_large
-from s2d.generate import METHODS, Options, start
+from s2d.generate import METHODS, Options, generate, start
 from s2d.program import Parser, comma_separated, parse_tree, read_stop, run_program, tell
 from s2d.text.chat import chat_template
 from s2d.trace.terminal import Streamed, answer_file, as_json, compare, report
@@ -108,7 +108,7 @@ def run(arguments, load_target=None):
         streamed.finish()
         print(f"\n{report(generation, streamed.colors)}", flush=True)
         if args.prompt is None and options.method != "ar":
-            print(compare(partial(begin, prompt), options, generation))
+            print(compare(partial(generate, target, prompt, draft), options, generation))
 
 
 def choose_draft(args):

@@ -99,12 +99,6 @@ class Decoder:
                 step = self.accept(logits)
             yield step
 
-    def finish(self) -> "Decoder":
-        """Decode to the end."""
-        for _ in self:
-            pass
-        return self
-
     def draft(self) -> dict:
         """The first phase: draft a tree. Returns the target's input, arguments of its forward."""
         self.began = time.perf_counter()

@@ -69,7 +69,6 @@ class Options:
             check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)
         check_range("top_p", self.top_p, 1e-40, 1)
         check_range("top_k", self.top_k, 0)
-        check_range("seed", self.seed, 0)
 
     def resolved(self, target: LlamaConfig, draft: LlamaConfig | None = None) -> "Options":
         """The same with every default in its place, for models of these configs.
@@ -154,7 +153,10 @@ def generate(target: Llama, tokens: list[int], draft=None, method="s2d", **optio
     ``options``: see Options. Ends at EOS, after ``max_new_tokens`` or where the target's context is
     full. Raises ValueError for anything that cannot be run.
     """
-    return start(target, tokens, draft, method, **options).finish()
+    decoder = start(target, tokens, draft, method, **options)
+    for _ in decoder:
+        pass
+    return decoder
 
 
 def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options) -> Decoder:

@@ -235,7 +235,6 @@ WRONG = {
     "temperature, if not 0": dict(temperature=-1.0),
     "top_p: expected": dict(top_p=0.0),
     "top_k: expected": dict(top_k=-1),
-    "seed: expected": dict(seed=-1),
     "init is 'draft' or 'target'": dict(init="x"),
     "exits of 4 draft layers: expected": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),

@@ -179,7 +179,9 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
     streamed = Streamed(tokenizer, out, exits=(2,))
     tokens = list(map(ord, "a\x1b[2Jb\n"))
-    streamed.add(SimpleNamespace(tokens=tokens, sources=[2] * len(tokens)))
+    nodes = range(len(tokens))
+    tree = SimpleNamespace(exits=[2] * len(tokens), sent=nodes)
+    streamed.add(SimpleNamespace(tokens=tokens, tree=tree, path=nodes))
     streamed.finish()
     assert out.getvalue() == "\x1b[36ma\\x1b[2Jb\n\x1b[0m\n"
 

@@ -96,9 +96,6 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio)
             counts["seconds"] = max_new_tokens * (1.0 if alone else seconds / 2.0)
             self.stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
 
-        def finish(self):
-            return self
-
     answer = SimpleNamespace(tokens=[7] * 80)
     line = compare(Answer, Options("s2d", max_new_tokens=100), answer)
     assert turns == [("ar", 20), ("s2d", 20), ("ar", 20), ("s2d", 20)]

@@ -63,7 +63,7 @@ def report(generation, colors):
     return "\n".join(lines)
 
 
-def compare(begin, options, generation):
+def compare(generate, options, generation):
     """How fast an answer was, as a line; where that does not pay, another line says why.
 
     The target alone and the method take turns on the answer's first tokens, two runs each.
@@ -74,7 +74,7 @@ def compare(begin, options, generation):
     alone = Options("ar", **{name: getattr(options, name) for name in names})
     speeds = {"ar": [], options.method: []}
     for each in (alone, options, alone, options):
-        again = begin(**vars(replace(each, max_new_tokens=count))).finish()
+        again = generate(**vars(replace(each, max_new_tokens=count)))
         speeds[each.method].append(count / again.stats.seconds)
     ratio = median(speeds[options.method]) / median(speeds["ar"])
     lines = f"speed          {ratio:.2f} times as fast as the target alone (median of 2 runs each)"
