@@ -165,7 +165,7 @@ def parse(arguments):
     add("--rejection", dest="coupled", action="store_false", help="sampling as in the papers")
     add("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1; auto: a GPU if present")
     add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own, if fast")
-    add("--compile", action="store_true", help="a minute, later seconds; untried on CUDA")
+    add("--compile", action="store_true", help="compiled passes, after a minute; untried on CUDA")
     add("--exits", type=comma_separated(int), metavar="E,E", help="draft layers; 0: n-gram table")
     add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
