@@ -11,7 +11,7 @@ from s2d.ngram import FOLLOWERS, ORDER, NGrams, Text
 
 
 def slow_datastore(tokens, end):
-    """{suffix: {follower: count}}; a suffix is reached through followers that were kept."""
+    """{suffix: {follower: count}}."""
     documents = [[]]
     for token in tokens:
         documents[-1].append(token)
@@ -23,10 +23,9 @@ def slow_datastore(tokens, end):
             for n in range(1, min(ORDER, i) + 1):
                 table[tuple(document[i - n : i])][token] += 1
     kept = {}
-    for suffix in sorted(table, key=len):
-        if all(suffix[i] in kept.get(suffix[:i], ()) for i in range(1, len(suffix))):
-            best = sorted(table[suffix].items(), key=lambda pair: (-pair[1], pair[0]))
-            kept[suffix] = dict(best[:FOLLOWERS])
+    for suffix, counts in table.items():
+        best = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+        kept[suffix] = dict(best[:FOLLOWERS])
     return kept
 
 
