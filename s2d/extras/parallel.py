@@ -7,7 +7,7 @@ another rank would have another tree.
 
 import io
 import time
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from datetime import timedelta
 from functools import partial
 
@@ -24,14 +24,14 @@ from ..model import DECODING_KERNELS
 def joined(device):
     """A DeviceMesh of the processes; only rank 0 of them gives notices."""
     dist.init_process_group(timeout=timedelta(days=1))  # rank 0 may wait for someone who types
-    with ExitStack() as stack:
-        stack.callback(dist.destroy_process_group)
-        stack.callback(time.sleep, 0.1)  # gloo's threads abort if Python ends before they do
-        if dist.get_rank() > 0:
-            stack.enter_context(redirect_stderr(io.StringIO()))
+    try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        yield init_device_mesh(device.type, (dist.get_world_size(),))
+        with redirect_stderr(io.StringIO()) if dist.get_rank() > 0 else nullcontext():
+            yield init_device_mesh(device.type, (dist.get_world_size(),))
+    finally:
+        time.sleep(0.1)  # gloo's threads abort if Python ends before they do
+        dist.destroy_process_group()
 
 
 def from_rank_0(function):
@@ -62,9 +62,8 @@ def run_on_rank_0(program, load_part):
 @sdpa_kernel(DECODING_KERNELS)
 def follow(load_part):
     """On the other ranks: do what rank 0 sends, until it ends."""
-    part = cache = None
-    while (command := from_rank_0(None)) != ("end",):
-        name, *arguments = command
+    while True:
+        name, *arguments = from_rank_0(None)
         if name == "load":
             with suppress(ValueError, OSError):  # rank 0 has the same error, and prints it
                 part = load_part(*arguments)
@@ -72,9 +71,11 @@ def follow(load_part):
             cache = part.new_cache(*arguments)
         elif name == "keep":
             cache.keep(*arguments)
-        else:
+        elif name == "forward":
             last, tensors = arguments
             part(**moved(tensors, part.device), last=last, cache=cache)
+        else:
+            return
 
 
 class DividedTarget(nn.Module):
