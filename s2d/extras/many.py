@@ -4,25 +4,21 @@ Nothing is padded or aligned. The new positions of all prompts are one row, in w
 every weight once; attention alone is done per prompt, on its own KV cache and with its own mask.
 """
 
-from collections.abc import Iterable, Iterator
-
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from ..decode import Decoder
 from ..generate import start
 from ..model import DECODING_KERNELS
 
 
-def generate_many(
-    target, prompts: Iterable, draft=None, method="s2d", batch=8, **options
-) -> Iterator[Decoder]:
-    """Continue each of ``prompts`` as ``generate`` would; yields the Decoders in their order.
+def generate_many(target, prompts, draft=None, method="s2d", batch=8, **options):
+    """Continue each of ``prompts`` as ``generate`` would; yields their Decoders in order.
 
-    ``batch`` prompts are decoded at a time, and the next one begins where one ends. Prompt i has
-    ``seed`` + i: its text is that of ``generate`` with this seed, but for rounding below float64.
-    The seconds of a Decoder are those of its steps, which others share. Raises ValueError for what
-    cannot be run, with the prompt's number, once the prompts before it have been yielded.
+    ``prompts`` is an iterable of lists of ids. ``batch`` of them are decoded at a time, and the
+    next one begins where one ends. Prompt i has ``seed`` + i: its text is that of ``generate`` with
+    this seed, but for rounding below float64. The seconds of a Decoder are those of its steps,
+    which others share. Raises ValueError for what cannot be run, with the prompt's number, once the
+    prompts before it have been yielded.
     """
     ended, number = {}, 0
     for index, result in as_finished(target, prompts, draft, method, batch, **options):
@@ -35,9 +31,7 @@ def generate_many(
             number += 1
 
 
-def as_finished(
-    target, prompts, draft=None, method="s2d", batch=8, seed=0, **options
-) -> Iterator[tuple[int, Decoder | ValueError]]:
+def as_finished(target, prompts, draft=None, method="s2d", batch=8, seed=0, **options):
     """As ``generate_many``, but yields (i, the Decoder of prompt i) as soon as it has ended.
 
     Where a prompt cannot be run, its ValueError is yielded, and the others go on.

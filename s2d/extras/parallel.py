@@ -62,8 +62,8 @@ def run_on_rank_0(program, load_part):
 @sdpa_kernel(DECODING_KERNELS)
 def follow(load_part):
     """On the other ranks: do what rank 0 sends, until it ends."""
-    while True:
-        name, *arguments = from_rank_0(None)
+    while (command := from_rank_0(None)) != ("end",):
+        name, *arguments = command
         if name == "load":
             with suppress(ValueError, OSError):  # rank 0 has the same error, and prints it
                 part = load_part(*arguments)
@@ -71,15 +71,15 @@ def follow(load_part):
             cache = part.new_cache(*arguments)
         elif name == "keep":
             cache.keep(*arguments)
-        elif name == "forward":
-            last, tensors = arguments
-            part(**moved(tensors, part.device), last=last, cache=cache)
         else:
-            return
+            part(**moved(*arguments, part.device), cache=cache)
 
 
 class DividedTarget(nn.Module):
-    """The target on rank 0. What it does, the other ranks do with their parts and newest cache."""
+    """The target on rank 0, and its one KV cache, the newest.
+
+    What rank 0 does with the two, the other ranks do with their parts of them.
+    """
 
     def __init__(self, load_part, path, device, dtype):
         super().__init__()
@@ -89,28 +89,24 @@ class DividedTarget(nn.Module):
 
     def new_cache(self, capacity):
         send("new_cache", capacity)
-        return DividedCache(self.part.new_cache(capacity))
-
-    def forward(self, tokens, last, positions, mask, cache):
-        tensors = {"tokens": tokens, "positions": positions, "mask": mask}
-        send("forward", last, moved(tensors, "cpu"))
-        return self.part(**tensors, last=last, cache=cache.part)
-
-
-class DividedCache:
-    """The KV cache of a DividedTarget."""
-
-    def __init__(self, part):
-        self.part = part
+        self.cache = self.part.new_cache(capacity)
+        return self
 
     @property
     def length(self):
-        return self.part.length
+        return self.cache.length
 
     def keep(self, length, path):
         send("keep", length, path)
-        self.part.keep(length, path)
+        self.cache.keep(length, path)
+
+    def forward(self, cache, **inputs):
+        send("forward", moved(inputs, "cpu"))
+        return self.part(**inputs, cache=self.cache)
 
 
-def moved(tensors, device):
-    return {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+def moved(inputs, device):
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.items()
+    }

@@ -34,9 +34,8 @@ class RootsDecoder(Decoder):
         tree = Tree(self.context, draft.shape, max(1, levels), draft.min_prob)
         tokens, probs = self.roots
         tree.add_level([tokens.tolist()], [probs.tolist()], exit=None)
-        if not self.sampling.coupled and not self.sampling.greedy:
-            V = self.sampling.vocab_size
-            tree.q.append(torch.full((1, V), 1 / V, device=self.target.device))  # see ``verify``
+        if not self.sampling.coupled and not self.sampling.greedy:  # uniform: see ``verify``
+            tree.q.append(torch.zeros_like(self.after_context)[None].softmax(dim=-1))
         draft.grow(tree, self.sampling)
         return tree
 
