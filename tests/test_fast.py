@@ -47,19 +47,15 @@ def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
             assert error <= 2.0 * allowed
 
 
-def test_fast_models_keep_names_values_and_gradients():
+def test_fast_models_keep_names_and_values():
     plain, model = random_llama(1), random_llama(1)
     use_fastest(model)
     assert model.state_dict().keys() == plain.state_dict().keys()
     tokens = torch.tensor([random_tokens(0, 9)])
     close(model(tokens), plain(tokens))
-    for each in (plain, model):
-        each.requires_grad_(True)
-        each(tokens).logsumexp(dim=-1).sum().backward()
     learned = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         close(parameter, learned[name])
-        close(parameter.grad, learned[name].grad)
 
 
 def test_large_models_are_packed_on_demand_and_small_ones_lie_by_columns(cache, monkeypatch):
@@ -101,7 +97,7 @@ def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monke
 
 
 def test_the_first_call_and_slow_moments_do_not_count(monkeypatch):
-    clock, durations = [0.0], {"good": iter([9.0, 5.0, *[1.0] * 9]), "fair": iter([2.0] * 11)}
+    clock, durations = [0.0], {"good": iter([9.0, 5.0, *[1.0] * 3]), "fair": iter([2.0] * 5)}
 
     def run(name):
         clock[0] += next(durations[name])
@@ -115,7 +111,7 @@ def test_passes_cost_as_much_as_the_next_size_and_beyond_as_much_per_row(cache, 
     rows = []
     model.lm_head.register_forward_hook(lambda module, x, y: rows.append(len(y)))
     assert len(pass_seconds(model, rows=3)) == 3
-    assert rows == [*SIZES] * (1 + costs.ROUNDS)
+    assert rows == [*SIZES] * costs.ROUNDS
     monkeypatch.setattr(costs, "timed_once", lambda what, measure: [1.0, 2.0, 3.0, 4.0, 4.8])
     expected = [1.0, 2.0, 3.0, 3.0, *[4.0] * 4, *[4.8] * 8, 4.9, 5.0]
     assert pass_seconds(model, rows=18) == pytest.approx(expected)
@@ -231,14 +227,11 @@ def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows, compi
     lengths = {rows + 1, rows + 2, 4097, *(each + i for each in around for i in (-1, 0, 1))}
     held = []
     for inference in (True, False):
-        compiled.compiled_block.cache_clear()  # what is read takes on the mode it is read in
-        with torch.inference_mode(inference):
+        with torch.inference_mode(inference):  # what is read takes on the mode it is read in
             models, each = [random_llama(seed) for seed in (2, 3)], []
             for model in models:
                 use_fastest(model)
-                compiled.use_compiled(model, rows, torch.float64, packs=False)
-            shape = compiled.shape_of(models[0].config)
-            run_block = compiled.compiled_block(shape, rows, torch.float64, False)
+                run_block, _ = compiled.compiled_passes(model, rows)
             for number, length in enumerate(sorted(lengths)):
                 keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
                 block = models[number % 2].model["layers"][number % 4]

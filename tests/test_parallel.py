@@ -79,7 +79,7 @@ def answer_on_two_ranks(family, load_target):
     for name in ("tied", "untied"):
         target = load_target(family / name, "cpu", "float64")
         held = sum(p.numel() for p in target.part.model["layers"].parameters())
-        heads = target.new_cache(8).part.keys.shape[2]
+        heads = target.new_cache(8).cache.keys.shape[2]
         found[name] = {"answers": answers(target, family / name), "held": held, "heads": heads}
     print(json.dumps(found))
 

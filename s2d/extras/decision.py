@@ -8,6 +8,7 @@ one is trained: train/decision.py.
 
 import json
 import zlib
+from itertools import groupby, pairwise
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,9 +17,6 @@ from torch import nn
 
 from ..files import staged_file
 from ..tree import CONTEXT
-
-TOP = 10
-WIDTHS = {"hidden": (512, 256, 1), "stats": (44, 1)}  # of the layers, by features
 
 
 class Decision(nn.Module):
@@ -35,11 +33,10 @@ class Decision(nn.Module):
         super().__init__()
         self.features, self.hidden_size = features, hidden_size
         self.threshold, self.draft = threshold, draft
-        inputs = hidden_size if features == "hidden" else 1 + TOP
+        sizes = {"hidden": (hidden_size, 512, 256, 1), "stats": (11, 44, 1)}[features]
         layers = []
-        for width in WIDTHS[features]:
-            layers += [nn.Linear(inputs, width), nn.ReLU()]
-            inputs = width
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 
     def inputs(self, prediction):
@@ -49,7 +46,7 @@ class Decision(nn.Module):
             return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True))
         probs = prediction.probs.float()
         entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
-        return torch.cat((entropy, probs.topk(TOP).values), dim=-1)
+        return torch.cat((entropy, probs.topk(10).values), dim=-1)
 
     def forward(self, prediction):
         return self.layers(self.inputs(prediction)).squeeze(-1).sigmoid()
@@ -70,19 +67,16 @@ class PathStop:
             self.tree = tree
             # Roots that came from the target count as accepted.
             self.paths = {CONTEXT: 1.0} | {i: 1.0 for i, e in enumerate(tree.exits) if e is None}
-        children = {}  # of the nodes that were expanded last, in their order
-        for node, parent in enumerate(tree.parents):
-            if node not in self.paths:
-                children.setdefault(parent, []).append(node)
-        for (parent, (first, *others)), accepted in zip(
-            children.items(), self.decision(prediction).tolist()
-        ):
+        new = range(len(self.paths) - 1, len(tree.tokens))
+        families = groupby(new, key=tree.parents.__getitem__)  # one for each row of the prediction
+        probs = self.decision(prediction).tolist()
+        for (parent, (first, *others)), accepted in zip(families, probs):
             self.paths[first] = self.paths[parent] * accepted
             # What the first child leaves is divided in proportion to the draft's probabilities.
+            left = self.paths[parent] * (1.0 - accepted)
             total = sum(tree.probs[node] for node in others)
             for node in others:
-                share = tree.probs[node] / max(total, 1e-9)
-                self.paths[node] = self.paths[parent] * (1.0 - accepted) * share
+                self.paths[node] = left * tree.probs[node] / max(total, 1e-9)
         return all(self.paths[node] < self.decision.threshold for node in tree.frontier)
 
 
@@ -94,7 +88,7 @@ def fingerprint(draft) -> str:
 
 def save_decision(decision: Decision, path):
     """Write one safetensors file, configuration included."""
-    names = ("features", "hidden_size", "threshold", "draft")
+    names = "features", "hidden_size", "threshold", "draft"
     config = {name: getattr(decision, name) for name in names}
     with staged_file(path) as stage:
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
@@ -104,18 +98,12 @@ def load_decision(path, draft=None) -> Decision:
     """The decision model at ``path``; ValueError where it is none, or for another ``draft``."""
     try:
         with safe_open(path, framework="pt") as file:
-            decision = Decision(**json.loads((file.metadata() or {})["decision"]))
+            decision = Decision(**json.loads(file.metadata()["decision"]))
             decision.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no decision model at {path}") from None
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{path} is not a decision model ({reason})") from None
-    decision.requires_grad_(False)
-    if draft is None:
-        return decision
-    if decision.draft != fingerprint(draft):
-        raise ValueError(
-            f"{path} was made for draft {decision.draft}, but this one is {fingerprint(draft)}"
-        )
-    return decision.to(draft.device)
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(f"no decision model at {path} ({error})") from None
+    if draft is not None:
+        if decision.draft != fingerprint(draft):
+            raise ValueError(f"{path} is for draft {decision.draft}, not {fingerprint(draft)}")
+        decision.to(draft.device)
+    return decision

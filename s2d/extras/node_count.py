@@ -34,9 +34,5 @@ def node_count(probs: list[float], costs: list[float]) -> int:
 
 
 def min_paying_prob(costs: list[float]) -> float:
-    """The probability of a path below which no node pays, however many there are.
-
-    >>> round(min_paying_prob([1.0, 1.4, 1.4]), 2)  # 0.4 for two nodes: 0.2 each, over TRUST
-    0.25
-    """
+    """The probability of a path below which no node pays, however many there are."""
     return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST

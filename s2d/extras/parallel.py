@@ -7,7 +7,7 @@ another rank would have another tree.
 
 import io
 import time
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from datetime import timedelta
 from functools import partial
 
@@ -21,14 +21,14 @@ from torch.distributed.device_mesh import init_device_mesh
 def joined(device):
     """A DeviceMesh of the processes; only rank 0 of them gives notices."""
     dist.init_process_group(timeout=timedelta(days=1))  # rank 0 may wait for someone who types
-    with ExitStack() as stack:
-        stack.callback(dist.destroy_process_group)
-        stack.callback(time.sleep, 0.1)  # gloo's threads abort if Python ends before they do
-        if dist.get_rank() > 0:
-            stack.enter_context(redirect_stderr(io.StringIO()))
+    try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        yield init_device_mesh(device.type, (dist.get_world_size(),))
+        with redirect_stderr(io.StringIO()) if dist.get_rank() > 0 else nullcontext():
+            yield init_device_mesh(device.type, (dist.get_world_size(),))
+    finally:
+        time.sleep(0.1)  # gloo's threads abort if Python ends before they do
+        dist.destroy_process_group()
 
 
 def from_rank_0(function):
@@ -58,7 +58,6 @@ def run_on_rank_0(program, load_part):
 @torch.inference_mode()
 def follow(load_part):
     """On the other ranks: do what rank 0 sends, until it ends."""
-    part = cache = None
     while (command := from_rank_0(None)) != ("end",):
         name, *arguments = command
         if name == "load":
@@ -69,12 +68,14 @@ def follow(load_part):
         elif name == "keep":
             cache.keep(*arguments)
         else:
-            last, tensors = arguments
-            part(**moved(tensors, part.device), last=last, cache=cache)
+            part(**moved(*arguments, part.device), cache=cache)
 
 
 class DividedTarget(nn.Module):
-    """The target on rank 0. What it does, the other ranks do with their parts and newest cache."""
+    """The target on rank 0, and its one KV cache, the newest.
+
+    What rank 0 does with the two, the other ranks do with their parts of them.
+    """
 
     def __init__(self, load_part, path, device, dtype):
         super().__init__()
@@ -84,28 +85,24 @@ class DividedTarget(nn.Module):
 
     def new_cache(self, capacity):
         send("new_cache", capacity)
-        return DividedCache(self.part.new_cache(capacity))
-
-    def forward(self, tokens, last, positions, mask, cache):
-        tensors = {"tokens": tokens, "positions": positions, "mask": mask}
-        send("forward", last, moved(tensors, "cpu"))
-        return self.part(**tensors, last=last, cache=cache.part)
-
-
-class DividedCache:
-    """The KV cache of a DividedTarget."""
-
-    def __init__(self, part):
-        self.part = part
+        self.cache = self.part.new_cache(capacity)
+        return self
 
     @property
     def length(self):
-        return self.part.length
+        return self.cache.length
 
     def keep(self, length, path):
         send("keep", length, path)
-        self.part.keep(length, path)
+        self.cache.keep(length, path)
+
+    def forward(self, cache, **inputs):
+        send("forward", moved(inputs, "cpu"))
+        return self.part(**inputs, cache=self.cache)
 
 
-def moved(tensors, device):
-    return {name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None}
+def moved(inputs, device):
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in inputs.items()
+    }

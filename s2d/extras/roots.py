@@ -10,8 +10,8 @@ import torch
 
 from ..decode import Decoder
 from ..sampling import warp
-from ..tree import CONTEXT, KConfig, Tree
-from ..verify import verify, without
+from ..tree import KConfig, Tree
+from ..verify import without
 
 
 class RootsDecoder(Decoder):
@@ -34,9 +34,8 @@ class RootsDecoder(Decoder):
         tree = Tree(self.context, draft.shape, max(1, levels), draft.min_prob)
         tokens, probs = self.roots
         tree.add_level([tokens.tolist()], [probs.tolist()], exit=None)
-        if not self.sampling.coupled and not self.sampling.greedy:
-            # The row of q for the context's children: nobody reads it, as a root faces no test.
-            tree.q.append(self.after_context.new_zeros(1, self.sampling.vocab_size))
+        if not self.sampling.coupled and not self.sampling.greedy:  # uniform: see ``verify``
+            tree.q.append(torch.zeros_like(self.after_context)[None].softmax(dim=-1))
         draft.grow(tree, self.sampling)
         return tree
 
@@ -46,56 +45,34 @@ class RootsDecoder(Decoder):
         return super().accept(logits)
 
     def verify(self, logits):
-        tokens, parents = self.tree.part(self.tree.sent)
-        roots = [node for node, parent in enumerate(parents) if parent == CONTEXT]
-        if roots and not self.sampling.coupled:
-            walks = [self.walk_below(root, tokens, parents, logits) for root in roots]
-            path, bonus = max(walks, key=lambda walk: len(walk[0]))
+        if self.roots is None or self.sampling.coupled:
+            path, tokens = super().verify(logits)
         else:
-            n = len(self.context)
-            path, bonus = verify(n, tokens, parents, None, logits, self.sampling)
+            path = []
+            for root in dict.fromkeys(self.roots[0].tolist()):
+                sure = logits.clone()  # of a target that is sure of this root, and accepts it
+                sure[0] = -torch.inf
+                sure[0, root] = 0.0
+                found, found_tokens = super().verify(sure)
+                if len(found) > len(path):
+                    path, tokens = found, found_tokens
         self.after_context = logits[path[-1] + 1 if path else 0]
-        position = len(self.context) + len(path)
-        count = self.draft_model.shape.widths[0]
-        self.roots = next_roots(bonus, self.after_context, count, self.sampling, position)
-        return path, [tokens[node] for node in path]
+        self.roots = self.next_roots(tokens[-1])
+        return path, tokens[:-1]
 
-    def walk_below(self, root, tokens, parents, logits):
-        """The path from ``root`` on that is accepted in the tree below it, and the bonus token."""
-        nodes = [root]
-        for node in range(root + 1, len(tokens)):
-            if parents[node] in nodes:
-                nodes.append(node)
-        place = {node: i - 1 for i, node in enumerate(nodes)}  # of the root: CONTEXT
-        q = None
-        if self.tree.q:
-            q = torch.cat(self.tree.q)
-            q = q[[node + 1 for node in nodes if node + 1 < len(q)]]  # leaves have none
-        path, bonus = verify(
-            len(self.context) + 1,
-            [tokens[node] for node in nodes[1:]],
-            [place[parents[node]] for node in nodes[1:]],
-            q,
-            logits[[node + 1 for node in nodes]],
-            self.sampling,
-        )
-        return [root, *(nodes[i + 1] for i in path)], bonus
-
-
-def next_roots(first, logits, count, sampling, position):
-    """``count`` roots: the token ``first``, then others by the target's ``logits`` (V,)."""
-    tokens = torch.tensor([first], device=logits.device)
-    probs = warp(logits, 1.0) if sampling.greedy else sampling.warp(logits)
-    if count > 1:
+    def next_roots(self, first):
+        """The token ``first``, then others by the target: tokens and probabilities (K,)."""
+        sampling, others = self.sampling, self.draft_model.shape.widths[0] - 1
+        logits = self.after_context
+        probs = warp(logits, 1.0) if sampling.greedy else sampling.warp(logits)
         rest = without(probs, first)
-        if sampling.greedy:
-            others = rest.topk(count - 1).indices
-        elif sampling.coupled:
-            others = (rest / sampling.noise([position])[0]).topk(count - 1).indices
+        if sampling.greedy or sampling.coupled:
+            tokens = rest.topk(others).indices
         else:
-            others = sampling.candidates(rest[None], count - 1)[0]
+            tokens = sampling.candidates(rest[None], others)[0, :others]
         # A token of probability 0 is no root: the first one takes its slot.
-        tokens = torch.cat((tokens, others.where(rest[others] > 0, first)))
-    if sampling.coupled:  # the target's choice is known: no other root will be taken
-        return tokens, (torch.arange(count) == 0).double()
-    return tokens, probs[tokens]
+        tokens = tokens.where(rest[tokens] > 0, first)
+        tokens = torch.cat((tokens.new_tensor([first]), tokens))
+        if sampling.coupled:  # the target's choice is known: no other root will be taken
+            return tokens, (torch.arange(len(tokens)) == 0).double()
+        return tokens, probs[tokens]

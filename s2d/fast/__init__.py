@@ -22,16 +22,14 @@ def is_large(model):
 def quicken(model):
     """Make the matmuls of ``model``, on a CPU, faster for a few rows; names and values stay.
 
-    Afterwards its weights are not to be replaced or cast, nor edited once ``lay_out`` (linear.py)
-    has packed them: what was made of them would be stale. They can be trained: matmuls with weights
-    that require a gradient are plain.
+    Afterwards its weights are not to be trained, replaced or cast: what was made of them would be
+    stale.
     """
     if model.dtype in DTYPES and is_large(model):
         from .linear import use_fastest
 
         use_fastest(model)
     elif model.dtype.itemsize >= 4:  # PyTorch's kernel for one row is a third faster by columns
-        tied = model.config.tie_word_embeddings
-        for name, weight in model.named_parameters():
-            if name.endswith(("_proj.weight", "lm_head.weight")) or (tied and "embed" in name):
-                weight.data = weight.data.t().contiguous().t()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.data = module.weight.data.t().contiguous().t()

@@ -5,18 +5,21 @@ libraries are made for many rows. So for a few rows the compiler is shown a sum 
 the sums into one loop over the weights. For more it calls the library.
 """
 
-import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch._inductor import config, utils
+from torch._inductor.ir import TensorBox
+from torch._inductor.lowering import register_lowering
+from torch._inductor.mkldnn_ir import LinearUnary
 
 from ..cache import KVCache, attend
-from ..model import Block, LlamaConfig, RMSNorm
+from ..program import tell
+from . import is_large
 from .costs import cache_folder, key_of
-from .linear import FastLinear, can_pack, fast_linears, packed_linear, replace_linears
+from .linear import can_pack, fast_linears, packed_linear
 
 FEW = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
@@ -28,13 +31,6 @@ OPTIONS = {  # of the compiler; flags are in the names of what it makes, so find
     "size_asserts": False,
     "cpp_cache_precompile_headers": False,  # they would lie in the temporary directory
 }
-
-
-def shape_of(config):
-    """All of a config that the compiled code of a block depends on."""
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    sizes = {name: getattr(config, name) for name in (*names, "head_dim", "rms_norm_eps")}
-    return LlamaConfig(vocab_size=1, num_hidden_layers=1, **sizes)
 
 
 class Slots(KVCache):
@@ -74,47 +70,38 @@ def sums(x, weight):
     return torch.stack(each).view(*x.shape[:-1], -1)
 
 
-def use_compiled(module, rows, dtype, packs):
-    """Give the FastLinears of ``module`` their kernel for ``rows``; returns its name.
-
-    ``packs``: whether the weights are to be packed.
-    """
-    kernel = packed_linear if packs and can_pack(dtype) else F.linear
+def use_compiled(model, rows):
+    """Give the FastLinears of ``model`` their kernel for ``rows``; returns its name."""
+    kernel = packed_linear if is_large(model) and can_pack(model.dtype) else F.linear
     if rows <= FEW or (rows <= MOST_SUMS and kernel is F.linear):
         kernel = sums
-    for linear in fast_linears(module):
-        linear.few, linear.few_kernel = (0 if kernel is packed_linear else rows), kernel
+    for linear in fast_linears(model):
+        linear.few = 0 if kernel is packed_linear else rows
+        linear.few_kernel = kernel
     return kernel.__name__
 
 
-@cache
-def compiled_block(shape, rows, dtype, packs):
-    """``run_block`` for so many rows, all blocks of one ``shape`` and any length of the cache."""
-    new = partial(torch.zeros, dtype=dtype)
-    block = Block(shape).to(dtype).requires_grad_(False)
-    replace_linears(block)
-    kernel = use_compiled(block, rows, dtype, packs)
+def compiled_passes(model, rows):
+    """``run_block`` and ``run_head`` for so many rows, all blocks of ``model``, and any length.
+
+    The linear layers of ``model`` are FastLinears, which keep the kernel of these passes.
+    """
+    block, head_dim = model.model["layers"][0], model.config.head_dim
+    new = partial(torch.zeros, dtype=model.dtype)
+    kernel = use_compiled(model, rows)
+    shapes = [weight.shape for weight in (*block.parameters(), model.lm_head.weight)]
+    key = [shapes, head_dim, model.config.rms_norm_eps, model.dtype, kernel]
     length = 8 * rows + 5  # any number but one that means something else here
-    kv_shape = 1, length, shape.num_key_value_heads, shape.head_dim
+    kv_shape = 1, length, model.config.num_key_value_heads, head_dim
     keys, values = (new(kv_shape).transpose(1, 2) for _ in range(2))
     mask = new(rows, length)
     for tensor, dim in ((keys, 2), (values, 2), (mask, 1)):
         torch._dynamo.mark_dynamic(tensor, dim)
-    hidden, (cos, sin) = new(1, rows, shape.hidden_size), new(2, rows, shape.head_dim).unbind()
+    hidden, (cos, sin) = new(1, rows, model.config.hidden_size), new(2, rows, head_dim).unbind()
     example = block, hidden, cos, sin, mask, torch.arange(rows), keys, values
-    what = f"a block of width {shape.hidden_size}, rows: {rows}"
-    return compiled(run_block, example, what, key=[shape, dtype, kernel])
-
-
-@cache
-def compiled_head(shape, tokens, rows, dtype, packs):
-    """``run_head`` for a vocabulary of ``tokens`` and so many rows."""
-    norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps).to(dtype).requires_grad_(False)
-    weight, hidden = (torch.zeros(n, shape.hidden_size, dtype=dtype) for n in (tokens, rows))
-    head = FastLinear(nn.Parameter(weight, requires_grad=False))
-    kernel = use_compiled(head, rows, dtype, packs)
-    what = f"a head of {tokens} tokens, rows: {rows}"
-    return compiled(run_head, (norm, head, hidden), what, key=[shape, dtype, kernel])
+    run = compiled(run_block, example, f"a block, {rows} rows", key)
+    example = model.model["norm"], model.lm_head, hidden[0]
+    return run, compiled(run_head, example, f"a head, {rows} rows", key)
 
 
 def compiled(function, example, what, key):
@@ -123,9 +110,6 @@ def compiled(function, example, what, key):
     It is kept in the cache directory, under ``what`` and ``key``. Calls check no shapes or other
     conditions: callers keep to the example's.
     """
-    from torch._inductor import config, utils  # takes a second to import
-
-    teach_compiler()
     folder = cache_folder() / "compiled"
     sources = [(Path(__file__).parents[1] / name).read_bytes() for name in SOURCES]
     file = folder / key_of(what, key, sources)
@@ -141,15 +125,14 @@ def compiled(function, example, what, key):
 
 def compile_to(file, function, example, what):
     """``function``, compiled and written to ``file``; stderr says so."""
-    print(f"compiling {what}", file=sys.stderr, flush=True)
+    tell(f"compiling {what}")
     try:
         result = torch.compile(function, fullgraph=True, dynamic=False).aot_compile((example, {}))
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a folder that cannot be written
         reason = str(error).strip().partition("\n")[0]
-        needs = f"a C++ compiler (g++, or what CXX names) and space in {file.parent}"
-        raise ValueError(f"--compile needs {needs}: {reason}") from None
+        raise ValueError(f"--compile needs a C++ compiler, such as g++: {reason}") from None
     return result
 
 
@@ -160,13 +143,7 @@ OPERATION.define("packed_linear(Tensor x, Tensor weight) -> Tensor")
 OPERATION.impl("packed_linear", lambda x, weight: x.new_empty((*x.shape[:-1], len(weight))), "Meta")
 
 
-@cache
-def teach_compiler():
-    """Tell it what code to write for OPERATION."""
-    from torch._inductor.ir import TensorBox
-    from torch._inductor.lowering import register_lowering
-    from torch._inductor.mkldnn_ir import LinearUnary
-
-    @register_lowering(torch.ops.s2d.packed_linear.default, type_promotion_kind=None)
-    def lower(x, weight):
-        return TensorBox.create(LinearUnary.create(x, weight, None, "none", [], ""))
+@register_lowering(torch.ops.s2d.packed_linear.default, type_promotion_kind=None)
+def lower(x, weight):
+    """The code that the compiler writes for OPERATION."""
+    return TensorBox.create(LinearUnary.create(x, weight, None, "none", [], ""))

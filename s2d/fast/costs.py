@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from ..files import staged_file
 from . import DTYPES
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
@@ -24,37 +25,30 @@ ROUNDS = 5
 
 
 def cache_folder():
-    """XDG_CACHE_HOME/s2d or ~/.cache/s2d; made if there is none."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s2d"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """XDG_CACHE_HOME/s2d or ~/.cache/s2d."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s2d"
 
 
 def key_of(*parts):
     """A name for what depends on ``parts``, the machine, the threads and PyTorch's version."""
-    machine = platform.node(), platform.processor(), torch.cpu.get_capabilities()
-    here = machine, torch.get_num_threads(), torch.__version__
-    return sha256(repr((here, parts)).encode()).hexdigest()[:32]
+    machine = platform.node(), torch.cpu.get_capabilities(), torch.get_num_threads()
+    return sha256(repr((machine, torch.__version__, parts)).encode()).hexdigest()[:32]
 
 
 def timed_once(what, measure):
     """``measure()``, or what costs.json holds of it under ``what`` since an earlier run."""
-    key, known = key_of(what), {}
+    file, key, known = cache_folder() / "costs.json", key_of(what), {}
     with suppress(OSError, ValueError, TypeError):  # not there, or damaged
-        known = dict(json.loads((cache_folder() / "costs.json").read_text()))
+        known = dict(json.loads(file.read_text()))
     if key not in known:
         known[key] = measure()
-        with suppress(OSError):  # nowhere to keep it: it is timed again
-            stage = cache_folder() / f"costs.{os.getpid()}"
+        with suppress(OSError), staged_file(file) as stage:  # if nowhere, it is timed again
             stage.write_text(json.dumps(known, indent=1))
-            stage.replace(stage.with_name("costs.json"))
     return known[key]
 
 
 def fastest_calls(function, arguments):
     """Seconds of the fastest call of ``function`` with each of ``arguments``, as a list."""
-    for argument in arguments:  # the first call of each does not count
-        function(argument)
     best = [inf] * len(arguments)
     for _ in range(ROUNDS):
         for i, argument in enumerate(arguments):  # in turns: a slow moment hits all alike
@@ -65,7 +59,7 @@ def fastest_calls(function, arguments):
 
 
 def pass_seconds(model, rows):
-    """Seconds of passes of ``model``, laid out, over 1, 2, ... ``rows`` rows, or None.
+    """Seconds of passes of ``model`` over 1, 2, ... ``rows`` rows, or None.
 
     Known on a CPU, in float32 or bfloat16. Passes over each of SIZES are timed. A number of rows
     between two of them costs as the larger; each row beyond them as much as the last ones.
@@ -84,9 +78,6 @@ def pass_seconds(model, rows):
 @torch.inference_mode()
 def time_passes(model):
     """Seconds of passes of ``model`` over each of SIZES rows, behind CONTEXT cached positions."""
-    from .linear import lay_out
-
-    lay_out(model)
     cache = model.new_cache(CONTEXT + SIZES[-1])
     cache.advance(CONTEXT)
 

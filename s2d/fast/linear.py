@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from . import DTYPES
 from .costs import fastest_calls, timed_once
 
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
@@ -70,8 +69,6 @@ class FastLinear(nn.Module):
         self.few, self.few_kernel = 1, F.linear
 
     def forward(self, x):
-        if x.requires_grad or self.weight.requires_grad:
-            return F.linear(x, self.weight)
         if x.numel() <= self.few * x.size(-1):
             return self.few_kernel(x, self.weight)
         return packed_linear(x, self.packed)
@@ -92,19 +89,18 @@ def fast_linears(module):
 def use_fastest(model):
     """Replace the linear layers of ``model``, and choose the fastest kernel for one row."""
     replace_linears(model)
-    if model.dtype in DTYPES:
-        weights = [linear.weight for linear in fast_linears(model.model["layers"])]
-        what = ["one row", model.dtype, [weight.shape for weight in weights[:7]]]  # of one block
-        seconds = timed_once(what, lambda: time_one_row(weights))
-        for linear in fast_linears(model):
-            linear.few_kernel = ONE_ROW[min(ONE_ROW, key=seconds.get)]
+    weights = [linear.weight for linear in fast_linears(model.model["layers"])]
+    what = ["one row", model.dtype, [weight.shape for weight in weights[:7]]]  # of one block
+    seconds = timed_once(what, lambda: time_one_row(weights))
+    for linear in fast_linears(model):
+        linear.few, linear.few_kernel = 1, ONE_ROW[min(ONE_ROW, key=seconds.get)]
 
 
 @torch.inference_mode()
 def time_one_row(weights):
     """{name in ONE_ROW: seconds} of matmuls with TIMED_BYTES of ``weights``, one after another."""
-    total = accumulate(weight.nbytes for weight in weights)
-    weights = [weight for weight, size in zip(weights, total) if size <= TIMED_BYTES]
+    before = accumulate((weight.nbytes for weight in weights), initial=0)
+    weights = [weight for weight, size in zip(weights, before) if size < TIMED_BYTES]
     rows = [weight.new_ones(1, 1, weight.shape[1]) for weight in weights]
 
     def multiply(name):

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
-from . import is_large
-from .compiled import compiled_block, compiled_head, shape_of
+from .compiled import compiled_passes
 from .costs import SIZES
-from .linear import use_fastest
+from .linear import replace_linears, use_fastest
 
 
 class CompiledLlama(Llama):
@@ -36,11 +35,10 @@ class CompiledLlama(Llama):
         if self.device.type != "cpu":
             self.plain = torch.compile(self.plain, dynamic=True)
             return
-        use_fastest(self)
-        shape, vocabulary, packs = shape_of(self.config), self.config.vocab_size, is_large(self)
+        replace_linears(self)
         for rows in SIZES:
-            self.blocks[rows] = compiled_block(shape, rows, self.dtype, packs)
-            self.heads[rows] = compiled_head(shape, vocabulary, rows, self.dtype, packs)
+            self.blocks[rows], self.heads[rows] = compiled_passes(self, rows)
+        use_fastest(self)  # for passes that are not compiled
 
     def padded(self, rows):
         """The number of rows that a pass is padded to; None where it is not compiled."""

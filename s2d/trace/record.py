@@ -156,9 +156,9 @@ def tested(p, q, children, accepted, tokens, draws):
 
 def why_ended(tree, predictions):
     """Why a tree has no more levels, after so many ``predictions`` of its next level."""
-    if tree.shape.depth == 0:
+    if not tree.shape.widths:
         return "Nothing is drafted in this step."
-    if tree.level == tree.shape.depth:
+    if tree.level == len(tree.shape.widths):
         return "Drafting ended with the last level of the tree."
     if tree.level >= tree.max_levels:
         return "Drafting ended where the answer or the context must end."
