@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def torchrun(*arguments, **options):
 
 def answers(target, folder):
     """Of each case the tokens, and the logits of every step; the first layers draft."""
-    draft, found = load_model(folder, dtype="float64", num_layers=2), []
+    draft, found = load_model(folder, dtype="float64"), []
+    draft.config = replace(draft.config, exit_layers=(2,))
     for case in CASES:
         generation = start(target, draft=draft, max_new_tokens=20, seed=3, **case)
         logits = [step.logits.tolist() for step in generation]

@@ -146,7 +146,7 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     """With a teacher, in micro-batches; no checkpoint is left. The same by two processes."""
     some = ["--millions", "0.008", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
     assert program(train.main, *soft(tiny, tmp_path / "draft", *some)) == 0
-    draft, before = load_model(tmp_path / "draft"), load_model(tiny, num_layers=3)
+    draft, before = load_model(tmp_path / "draft"), load_model(tiny)
     assert draft.config.exit_layers == (1, 2, 3) and draft.config.thresholds == (0.5, 0.5, 0.0)
     assert "exit 1:" in capsys.readouterr().err
     tokens, labels = nested.rows_of(tiny, "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
@@ -254,9 +254,9 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors"}
     assert {each.name for each in out.iterdir()} == made
     drafts = {name: load_model(out / f"{name}-1") for name in DRAFTS}
-    first = load_model(WEIGHTS / "mini-7b", num_layers=4).state_dict()
+    first = load_model(WEIGHTS / "mini-7b").state_dict()
     untrained = drafts["untrained"].state_dict()
-    assert all(torch.equal(first[name], untrained[name]) for name in first)
+    assert all(torch.equal(first[name], untrained[name]) for name in untrained)
     middle = {name: each.model["layers"][0].mlp.up_proj.weight for name, each in drafts.items()}
     far = {name: (weight - middle["untrained"]).abs().mean() for name, weight in middle.items()}
     assert far["random"] > 5 * far["pretrained"] > far["pretraining"] > 0

@@ -206,18 +206,10 @@ def test_devices_and_dtypes(folder, monkeypatch):
         raises_line(check_device, ValueError, f"no device '{wrong}' here; expected auto", wrong)
     model = load_model(folder, dtype="float64")
     size = sum(p.nbytes for p in model.parameters()) / 1e9
-    expected = f"cpu, {torch.get_num_threads()} threads, float64, {size:.2f} GB of weights"
-    assert placement(model) == expected
+    assert placement(model) == f"cpu, float64, {size:.2f} GB of weights"
     refused(ValueError, "unknown dtype 'float8'", folder, dtype="float8")
     assert load_model(folder).dtype == torch.float32
     assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16
-
-
-def test_first_layers_only(folder):
-    full, cut = load_model(folder), load_model(folder, num_layers=2)
-    tokens = torch.arange(20)[None]
-    assert torch.equal(cut(tokens), full.logits(full.run_layers(full.embed(tokens), 0, 2)))
-    refused(ValueError, "has 4 layers, not 5", folder, num_layers=5)
 
 
 def test_a_share_of_every_tensor(sharded):

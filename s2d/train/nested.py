@@ -67,9 +67,12 @@ def rows_of(init, data, run, recipe, millions, answers_only=True):
 
 def cut(init, exits, device, drafting=None):
     """The layers of the Llama in ``init`` up to the last of ``exits``, ready to learn."""
-    model = load_model(init, device, "float32", exits[-1], quick=False).requires_grad_(True)
+    model, layers = load_model(init, device, "float32", quick=False).requires_grad_(True), exits[-1]
+    if layers > model.config.num_hidden_layers:
+        raise ValueError(f"{init} has {model.config.num_hidden_layers} layers, not {layers}")
+    del model.model["layers"][layers:]
     drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}  # the paper's
-    model.config = replace(model.config, exit_layers=exits, **drafting)
+    model.config = replace(model.config, num_hidden_layers=layers, exit_layers=exits, **drafting)
     return model
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,16 +20,14 @@ COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_token
 COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json"
 
 
-def load_model(
-    path, device="cpu", dtype="auto", num_layers=None, share=None, compile=False, quick=True
-):
+def load_model(path, device="cpu", dtype="auto", share=None, compile=False, quick=True):
     """Load a Llama from the folder ``path``, tensor by tensor straight onto ``device``.
 
-    ``device`` and ``dtype``: see ``check_device`` and ``choose_dtype``. ``num_layers`` keeps only
-    the first layers. ``share``, a function of a tensor's name and shape, gives the slices of it to
-    load (divided.py). ``compile`` has short passes run compiled code, and ``quick`` has matmuls of
-    a few rows on a CPU use the fastest kernel there is; both take their time when first used.
-    Raises FileNotFoundError, or ValueError for what is not a Llama this project can run.
+    ``device`` and ``dtype``: see ``check_device`` and ``choose_dtype``. ``share``, a function of a
+    tensor's name and shape, gives the slices of it to load (divided.py). With ``compile`` short
+    passes run compiled code, with ``quick`` matmuls of a few rows on a CPU use the fastest kernel
+    there is; both take their time when first used. Raises FileNotFoundError, or ValueError for what
+    is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config, dtype = read_config(path), choose_dtype(dtype, device, path)
@@ -38,12 +35,7 @@ def load_model(
     if compile:
         from ..fast.static import CompiledLlama as kind
     model = empty_model(config, kind)
-    known = model.state_dict().keys()  # also of layers that are not kept
-    if num_layers is not None:
-        if not 1 <= num_layers <= config.num_hidden_layers:
-            raise ValueError(f"{path} has {config.num_hidden_layers} layers, not {num_layers}")
-        config = replace(config, num_hidden_layers=num_layers, exit_layers=(), thresholds=())
-        model = empty_model(config, kind)
+    known = model.state_dict().keys()
     missing = dict(model.named_parameters())  # a tied LM head is not among them
     for file, name, tensor in read_tensors(path):
         if name not in known and not name.endswith(".rotary_emb.inv_freq"):  # of old checkpoints
@@ -64,9 +56,7 @@ def load_model(
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model["embed_tokens"].weight
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
-    if device.type == "cuda":
-        # On the newest GPUs PyTorch prefers cuDNN's attention, which plans for tens of milliseconds
-        # at each new length, and in decoding lengths change at every step.
+    if device.type == "cuda":  # cuDNN's attention plans for tens of milliseconds per new length
         torch.backends.cuda.enable_cudnn_sdp(False)
     if compile:
         model.prepare()
@@ -106,8 +96,7 @@ def check_device(device):
     """
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if str(device) in ("auto", "cuda") and gpus:
-        device = f"cuda:{os.environ['LOCAL_RANK']}" if "LOCAL_RANK" in os.environ else "cuda"
-        return torch.device(device)
+        return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
     if str(device) not in ("auto", "cpu", *gpus):
         here = ", ".join(["cpu", *gpus])
         raise ValueError(f"no device {str(device)!r} here; expected auto, {here}")
@@ -130,7 +119,6 @@ def choose_dtype(dtype, device, path):
 
 def placement(model):
     """One line for people: where a model is, in which dtype, and how much memory that takes."""
-    device, dtype = model.device, str(model.dtype).removeprefix("torch.")
-    threads = f", {torch.get_num_threads()} threads" if device.type == "cpu" else ""
     size = sum(parameter.nbytes for parameter in model.parameters())
-    return f"{device}{threads}, {dtype}, {size / 1e9:.2f} GB of weights"
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{model.device}, {dtype}, {size / 1e9:.2f} GB of weights"

