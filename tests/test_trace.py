@@ -9,8 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 import torch
-from helpers import need
+from helpers import need, program
 
+import run
 from s2d.generate import generate, start
 from s2d.sampling import Sampling
 from s2d.trace.page import traced
@@ -62,7 +63,7 @@ def known(mini, tokenizer, tmp_path_factory):
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file, steps = tmp_path_factory.mktemp("pages") / "page.html", []
-        with traced(file, Recorder(tokenizer, prompt, {"target": "T"}, generation)) as recorder:
+        with traced(file, Recorder(tokenizer, prompt, {"model": "T"}, generation)) as recorder:
             for step in generation:
                 steps.append(step)
                 recorder.add(step)
@@ -157,7 +158,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     assert [exits[int(source)] for source in sources] == given
     for number, (seen, step) in enumerate(zip(on_page, data["steps"], strict=True), 1):
         path, parents = step["path"], step["nodes"]["parents"]
-        words = f"{number} of .* {len(parents)} drafted .* {len(path)} accepted, "
+        words = f"{number} of .* {len(parents)} drafted .* {len(path)} accepted\\. "
         assert re.match(words, seen["words"], re.DOTALL)
         assert seen["accepted"] == [node in path for node in range(len(parents))]
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestor_mask(parents)]
@@ -235,6 +236,13 @@ def test_why_drafting_ended():
         for confidence in confidences:
             tree.add_level([[7]], [[1.0]], exit=2, confidence=confidence)
         assert reason in why_ended(tree, predictions)
+
+
+def test_the_page_of_run_py_names_the_models(tmp_path):
+    file = tmp_path / "page.html"
+    assert program(run.main, "--target", "7b", "--max-new-tokens", "4", "--trace", file) == 0
+    about = browse(file, "return texts('#about')[0]")
+    assert about.startswith("target mini-7b · draft mini-draft · method s2d · temperature 0 · ")
 
 
 def test_an_interrupted_answer_has_its_page(mini, tokenizer, tmp_path):
