@@ -92,8 +92,8 @@ function showNode({ nodes }, node) {
   light("#mask g", node);
   at("node").replaceChildren(`Node ${node} `, piece(nodes.tokens[node]), ` is from ${sourceName(nodes.exits[node])}`,
     level === null ? ". " : `, level ${level + 1}. `,
-    `The draft gives its path ${number(nodes.probs[node])}, the target gives it p = ${number(nodes.p[node])} after its `,
-    `parent. It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
+    `Its path has probability ${number(nodes.probs[node])} in the draft. The target gives it p = ${number(nodes.p[node])} after `,
+    `its parent. It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
 }
 
 /** Attributes of an element that stands for a node. */
@@ -126,7 +126,7 @@ function drawTree(step) {
 
 /** A row for each node; a cell where it attends, besides that of the context, which is in every row. */
 function drawMask(step) {
-  const { tokens, parents } = step.nodes, count = tokens.length, x = (column) => 112 + 14 * column;
+  const { tokens, parents } = step.nodes, count = tokens.length, x = (column) => 118 + 14 * column;
   const heads = tokens.map((_, node) => (count > 10 && node % 4 ? "" : make("svg:text", { x: x(node), y: 6 }, node)));
   const rows = tokens.map((token, node) => {
     const attended = ancestors(parents, node), text = `node ${node} attends to the context and ${attended.join(", ")}`;
@@ -194,12 +194,12 @@ function drawPosition(step) {
 function why(coupled) {
   if (!about.exact) return "Every root of the target counts as accepted, which is not lossless (arXiv 2409.10644).";
   if (coupled)
-    return "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on the "
-      + "seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).";
+    return "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
+      + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).";
   if (about.temperature)
-    return "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et al. "
-      + "2023, appendix A.1), and so do several at one position (recursive rejection sampling, Jeon et al. 2024).";
-  return "p is the target's distribution. A node is accepted only if it is the target's likeliest token, so the text is the target's own.";
+    return "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et "
+      + "al. 2023, appendix A.1), and so do several at one position (recursive rejection sampling, Jeon et al. 2024).";
+  return "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.";
 }
 
 /** An address may name a step: #step-6. */
