@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from helpers import WEIGHTS, raises_line, random_llama
+from helpers import WEIGHTS, random_llama
 from theirs import greedy_tokens, load_transformers
 
 from s2d import generate, load_model
@@ -81,10 +81,3 @@ def test_greedy_text_equals_transformers_by_every_method(mini, tokenizer):
     expected = greedy_tokens(WEIGHTS / "mini-7b", prompt, count=60)
     for method in METHODS:
         assert generate(target, prompt, draft, method, max_new_tokens=60).tokens == expected
-
-
-def test_several_positions_behind_a_cache_need_a_mask():
-    model = random_llama(0)
-    cache = model.new_cache(9)
-    model(torch.tensor([[1, 2, 3]]), cache=cache)
-    raises_line(model, ValueError, "2 positions behind 3", torch.tensor([[4, 5]]), cache=cache)

@@ -9,8 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 import torch
-from helpers import need
+from helpers import need, program
 
+import run
 from s2d.generate import generate, start
 from s2d.sampling import Sampling
 from s2d.trace.page import write_page
@@ -158,7 +159,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
     assert [exits[int(source)] for source in sources] == given
     for number, (seen, step) in enumerate(zip(on_page, data["steps"], strict=True), 1):
         path, parents = step["path"], step["nodes"]["parents"]
-        words = f"{number} of .* {len(parents)} drafted .* {len(path)} accepted, "
+        words = f"{number} of .* {len(parents)} drafted .* {len(path)} accepted\\. "
         assert re.match(words, seen["words"], re.DOTALL)
         assert seen["accepted"] == [node in path for node in range(len(parents))]
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestor_mask(parents)]
@@ -231,8 +232,14 @@ def test_why_drafting_ended():
         ("answer or the context", Tree([1], chain, max_levels=1), [1.0], 1),
         ("nothing was known", Tree([1], chain, max_levels=2), [1.0], 2),
         ("no path was likely", Tree([1], chain, max_levels=2, min_prob=0.5), [0.4], 1),
-        ("decision model", Tree([1], chain, max_levels=2), [1.0], 1),
     ):
         for confidence in confidences:
             tree.add_level([[7]], [[1.0]], exit=2, confidence=confidence)
         assert reason in why_ended(tree, predictions)
+
+
+def test_the_page_of_run_py_names_the_models(tmp_path):
+    file = tmp_path / "page.html"
+    assert program(run.main, "--target", "7b", "--max-new-tokens", "4", "--trace", file) == 0
+    about = browse(file, "return texts('#about')[0]")
+    assert about.startswith("target mini-7b · draft mini-draft · method s2d · temperature 0 · ")

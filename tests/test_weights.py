@@ -195,7 +195,7 @@ def test_where_an_answer_ends(folder):
 
 
 def test_devices_and_dtypes(folder, monkeypatch):
-    for count, name in ((0, "cpu"), (8, "cuda")):
+    for count, name in ((0, "cpu"), (8, "cuda:0")):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert check_device("auto") == torch.device(name)
     monkeypatch.setenv("LOCAL_RANK", "7")

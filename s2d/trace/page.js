@@ -48,7 +48,7 @@ function drawAnswer() {
   const cut = (top_k ? `, top-k ${top_k}` : "") + (top_p < 1 ? `, top-p ${top_p}` : "");
   at("about").textContent = [
     `target ${target}`, draft ? `draft ${draft}` : "no draft", `method ${method}`, `temperature ${temperature}${cut}`,
-    `seed ${seed}`, ...(exits.length ? [`exits ${exits.join(", ")} with thresholds ${thresholds.join(", ")}`] : []),
+    `seed ${seed}`, ...(exits.length ? [`exits ${exits.join(", ")}`, `thresholds ${thresholds.join(", ")}`] : []),
     `${tokens.length} tokens in ${steps.length} steps, ${(tokens.length / steps.length).toFixed(2)} per step`,
     about.exact ? "exact" : "not exact",
   ].join(" · ");
@@ -76,9 +76,9 @@ function show(s, position = 0) {
   at("step-number").textContent = which;
   const [draft, target] = step.ms.map((ms) => `${ms.toFixed(1)} ms`), count = nodes.tokens.length;
   at("step-words").replaceChildren(
-    `${n} tokens of context. ${count} drafted in ${draft}, checked by the target in ${target}: ${path.length} accepted, `,
-    `${step.tokens.length} emitted: `, ...step.tokens.flatMap((token) => [piece(token), " "]),
-    ` The KV cache keeps ${n + path.length} of ${n + count} positions and is rolled back by ${count - path.length}.`);
+    `${n} tokens of context. ${count} drafted in ${draft}, checked by the target in ${target}: ${path.length} accepted. `,
+    `The KV cache keeps ${n + path.length} of ${n + count} positions and is rolled back by ${count - path.length}. `,
+    "Emitted: ", ...step.tokens.flatMap((token) => [piece(token), " "]));
   drawTree(step);
   drawMask(step);
   drawLevels(step);
@@ -92,8 +92,8 @@ function showNode({ nodes }, node) {
   light("#mask g", node);
   at("node").replaceChildren(`Node ${node} `, piece(nodes.tokens[node]), ` is from ${sourceName(nodes.exits[node])}`,
     level === null ? ". " : `, level ${level + 1}. `,
-    `The draft gives its path ${number(nodes.probs[node])}, the target gives it p = ${number(nodes.p[node])} after its `,
-    `parent. It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
+    `Its path has probability ${number(nodes.probs[node])} in the draft. The target gives it p = ${number(nodes.p[node])} after `,
+    `its parent. It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
 }
 
 /** Attributes of an element that stands for a node. */
@@ -111,34 +111,34 @@ function drawTree(step) {
     children.forEach(setRow);
   };
   setRow(-1);
-  const x = (node) => 96 * ancestors(parents, node).length - 26, y = (node) => 14 + 26 * rows[node];
+  const x = (node) => 80 * ancestors(parents, node).length - 14, y = (node) => 14 + 26 * rows[node];
   const groups = tokens.map((token, node) => {
-    const from = x(parents[node]) + 80, up = y(parents[node]), to = x(node), down = y(node);
+    const from = x(parents[node]) + 68, up = y(parents[node]), to = x(node), down = y(node);
     const kind = step.path.includes(node) ? "accepted" : "drafted";
     return make("svg:g", { class: kind, ...ofNode(step, node, `node ${node}: ${label(token)}, ${kind}`) },
       make("svg:path", { d: `M${from} ${up} C${from + 10} ${up} ${to - 12} ${down} ${to} ${down}` }),
-      make("svg:rect", { x: to, y: down - 10, width: 80, height: 20, rx: 4 }),
-      make("svg:text", { x: to + 5, y: down, class: sourceClass(exits[node]) }, label(token).slice(0, 10)));
+      make("svg:rect", { x: to, y: down - 10, width: 68, height: 20, rx: 4 }),
+      make("svg:text", { x: to + 5, y: down, class: sourceClass(exits[node]) }, label(token).slice(0, 8)));
   });
-  const size = { width: x(tokens.length - 1) + 96, height: 2 + 26 * leaves }; // the last node is among the deepest
+  const size = { width: x(tokens.length - 1) + 70, height: 2 + 26 * leaves }; // the last node is among the deepest
   at("tree").replaceChildren(make("svg:svg", size, make("svg:text", { x: 2, y: 14 }, "context"), ...groups));
 }
 
 /** A row for each node; a cell where it attends, besides that of the context, which is in every row. */
 function drawMask(step) {
-  const { tokens, parents } = step.nodes, count = tokens.length, x = (column) => 116 + 16 * column;
-  const cell = (column, row) => make("svg:rect", { class: "cell", "data-column": column, x: x(column), y: 16 * row, width: 15, height: 15 });
-  const heads = tokens.map((_, node) => (count > 32 && node % 4 ? "" : make("svg:text", { x: x(node), y: 8 }, node)));
+  const { tokens, parents } = step.nodes, count = tokens.length, x = (column) => 118 + 14 * column;
+  const heads = tokens.map((_, node) => (count > 10 && node % 4 ? "" : make("svg:text", { x: x(node), y: 6 }, node)));
   const rows = tokens.map((token, node) => {
     const attended = ancestors(parents, node), text = `node ${node} attends to the context and ${attended.join(", ")}`;
+    const place = { y: 14 * node + 14, height: 13 };
     return make("svg:g", ofNode(step, node, text),
-      make("svg:text", { x: 0, y: 16 * node + 24 }, `${node} ${label(token).slice(0, 7)}`),
-      make("svg:rect", { class: "row", x: x(0), y: 16 * node + 16, width: 16 * count, height: 15 }),
-      make("svg:rect", { class: "context", x: x(0) - 30, y: 16 * node + 16, width: 26, height: 15 }),
-      ...attended.map((column) => cell(column, node + 1)));
+      make("svg:text", { x: 0, y: 14 * node + 21 }, `${node} ${label(token).slice(0, 8)}`),
+      make("svg:rect", { class: "row", x: x(0), width: 14 * count, ...place }),
+      make("svg:rect", { class: "context", x: x(0) - 30, width: 26, ...place }),
+      ...attended.map((column) => make("svg:rect", { class: "cell", "data-column": column, x: x(column), width: 13, ...place })));
   });
-  const context = make("svg:text", { x: x(0) - 30, y: 8 }, count ? "ctx" : "");
-  at("mask").replaceChildren(make("svg:svg", { width: x(count), height: 16 * count + 20 }, context, ...heads, ...rows));
+  const context = make("svg:text", { x: x(0) - 30, y: 6 }, count ? "ctx" : "");
+  at("mask").replaceChildren(make("svg:svg", { width: x(count), height: 14 * count + 20 }, context, ...heads, ...rows));
 }
 
 /** For each level of the tree the exits that were tried, and why there are no more levels. */
@@ -194,12 +194,12 @@ function drawPosition(step) {
 function why(coupled) {
   if (!about.exact) return "Every root of the target counts as accepted, which is not lossless (arXiv 2409.10644).";
   if (coupled)
-    return "The target takes the token with the largest p / e, a draw from p: the noise e belongs to the seed and the position "
-      + "alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).";
+    return "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
+      + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).";
   if (about.temperature)
-    return "Each test leaves p as the distribution of the output (Leviathan et al. 2023, appendix A.1), and so do several at one "
-      + "position (recursive rejection sampling, Jeon et al. 2024).";
-  return "A node is accepted only if it is the target's likeliest token, so the text is the target's own.";
+    return "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et "
+      + "al. 2023, appendix A.1), and so do several at one position (recursive rejection sampling, Jeon et al. 2024).";
+  return "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.";
 }
 
 /** An address may name a step: #step-6. */

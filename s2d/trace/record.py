@@ -51,14 +51,12 @@ class Recorder:
         tree, sent = step.tree, step.tree.sent
         tokens, parents = tree.part(sent)
         p = warp(step.logits, 1.0) if self.sampling.greedy else self.sampling.warp(step.logits)
-        level_below = {
-            node: level for level, (frontier, _) in self.levels.items() for node in frontier
-        }
+        below = {node: level for level, (frontier, _) in self.levels.items() for node in frontier}
         nodes = {
             "tokens": tokens,
             "parents": parents,
             "exits": [tree.exits[node] for node in sent],
-            "levels": [level_below.get(tree.parents[node]) for node in sent],
+            "levels": [below.get(tree.parents[node]) for node in sent],
             "probs": short([tree.probs[node] for node in sent]),
             "p": short(p[[parent + 1 for parent in parents], tokens]),
         }
@@ -164,8 +162,6 @@ def why_ended(tree, predictions):
         return "Drafting ended where the answer or the context must end."
     if predictions > tree.level:
         return "Drafting ended because nothing was known about the next token."
-    if tree.frontier:
-        return "Drafting ended because the decision model found no path likely enough."
     return "Drafting ended because no path was likely enough to be followed."
 
 
