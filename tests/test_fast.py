@@ -97,7 +97,7 @@ def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monke
 
 
 def test_the_first_call_and_slow_moments_do_not_count(monkeypatch):
-    clock, durations = [0.0], {"good": iter([9.0, 5.0, *[1.0] * 3]), "fair": iter([2.0] * 5)}
+    clock, durations = [0.0], {"good": iter([9.0, 5.0, *[1.0] * 4]), "fair": iter([2.0] * 6)}
 
     def run(name):
         clock[0] += next(durations[name])

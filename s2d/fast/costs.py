@@ -11,7 +11,6 @@ import time
 from bisect import bisect_left
 from contextlib import suppress
 from hashlib import sha256
-from math import inf
 from pathlib import Path
 
 import torch
@@ -21,7 +20,7 @@ from . import DTYPES
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
 CONTEXT = 400  # cached positions that they attend to
-ROUNDS = 5
+ROUNDS = 6  # of timing; the first is slower and does not count
 
 
 def cache_folder():
@@ -42,14 +41,14 @@ def timed_once(what, measure):
         known = dict(json.loads(file.read_text()))
     if key not in known:
         known[key] = measure()
-        with suppress(OSError), staged_file(file) as stage:  # if nowhere, it is timed again
+        with suppress(OSError), staged_file(file) as stage:  # nowhere to keep it: timed again
             stage.write_text(json.dumps(known, indent=1))
     return known[key]
 
 
 def fastest_calls(function, arguments):
     """Seconds of the fastest call of ``function`` with each of ``arguments``, as a list."""
-    best = [inf] * len(arguments)
+    best = [torch.inf] * len(arguments)
     for _ in range(ROUNDS):
         for i, argument in enumerate(arguments):  # in turns: a slow moment hits all alike
             began = time.perf_counter()
