@@ -86,11 +86,12 @@ class Datastore:
             node = bisect_left(self.token, token, self.first[node], end)
             if node == end or self.token[node] != token:
                 return (), ()
-        if node not in self.known:  # frequent tokens have thousands of children
+        if node not in self.known:
             end = self.first[node + 1]
             start = bisect_left(self.token, 0, self.first[node], end)  # behind -1, a text's end
-            counts = np.asarray(self.count[start:end])
-            best = np.sort(np.argsort(-counts, kind="stable")[:FOLLOWERS])
-            tokens = np.asarray(self.token[start:end])
-            self.known[node] = tokens[best].tolist(), counts[best].tolist()
+            tokens, counts = self.token[start:end], self.count[start:end]
+            if len(tokens) > FOLLOWERS:  # frequent tokens have thousands
+                best = np.sort(np.argsort(-np.asarray(counts), kind="stable")[:FOLLOWERS])
+                tokens, counts = np.asarray(tokens)[best], np.asarray(counts)[best]
+            self.known[node] = tokens.tolist(), counts.tolist()
         return self.known[node]
