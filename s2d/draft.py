@@ -1,16 +1,14 @@
 """The sorted draft: several drafts in one, each token from the cheapest that is confident enough.
 
 S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the draft's layers fall into segments,
-each of which ends at an exit. Exit 0, our addition, has no layers: it looks in a table (ngram.py).
+each of which ends at an exit. Exit 0, our addition, has no layers but a table: see ngram.py.
 """
 
 import math
-from itertools import chain
 
 import torch
 
 from .cache import move_up
-from .ngram import ORDER, Text, distribution
 from .sampling import Prediction, Sampling, choose_children, warp
 from .tree import Tree, positions_and_mask
 
@@ -68,34 +66,6 @@ class LayerExit:
         held = [slot for slot in slots if n + slot < self.cache.length]
         self.cache.keep(n, held)
         move_up(self.hidden, n, held)
-
-
-class TableExit:
-    """Exit 0: what followed the last tokens before, in this text and in a datastore."""
-
-    layer, max_positions = 0, math.inf
-
-    def __init__(self, datastore, threshold, device):
-        self.text, self.threshold, self.device = Text(), threshold, device
-        self.tables = [self.text] if datastore is None else [self.text, datastore]
-        self.seen = 0  # tokens of the context that are in the table
-
-    def predict(self, tree: Tree) -> Prediction:
-        """As LayerExit's, of the tokens that the table knows after any node of the frontier."""
-        self.text.grow(tree.context[self.seen :])
-        self.seen = len(tree.context)
-        before = tree.context[-ORDER:]
-        tails = [[*before, *tree.path(node)] for node in tree.frontier]
-        rows = [distribution(self.tables, tail[-ORDER:]) for tail in tails]
-        # A node may have more children than are known: the first tokens are always among the ids.
-        others = range(tree.shape.widths[tree.level])
-        ids = list(dict.fromkeys([*chain(*rows), *others]))
-        probs = [[row.get(token, 0.0) for token in ids] for row in rows]
-        return Prediction(
-            torch.tensor(probs, dtype=torch.float64, device=self.device),  # (R, K)
-            confidence=max(map(max, probs)),
-            ids=torch.tensor(ids, device=self.device),  # (K,)
-        )
 
 
 class SortedDraft:

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from .decode import Decoder
-from .draft import LayerExit, SortedDraft, TableExit
+from .draft import LayerExit, SortedDraft
 from .model import Llama, LlamaConfig
 from .sampling import Sampling
 from .tree import Dynamic, KConfig
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
-K_CONFIG = (4, 2, 2, 1)
 MAX_NODES = 1024  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before layers, which know more than it does; tuned on mini-*
@@ -71,10 +70,7 @@ class Options:
         check_range("top_k", self.top_k, 0)
 
     def resolved(self, target: LlamaConfig, draft: LlamaConfig | None = None) -> "Options":
-        """The same with every default in its place, for models of these configs.
-
-        Without a ``draft``, exit 0 drafts alone. Raises ValueError for what cannot be.
-        """
+        """With all defaults in place; without a ``draft``, exit 0 drafts. May raise ValueError."""
         self.check()
         if self.method == "ar":
             return replace(self, exits=(), thresholds=())
@@ -101,7 +97,7 @@ class Options:
             return replace(options, draft_length=length)
         tree = self.tree
         if tree is None:
-            tree = K_CONFIG if self.method == "mcsd" else Dynamic(*draft.draft_tree)
+            tree = (4, 2, 2, 1) if self.method == "mcsd" else Dynamic(*draft.draft_tree)
         check_tree(tree, self.coupled)
         return replace(options, tree=tree)
 
@@ -188,6 +184,8 @@ def make_draft(options: Options, target: Llama, draft, limit: int) -> SortedDraf
     exits, below = [], None
     for layer, threshold in zip(options.exits, options.thresholds):
         if layer == 0:
+            from .ngram import TableExit
+
             exits.append(TableExit(options.datastore, threshold, target.device))
         else:
             below = LayerExit(draft, below, layer, threshold, limit + shape.max_nodes)

@@ -1,4 +1,4 @@
-"""The table behind exit 0: which tokens followed the last few tokens before (n-grams).
+"""Exit 0 of a draft, a table: which tokens followed the last few tokens before (n-grams).
 
 There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
@@ -7,6 +7,10 @@ probability that is left, a table takes c / (c + doubt · u), where the suffix w
 different tokens followed it (Witten-Bell smoothing; Chen & Goodman 1999): nearly all of it where
 one token followed often, and no other. What is left at the end belongs to unknown tokens.
 """
+
+import torch
+
+from .sampling import Prediction
 
 ORDER = 4  # tokens in the longest suffix
 FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bounds the time
@@ -57,3 +61,31 @@ def distribution(tables, context):
                 blend[token] = blend.get(token, 0.0) + each * count
             left -= each * c
     return blend
+
+
+class TableExit:
+    """Exit 0: what followed the last tokens before, in this text and in a datastore."""
+
+    layer, max_positions = 0, float("inf")
+
+    def __init__(self, datastore, threshold, device):
+        self.text, self.threshold, self.device = Text(), threshold, device
+        self.tables = [self.text] if datastore is None else [self.text, datastore]
+        self.seen = 0  # tokens of the context that are in the table
+
+    def predict(self, tree) -> Prediction:
+        """As LayerExit's, of the tokens that the table knows after any node of the frontier."""
+        self.text.grow(tree.context[self.seen :])
+        self.seen = len(tree.context)
+        before = tree.context[-ORDER:]
+        tails = [[*before, *tree.path(node)] for node in tree.frontier]
+        rows = [distribution(self.tables, tail[-ORDER:]) for tail in tails]
+        # A node may have more children than are known: the first tokens are always among the ids.
+        others = dict.fromkeys(range(tree.shape.widths[tree.level]))
+        ids = list(dict.fromkeys(token for row in rows for token in row) | others)
+        probs = [[row.get(token, 0.0) for token in ids] for row in rows]
+        return Prediction(
+            torch.tensor(probs, dtype=torch.float64, device=self.device),  # (R, K)
+            confidence=max(map(max, probs)),
+            ids=torch.tensor(ids, device=self.device),  # (K,)
+        )

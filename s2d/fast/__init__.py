@@ -22,8 +22,7 @@ def is_large(model):
 def quicken(model):
     """Make the matmuls of ``model``, on a CPU, faster for a few rows; names and values stay.
 
-    Afterwards its weights are not to be trained, replaced or cast: what was made of them would be
-    stale.
+    Afterwards its weights are not to be trained, replaced or cast.
     """
     if model.dtype in DTYPES and is_large(model):
         from .linear import use_fastest

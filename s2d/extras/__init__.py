@@ -1,1 +1,0 @@
-"""Ways to draft or to run that a first reader skips. Each plugs into a seam of the front."""

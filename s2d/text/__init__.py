@@ -1,1 +1,0 @@
-"""Text: a folder's tokenizer and its chat template."""
