@@ -93,7 +93,7 @@ class SortedDraft:
             if q is not None:
                 tree.q.append(q)
             tree.add_level(tokens.tolist(), probs.tolist(), exit.layer, prediction.confidence)
-            # Only now: a token that was drawn is sent (the lemma in verify.py).
+            # Only now: a token that was drawn is sent (see verify.py).
             if callable(self.stop) and self.stop(tree, prediction):
                 break
         tree.send(self.nodes_to_send)
