@@ -38,10 +38,7 @@ def grown(drafter, context, levels=20, **options):
 @pytest.mark.parametrize("exits", [(4,), (2, 4), (1, 2, 3), (1, 2, 3, 4)])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
-    """Random trees of which some nodes are expanded, at any exit; a path is kept, and again.
-
-    An exit that lags behind reads the context in windows.
-    """
+    """Random trees of which some nodes are expanded, at any exit; a path is kept, and again."""
     monkeypatch.setattr("s2d.draft.WINDOW", 8)
     rng, model = random.Random(f"{exits} {seed}"), random_llama(seed)
     shape = Dynamic(top_k=9, depth=20, size=30)
@@ -77,6 +74,18 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
         drafter.keep(tree, path_of(parents, last))
         context = context + tree.path(last) + [7]
     assert caught_up > 2
+
+
+def test_an_exit_that_lags_behind_reads_the_context_in_windows(monkeypatch):
+    monkeypatch.setattr("s2d.draft.WINDOW", 8)
+    model, tokens, widths = random_llama(3), random_tokens(0, 46), []
+    drafter = sorted_draft(model, (1, 4), [0.0, 0.0], CHAIN)
+    last = model.model["layers"][3]
+    last.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
+    for threshold, length in ((1.0, 20), (0.0, 45), (1.0, 46)):  # exit 4 drafts first and last
+        drafter.exits[0].threshold = threshold
+        drafter.keep(grown(drafter, tokens[:length], levels=1), [])
+    assert widths == [8, 8, 4, 8, 8, 8, 2]
 
 
 def test_no_layers_run_behind_the_exit_that_drafts():
@@ -129,13 +138,14 @@ def test_a_growing_tree_holds_the_most_probable_paths(seed):
         context = [*context, *paths[last], 3]
 
 
-def test_a_growing_tree_keeps_no_unlikely_path_and_sends_the_best():
-    model, context, shape = random_llama(11), [3, 1, 4], Dynamic(3, 4, 9)
+def test_a_growing_tree_keeps_no_unlikely_path_and_sends_the_best_level_by_level():
+    model, context, shape = random_llama(11), [3, 1, 4], Dynamic(top_k=2, depth=6, size=9)
     tree = grown(sorted_draft(model, (4,), [0.0], shape, stop=0.05), context)
     assert min(tree.probs.values()) >= 0.05 and 0 < len(tree.sent) < 9
-    most = grown(sorted_draft(model, (4,), [0.0], shape), context)
-    best = sorted(most.sent, key=most.probs.__getitem__, reverse=True)[:5]
+    tree = grown(sorted_draft(model, (4,), [0.0], shape), context)
+    assert tree.sent == sorted(tree.sent, key=tree.depths.get) != sorted(tree.sent)
     fewer = sorted_draft(model, (4,), [0.0], shape, nodes_to_send=lambda probs: 5)
+    best = sorted(tree.sent, key=tree.probs.__getitem__, reverse=True)[:5]
     assert sorted(grown(fewer, context).sent) == sorted(best)
 
 

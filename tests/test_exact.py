@@ -172,7 +172,7 @@ REJECTION = [
 def test_rejection_sampling_leaves_p(options):
     """Every outcome of whole generations, with a vocabulary of three."""
     target = random_llama(1, vocab_size=3, eos_token_ids=())
-    draft, prompt = random_llama(2, vocab_size=3), [2, 1, 0, 2, 1]
+    draft, prompt = random_llama(2, vocab_size=3), [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
     for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.7)):
         p = next_token_model(target, prompt, **law)
         used = options | law | dict(coupled=False, max_new_tokens=3)

@@ -40,8 +40,9 @@ def test_rows_without_labels_give_no_loss_and_no_gradient():
     assert all(parameter.grad.abs().max() == 0 for parameter in model.parameters())
 
 
-def test_the_teachers_term():
+def test_the_teachers_term(monkeypatch):
     """Against torch.distributions, at every exit; the teacher learns nothing."""
+    monkeypatch.setattr(soft, "CHUNK", 7)
     tokens, labels = example()
     model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
     plain, learnt = soft_losses(model, tokens, labels, (2, 4)), labels != -100
