@@ -139,7 +139,7 @@ def test_a_growing_tree_holds_the_most_probable_paths(seed):
 
 
 def test_a_growing_tree_keeps_no_unlikely_path_and_sends_the_best_level_by_level():
-    model, context, shape = random_llama(11), [3, 1, 4], Dynamic(top_k=2, depth=6, size=9)
+    model, context, shape = random_llama(8), [3, 1, 4], Dynamic(top_k=2, depth=6, size=9)
     tree = grown(sorted_draft(model, (4,), [0.0], shape, stop=0.05), context)
     assert min(tree.probs.values()) >= 0.05 and 0 < len(tree.sent) < 9
     tree = grown(sorted_draft(model, (4,), [0.0], shape), context)
