@@ -51,18 +51,17 @@ class KVCache:
     def advance(self, count: int):
         self.length += count
 
-    def keep(self, length: int, path: list[int]):
-        """Roll back to ``length`` slots and those at length + i for i in ``path``, moved up.
+    def keep(self, length: int, slots: list[int]):
+        """Roll back to ``length`` slots and those at length + i for i in ``slots``, moved up.
 
-        The slots of ``path`` must be filled; those up to ``length`` need not be.
+        Where fewer than ``length`` are filled, there are no such ``slots``.
         """
-        self.length = min(self.length, length + len(path))
-        move_up(self.keys, length, path)
-        move_up(self.values, length, path)
+        self.length = min(self.length, length + len(slots))
+        move_up(self.keys, length, slots)
+        move_up(self.values, length, slots)
 
 
-def move_up(rows: Tensor, length: int, path: list[int]):
-    """In rows (..., S, D), move those at length + i for i in ``path`` to ``length`` and on."""
-    if path != list(range(len(path))):  # the accepted part of a chain is in its place already
-        slots = [length + i for i in path]
-        rows[..., length : length + len(path), :] = rows[..., slots, :]
+def move_up(rows: Tensor, length: int, slots: list[int]):
+    """In rows (..., S, D), move those at length + i for i in ``slots`` to ``length`` and on."""
+    if slots != list(range(len(slots))):  # the accepted part of a chain is in its place already
+        rows[..., length : length + len(slots), :] = rows[..., [length + i for i in slots], :]

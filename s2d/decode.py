@@ -79,8 +79,8 @@ class Decoder:
     exact = True  # the output follows the target's distribution
 
     def __init__(self, target, draft, context: list[int], limit: int, sampling):
-        self.target, self.draft_model, self.sampling = target, draft, sampling
-        self.options = sampling.options  # in force
+        self.target, self.drafter, self.sampling = target, draft, sampling
+        self.options = sampling.options  # with defaults filled in
         self.context, self.limit = list(context), limit
         self.prompt_length = len(self.context)
         self.cache = target.new_cache(limit + (draft.shape.max_nodes if draft else 0))
@@ -94,7 +94,7 @@ class Decoder:
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
-            with torch.inference_mode():  # not where a Step is used
+            with torch.inference_mode():  # but not the caller's code between steps
                 logits = self.target(**self.draft())[0]  # (N+1, V)
                 step = self.accept(logits)
             yield step
@@ -114,10 +114,10 @@ class Decoder:
         return dict(tokens=tokens, last=last, positions=positions, mask=mask, cache=self.cache)
 
     def draft_tree(self) -> Tree:
-        n, draft = len(self.context), self.draft_model
+        n, draft = len(self.context), self.drafter
         if draft is None or n - self.cache.length > PREFILL:
             return Tree(self.context, KConfig(()), max_levels=0)
-        # The last token is the target's own, and the draft's context may be shorter.
+        # With room for the bonus token, and inside the draft's own context, which may be shorter.
         levels = min(self.limit - n - 1, draft.max_positions - n + 1)
         tree = Tree(self.context, draft.shape, levels, draft.min_prob)
         draft.grow(tree, self.sampling)
@@ -126,14 +126,14 @@ class Decoder:
     def accept(self, logits: Tensor) -> Step:
         """The second phase, by the target's ``logits`` (N+1, V): verify, roll back, emit."""
         if not logits.sum(dtype=torch.float32).isfinite():  # on a GPU this waits for the pass
-            raise ValueError("the target's logits are NaN: its weights are damaged, or overflow")
+            raise ValueError("the target's logits are not finite: damaged weights, or overflow")
         scored = time.perf_counter()
         # 3. Accept a path, and add the bonus token, the target's own after it.
         path, tokens = self.verify(logits)
         # 4. Roll both models' KV caches back to what was accepted.
         self.cache.keep(len(self.context), path)
-        if self.draft_model is not None:
-            self.draft_model.keep(self.tree, path)
+        if self.drafter is not None:
+            self.drafter.keep(self.tree, path)
         tokens = self.emit(tokens)
         step = Step(
             self.tree,
@@ -145,8 +145,8 @@ class Decoder:
             seconds=time.perf_counter() - self.began,
         )
         self.stats.add(step)
-        if self.ended:  # an answer that is kept holds no caches
-            self.cache = self.draft_model = None
+        if self.ended:  # free the memory: the caller may keep this object
+            self.cache = self.drafter = None
         return step
 
     def verify(self, logits: Tensor) -> tuple[list[int], list[int]]:

@@ -21,7 +21,7 @@ class LayerExit:
     A token that left at an earlier exit has no keys and values in this segment. When a later token
     needs them, the segment first runs all that it has not seen, from the hidden states that the
     exit ``below`` kept (catch-up). Invariant: an exit has seen a prefix of what the exit below has
-    seen, in the same slots. So it is after a roll-back too, and what is missing is one pass.
+    seen, in the same slots. A roll-back keeps that, so what is missing is always one range.
     """
 
     def __init__(self, model, below, layer, threshold, capacity):
@@ -49,7 +49,7 @@ class LayerExit:
     def run(self, tree, end):
         """Run the segment on what it has not seen up to position ``end``: (1, T, hidden)."""
         model, start = self.model, self.cache.length
-        n = min(len(tree.context), end)
+        n = min(len(tree.context), end)  # inside the context there are no nodes
         tokens, parents = tree.part(tree.expanded[: end - n])
         if self.below:
             hidden = self.below.hidden[:, start:end]
@@ -102,7 +102,7 @@ class SortedDraft:
         """The first exit that is confident enough, or the last, and its prediction."""
         for exit in self.exits:
             prediction = exit.predict(tree)
-            # This alone decides: no token that is drawn has a say in its own exit.
+            # Chosen before tokens are drawn (see verify.py).
             if prediction.confidence > exit.threshold:
                 break  # the layers behind it are not run
         return exit, prediction

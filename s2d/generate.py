@@ -22,7 +22,7 @@ CHAINS, TREES, SORTED = ("sd", "s2d"), ("mcsd", "s2d-tree"), ("s2d", "s2d-tree")
 MAX_NODES = 1024  # of a tree: masks take this number squared
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before layers, which know more than it does; tuned on mini-*
-# What a draft's config.json says, of exit 0 alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
+# In the place of a draft's config, for exit 0 alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
 TABLE_ALONE = SimpleNamespace(
     num_hidden_layers=0,
     exit_layers=(0,),
@@ -48,7 +48,7 @@ class Options:
     draft_length: int | None = None  # of a chain
     tree: tuple[int, ...] | Dynamic | None = None  # children per level, or a growing tree
     init: str = "draft"  # "target": it gives a tree its first level (extras/roots.py)
-    stop: float | Callable | None = None  # a path's least probability; or see SortedDraft
+    stop: float | Callable | None = None  # how unlikely a draft may get: KConfig, Dynamic
     coupled: bool = True  # one seed, one text; False: rejection sampling above T = 0
     datastore: Any = None  # what exit 0 knows besides the text (extras/datastore.py)
     nodes_to_send: Callable | None = None  # how many of a growing tree (extras/node_count.py)
@@ -123,7 +123,7 @@ class Options:
             return tuple(self.thresholds)
         known = dict(zip(draft.exit_layers, draft.thresholds))
         if tuple(layer for layer in exits if layer > 0) != draft.exit_layers:
-            # Other exits were asked for: a threshold of 0 would leave none to those behind it.
+            # Other exits were asked for: 0 would always draft, and those behind be unreachable.
             known = {layer: threshold for layer, threshold in known.items() if threshold > 0}
         known[0] = TABLE_THRESHOLD
         return (*(known.get(layer, THRESHOLD) for layer in exits[:-1]), 0.0)
@@ -168,7 +168,7 @@ def start(target: Llama, tokens: list[int], draft=None, method="s2d", **options)
     limit = min(len(tokens) + options.max_new_tokens, size)
     sorted_draft = make_draft(options, target, draft, limit) if options.exits else None
     kind = Decoder
-    if options.init == "target":
+    if options.init == "target" and sorted_draft:
         from .extras.roots import RootsDecoder as kind
     return kind(target, sorted_draft, tokens, limit, Sampling(options, target))
 

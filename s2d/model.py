@@ -34,16 +34,16 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
     eos_token_ids: tuple[int, ...] = (2,)
-    # How it drafts unless options say otherwise (draft.py).
+    # How it drafts unless options say otherwise (generate.py).
     exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
     thresholds: tuple[float, ...] = ()  # one per exit: the confidence that is enough there
     draft_length: int = 6  # of a chain
-    draft_stop: float = 0.0  # a chain ends where its path is less probable than this
+    draft_stop: float = 0.0  # of a chain, see ``KConfig``
     draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight; half precision is normalised in float32 first, as Llama was trained."""
+    """x / rms(x) * weight; of half precision PyTorch takes the root in float32, as Llama needs."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -66,8 +66,8 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     frequencies = 1.0 / config.rope_theta**exponents  # radians per position, (D/2,)
     stretched = frequencies / config.rope_factor  # for contexts longer than the original one
     if config.rope_llama3 is not None:
-        # Llama 3.1: those of less than ``low`` turns in the original context are stretched, those
-        # of more than ``high`` are not, and between the two they are blended.
+        # Llama 3.1: frequencies that make fewer than ``low`` turns in the original context are
+        # stretched, those that make more than ``high`` stay, and between the two they are blended.
         low, high, context = config.rope_llama3
         turns = context / (2 * math.pi / frequencies)
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)

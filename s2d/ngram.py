@@ -1,4 +1,4 @@
-"""Exit 0 of a draft, a table: which tokens followed the last few tokens before (n-grams).
+"""Exit 0, a table of n-grams: which tokens followed the last few tokens where they stood before.
 
 There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
@@ -64,7 +64,7 @@ def distribution(tables, context):
 
 
 class TableExit:
-    """Exit 0: what followed the last tokens before, in this text and in a datastore."""
+    """Exit 0: what followed where the last tokens stood before, in this text and a datastore."""
 
     layer, max_positions = 0, float("inf")
 
@@ -80,7 +80,7 @@ class TableExit:
         before = tree.context[-ORDER:]
         tails = [[*before, *tree.path(node)] for node in tree.frontier]
         rows = [distribution(self.tables, tail[-ORDER:]) for tail in tails]
-        # A node may have more children than are known: the first tokens are always among the ids.
+        # A node may have more children than are known: with ids 0, 1, ... there are enough.
         others = dict.fromkeys(range(tree.shape.widths[tree.level]))
         ids = list(dict.fromkeys(token for row in rows for token in row) | others)
         probs = [[row.get(token, 0.0) for token in ids] for row in rows]

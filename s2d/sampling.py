@@ -41,8 +41,7 @@ class Sampling:
     """How tokens are drawn, and every random number of a generation, from one seed.
 
     ``options``: temperature (0 is greedy), top_p, top_k, seed and coupled: True where draft and
-    target share the noise of each position, False for rejection sampling, whose random numbers
-    come one after the other.
+    target share the noise of each position, False for rejection sampling with one generator.
     """
 
     def __init__(self, options, target):
@@ -105,7 +104,7 @@ class Sampling:
 
 
 class Prediction(NamedTuple):
-    """What an exit of the draft says about the token after each of R positions."""
+    """What an exit of the draft says about the token after each of R nodes."""
 
     probs: Tensor  # (R, K) at temperature 1, without top-k and top-p
     confidence: float  # the largest of them
@@ -118,21 +117,22 @@ def choose_children(prediction: Prediction, count: int, positions: list[int], sa
 
     Greedy: the most probable. Coupled: those with the largest q / √e. The target takes the largest
     p / e, and q is near p but not p, so e counts for less here: measured, q / √e has more tokens
-    accepted than q or q / e. Otherwise: drawn from q. Returns the tokens and their probabilities,
-    (R, count) each, and the q (R, V) they were drawn from, if they were.
+    accepted than q or q / e. Otherwise: drawn from q. Returns (R, count) each the tokens and what
+    paths are ranked by, q or (coupled) a part of the sum of all scores, and the q (R, V) that they
+    were drawn from, if they were.
     """
     probs, ids = prediction.probs, prediction.ids
     if sampling.greedy:
         chosen_probs, chosen = probs.topk(count)
         return chosen if ids is None else ids[chosen], chosen_probs, None
     known = probs.sum(dim=-1, keepdim=True)  # below 1 where a table does not know all
-    # After a position of which it knows nothing, any distribution will do.
+    # Where it knows nothing, the uniform distribution: any children will do.
     q = sampling.warp(torch.where(known > 0, probs, 1.0).log())  # (R, K)
     if sampling.coupled:
         noise = sampling.noise(positions)  # (R, V)
         noise = noise if ids is None else noise[:, ids]
         scores = q * known / noise.sqrt()
-        # Each is as probable as its part of the sum of all scores; unknown tokens have no noise.
+        # Unknown tokens are part of the sum, without noise.
         total = scores.sum(dim=-1, keepdim=True) + (1.0 - known).clamp(min=0.0)
         chosen_probs, chosen = (scores / total).topk(count)
         return chosen if ids is None else ids[chosen], chosen_probs, None

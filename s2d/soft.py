@@ -17,7 +17,7 @@ def exit_hidden(model, tokens: torch.Tensor, exits):
 
 
 def soft_losses(model, tokens, labels, exits, count=None, distillation=None):
-    """Next-token cross entropy (E,) in nats at each of ``exits``, from one pass through all layers.
+    """Next-token cross entropy (E,) in nats at each of ``exits``, from one pass.
 
     ``labels`` (B, T) is the token that follows each of ``tokens`` (B, T), -100 where nothing is to
     be learnt. The losses of labelled tokens are summed and divided by ``count``, by default their

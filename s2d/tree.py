@@ -53,8 +53,8 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
           2     x x x x   x x . x               6
 
     Rows of the context are causal. A node sees the context and its ancestors, and its position is
-    one behind its parent's. Positions are None where they are start, start + 1, ...; the mask is
-    None where the pass is causal from an empty cache, or one position that sees everything.
+    one behind its parent's. No positions (None) are start, start + 1, ...; no mask (None) is causal
+    attention from an empty cache, or one row that sees everything.
     """
     end = n + len(parents)
     chain = is_chain(parents)
@@ -75,11 +75,11 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
 
 
 class KConfig:
-    """A shape known beforehand: ``widths[d]`` children for every node of level d - 1.
+    """A shape known beforehand, MCSD's k-config: ``widths[d]`` children per node of level d - 1.
 
-    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains (arXiv 2401.06706, section 3);
-    (4, 2, 2, 1) has 44 nodes. Every drafted node is sent to the target. Levels end where the
-    product of their confidences falls below ``tree.min_prob``.
+    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains (arXiv 2401.06706, section 3).
+    All nodes are sent, level by level. No level is added once the product of the levels'
+    confidences is below ``tree.min_prob``.
     """
 
     fixed = True
@@ -109,9 +109,9 @@ class KConfig:
 class Dynamic:
     """A tree that grows where the draft is confident (S2D's draft tree, arXiv 2407.01955).
 
-    Each of ``depth`` levels expands ``top_k`` nodes, the most probable of those that can be sent,
-    and gives each its ``top_k`` best children. The most probable ``size`` nodes of all are sent to
-    the target, but for those whose path is less probable than ``tree.min_prob``.
+    Each of ``depth`` rounds, its levels, expands ``top_k`` nodes of any depth: the most probable of
+    those that can be sent. Each gets its ``top_k`` best children, but for those whose path is less
+    probable than ``tree.min_prob``. The most probable ``size`` nodes are sent.
     """
 
     top_k: int
@@ -129,26 +129,25 @@ class Dynamic:
 
     def next_frontier(self, tree):
         # Only nodes that can be sent: a child is at most as probable as its parent.
-        inner = [node for node in self.best(tree) if tree.depths[node] + 1 < tree.max_levels]
-        return [node for node in inner if node not in tree.expanded][: self.top_k]
+        return [node for node in self.best(tree) if node not in tree.expanded][: self.top_k]
 
 
 class Tree:
     """The tree of a step: drafted level by level, then sent to the target.
 
-    A node keeps the number it was proposed with. In the KV caches of the draft nodes lie in the
-    order in which they were ``expanded``, and the target sees those that are ``sent``: ``part``
-    numbers parents anew for these. With top_k = 2, after the context, 0 and 1, then 2 and 4:
+    A node keeps the number it was proposed with. The draft's KV caches hold nodes in the order of
+    ``expanded``, which the frontier is part of, and the target sees those that are ``sent``:
+    ``part`` numbers parents anew for these. With top_k = 2, after the context, 0 and 1, then 2, 4:
 
         context ─┬─ 0 ─┬─ 2 ─ ...     node              0   1   2   3   4   5
                  │     └─ 3           parent           -1  -1   0   0   1   1
                  └─ 1 ─┬─ 4 ─ ...     part([0, 1, 2, 4]) has the parents -1, -1, 0, 1
                        └─ 5
 
-    By node: tokens, parents, exits (the draft layer that proposed it), depths (from 0) and probs
-    (of the path to it). ``frontier``: the nodes to expand next, at first the context.
-    ``likelihood``: the product of the confidences of the levels. ``q``: per level the distributions
-    (R, V) that its tokens were drawn from, if the target tests them (rejection sampling).
+    By node: tokens, parents, exits (layers of the draft; None: a root from the target), depths
+    (from 0) and probs (by which paths are ranked, see ``choose_children``). ``frontier``: the nodes
+    to expand next, at first the context. ``likelihood``: the product of the levels' confidences.
+    ``q``: per level the distributions (R, V) its tokens were drawn from, if the target tests them.
     """
 
     def __init__(self, context: list[int], shape, max_levels: int, min_prob: float = 0.0):

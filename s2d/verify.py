@@ -21,7 +21,7 @@ from .tree import CONTEXT, is_chain
 def verify(n: int, tokens, parents, q: Tensor | None, logits: Tensor, sampling: Sampling):
     """Choose the verifier, for a tree behind n positions and the target's ``logits`` (N+1, V).
 
-    ``q`` (R, V): what the tokens were drawn from; None without rejection sampling.
+    ``q`` (R, V): what the tokens were drawn from; None: nothing was drawn, and noise decides.
     """
     if q is not None:
         p = sampling.warp(logits)
@@ -38,8 +38,8 @@ def follow(tokens: list[int], parents: list[int], choices: Tensor) -> tuple[list
     """Walk to the child that is the target's choice, and on from there.
 
     ``choices`` (N+1,) are the tokens that the target takes after the context and after each node.
-    They are fixed before anything is drafted (at T = 0 by the logits, above by the noise of each
-    position), so the text is that of the target alone, whatever the tree is made of.
+    What it takes after some text depends on that text and the seed (at T = 0 on the text), not on
+    the draft. So the output is that of the target alone, whatever the tree is made of.
 
     >>> follow([5, 6, 7], [-1, -1, 1], torch.tensor([6, 0, 7, 8]))  # 5, or 6 and then 7
     ([1, 2], 8)
@@ -86,7 +86,7 @@ def verify_sampled(tokens: list[int], parents: list[int], p: Tensor, q: Tensor, 
 def verify_chain(tokens: list[int], p: Tensor, q: Tensor, sampling: Sampling):
     """As ``verify_sampled`` for a chain, with all tests at once."""
     index = torch.tensor(tokens, dtype=torch.long, device=p.device)
-    nodes = torch.arange(len(tokens), device=p.device)  # in a chain, row i is about node i
+    nodes = torch.arange(len(tokens), device=p.device)  # row i of p and q tests node i
     accepted = sampling.accept(p[nodes, index] / q[nodes, index])
     count = int(accepted.cumprod(dim=0).sum())  # those after a rejection do not count
     rest = p[count] if count == len(tokens) else residual(p[count], q[count])

@@ -1,4 +1,4 @@
-"""S2D and exact verification by definition: the whole model over the whole text, every time."""
+"""S2D by definition (T > 0, fixed trees, exits with layers): whole models over the whole text."""
 
 import torch
 

@@ -218,11 +218,11 @@ def test_stats_add_up():
     assert stats.exit_counts.total() == stats.draft_forwards
     assert stats.mean_accepted_tokens == len(found.tokens) / stats.steps
     assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
-    assert found.cache is found.draft_model is None  # an answer that is kept holds no caches
+    assert found.cache is found.drafter is None  # an answer that is kept holds no caches
 
 
 def test_damaged_weights_are_one_line():
-    for damaged, message in ((0, "the target's logits are NaN"), (1, "the draft's logits are NaN")):
+    for damaged, message in ((0, "the target's logits are not finite"), (1, "the draft's logits are NaN")):
         models = [random_llama(0), random_llama(1)]
         models[damaged].lm_head.weight.fill_(float("nan"))
         raises_line(generate, ValueError, message, models[0], [1], models[1], exits=[4])

@@ -29,7 +29,7 @@ class RootsDecoder(Decoder):
     def draft_tree(self):
         if self.roots is None:
             return Tree(self.context, KConfig(()), max_levels=0)
-        n, draft = len(self.context), self.draft_model
+        n, draft = len(self.context), self.drafter
         levels = min(self.limit - n, draft.max_positions - n + 1)
         tree = Tree(self.context, draft.shape, max(1, levels), draft.min_prob)
         tokens, probs = self.roots
@@ -62,7 +62,7 @@ class RootsDecoder(Decoder):
 
     def next_roots(self, first):
         """The token ``first``, then others by the target: tokens and probabilities (K,)."""
-        sampling, others = self.sampling, self.draft_model.shape.widths[0] - 1
+        sampling, others = self.sampling, self.drafter.shape.widths[0] - 1
         logits = self.after_context
         probs = warp(logits, 1.0) if sampling.greedy else sampling.warp(logits)
         rest = without(probs, first)

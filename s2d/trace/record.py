@@ -31,8 +31,8 @@ class Recorder:
         self.levels = {}  # level -> its frontier, and (exit, confidence) of the exits tried
         self.draws = []  # the random numbers of its tests
         watch(self.sampling, "accept", self.note_draws)
-        if generation.draft_model is not None:
-            for exit in generation.draft_model.exits:
+        if generation.drafter is not None:
+            for exit in generation.drafter.exits:
                 watch(exit, "predict", partial(self.note_confidence, exit))
 
     def note_draws(self, accept, probabilities):
