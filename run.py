@@ -100,8 +100,6 @@ def run(arguments, load_target=None):
             streamed.add(step)
 
     # 5. Print
-    if args.trace:
-        write_page(recorder.data(), args.trace)
     if args.json:
         print(as_json(generation, tokenizer, args))
     else:
@@ -109,23 +107,25 @@ def run(arguments, load_target=None):
         print(f"\n{report(generation, streamed.colors)}", flush=True)
         if args.prompt is None and options.method != "ar":
             print(compare(partial(generate, target, prompt, draft), options, generation))
+    if args.trace:
+        write_page(recorder.data(), args.trace)
 
 
 def choose_draft(args):
     """Choose what drafts: exit 0 alone where the target has a datastore, or no draft beside it."""
     args.datastore = None
     if args.method == "ar":
+        args.draft = None
         return
     beside, datastore = draft_beside(args.target), datastore_path(args.target)
     if args.exits is None and args.draft is None and (datastore.is_file() or not beside.is_dir()):
         args.exits = (0,)
     if args.exits and 0 in args.exits and datastore.is_file():
         args.datastore = datastore
-    if args.exits == (0,):
-        args.method = args.method or "s2d-tree"
-    else:
-        args.draft = args.draft or beside
-        args.method = args.method or "s2d"
+    alone = args.exits == (0,)
+    args.draft = None if alone else args.draft or beside
+    grows = alone and args.draft_length is None and (args.coupled or args.tree)
+    args.method = args.method or ("s2d-tree" if grows else "s2d")
 
 
 def tune(args, options, models):
@@ -154,8 +154,9 @@ def parse(arguments):
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
     add("--system", metavar="TEXT", help="a system message, where the chat template has one")
     add("--raw", action="store_true", help="no chat template: the model continues the text")
-    add("--interactive", action="store_true", help="a conversation")
-    add("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
+    one_of = parser.add_mutually_exclusive_group().add_argument
+    one_of("--interactive", action="store_true", help="a conversation")
+    one_of("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
     add("--batch", type=int, default=8, metavar="B", help="how many of --prompts at a time")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the answer ends there")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
@@ -173,7 +174,7 @@ def parse(arguments):
     add("--init", choices=("draft", "target"), default="draft", help="source of a tree's roots")
     add("--stop", metavar="P|FILE", help="least probability of a path; or a decision model")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
-    add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
+    one_of("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
     return parser.parse_args(arguments)
 
 

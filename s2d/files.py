@@ -11,9 +11,9 @@ def read_json(path, missing=None):
     if missing is not None and not path.is_file():
         return missing
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from None
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} holds no JSON object ({error})") from None
 
 
 def refuse_existing(path):
@@ -30,6 +30,8 @@ def staged_file(path):
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         stage = Path(folder, path.name)
         yield stage
+        for file in (stage, *stage.rglob("*")):  # safetensors lets only the owner read its files
+            file.chmod(file.stat().st_mode | 0o044)
         stage.replace(path)
 
 

@@ -68,6 +68,7 @@ class Options:
             check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)
         check_range("top_p", self.top_p, 1e-40, 1)
         check_range("top_k", self.top_k, 0)
+        check_range("seed", self.seed, 0)
 
     def resolved(self, target: LlamaConfig, draft: LlamaConfig | None = None) -> "Options":
         """With all defaults in place; without a ``draft``, exit 0 drafts. May raise ValueError."""

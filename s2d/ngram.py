@@ -78,8 +78,7 @@ class TableExit:
         self.text.grow(tree.context[self.seen :])
         self.seen = len(tree.context)
         before = tree.context[-ORDER:]
-        tails = [[*before, *tree.path(node)] for node in tree.frontier]
-        rows = [distribution(self.tables, tail[-ORDER:]) for tail in tails]
+        rows = [distribution(self.tables, before + tree.path(node)) for node in tree.frontier]
         # A node may have more children than are known: with ids 0, 1, ... there are enough.
         others = dict.fromkeys(range(tree.shape.widths[tree.level]))
         ids = list(dict.fromkeys(token for row in rows for token in row) | others)

@@ -9,8 +9,7 @@ from .tree import Dynamic
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):  # one line, without the usage before it
-        tell(f"{self.prog}: {message}")
-        self.exit(2)
+        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def comma_separated(kind):
@@ -47,7 +46,7 @@ def run_program(name, function, *arguments):
     """Exit code of ``function(*arguments)``; a user's mistake is one line on stderr, and 2."""
     try:
         code = function(*arguments) or 0
-        sys.stdout.flush()
+        print(end="", flush=True)
         return code
     except KeyboardInterrupt:
         return 130

@@ -191,6 +191,8 @@ class Tree:
 
     def path(self, node: int) -> list[int]:
         """The tokens from the first level down to ``node``."""
-        if node == CONTEXT:
-            return []
-        return [*self.path(self.parents[node]), self.tokens[node]]
+        path = []
+        while node != CONTEXT:
+            path.insert(0, self.tokens[node])
+            node = self.parents[node]
+        return path

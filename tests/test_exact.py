@@ -222,7 +222,10 @@ def test_stats_add_up():
 
 
 def test_damaged_weights_are_one_line():
-    for damaged, message in ((0, "the target's logits are not finite"), (1, "the draft's logits are NaN")):
+    for damaged, message in (
+        (0, "the target's logits are not finite"),
+        (1, "the draft's logits are NaN"),
+    ):
         models = [random_llama(0), random_llama(1)]
         models[damaged].lm_head.weight.fill_(float("nan"))
         raises_line(generate, ValueError, message, models[0], [1], models[1], exits=[4])

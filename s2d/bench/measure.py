@@ -12,7 +12,7 @@ LISTS = "messages prompts turns tokens wall_time generations".split()  # of a re
 
 
 def run_ours(target, draft, batch, prompts, seed, **options):
-    """[(tokens, seconds, Generation)] of ``prompts``, ``batch`` at once; the i-th has seed + i."""
+    """[(tokens, seconds, Decoder)] of ``prompts``, ``batch`` at once; the i-th has seed + i."""
     if batch == 1:
         numbered = enumerate(prompts, seed)
         found = [generate(target, each, draft, seed=own, **options) for own, each in numbered]

@@ -100,7 +100,7 @@ def load_decision(path, draft=None) -> Decision:
         with safe_open(path, framework="pt") as file:
             decision = Decision(**json.loads(file.metadata()["decision"]))
             decision.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"no decision model at {path} ({error})") from None
     if draft is not None:
         if decision.draft != fingerprint(draft):

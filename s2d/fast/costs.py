@@ -20,7 +20,7 @@ from . import DTYPES
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
 CONTEXT = 400  # cached positions that they attend to
-ROUNDS = 6  # of timing; the first is slower and does not count
+ROUNDS = 6  # of timing; the fastest counts
 
 
 def cache_folder():

@@ -29,7 +29,7 @@ class Tokenizer:
         self.eos, self.eos_id = names.get("eos_token", ""), self.model.eos_id
 
     def encode(self, text, with_bos=True):
-        """Text -> ids, BOS first where the model expects one, unless the text has it already.
+        """Text -> ids, BOS first where the model expects one.
 
         The text of a special token stands for that token wherever it occurs.
         """

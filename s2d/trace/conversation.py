@@ -10,7 +10,7 @@ from .terminal import Streamed
 def converse(begin, tokenizer, encode, size, first):
     """Answer ``first``, if any, then each line typed; old turns go when 3/4 of ``size`` is full.
 
-    ``begin``: ids of a prompt -> a Generation; ``encode``: messages -> ids of their prompt.
+    ``begin``: ids of a prompt -> a Decoder; ``encode``: messages -> ids of their prompt.
     """
     tell("Ctrl-C ends an answer, Ctrl-D the conversation")
     with suppress(ImportError):

@@ -1,6 +1,6 @@
 """What the page of an answer shows, as plain numbers.
 
-A ``Recorder`` watches a Generation from outside: what each exit predicts, and the random numbers of
+A ``Recorder`` watches a Decoder from outside: what each exit predicts, and the random numbers of
 rejection sampling. Everything else it computes from the Steps, with the verifiers' own functions.
 """
 

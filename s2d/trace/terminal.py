@@ -90,7 +90,7 @@ def compare(generate, options, generation):
 def as_json(generation, tokenizer, args, **before):
     """An answer and what it came from as one JSON object, with ``before`` first in it.
 
-    ``args`` has the folders of the models, and options that are not the Generation's own.
+    ``args`` has the folders of the models, and options that are not the Decoder's own.
     """
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_forwards seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}

@@ -30,10 +30,11 @@ def collect(decision, target, draft, prompts):
         inputs.append(decision.inputs(prediction))
         return False
 
+    options = dict(draft_length=DRAFT_LENGTH, coupled=False, stop=remember)
     for temperature in (0.0, 1.0):
-        options = dict(draft_length=DRAFT_LENGTH, temperature=temperature, stop=remember)
         for seed, prompt in enumerate(prompts):
-            for step in start(target, prompt, draft, seed=seed, **options):
+            law = dict(temperature=temperature, seed=seed)
+            for step in start(target, prompt, draft, **law, **options):
                 labels.append(accepted(step, temperature))
     return torch.cat(inputs), torch.cat(labels)
 

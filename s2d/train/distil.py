@@ -16,7 +16,7 @@ class Distillation:
     def hidden(self, tokens):
         return self.teacher.run_layers(self.teacher.embed(tokens))  # (B, T, its hidden size)
 
-    def loss(self, hidden, features, logits, vocabulary=None):
+    def loss(self, hidden, features, logits):
         """How far the exit's ``logits`` (N, V) are where the teacher has ``hidden``, summed."""
         with torch.no_grad():
             log_p = self.teacher.logits(hidden).float().log_softmax(dim=-1)
@@ -35,7 +35,7 @@ class Alignment(Distillation):
 
     weight: float
 
-    def loss(self, hidden, features, logits, vocabulary=None):
+    def loss(self, hidden, features, logits):
         """How far the exit's ``features`` (N, hidden size) are from the teacher's, summed."""
         with torch.no_grad():
             taught = self.teacher.model["norm"](hidden)

@@ -19,7 +19,7 @@ MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3)
 SELF = Recipe(batch=8, micro_batch=8, length=256, lr=6e-4, epochs=2, weight_decay=0.0)
 # The paper's for ShareGPT (arXiv 2407.01955, section 4); without weight decay, as is usual for a
 # model that is already trained.
-PAPER = Recipe(128, 4, length=2048, lr=2e-5, epochs=3, weight_decay=0.0)
+PAPER = Recipe(128, 2, length=2048, lr=2e-5, epochs=3, weight_decay=0.0)
 
 
 def train_soft(run, init, layers, exits, data, millions, teacher=None, **options):

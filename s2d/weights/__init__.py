@@ -90,12 +90,9 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
 
 
 def check_device(device):
-    """A device's name, or "auto" -> torch.device; ValueError where it is not here.
-
-    Of several processes that torchrun started each has a GPU of its own.
-    """
+    """A device's name, or "auto" -> torch.device; ValueError where it is not here."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    if str(device) in ("auto", "cuda") and gpus:
+    if str(device) in ("auto", "cuda") and gpus:  # each process of torchrun has its own GPU
         return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
     if str(device) not in ("auto", "cpu", *gpus):
         here = ", ".join(["cpu", *gpus])
@@ -112,7 +109,7 @@ def choose_dtype(dtype, device, path):
     name = str(own if dtype == "auto" else dtype)
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
-    native = name == "bfloat16" and torch.cpu._is_avx512_bf16_supported()
+    native = name == "bfloat16" and torch.cpu.get_capabilities().get("avx512_bf16")
     slow = device.type == "cpu" and DTYPES[name].itemsize == 2 and not native
     return torch.float32 if dtype == "auto" and slow else DTYPES[name]
 

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face folder <-> LlamaConfig; what does not make a Llama is ignored."""
+"""config.json of a Hugging Face folder <-> LlamaConfig; other models are refused."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +31,7 @@ def read_config(path):
         raw["eos_token_id"] = eos
     try:
         return config_from_dict(raw)
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from None
 
 

@@ -23,9 +23,7 @@ def find_target(name):
 def draft_beside(target):
     """The folder where the draft of the target's family is, or would be."""
     target = target.resolve()
-    family = target.name.split("-")[0]
-    if family not in ("mini", "smollm2"):
-        family = "vicuna"  # whose draft also fits Llama 2
+    family = "vicuna" if target.name in REAL.values() else target.name.split("-")[0]
     return target.parent / f"{family}-draft"
 
 
