@@ -63,7 +63,7 @@ def judge(finding, result):
     values.setdefault("the target alone", 1.0)
     row, other = (max(rows, key=values.get) for rows in (finding.rows, finding.others))
     one, two = (format(values[each], FORMATS[key]) for each in (row, other))
-    figures = f"{key} of {row} {one}, of {other} {two}"
+    figures = f'{key} of "{row}" {one}, of "{other}" {two}'
     seeds = {column.split()[1] for column in result if column.startswith("seed")}
     if not seeds:
         ratio = values[row] / values[other]
