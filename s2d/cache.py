@@ -54,7 +54,7 @@ class KVCache:
     def keep(self, length: int, slots: list[int]):
         """Roll back to ``length`` slots and those at length + i for i in ``slots``, moved up.
 
-        Where fewer than ``length`` are filled, there are no such ``slots``.
+        ``slots`` is empty where fewer than ``length`` are filled.
         """
         self.length = min(self.length, length + len(slots))
         move_up(self.keys, length, slots)

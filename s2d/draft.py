@@ -38,7 +38,7 @@ class LayerExit:
         while n - self.cache.length > WINDOW:
             self.run(tree, end=self.cache.length + WINDOW)
         hidden = self.run(tree, end=n + len(tree.expanded))
-        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden)
+        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden), whose rows come last
         # At temperature 1, so that thresholds mean the same at any temperature.
         probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
         confidence = probs.max().item()  # one node that is sure is enough for all
@@ -71,8 +71,8 @@ class LayerExit:
 class SortedDraft:
     """A draft of sorted ``exits``, the cheapest first, whose trees have one ``shape``.
 
-    stop: the least probable path that is followed (see ``KConfig`` and ``Dynamic``), or a function
-        of a tree and its last prediction that is True where drafting ends (extras/decision.py)
+    stop: ``min_prob`` of ``KConfig`` and ``Dynamic``, or a function of a tree and its last
+        prediction that is True where drafting ends (extras/decision.py)
     nodes_to_send: how many of a growing tree, see ``Options``
     """
 

@@ -48,10 +48,10 @@ class Options:
     draft_length: int | None = None  # of a chain
     tree: tuple[int, ...] | Dynamic | None = None  # children per level, or a growing tree
     init: str = "draft"  # "target": it gives a tree its first level (extras/roots.py)
-    stop: float | Callable | None = None  # how unlikely a draft may get: KConfig, Dynamic
+    stop: float | Callable | None = None  # min_prob of KConfig and Dynamic, or a function
     coupled: bool = True  # one seed, one text; False: rejection sampling above T = 0
     datastore: Any = None  # what exit 0 knows besides the text (extras/datastore.py)
-    nodes_to_send: Callable | None = None  # how many of a growing tree (extras/node_count.py)
+    nodes_to_send: Callable | None = None  # of a growing tree (extras/node_count.py)
 
     def check(self):
         """Raise ValueError for what is wrong whatever the models are."""
@@ -124,7 +124,7 @@ class Options:
             return tuple(self.thresholds)
         known = dict(zip(draft.exit_layers, draft.thresholds))
         if tuple(layer for layer in exits if layer > 0) != draft.exit_layers:
-            # Other exits were asked for: 0 would always draft, and those behind be unreachable.
+            # With other exits, a threshold of 0 would make those behind it unreachable.
             known = {layer: threshold for layer, threshold in known.items() if threshold > 0}
         known[0] = TABLE_THRESHOLD
         return (*(known.get(layer, THRESHOLD) for layer in exits[:-1]), 0.0)

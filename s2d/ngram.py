@@ -2,10 +2,10 @@
 
 There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
-often. ``distribution`` blends these counts, from the longest suffix to the shortest. Of the
-probability that is left, a table takes c / (c + doubt · u), where the suffix was seen c times and u
-different tokens followed it (Witten-Bell smoothing; Chen & Goodman 1999): nearly all of it where
-one token followed often, and no other. What is left at the end belongs to unknown tokens.
+often. ``distribution`` blends these counts, from the longest suffix to the shortest. For a suffix
+seen c times with u different followers, a table takes c / (c + doubt · u) of the probability that
+is left (Witten-Bell smoothing; Chen & Goodman 1999): nearly all of it where one token followed
+often, and no other. What is left at the end belongs to unknown tokens.
 """
 
 import torch
@@ -74,7 +74,7 @@ class TableExit:
         self.seen = 0  # tokens of the context that are in the table
 
     def predict(self, tree) -> Prediction:
-        """As LayerExit's, of the tokens that the table knows after any node of the frontier."""
+        """As LayerExit's; a column for each token known after some node of the frontier."""
         self.text.grow(tree.context[self.seen :])
         self.seen = len(tree.context)
         before = tree.context[-ORDER:]

@@ -116,16 +116,15 @@ def choose_children(prediction: Prediction, count: int, positions: list[int], sa
     """``count`` different tokens to draft at each of R ``positions``.
 
     Greedy: the most probable. Coupled: those with the largest q / √e. The target takes the largest
-    p / e, and q is near p but not p, so e counts for less here: measured, q / √e has more tokens
-    accepted than q or q / e. Otherwise: drawn from q. Returns (R, count) each the tokens and what
-    paths are ranked by, q or (coupled) a part of the sum of all scores, and the q (R, V) that they
-    were drawn from, if they were.
+    p / e, but q is only near p: measured, q / √e gets more tokens accepted than q or q / e.
+    Otherwise: drawn from q. Returns tokens and ranks, (R, count) each, and the q (R, V) that they
+    were drawn from, if they were. Ranks: probabilities, or (coupled) shares of the sum of scores.
     """
     probs, ids = prediction.probs, prediction.ids
     if sampling.greedy:
         chosen_probs, chosen = probs.topk(count)
         return chosen if ids is None else ids[chosen], chosen_probs, None
-    known = probs.sum(dim=-1, keepdim=True)  # below 1 where a table does not know all
+    known = probs.sum(dim=-1, keepdim=True)  # 1; of a table, which does not know all, less
     # Where it knows nothing, the uniform distribution: any children will do.
     q = sampling.warp(torch.where(known > 0, probs, 1.0).log())  # (R, K)
     if sampling.coupled:

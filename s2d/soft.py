@@ -1,4 +1,4 @@
-"""The SoFT loss: every exit of a draft learns the next token at once (arXiv 2407.01955, 4)."""
+"""The SoFT losses: every exit of a draft learns the next token at once (arXiv 2407.01955, 4)."""
 
 import torch
 import torch.nn.functional as F

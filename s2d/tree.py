@@ -53,8 +53,8 @@ def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=
           2     x x x x   x x . x               6
 
     Rows of the context are causal. A node sees the context and its ancestors, and its position is
-    one behind its parent's. No positions (None) are start, start + 1, ...; no mask (None) is causal
-    attention from an empty cache, or one row that sees everything.
+    one behind its parent's. Positions None: start, start + 1, ... Mask None: causal attention from
+    an empty cache, or one row that sees everything.
     """
     end = n + len(parents)
     chain = is_chain(parents)
@@ -109,8 +109,8 @@ class KConfig:
 class Dynamic:
     """A tree that grows where the draft is confident (S2D's draft tree, arXiv 2407.01955).
 
-    Each of ``depth`` rounds, its levels, expands ``top_k`` nodes of any depth: the most probable of
-    those that can be sent. Each gets its ``top_k`` best children, but for those whose path is less
+    Each of ``depth`` rounds (levels) expands ``top_k`` more nodes, the most probable of any depth;
+    the first expands the context. A node gets its ``top_k`` best children, but for paths less
     probable than ``tree.min_prob``. The most probable ``size`` nodes are sent.
     """
 
@@ -135,9 +135,9 @@ class Dynamic:
 class Tree:
     """The tree of a step: drafted level by level, then sent to the target.
 
-    A node keeps the number it was proposed with. The draft's KV caches hold nodes in the order of
-    ``expanded``, which the frontier is part of, and the target sees those that are ``sent``:
-    ``part`` numbers parents anew for these. With top_k = 2, after the context, 0 and 1, then 2, 4:
+    A node keeps the number it was proposed with. The draft's KV caches hold ``expanded``, at its
+    end the frontier (unless that is the context), the target sees ``sent``; ``part`` numbers
+    parents anew for either. With top_k = 2, after rounds for the context and for 0 and 1:
 
         context ─┬─ 0 ─┬─ 2 ─ ...     node              0   1   2   3   4   5
                  │     └─ 3           parent           -1  -1   0   0   1   1

@@ -1,6 +1,6 @@
 """The verifiers: which path of a drafted tree is accepted, and the token the target adds to it.
 
-Pure functions of a tree of N nodes (lists of ``tokens`` and ``parents``) and the target's N+1 rows:
+Functions of a tree of N nodes (lists of ``tokens`` and ``parents``) and the target's N+1 rows:
 row 0 is about the token after the context, row i + 1 about the one after node i. Each returns the
 accepted path of nodes and the bonus token, the target's own after it. N = 0 is plain decoding.
 
@@ -21,7 +21,7 @@ from .tree import CONTEXT, is_chain
 def verify(n: int, tokens, parents, q: Tensor | None, logits: Tensor, sampling: Sampling):
     """Choose the verifier, for a tree behind n positions and the target's ``logits`` (N+1, V).
 
-    ``q`` (R, V): what the tokens were drawn from; None: nothing was drawn, and noise decides.
+    ``q`` (R, V): what tokens were drawn from; None, without tokens too: noise or argmax decides.
     """
     if q is not None:
         p = sampling.warp(logits)
