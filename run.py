@@ -150,7 +150,7 @@ def parse(arguments):
     add = parser.add_argument
     add("--target", required=True, help="7b, 13b, 70b, smollm2-135m or a folder: the large model")
     add("--draft", type=Path, help="a folder; default: the draft of the target's family, or exit 0")
-    add("--method", choices=METHODS, help="no draft; chain, tree from one exit; from sorted exits")
+    add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
     add("--system", metavar="TEXT", help="a system message, where the chat template has one")
     add("--raw", action="store_true", help="no chat template: the model continues the text")
