@@ -50,10 +50,8 @@ def told(name, result, markdown):
     shows += f"; published: {about.note}" if about.note else ""
     lines = table(result, about.measures, means=True)
     lines[1:1] = [[row, *cells.split("|")] for row, cells in about.published.items()]
-    words, figures = zip(*(judge(finding, result) for finding in about.findings))
-    verdict = next((word for word in words if word != "holds"), "holds")
-    heading = f"**{about.title}** ({shows}); {verdict} here: {'; '.join(figures)}"
-    return f"{heading}\n\n{render(lines, markdown)}\n"
+    verdicts = [" here: ".join(judge(finding, result)) for finding in about.findings]
+    return f"**{about.title}** ({shows}); {'; '.join(verdicts)}\n\n{render(lines, markdown)}\n"
 
 
 def judge(finding, result):
