@@ -19,7 +19,6 @@ from s2d.weights.names import datastore_path, draft_beside, find_target
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its main export."
-MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
 
 
 def main(arguments=None):
@@ -137,12 +136,12 @@ def tune(args, options, models):
             lay_out(model)
     if options.exits != (0,) or options.stop is not None or options.init != "draft":
         return options
-    from s2d.extras.node_count import options_for
+    from s2d.extras.node_count import MAX_ROWS, options_for
     from s2d.fast.costs import pass_seconds
 
     batch = args.batch if args.prompts else 1
     costs = pass_seconds(models[0], rows=batch * MAX_ROWS)
-    return replace(options, **options_for(costs, batch)) if costs else options
+    return replace(options, **options_for(costs, batch))
 
 
 def parse(arguments):

@@ -193,6 +193,6 @@ class Tree:
         """The tokens from the first level down to ``node``."""
         path = []
         while node != CONTEXT:
-            path.insert(0, self.tokens[node])
+            path.append(self.tokens[node])
             node = self.parents[node]
-        return path
+        return path[::-1]

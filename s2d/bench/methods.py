@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from ..extras.datastore import load_datastore
-from ..extras.node_count import options_for
+from ..extras.node_count import MAX_ROWS, options_for
 from ..fast.costs import pass_seconds
 from ..fast.linear import lay_out
 from ..generate import METHODS
@@ -20,7 +20,6 @@ from ..weights import empty_model
 from ..weights.config import config_to_dict, read_config
 from ..weights.names import datastore_path
 
-MOST_ROWS = 17  # of a pass over one prompt whose cost is asked for
 READERS = {"exits": comma_separated(int), "thresholds": comma_separated(float), "stop": str}
 READERS |= {"draft_length": int, "tree": parse_tree, "init": str, "batch": int}
 
@@ -65,8 +64,8 @@ def prepare(method, target, draft, target_path):
         for model in filter(None, (target, draft)):
             lay_out(model)
     if method.get("exits") == (0,) and "stop" not in method:
-        costs = pass_seconds(target, rows=method["batch"] * MOST_ROWS)  # None where not known
-        options |= options_for(costs, method["batch"]) if costs else {}
+        costs = pass_seconds(target, rows=method["batch"] * MAX_ROWS)
+        options |= options_for(costs, method["batch"])
     return options
 
 

@@ -5,14 +5,17 @@ from itertools import accumulate
 
 TRUST = 0.8  # of what exit 0 says of its paths; tuned on text that SmolLM2-135M sampled
 MIN_PROB = 0.03  # of a path that exit 0 follows, however cheap rows are
+MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
 
 
-def options_for(costs: list[float], batch: int = 1) -> dict:
+def options_for(costs: list[float] | None, batch: int = 1) -> dict:
     """Options of ``generate`` for exit 0 alone: ``nodes_to_send`` and ``stop``.
 
     ``costs``: seconds of a target pass over 1, 2, ... rows (fast/costs.py). Of ``batch`` prompts
     that share a pass, all are taken to send as many nodes.
     """
+    if costs is None:  # not known here
+        return {}
     costs = costs[batch - 1 :: batch]
     stop = max(MIN_PROB, min_paying_prob(costs))
     return {"nodes_to_send": partial(node_count, costs=costs), "stop": min(stop, 1.0)}

@@ -133,7 +133,7 @@ function drawMask(step) {
     const place = { y: 14 * node + 14, height: 13 };
     return make("svg:g", ofNode(step, node, text),
       make("svg:text", { x: 0, y: 14 * node + 21 }, `${node} ${label(token).slice(0, 8)}`),
-      make("svg:rect", { class: "row", x: x(0), width: 14 * count, ...place }),
+      make("svg:rect", { x: x(0), width: 14 * count, ...place }),
       make("svg:rect", { class: "context", x: x(0) - 30, width: 26, ...place }),
       ...attended.map((column) => make("svg:rect", { class: "cell", "data-column": column, x: x(column), width: 13, ...place })));
   });
