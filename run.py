@@ -1,162 +1,81 @@
 """Generate text with Sorted Speculative Decoding: ``python run.py --target 13b``."""
 
 import sys
-from dataclasses import replace
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
-from s2d.fast import is_large
-from s2d.generate import METHODS, Options, generate, start
-from s2d.program import Parser, comma_separated, parse_tree, read_stop, run_program, tell
-from s2d.text.chat import chat_template
-from s2d.trace.terminal import Streamed, answer_file, as_json, compare, report
+from s2d.cli.conversation import converse
+from s2d.cli.program import (
+    Parser,
+    comma_separated,
+    count,
+    parse_stop,
+    parse_tree,
+    run_program,
+    tell,
+)
+from s2d.cli.terminal import Streamed, as_json, compare, report
+from s2d.decoder import Decoder, Generation
+from s2d.files import read_text, refuse_other_than_file
+from s2d.generation import make_decoder, resolve
+from s2d.model import Llama
+from s2d.options import METHODS, Options
+from s2d.text.chat import ChatTemplate, chat_template
 from s2d.weights import DTYPES, placement
-from s2d.weights.config import read_config
+from s2d.weights.config import read_config, read_drafting
 from s2d.weights.names import datastore_path, draft_beside, find_target
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its main export."
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    from s2d.extras.parallel import run_on_rank_0  # takes a second to import
-    from s2d.weights.divided import load_part
+    from s2d.extras.tensor_parallel import load_part, run_on_rank_0  # takes a second to import
 
     return run_program("run.py", run_on_rank_0, partial(run, arguments), load_part)
 
 
-def run(arguments, load_target=None):
-    """The whole program; ``load_target`` loads a target that is divided among processes."""
-    # 1. Options: what cannot be run is refused before a model is loaded.
+def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None = None) -> int:
+    """The whole program; the exit code.
+
+    Under torchrun this is rank 0, and ``load_divided`` loads a target that is divided among the
+    ranks, as ``load_model`` loads a whole one.
+    """
     args = parse(arguments)
-    if load_target and args.prompts:
-        raise ValueError("torchrun does not go with --prompts")
-    f"{args.prompt}{args.system}".encode()  # raises ValueError: bytes that are not UTF-8
-    args.target = find_target(args.target)
-    choose_draft(args)
-    config = read_config(args.target)
-    given = {name: value for name, value in vars(args).items() if hasattr(Options, name)}
-    options = Options(**given | {"stop": read_stop(args.stop) if args.stop else None})
-    options.resolved(config, args.draft and read_config(args.draft))
-
-    # 2. Load
-    tell(f"loading target {args.target}, draft {args.draft or args.datastore or 'none'}")
-    tokenizer = Tokenizer(args.target)
-    template = None if args.raw else chat_template(args.target)
-    if template is None and (args.interactive or args.system):
-        raise ValueError("--interactive and --system need a chat template, and there is none")
-    load = partial(load_model, compile=args.compile)
-    target = (load_target or load)(args.target, args.device, args.dtype)
-    draft = load(args.draft, args.device, target.dtype) if args.draft else None
-    tell(f"target on {placement(target)}")
-    if args.stop:
-        options = replace(options, stop=read_stop(args.stop, draft))
-    if args.datastore:
-        from s2d.extras.datastore import load_datastore
-
-        options = replace(options, datastore=load_datastore(args.datastore, config))
-    if options.method != "ar" and not load_target:
-        options = tune(args, options, [target, draft] if draft else [target])
-
-    # 3. Encode
-    def encode(messages):
-        if template is None:
-            return tokenizer.encode(messages[0])
-        return tokenizer.encode_chat([text.strip() for text in messages], template, args.system)
-
-    # 4. Generate
-    begin = partial(start, target, draft=draft, **vars(options))
+    if load_divided and (args.prompts or args.compile):
+        raise ValueError("--prompts and --compile do not go with torchrun")
+    models = load(args, choose(args), load_divided)
     if args.interactive:
-        from s2d.trace.conversation import converse
-
-        return converse(begin, tokenizer, encode, config.max_position_embeddings, args.prompt)
+        return hold_conversation(args, models)
     if args.prompts:
-        from s2d.extras.many import as_finished
-
-        begin_all = partial(as_finished, target, draft=draft, batch=args.batch, **vars(options))
-        return answer_file(begin_all, tokenizer, encode, args)
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
-    if text is None:
-        text = MINI_EXAMPLE if args.target.resolve().name.startswith("mini-") else EXAMPLE
-    prompt = encode([text])
-    generation = begin(prompt)
-    streamed = Streamed(tokenizer, sys.stdout, generation.options.exits)
-    if args.trace:
-        from s2d.trace.page import write_page
-        from s2d.trace.record import Recorder
-
-        names = {"target": args.target.name, "draft": args.draft and args.draft.name}
-        recorder = Recorder(tokenizer, prompt, names, generation)
-    for step in generation:
-        if args.trace:
-            recorder.add(step)
-        if not args.json:
-            streamed.add(step)
-
-    # 5. Print
-    if args.json:
-        print(as_json(generation, tokenizer, args))
-    else:
-        streamed.finish()
-        print(f"\n{report(generation, streamed.colors)}", flush=True)
-        if args.prompt is None and options.method != "ar":
-            print(compare(partial(generate, target, prompt, draft), options, generation))
-    if args.trace:
-        write_page(recorder.data(), args.trace)
+        return answer_file(args, models)
+    return answer_prompt(args, models)
 
 
-def choose_draft(args):
-    """Choose what drafts: exit 0 alone where the target has a datastore, or no draft beside it."""
-    args.datastore = None
-    if args.method == "ar":
-        args.draft = None
-        return
-    beside, datastore = draft_beside(args.target), datastore_path(args.target)
-    if args.exits is None and args.draft is None and (datastore.is_file() or not beside.is_dir()):
-        args.exits = (0,)
-    if args.exits and 0 in args.exits and datastore.is_file():
-        args.datastore = datastore
-    alone = args.exits == (0,)
-    args.draft = None if alone else args.draft or beside
-    grows = alone and args.draft_length is None and (args.coupled or args.tree)
-    args.method = args.method or ("s2d-tree" if grows else "s2d")
+# 1. Parse
 
 
-def tune(args, options, models):
-    """Pack weights for passes of several rows, and choose how many nodes exit 0 alone sends."""
-    if args.compile or any(is_large(model) for model in models):
-        from s2d.fast.linear import lay_out
-
-        for model in models:
-            lay_out(model)
-    if options.exits != (0,) or options.stop is not None or options.init != "draft":
-        return options
-    from s2d.extras.node_count import MAX_ROWS, options_for
-    from s2d.fast.costs import pass_seconds
-
-    batch = args.batch if args.prompts else 1
-    costs = pass_seconds(models[0], rows=batch * MAX_ROWS)
-    return replace(options, **options_for(costs, batch))
-
-
-def parse(arguments):
+def parse(arguments: list[str] | None) -> Namespace:
     parser = Parser(prog="run.py", description="Generate text with Sorted Speculative Decoding.")
     add = parser.add_argument
     add("--target", required=True, help="7b, 13b, 70b, smollm2-135m or a folder: the large model")
     add("--draft", type=Path, help="a folder; default: the draft of the target's family, or exit 0")
     add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
-    add("--system", metavar="TEXT", help="a system message, where the chat template has one")
+    add("--system", metavar="TEXT", help="a system message, if the chat template has one")
     add("--raw", action="store_true", help="no chat template: the model continues the text")
-    one_of = parser.add_mutually_exclusive_group().add_argument
-    one_of("--interactive", action="store_true", help="a conversation")
-    one_of("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
-    add("--batch", type=int, default=8, metavar="B", help="how many of --prompts at a time")
+    add("--interactive", action="store_true", help="a conversation")
+    add("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
+    add("--batch", type=count, default=8, metavar="B", help="how many of --prompts at a time")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the answer ends there")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling; 1: all tokens")
@@ -171,10 +90,204 @@ def parse(arguments):
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
     add("--init", choices=("draft", "target"), default="draft", help="source of a tree's roots")
-    add("--stop", metavar="P|FILE", help="least probability of a path; or a decision model")
+    add("--stop", type=parse_stop, metavar="P|FILE", help="least probability; or a decision model")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
-    one_of("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
-    return parser.parse_args(arguments)
+    add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
+    args = parser.parse_args(arguments)
+    for one, other in (
+        ("interactive", "prompts"),
+        ("interactive", "trace"),
+        ("interactive", "json"),
+        ("prompts", "trace"),
+        ("prompts", "prompt"),
+    ):
+        if getattr(args, one) and getattr(args, other):
+            parser.error(f"--{one} and --{other} do not go together")
+    if args.interactive and args.prompt == "-":
+        parser.error("--interactive reads stdin itself; it does not go with --prompt -")
+    return args
+
+
+# 2. Choose: what cannot be run is refused before a model is loaded.
+
+
+@dataclass
+class Choice:
+    """What a command line stands for."""
+
+    target: Path
+    draft: Path | None
+    datastore: Path | None
+    options: Options
+
+
+def choose(args: Namespace) -> Choice:
+    """Find the folders, and check the options. What drafts by default, in this order:
+
+    exit 0 alone, if the target has a datastore; the draft of its family, if it is there; exit 0.
+    """
+    target = find_target(args.target)
+    given = {field.name: getattr(args, field.name, None) for field in fields(Options)}
+    options = Options(**{name: value for name, value in given.items() if value is not None})
+    draft, datastore = args.draft, datastore_path(target)
+    if not datastore.is_file():
+        datastore = None
+    if draft is None and options.exits is None and options.method != "ar":
+        if datastore or not draft_beside(target).is_dir():
+            options = replace(options, exits=(0,))
+    if options.method == "ar" or options.exits == (0,):
+        draft = None
+    elif draft is None:
+        draft = draft_beside(target)
+    if options.method == "ar" or not options.exits or 0 not in options.exits:
+        datastore = None
+    if isinstance(options.stop, str):
+        from s2d.extras.decision import PathStop, load_decision
+
+        options = replace(options, stop=None, decision=PathStop(load_decision(options.stop)))
+    config = read_config(target)
+    if draft is None:
+        options.resolved(config)
+    else:
+        options.resolved(config, read_config(draft), read_drafting(draft))
+    if args.trace:
+        refuse_other_than_file(args.trace)
+    if datastore:
+        from s2d.extras.datastore import load_datastore
+
+        options = replace(options, datastore=load_datastore(datastore, config))
+    return Choice(target, draft, datastore, options)
+
+
+# 3. Load
+
+
+@dataclass
+class Models:
+    """What answers, with options that have nothing left to decide."""
+
+    choice: Choice
+    target: Llama
+    draft: Llama | None
+    tokenizer: Tokenizer
+    template: ChatTemplate | str | None
+    system: str | None
+    options: Options
+
+    def encode(self, messages: list[str]) -> list[int]:
+        """Messages, user and assistant in turn -> ids; without a template, of the first alone."""
+        if self.template is None:
+            return self.tokenizer.encode(messages[0])
+        texts = [text.strip() for text in messages]
+        return self.tokenizer.encode_chat(texts, self.template, self.system)
+
+    def start(self, prompt: list[int]) -> Decoder:
+        return make_decoder(self.target, prompt, self.draft, self.options)
+
+    def generate(self, prompt: list[int], options: Options) -> Generation:
+        decoder = make_decoder(self.target, prompt, self.draft, options)
+        for _ in decoder:
+            pass
+        return decoder.result()
+
+
+def load(
+    args: Namespace, choice: Choice, load_divided: Callable[..., Llama] | None = None
+) -> Models:
+    tokenizer = Tokenizer(choice.target)
+    template = None if args.raw else chat_template(choice.target)
+    if template is None and (args.interactive or args.system):
+        raise ValueError("--interactive and --system need a chat template, and there is none")
+    tell(f"loading target {choice.target}, draft {choice.draft or choice.datastore or 'none'}")
+    if load_divided is not None:
+        target = load_divided(choice.target, args.device, args.dtype)
+    else:
+        target = load_model(choice.target, args.device, args.dtype, compile=args.compile)
+    tell(f"target on {placement(target)}")
+    draft = None
+    if choice.draft is not None:
+        draft = load_model(choice.draft, args.device, target.dtype, compile=args.compile)
+    if choice.options.decision is not None:
+        choice.options.decision.check_fits(draft)
+    options = resolve(target, draft, choice.options, batch=args.batch if args.prompts else 1)
+    return Models(choice, target, draft, tokenizer, template, args.system, options)
+
+
+# 4. Answer
+
+
+def answer_prompt(args: Namespace, models: Models) -> int:
+    """Answer one prompt: the text as it comes and a report, or JSON; with --trace also a page."""
+    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if text is None:
+        text = MINI_EXAMPLE if models.choice.target.name.startswith("mini-") else EXAMPLE
+    prompt = models.encode([text])
+    decoder = models.start(prompt)
+    steps = decoder
+    if args.trace:
+        from s2d.trace.record import Recorder
+
+        draft = models.choice.draft
+        names = {"target": models.choice.target.name, "draft": draft and draft.name}
+        recorder = Recorder(models.tokenizer, prompt, names, decoder)
+        steps = recorder.record(decoder)
+    if args.json:
+        for _ in steps:
+            pass
+        print(as_json(decoder.result(), models.tokenizer, about(args, models)))
+    else:
+        streamed = Streamed(models.tokenizer, sys.stdout, decoder.options.exits)
+        for step in steps:
+            streamed.add(step)
+        streamed.finish()
+        answer = decoder.result()
+        print(f"\n{report(answer, streamed.colors)}", flush=True)
+        if args.prompt is None and answer.options.method != "ar":
+            print(compare(partial(models.generate, prompt), answer))
+    if args.trace:
+        from s2d.trace.page import write_page
+
+        write_page(recorder.data(), args.trace)
+    return 0
+
+
+def hold_conversation(args: Namespace, models: Models) -> int:
+    size = models.target.config.max_position_embeddings
+    converse(models.start, models.encode, models.tokenizer, size, first=args.prompt)
+    return 0
+
+
+def answer_file(args: Namespace, models: Models) -> int:
+    """Answer each line of a file; 2 if one could not be run, else 0."""
+    from s2d.extras.batch import decode_many
+
+    lines = read_text(args.prompts).split("\n")
+    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    prompts = [models.encode([line]) for _, line in numbered]
+    code = 0
+    for index, result in decode_many(
+        models.target, prompts, models.draft, models.options, args.batch
+    ):
+        number, line = numbered[index]
+        if isinstance(result, ValueError):
+            tell(f"line {number}: {result}")
+            code = 2
+        elif args.json:
+            named = {"prompt": f"line {number}"} | about(args, models)
+            print(as_json(result, models.tokenizer, named), flush=True)
+        else:
+            print(f"## line {number}: {line}\n\n{result.text(models.tokenizer)}\n", flush=True)
+    return code
+
+
+def about(args: Namespace, models: Models) -> dict[str, Any]:
+    """What JSON says about an answer beside the Decoder's own options."""
+    dtype = str(models.target.dtype).removeprefix("torch.")
+    options = {"system": args.system, "datastore": models.choice.datastore}
+    options |= {"device": models.target.device, "dtype": dtype}
+    if isinstance(args.stop, str):
+        options["stop"] = args.stop
+    return {"model": models.choice.target, "draft": models.choice.draft, "options": options}
 
 
 if __name__ == "__main__":

@@ -1,16 +1,11 @@
 """Sorted Speculative Decoding (S2D): one draft that holds several, exact verification."""
 
-from .decode import decode
-from .generate import generate
+from .extras.batch import generate_many
+from .extras.target_roots import RootsDecoder
+from .generation import DECODERS, generate, start
 from .text.tokenizer import Tokenizer
 from .weights import load_model
 
-__all__ = ["Tokenizer", "decode", "generate", "generate_many", "load_model"]
+DECODERS["target"] = RootsDecoder
 
-
-def __getattr__(name):  # most programs do not need it
-    if name != "generate_many":
-        raise AttributeError(f"module 's2d' has no attribute {name!r}")
-    from .extras.many import generate_many
-
-    return generate_many
+__all__ = ["Tokenizer", "generate", "generate_many", "load_model", "start"]

@@ -1,44 +1,80 @@
 """The sorted draft: several drafts in one, each token from the cheapest that is confident enough.
 
-S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the draft's layers fall into segments,
-each of which ends at an exit. Exit 0, our addition, has no layers but a table: see ngram.py.
+S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the layers of the draft model fall into
+segments, each of which ends at an exit. Exit 0, our addition, has no layers but a table (ngram.py).
 """
 
 import math
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from .cache import move_up
-from .sampling import Prediction, Sampling, choose_children, warp
-from .tree import Tree, positions_and_mask
+from .model import Llama
+from .rules import Prediction, Rule
+from .sampling import warp
+from .tree import Shape, Tree, Tried, positions_and_mask
 
 WINDOW = 256  # positions of context that a segment runs at a time, so that masks stay small
 
 
-class LayerExit:
-    """The exit after ``layer`` layers of ``model``, and the segment of layers that leads to it.
+class Exit(Protocol):
+    """A place where the draft may predict: ``LayerExit``, or ``ngram.TableExit``."""
 
-    A token that left at an earlier exit has no keys and values in this segment. When a later token
-    needs them, the segment first runs all that it has not seen, from the hidden states that the
-    exit ``below`` kept (catch-up). Invariant: an exit has seen a prefix of what the exit below has
-    seen, in the same slots. A roll-back keeps that, so what is missing is always one range.
-    """
-
-    def __init__(self, model, below, layer, threshold, capacity):
-        self.model, self.below, self.layer, self.threshold = model, below, layer, threshold
-        self.max_positions = model.config.max_position_embeddings
-        self.first = below.layer if below else 0
-        self.cache = model.new_cache(capacity, self.first, layer)
-        size = (1, capacity, model.config.hidden_size)
-        self.hidden = torch.zeros(size, device=model.device, dtype=model.dtype)
+    layer: int  # number of layers before it
+    threshold: float  # a confidence above it is enough
+    max_positions: float  # of the text it can read
 
     def predict(self, tree: Tree) -> Prediction:
-        """A prediction for each node of the frontier of ``tree``."""
+        """What follows each node of the frontier."""
+
+    def keep(self, n: int, slots: list[int]) -> None:
+        """Roll back to n positions of context and the accepted ``slots`` after them."""
+
+
+class DecisionModel(Protocol):
+    """Decides whether to draft another level (extras/decision.py)."""
+
+    def stops(self, tree: Tree, expanded: list[int], prediction: Prediction) -> bool:
+        """Whether drafting ends, after a level was added to ``tree``.
+
+        ``prediction`` is what it came from; row i was about the node expanded[i].
+        """
+
+
+class LayerExit:
+    """The exit after ``layer`` layers of a draft model, and the segment of layers that leads to it.
+
+    A token that left at an earlier exit has no keys and values in this segment. When a later token
+    needs them, the segment first runs on all that it has not read, from the hidden states that the
+    exit ``below`` kept (catch-up). This rests on an invariant: what an exit has read is a prefix of
+    what the exit below has read, in the same slots. So what is missing is always one range. Reading
+    keeps the invariant, since exits are asked from below; and ``keep`` does, since all roll back to
+    the same slots.
+    """
+
+    def __init__(
+        self, model: Llama, below: "LayerExit | None", layer: int, threshold: float, capacity: int
+    ) -> None:
+        """``capacity``: positions of context and slots of nodes that it may hold at once."""
+        self.model = model
+        self.below = below
+        self.layer = layer
+        self.threshold = threshold
+        self.max_positions = model.config.max_position_embeddings
+        self.first_layer = 0 if below is None else below.layer
+        self.cache = model.new_cache(capacity, self.first_layer, layer)
+        size = (1, capacity, model.config.hidden_size)
+        self.hidden = torch.zeros(size, device=model.device, dtype=model.dtype)  # at this exit
+
+    def predict(self, tree: Tree) -> Prediction:
         n = len(tree.context)
         while n - self.cache.length > WINDOW:
-            self.run(tree, end=self.cache.length + WINDOW)
-        hidden = self.run(tree, end=n + len(tree.expanded))
-        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden), whose rows come last
+            self.read(tree, end=self.cache.length + WINDOW)
+        hidden = self.read(tree, end=n + len(tree.expanded))
+        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden): the frontier was expanded last
         # At temperature 1, so that thresholds mean the same at any temperature.
         probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
         confidence = probs.max().item()  # one node that is sure is enough for all
@@ -46,72 +82,107 @@ class LayerExit:
             raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
         return Prediction(probs, confidence, hidden=hidden)
 
-    def run(self, tree, end):
-        """Run the segment on what it has not seen up to position ``end``: (1, T, hidden)."""
-        model, start = self.model, self.cache.length
-        n = min(len(tree.context), end)  # inside the context there are no nodes
+    def read(self, tree: Tree, end: int) -> Tensor:
+        """Run the segment on what it has not read up to position ``end``: (1, T, hidden).
+
+        Positions are those of the context and, after it, the slots of the expanded nodes.
+        """
+        start = self.cache.length
+        n = min(len(tree.context), end)
         tokens, parents = tree.part(tree.expanded[: end - n])
-        if self.below:
-            hidden = self.below.hidden[:, start:end]
+        if self.below is None:
+            unread = (tree.context[:n] + tokens)[start:end]
+            hidden = self.model.embed(torch.tensor([unread], device=self.model.device))
         else:
-            tokens = tree.context[start:n] + tokens[max(0, start - n) :]
-            hidden = model.embed(torch.tensor([tokens], device=model.device))
-        positions, mask = positions_and_mask(start, n, parents, model, tree.shape.ancestors)
-        hidden = model.run_layers(hidden, self.first, self.layer, positions, mask, self.cache)
+            hidden = self.below.hidden[:, start:end]
+        positions, mask = positions_and_mask(start, n, parents, self.model, tree.shape.ancestors)
+        hidden = self.model.run_layers(
+            hidden, self.first_layer, self.layer, positions, mask, self.cache
+        )
         self.hidden[:, start:end] = hidden
         return hidden
 
-    def keep(self, n: int, slots: list[int]):
-        """Roll back to n positions of context and the accepted ``slots`` behind them."""
+    def keep(self, n: int, slots: list[int]) -> None:
         held = [slot for slot in slots if n + slot < self.cache.length]
         self.cache.keep(n, held)
         move_up(self.hidden, n, held)
 
 
 class SortedDraft:
-    """A draft of sorted ``exits``, the cheapest first, whose trees have one ``shape``.
+    """A draft of sorted exits, from the cheapest on.
 
-    stop: ``min_prob`` of ``KConfig`` and ``Dynamic``, or a function of a tree and its last
-        prediction that is True where drafting ends (extras/decision.py)
-    nodes_to_send: how many of a growing tree, see ``Options``
+    Args:
+        exits: the exits, the fewest layers first.
+        shape: of the trees.
+        min_prob: see ``FixedShape`` and ``GrowingShape``.
+        decision: a decision model that may end drafting earlier.
+        tree_size: probabilities of the paths to all nodes, the largest first -> how many of them to
+            send; for growing trees only.
     """
 
-    def __init__(self, exits, shape, stop=0.0, nodes_to_send=None):
-        self.exits, self.shape, self.stop, self.nodes_to_send = exits, shape, stop, nodes_to_send
-        self.min_prob = 0.0 if callable(stop) else stop
+    def __init__(
+        self,
+        exits: list[Exit],
+        shape: Shape,
+        min_prob: float = 0.0,
+        decision: DecisionModel | None = None,
+        tree_size: Callable[[list[float]], int] | None = None,
+    ) -> None:
+        self.exits = exits
+        self.shape = shape
+        self.min_prob = min_prob
+        self.decision = decision
+        self.tree_size = tree_size
         self.max_positions = min(exit.max_positions for exit in exits)
 
-    def grow(self, tree: Tree, sampling: Sampling):
-        """Add levels to ``tree`` until its shape or ``stop`` ends it; choose what is sent."""
+    def new_tree(self, context: list[int], max_levels: int) -> Tree:
+        return Tree(context, self.shape, max_levels, self.min_prob)
+
+    def grow(self, tree: Tree, rule: Rule) -> None:
+        """Add levels to ``tree`` until its shape or a decision ends it; choose what to send."""
         while tree.frontier:
-            exit, prediction = self.predict(tree)
+            exit_layer, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
                 break  # nothing is known
-            positions = [len(tree.context) + tree.depths[node] + 1 for node in tree.frontier]
-            count = self.shape.widths[tree.level]
-            tokens, probs, q = choose_children(prediction, count, positions, sampling)
-            if q is not None:
-                tree.q.append(q)
-            tree.add_level(tokens.tolist(), probs.tolist(), exit.layer, prediction.confidence)
-            # Only now: a token that was drawn is sent (see verify.py).
-            if callable(self.stop) and self.stop(tree, prediction):
+            count = self.shape.widths[tree.level_count]
+            proposal = rule.propose(prediction, count, tree.next_positions(tree.frontier))
+            tokens, ranks = as_lists(prediction.tokens(proposal.columns), proposal.ranks)
+            expanded = tree.frontier
+            tree.add_level(tokens, ranks, exit_layer, prediction.confidence, proposal.q)
+            # Not before: a token that was drawn is sent (see rules.py).
+            if self.decision is not None and self.decision.stops(tree, expanded, prediction):
                 break
-        tree.send(self.nodes_to_send)
+        nodes = self.shape.nodes_to_send(tree)
+        if self.tree_size is not None:
+            nodes = nodes[: self.tree_size([tree.probs[node] for node in nodes])]
+        tree.sent = sorted(nodes, key=lambda node: (tree.depths[node], node))
 
-    def predict(self, tree):
-        """The first exit that is confident enough, or the last, and its prediction."""
-        for exit in self.exits:
-            prediction = exit.predict(tree)
-            # Chosen before tokens are drawn (see verify.py).
-            if prediction.confidence > exit.threshold:
-                break  # the layers behind it are not run
-        return exit, prediction
+    def predict(self, tree: Tree) -> tuple[int, Prediction]:
+        """The first exit that is confident enough, or the last: its layers and its prediction.
 
-    def keep(self, tree: Tree, path: list[int]):
-        """Roll back to the context and the accepted ``path``, places in ``tree.sent``."""
-        slot = {node: i for i, node in enumerate(tree.expanded)}
-        accepted = [tree.sent[i] for i in path]
-        slots = [slot[node] for node in accepted if node in slot]
-        for exit in self.exits:
-            if exit.layer > 0:  # the table of exit 0 has seen accepted tokens alone
-                exit.keep(len(tree.context), slots)
+        Exits are chosen before tokens are drawn (see rules.py).
+        """
+        *earlier, last = self.exits
+        for each in earlier:
+            prediction = self.ask(each, tree)
+            if prediction.confidence > each.threshold:
+                return each.layer, prediction  # the layers after it are not run
+        return last.layer, self.ask(last, tree)
+
+    def ask(self, each: Exit, tree: Tree) -> Prediction:
+        prediction = each.predict(tree)
+        tree.tried.append(Tried(tree.level_count, tree.frontier, each.layer, prediction.confidence))
+        return prediction
+
+    def keep(self, tree: Tree, accepted: list[int]) -> None:
+        """Roll back to the context and the ``accepted`` places of ``tree.sent``."""
+        slots = tree.slots(accepted)
+        for each in self.exits:
+            each.keep(len(tree.context), slots)
+
+
+def as_lists(tokens: Tensor, ranks: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and ranks (R, children) as lists, for which a GPU is waited for once."""
+    both = torch.stack((tokens.to(ranks.dtype), ranks))  # float32 holds ids up to 2^24
+    token_rows, rank_rows = both.tolist()
+    return [[int(token) for token in row] for row in token_rows], rank_rows

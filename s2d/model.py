@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache, attend
+from .cache import Cache, KVCache, attend
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,36 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     bos_token_id: int = 1
     eos_token_ids: tuple[int, ...] = (2,)
-    # How it drafts unless options say otherwise (generate.py).
-    exit_layers: tuple[int, ...] = ()  # the layers after which it may predict
-    thresholds: tuple[float, ...] = ()  # one per exit: the confidence that is enough there
-    draft_length: int = 6  # of a chain
-    draft_stop: float = 0.0  # of a chain, see ``KConfig``
-    draft_tree: tuple[int, int, int] = (10, 4, 60)  # top_k, depth, size
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a model drafts unless options say otherwise; in the same config.json as its LlamaConfig.
+
+    Attributes:
+        exits: the numbers of layers after which it may predict (draft.py).
+        thresholds: one per exit, a confidence above it is enough.
+        length: of a chain.
+        stop: of a chain, see ``Options``.
+        tree: top_k, depth and size of a ``GrowingShape``.
+    """
+
+    exits: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    length: int = 6
+    stop: float = 0.0
+    tree: tuple[int, int, int] = (10, 4, 60)
+
+
+def default_drafting(config: LlamaConfig) -> Drafting:
+    """Of a model that was not trained to predict after fewer layers than it has."""
+    return Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight; of half precision PyTorch takes the root in float32, as Llama needs."""
+    """x / rms(x) * weight. In half precision PyTorch computes rms(x) in float32, as Llama needs."""
 
-    def __init__(self, size: int, eps: float):
+    def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
@@ -57,10 +75,10 @@ class RMSNorm(nn.Module):
 def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding at every position, (positions, D) float32 each.
 
-    Dimension i rotates together with i + D/2. The sines of the first half have the minus sign of
-    that rotation, so ``rotate`` is one product and one fused multiply-add (Su et al. 2021, 3.4).
+    Dimension i rotates together with i + D/2 (Su et al. 2021, arXiv 2104.09864, section 3.4). The
+    sines of the first half have the minus sign that ``rotate`` needs.
     """
-    # On the CPU even where the parameters are built on the meta device: the table is never loaded.
+    # On the CPU, even if the parameters are built on the meta device: the table is never loaded.
     D = config.head_dim
     exponents = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
     frequencies = 1.0 / config.rope_theta**exponents  # radians per position, (D/2,)
@@ -79,14 +97,16 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to x (B, H, T, D), with cos and signed sin (T, D)."""
+    """Apply the rotary embedding to x (B, H, T, D), with ``cos`` and signed ``sin`` (T, D)."""
+    # x * cos + rotate_half(x) * sin, where rotate_half swaps the halves of D and negates the first.
+    # The table has the minus sign already, which leaves a swap and a fused multiply-add.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
     """Grouped-query attention: H query heads share G key/value heads."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
         width = config.num_attention_heads * config.head_dim
@@ -96,59 +116,87 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
 
-    def forward(self, x, rope, mask, cache, layer):
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: Cache | None,
+        layer: int,
+    ) -> Tensor:
+        """x (B, T, hidden) -> (B, T, hidden). ``layer`` counts from the first of the cache."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         cos, sin = rope
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        attended = cache.attend(layer, q, k, v, mask) if cache else attend(q, k, v, mask)
+        if cache is not None:
+            attended = cache.attend(layer, q, k, v, mask)
+        else:
+            attended = attend(q, k, v, mask)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
 
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
     """One layer: attention and MLP, each normalised before and added to the residual stream."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x, rope, mask, cache, layer):
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        cache: Cache | None,
+        layer: int,
+    ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Llama(nn.Module):
-    """The whole model; ``model(tokens)``, (B, T) -> (B, T, V), is the causal language model."""
+class Trunk(nn.Module):
+    """All of a Llama but its head; a module of its own because the checkpoint's names say so."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Llama(nn.Module):
+    """The whole model; ``model(tokens)``, (B, T) -> (B, T, V), is the causal language model.
+
+    ``drafting`` is for a draft model; by default it predicts after its last layer alone.
+    """
+
+    def __init__(self, config: LlamaConfig, drafting: Drafting | None = None) -> None:
         super().__init__()
         self.config = config
-        # Nested because of the checkpoint's names: model.embed_tokens, model.layers, model.norm.
-        self.model = nn.ModuleDict()
-        self.model["embed_tokens"] = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.model["layers"] = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.model["norm"] = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.drafting = drafting or default_drafting(config)
+        self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.model["embed_tokens"].weight
+            self.lm_head.weight = self.model.embed_tokens.weight
         cos, sin = rope_table(config)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
@@ -161,44 +209,71 @@ class Llama(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.lm_head.weight.dtype
 
+    def pass_costs(self, rows: int) -> list[float] | None:
+        """Seconds of a pass over 1, 2, ... ``rows`` rows, if they are known (cpu/costs.py)."""
+        return None
+
     def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
         """An empty KV cache of ``capacity`` slots for layers first..end-1."""
-        layers = len(self.model["layers"][first:end])
         config = self.config
+        layers = len(self.model.layers[first:end])
         shape = (layers, 1, capacity, config.num_key_value_heads, config.head_dim)
         return KVCache(shape, self.device, self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
-        return self.model["embed_tokens"](tokens)
+        return self.model.embed_tokens(tokens)
 
-    def run_layers(self, hidden, first=0, end=None, positions=None, mask=None, cache=None):
-        """Hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
+    def run_layers(
+        self,
+        hidden: Tensor,
+        first: int = 0,
+        end: int | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Run hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
-        With a ``cache`` of S positions B is 1, and the T new positions are stored behind them.
-        ``positions`` (T,) are for the rotary embedding, by default S..S+T-1. ``mask`` (T, S+T) is 0
-        where a row attends to a column and -inf elsewhere (``tree.positions_and_mask``). Without
-        one, attention is causal; behind a cache, that is possible for T = 1 alone.
+        Args:
+            positions: (T,), for the rotary embedding; by default S..S+T-1.
+            mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere
+                (``tree.positions_and_mask``); by default attention is causal.
+            cache: holds S positions, to which the T new ones are added; B is 1 then.
+
+        Raises ValueError if several positions follow a cache that is not empty without a mask.
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length
+        if S > 0 and T > 1 and mask is None:
+            raise ValueError(f"{T} positions after a cache of {S} need a mask")
         if positions is None:
-            positions = slice(S, S + T)
-        rope = self.rope_cos[positions], self.rope_sin[positions]  # (T, D) each
-        for index, block in enumerate(islice(self.model["layers"], first, end)):
-            hidden = block(hidden, rope, mask, cache, index)
+            rope = self.rope_cos[S : S + T], self.rope_sin[S : S + T]  # (T, D) each
+        else:
+            rope = self.rope_cos[positions], self.rope_sin[positions]
+        for layer, block in enumerate(islice(self.model.layers, first, end)):
+            hidden = block(hidden, rope, mask, cache, layer)
         if cache is not None:
             cache.advance(T)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (..., hidden) after any layer -> logits (..., V)."""
-        return self.lm_head(self.model["norm"](hidden))
+        return self.lm_head(self.model.norm(hidden))
 
-    def forward(self, tokens: Tensor, last: int = 0, **options) -> Tensor:
-        """Tokens (B, T) -> logits (B, T, V), or only those of the ``last`` positions; 0: of all.
+    def forward(
+        self,
+        tokens: Tensor,
+        last: int | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Tokens (B, T) -> logits (B, T, V), or (B, last, V) of the ``last`` positions alone.
 
-        ``options``: positions, mask and cache of ``run_layers``.
+        ``positions``, ``mask`` and ``cache``: see ``run_layers``.
         """
-        hidden = self.run_layers(self.embed(tokens), **options)
-        return self.logits(hidden[:, -last:])
+        hidden = self.run_layers(self.embed(tokens), positions=positions, mask=mask, cache=cache)
+        if last is not None:
+            hidden = hidden[:, -last:]
+        return self.logits(hidden)

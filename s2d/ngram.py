@@ -3,53 +3,69 @@
 There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
 often. ``distribution`` blends these counts, from the longest suffix to the shortest. For a suffix
-seen c times with u different followers, a table takes c / (c + doubt · u) of the probability that
-is left (Witten-Bell smoothing; Chen & Goodman 1999): nearly all of it where one token followed
-often, and no other. What is left at the end belongs to unknown tokens.
+that was seen c times with u different followers, a table takes c / (c + doubt · u) of the
+probability that is left (Witten-Bell smoothing; Chen & Goodman 1999): nearly all of it if one token
+followed often, and no other. What is left at the end belongs to unknown tokens.
 """
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 import torch
 
-from .sampling import Prediction
+from .rules import Prediction
+from .tree import Tree
 
 ORDER = 4  # tokens in the longest suffix
 FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bounds the time
 
 
+class Table(Protocol):
+    """``Text``, or a datastore."""
+
+    doubts: tuple[float, ...]  # by the suffix's length, from 1 to ORDER
+
+    def followers(self, suffix: Sequence[int]) -> tuple[Collection[int], Collection[int]]:
+        """The tokens that followed, and the count of each; none if the suffix is new."""
+
+
 class Text:
     """The n-grams of the text itself; a suffix keeps the ``FOLLOWERS`` that came last."""
 
-    doubts = 4.0, 2.0, 1.0, 0.7  # by the suffix's length: what follows a lone token says least
+    doubts = 4.0, 2.0, 1.0, 0.7  # what follows a lone token says least
 
-    def __init__(self):
-        self.table = {}  # a suffix as a tuple -> {follower: count}, the latest follower last
-        self.newest = ()
+    def __init__(self) -> None:
+        # A suffix -> {follower: count}. Dictionaries keep the order of insertion: the follower that
+        # was seen longest ago comes first.
+        self.table: dict[tuple[int, ...], dict[int, int]] = {}
+        self.newest: tuple[int, ...] = ()
 
-    def grow(self, tokens):
+    def grow(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             for start in range(len(self.newest)):
                 counts = self.table.setdefault(self.newest[start:], {})
-                counts[token] = counts.pop(token, 0) + 1
+                counts[token] = counts.pop(token, 0) + 1  # put at the end
                 if len(counts) > FOLLOWERS:
-                    del counts[next(iter(counts))]
+                    oldest = next(iter(counts))
+                    del counts[oldest]
             self.newest = (*self.newest, token)[-ORDER:]
 
-    def followers(self, suffix):
-        """The tokens that followed, and the count of each; neither where the suffix is new."""
+    def followers(self, suffix: Sequence[int]) -> tuple[Collection[int], Collection[int]]:
         counts = self.table.get(tuple(suffix), {})
         return counts.keys(), counts.values()
 
 
-def distribution(tables, context):
-    """{token: probability} after ``context``; the sum is below 1, 0 where no suffix was seen.
+def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
+    """{token: probability} after ``context``; the sum is below 1, and 0 if no suffix was seen.
 
     >>> text = Text()
     >>> text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
     >>> {token: round(prob, 2) for token, prob in distribution([text], [5, 6]).items()}
     {7: 0.39, 8: 0.19}
     """
-    left, blend = 1.0, {}
+    left = 1.0
+    blend: dict[int, float] = {}
     for length in range(min(ORDER, len(context)), 0, -1):
         for table in tables:
             tokens, counts = table.followers(context[-length:])
@@ -64,27 +80,40 @@ def distribution(tables, context):
 
 
 class TableExit:
-    """Exit 0: what followed where the last tokens stood before, in this text and a datastore."""
+    """Exit 0: what followed the last tokens where they stood before, here or in a datastore."""
 
-    layer, max_positions = 0, float("inf")
+    layer = 0
+    max_positions = float("inf")
 
-    def __init__(self, datastore, threshold, device):
-        self.text, self.threshold, self.device = Text(), threshold, device
+    def __init__(
+        self, datastore: Table | None, threshold: float, vocab_size: int, device: torch.device
+    ) -> None:
+        self.threshold = threshold
+        self.vocab_size = vocab_size
+        self.device = device
+        self.text = Text()
         self.tables = [self.text] if datastore is None else [self.text, datastore]
-        self.seen = 0  # tokens of the context that are in the table
+        self.read = 0  # tokens of the context that are in the table
 
-    def predict(self, tree) -> Prediction:
-        """As LayerExit's; a column for each token known after some node of the frontier."""
-        self.text.grow(tree.context[self.seen :])
-        self.seen = len(tree.context)
+    def predict(self, tree: Tree) -> Prediction:
+        """A prediction for each node of the frontier of ``tree``.
+
+        There is a column for each token that is known after some node of the frontier.
+        """
+        self.text.grow(tree.context[self.read :])
+        self.read = len(tree.context)
         before = tree.context[-ORDER:]
         rows = [distribution(self.tables, before + tree.path(node)) for node in tree.frontier]
-        # A node may have more children than are known: with ids 0, 1, ... there are enough.
-        others = dict.fromkeys(range(tree.shape.widths[tree.level]))
-        ids = list(dict.fromkeys(token for row in rows for token in row) | others)
+        ids = [token for row in rows for token in row]
+        # A node gets a fixed number of children. If fewer tokens are known, any others will do.
+        ids += range(min(tree.shape.widths[tree.level_count], self.vocab_size))
+        ids = list(dict.fromkeys(ids))  # each once, in this order
         probs = [[row.get(token, 0.0) for token in ids] for row in rows]
         return Prediction(
             torch.tensor(probs, dtype=torch.float64, device=self.device),  # (R, K)
-            confidence=max(map(max, probs)),
+            confidence=max(max(row) for row in probs),
             ids=torch.tensor(ids, device=self.device),  # (K,)
         )
+
+    def keep(self, n: int, slots: list[int]) -> None:
+        """Nothing to roll back: the table has read accepted tokens alone."""

@@ -44,7 +44,7 @@ def soft_losses(model, tokens, labels, exits, count=None, distillation=None):
 
 def chunk_loss(model, hidden, labels, distillation, taught):
     """Summed loss of hidden states (N, hidden) at one exit, by the ``labels`` (N,) that follow."""
-    features = model.model["norm"](hidden)  # (N, hidden), what the head reads
+    features = model.model.norm(hidden)  # (N, hidden), what the head reads
     logits = F.linear(features, model.lm_head.weight).float()  # (N, V)
     loss = F.cross_entropy(logits, labels, reduction="sum")
     if distillation:

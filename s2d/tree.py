@@ -1,18 +1,39 @@
 """Token trees: many continuations of one context, checked by the target in a single pass.
 
-A ``Tree`` grows level by level while it is drafted. Its shape is known beforehand (``KConfig``; a
-chain has one child per node) or grows where the draft is confident (``Dynamic``).
+A ``Tree`` grows level by level while it is drafted, and is then sent to the target. A chain is a
+tree in which each node has one child. One example shows the four numberings that the code uses. The
+draft proposed six nodes. It expanded 0, 1, 4 and 2, in this order: it ran on them, to propose their
+children. All but node 3 are sent to the target:
+
+    context ─┬─ 0 ─┬─ 2             node                            0   1   2   3   4   5
+             │     └─ 3             slot, among those expanded      0   1   3   ·   2   ·
+             └─ 1 ─── 4 ─── 5       place, among those sent         0   1   2   ·   3   4
+                                    row of the target's logits      1   2   3   ·   4   5
+
+- A **node** keeps the number with which it was proposed.
+- The draft's KV caches hold the context and, after it, the nodes of ``expanded``, one per **slot**.
+- The target reads the context and, after it, the nodes of ``sent``, one per **place**. Parents come
+  before their children in both lists, and ``part`` gives parents by the place or slot they have.
+- The target's logits have N+1 **rows**: row 0 is about the token after the context, and row i + 1
+  about the token after the node in place i. The context has the number -1 among nodes, slots and
+  places, so that the row after it is -1 + 1 = 0.
 """
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-CONTEXT = -1  # the parent of a tree's first level: the context itself
+from .model import Llama
+
+CONTEXT = -1  # the parent of a tree's first level
 
 
 def ancestor_mask(parents: list[int]) -> np.ndarray:
@@ -39,160 +60,250 @@ def is_chain(parents: list[int]) -> bool:
     return parents == list(range(-1, len(parents) - 1))
 
 
-def positions_and_mask(start: int, n: int, parents: list[int], model, ancestors=None):
-    """Position ids (T,) and mask (T, S+T) of a context of ``n`` tokens and N nodes behind it.
+def positions_and_mask(
+    start: int, n: int, parents: list[int], model: Llama, ancestors: np.ndarray | None = None
+) -> tuple[Tensor | None, Tensor | None]:
+    """What ``model`` needs to read the rest of a context and the nodes of a tree after it.
 
-    ``model`` has seen the first S = ``start`` of these n + N. ``ancestors`` is the ancestor mask of
-    a tree that begins with these nodes, if it is known. With the first three nodes of the tree
-    above behind the context a b c d e, for a model that has seen a b c d:
+    Args:
+        start: how many positions the model has read already; they are in its cache.
+        n: the length of the context.
+        parents: of the N nodes after it, by their place among them.
+        ancestors: the ancestor mask of a tree that begins with these nodes, if it was made before.
+
+    Returns position ids (T,) and a mask (T, start+T) for the T = n + N - start positions that the
+    model has not read; None each if the defaults of ``run_layers`` will do. With the first three
+    nodes of ``ancestor_mask``'s tree after the context a b c d e, for a model that has read a b c d:
 
                 a b c d   e 0 1 2
           e     x x x x   x . . .      position 4
           0     x x x x   x x . .               5
           1     x x x x   x . x .               5
           2     x x x x   x x . x               6
-
-    Rows of the context are causal. A node sees the context and its ancestors, and its position is
-    one behind its parent's. Positions None: start, start + 1, ... Mask None: causal attention from
-    an empty cache, or one row that sees everything.
     """
-    end = n + len(parents)
+    N = len(parents)
+    T = n + N - start
     chain = is_chain(parents)
-    if chain and (start == 0 or end - start == 1):
-        return None, None
-    visible = np.tri(end - start, end, k=start, dtype=bool)
+    if chain and (start == 0 or T == 1):
+        return None, None  # plain causal attention, or one row that attends to everything
+    visible = np.tri(T, n + N, k=start, dtype=bool)  # causal: enough for rows of the context
     positions = None
     if not chain:
+        # A row of a node attends to the whole context and to the node's ancestors.
         if ancestors is None:
             ancestors = ancestor_mask(parents)
-        first = max(0, start - n)  # the nodes before it are in the cache already
-        visible[n + first - start :, n:] = ancestors[first : len(parents), : len(parents)]
-        depths = ancestors[: len(parents)].sum(axis=1) - 1
-        positions = np.concatenate((np.arange(n), n + depths))[start:]
+        first = max(0, start - n)  # nodes before it have been read
+        context_rows = max(0, n - start)
+        visible[context_rows:, n:] = ancestors[first:N, :N]
+        # Its position is one after its parent's: n, and one more for each ancestor but itself.
+        node_positions = n - 1 + ancestors[first:N, :N].sum(axis=1)
+        context_positions = np.arange(start, max(start, n))
+        positions = np.concatenate((context_positions, node_positions))
         positions = torch.from_numpy(positions).to(model.device)
     mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
     return positions, mask.masked_fill_(torch.from_numpy(~visible).to(model.device), -torch.inf)
 
 
-class KConfig:
-    """A shape known beforehand, MCSD's k-config: ``widths[d]`` children per node of level d - 1.
+class Shape(Protocol):
+    """How a tree grows: ``FixedShape`` or ``GrowingShape``."""
 
-    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains (arXiv 2401.06706, section 3).
-    All nodes are sent, level by level. No level is added once the product of the levels'
-    confidences is below ``tree.min_prob``.
+    widths: tuple[int, ...]  # by level, counted from 0: children of each node that is expanded
+    max_nodes: int  # that the target or the draft has in its KV cache at once
+    ancestors: np.ndarray | None  # the ancestor mask of the whole tree, if it is known beforehand
+
+    def keeps(self, prob: float, min_prob: float) -> bool:
+        """Whether a proposed node becomes part of the tree, by its path's probability."""
+
+    def next_frontier(self, tree: "Tree") -> list[int]:
+        """The nodes to expand next; none if drafting is to end."""
+
+    def nodes_to_send(self, tree: "Tree") -> list[int]:
+        """The nodes for the target to check, the most probable first if some may be left out."""
+
+
+class FixedShape:
+    """A shape that is known beforehand: each node of level d - 1 has ``widths[d]`` children.
+
+    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains: the k-config of multi-candidate
+    speculative decoding (arXiv 2401.06706, section 3). All nodes are sent. Drafting ends early once
+    the product of the levels' confidences is below ``tree.min_prob``.
     """
 
-    fixed = True
-
-    def __init__(self, widths: tuple[int, ...]):
+    def __init__(self, widths: tuple[int, ...]) -> None:
         self.widths = widths
-        self.max_nodes = sum(accumulate(widths, mul))  # in a KV cache at once
+        self.max_nodes = sum(accumulate(widths, mul))
 
     @cached_property
     def ancestors(self) -> np.ndarray:
         """Made once, and sliced for every pass ("dynamic sliced mask", arXiv 2409.10644)."""
-        parents, above = [], [CONTEXT]
+        parents = []
+        level = [CONTEXT]
         for width in self.widths:
             first = len(parents)
-            parents += [node for node in above for _ in range(width)]
-            above = range(first, len(parents))
+            for node in level:
+                parents += [node] * width
+            level = range(first, len(parents))
         return ancestor_mask(parents)
 
-    def next_frontier(self, tree) -> list[int]:
-        """The nodes to expand next."""
+    def keeps(self, prob: float, min_prob: float) -> bool:
+        return True  # its mask counts on all of them
+
+    def next_frontier(self, tree: "Tree") -> list[int]:
         if tree.likelihood < tree.min_prob:
             return []
-        return [node for node, depth in tree.depths.items() if depth == tree.level - 1]
+        last_depth = tree.level_count - 1
+        return [node for node, depth in enumerate(tree.depths) if depth == last_depth]
+
+    def nodes_to_send(self, tree: "Tree") -> list[int]:
+        return list(range(len(tree.tokens)))
 
 
 @dataclass(frozen=True)
-class Dynamic:
-    """A tree that grows where the draft is confident (S2D's draft tree, arXiv 2407.01955).
+class GrowingShape:
+    """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
-    Each of ``depth`` rounds (levels) expands ``top_k`` more nodes, the most probable of any depth;
-    the first expands the context. A node gets its ``top_k`` best children, but for paths less
-    probable than ``tree.min_prob``. The most probable ``size`` nodes are sent.
+    In each of ``depth`` levels the ``top_k`` most probable nodes that were not expanded yet are
+    expanded, whatever their depth, and get their ``top_k`` best children; at first that is the
+    context alone. Paths less probable than ``tree.min_prob`` are left out. The ``size`` most
+    probable nodes are sent.
     """
 
     top_k: int
     depth: int
     size: int
 
-    fixed, ancestors = False, None
-    widths = property(lambda self: (self.top_k,) * self.depth)
-    max_nodes = property(lambda self: max(self.size, self.top_k * self.depth))
+    ancestors = None
 
-    def best(self, tree) -> list[int]:
-        """The nodes that can be sent to the target, the most probable first."""
-        ranked = sorted(range(len(tree.tokens)), key=tree.probs.__getitem__, reverse=True)
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.top_k,) * self.depth
+
+    @property
+    def max_nodes(self) -> int:
+        return max(self.size, self.top_k * self.depth)
+
+    def keeps(self, prob: float, min_prob: float) -> bool:
+        return prob > 0.0 and prob >= min_prob
+
+    def next_frontier(self, tree: "Tree") -> list[int]:
+        # A node that will not be sent needs no children: they are no more probable than it is.
+        expanded = set(tree.expanded)
+        waiting = [node for node in self.nodes_to_send(tree) if node not in expanded]
+        return waiting[: self.top_k]
+
+    def nodes_to_send(self, tree: "Tree") -> list[int]:
+        # Sorting is stable, so that a parent stays ahead of a child that is as probable.
+        nodes = range(len(tree.tokens))
+        ranked = sorted(nodes, key=lambda node: tree.probs[node], reverse=True)
         return ranked[: self.size]
 
-    def next_frontier(self, tree):
-        # Only nodes that can be sent: a child is at most as probable as its parent.
-        return [node for node in self.best(tree) if node not in tree.expanded][: self.top_k]
+
+@dataclass(frozen=True)
+class Tried:
+    """An exit that was asked to draft a level. The last one that was asked drafted it."""
+
+    level: int
+    frontier: list[int]  # the nodes it was asked about
+    layers: int  # of the exit
+    confidence: float
 
 
 class Tree:
-    """The tree of a step: drafted level by level, then sent to the target.
+    """The tree of one step; see the picture at the top of this file.
 
-    A node keeps the number it was proposed with. The draft's KV caches hold ``expanded``, at its
-    end the frontier (unless that is the context), the target sees ``sent``; ``part`` numbers
-    parents anew for either. With top_k = 2, after rounds for the context and for 0 and 1:
-
-        context ─┬─ 0 ─┬─ 2 ─ ...     node              0   1   2   3   4   5
-                 │     └─ 3           parent           -1  -1   0   0   1   1
-                 └─ 1 ─┬─ 4 ─ ...     part([0, 1, 2, 4]) has the parents -1, -1, 0, 1
-                       └─ 5
-
-    By node: tokens, parents, exits (layers of the draft; None: a root from the target), depths
-    (from 0) and probs (by which paths are ranked, see ``choose_children``). ``frontier``: the nodes
-    to expand next, at first the context. ``likelihood``: the product of the levels' confidences.
-    ``q``: per level the distributions (R, V) its tokens were drawn from, if the target tests them.
+    Attributes:
+        tokens, parents, depths: by node; depths count from 0.
+        probs: by node, the product of its path's ranks (``rules.Proposal``), to order and to stop.
+        exits: by node, the layers of the exit that proposed it; None for a root from the target.
+        frontier: the nodes to expand next; at first the context.
+        expanded: the nodes that were expanded, and last those of the frontier.
+        sent: the nodes that the target checks, level by level.
+        likelihood: the product of the levels' confidences.
+        q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
+            rule tests them against it.
+        began_at, drafted_at: when drafting began and ended, in seconds of ``time.perf_counter``.
+        tried: the exits that were asked, in order.
     """
 
-    def __init__(self, context: list[int], shape, max_levels: int, min_prob: float = 0.0):
-        self.context, self.shape, self.min_prob = context, shape, min_prob
+    def __init__(
+        self, context: list[int], shape: Shape, max_levels: int, min_prob: float = 0.0
+    ) -> None:
+        self.context = context
+        self.shape = shape
+        self.min_prob = min_prob
         self.max_levels = min(max_levels, len(shape.widths))
-        self.tokens, self.parents, self.exits = [], [], []
-        self.depths, self.probs = {CONTEXT: -1}, {CONTEXT: 1.0}
-        self.level, self.likelihood, self.q = 0, 1.0, []
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.probs: list[float] = []
+        self.exits: list[int | None] = []
+        self.level_count = 0
+        self.likelihood = 1.0
         self.frontier = [CONTEXT] if self.max_levels > 0 else []
-        self.expanded, self.sent = [], []
+        self.expanded: list[int] = []
+        self.sent: list[int] = []
+        self.q: dict[int, Tensor] = {}
+        self.tried: list[Tried] = []
+        self.began_at = self.drafted_at = time.perf_counter()
 
-    def add_level(self, tokens, probs, exit, confidence=1.0):
-        """Give each node of the frontier children: ``tokens`` and ``probs``, a list per node."""
-        for parent, own_tokens, own_probs in zip(self.frontier, tokens, probs):
-            for token, prob in zip(own_tokens, own_probs):
-                node, prob = len(self.tokens), self.probs[parent] * prob
-                if self.shape.fixed or prob > 0.0 and prob >= self.min_prob:
+    def add_level(
+        self,
+        tokens: list[list[int]],
+        ranks: list[list[float]],
+        exit_layer: int | None,
+        confidence: float = 1.0,
+        q: Sequence[Tensor] = (),
+    ) -> None:
+        """Give each node of the frontier children, and choose the next frontier.
+
+        Args:
+            tokens, ranks: of the children, one list for each node of the frontier.
+            exit_layer: the layers of the exit that proposed them; None: the target did.
+            confidence: of the exit in this level.
+            q: what the children were drawn from (V,), one for each node of the frontier, or none.
+        """
+        self.q.update(zip(self.frontier, q))
+        for parent, own_tokens, own_ranks in zip(self.frontier, tokens, ranks):
+            depth, above = 0, 1.0
+            if parent != CONTEXT:
+                depth, above = self.depths[parent] + 1, self.probs[parent]
+            for token, rank in zip(own_tokens, own_ranks):
+                prob = above * rank
+                if self.shape.keeps(prob, self.min_prob):
                     self.tokens.append(token)
                     self.parents.append(parent)
-                    self.exits.append(exit)
-                    self.depths[node], self.probs[node] = self.depths[parent] + 1, prob
-        self.level += 1
+                    self.depths.append(depth)
+                    self.probs.append(prob)
+                    self.exits.append(exit_layer)
+        self.level_count += 1
         self.likelihood *= confidence
-        self.frontier = self.shape.next_frontier(self) if self.level < self.max_levels else []
+        self.frontier = []
+        if self.level_count < self.max_levels:
+            self.frontier = self.shape.next_frontier(self)
         self.expanded += self.frontier
 
-    def send(self, nodes_to_send=None):
-        """Choose the nodes that the target checks; ``nodes_to_send``: see Options."""
-        nodes = range(len(self.tokens))
-        if not self.shape.fixed:
-            nodes = self.shape.best(self)
-            if nodes_to_send is not None:
-                nodes = nodes[: nodes_to_send([self.probs[node] for node in nodes])]
-        self.sent = sorted(nodes, key=lambda node: (self.depths[node], node))
+    def next_positions(self, nodes: list[int]) -> list[int]:
+        """The positions of the tokens that follow each of ``nodes`` or CONTEXT."""
+        n = len(self.context)
+        return [n if node == CONTEXT else n + self.depths[node] + 1 for node in nodes]
 
     def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """The tokens of ``nodes`` and their parents, by place among these."""
-        place = {CONTEXT: CONTEXT} | {node: i for i, node in enumerate(nodes)}
-        parents = [place[self.parents[node]] for node in nodes]
-        return [self.tokens[node] for node in nodes], parents
+        """The tokens of ``nodes``, and their parents by place in this list."""
+        place_of = {node: place for place, node in enumerate(nodes)}
+        place_of[CONTEXT] = CONTEXT
+        tokens = [self.tokens[node] for node in nodes]
+        return tokens, [place_of[self.parents[node]] for node in nodes]
+
+    def slots(self, accepted: list[int]) -> list[int]:
+        """Places of accepted nodes -> the slots of those that the draft has expanded."""
+        slot_of = {node: slot for slot, node in enumerate(self.expanded)}
+        nodes = [self.sent[place] for place in accepted]
+        return [slot_of[node] for node in nodes if node in slot_of]
 
     def path(self, node: int) -> list[int]:
         """The tokens from the first level down to ``node``."""
-        path = []
+        tokens = []
         while node != CONTEXT:
-            path.append(self.tokens[node])
+            tokens.append(self.tokens[node])
             node = self.parents[node]
-        return path[::-1]
+        return tokens[::-1]

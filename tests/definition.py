@@ -1,29 +1,50 @@
-"""S2D by definition (T > 0, fixed trees, exits with layers): whole models over the whole text."""
+"""S2D by definition (T > 0, fixed trees, exits with layers): whole models over the whole text.
+
+The definition that the fast code is compared with: no cache, no tree, no mask, no batch.
+"""
+
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor
+
+from s2d.model import Llama
+from s2d.options import Options
+from s2d.sampling import Draws, Noise, warp
 
 
-def logits_after(model, tokens, layers=None):  # (V,), of all layers or at an exit
-    hidden = model.run_layers(model.embed(torch.tensor([tokens])), 0, layers)
+def logits_after(model: Llama, text: list[int], layers: int | None = None) -> Tensor:
+    """Logits (V,) for the token after ``text``, after all layers or those before an exit."""
+    hidden = model.run_layers(model.embed(torch.tensor([text])), 0, layers)
     return model.logits(hidden)[0, -1]
 
 
-def propose(draft, tokens, widths, sampling):
+def choose_exit(draft: Llama, texts: list[list[int]], options: Options) -> tuple[Tensor, float]:
+    """The first exit that is confident enough about one of ``texts``, or the last exit.
+
+    Returns what it says about each, logits (R, V), and its confidence.
+    """
+    for layers, threshold in zip(options.exits, options.thresholds):
+        logits = torch.stack([logits_after(draft, text, layers) for text in texts])
+        confidence = logits.softmax(dim=-1).max().item()
+        if confidence > threshold or layers == options.exits[-1]:
+            return logits, confidence
+
+
+def propose(
+    draft: Llama, text: list[int], widths: tuple[int, ...], options: Options, chance: Noise | Draws
+) -> dict[tuple[int, ...], tuple[list[int], Tensor]]:
     """{path of tokens: those proposed after it, and the q (V,) they come from}, level by level."""
-    options, proposed, level, likelihood = sampling.options, {}, [()], 1.0
+    proposed, level, likelihood = {}, [()], 1.0
     for width in widths:  # children per path; (1, 1, 1) is a chain
-        for layers, threshold in zip(options.exits, options.thresholds):
-            logits = [logits_after(draft, [*tokens, *path], layers) for path in level]
-            confidence = max(row.softmax(dim=-1).max().item() for row in logits)
-            if confidence > threshold:
-                break  # the first exit that is confident enough drafts this level, or the last
+        logits, confidence = choose_exit(draft, [[*text, *path] for path in level], options)
         for path, row in zip(level, logits):
-            q = sampling.warp(row)  # temperature, top-k and top-p
-            if sampling.coupled:
-                noise = sampling.noise([len(tokens) + len(path)])[0]
-                children = (q / noise.sqrt()).topk(width).indices
+            q = warp(row, options.temperature, options.top_p, options.top_k)
+            if isinstance(chance, Noise):
+                e = chance.at([len(text) + len(path)])[0]
+                children = (q / e.sqrt()).topk(width).indices
             else:
-                children = sampling.candidates(q[None], width)[0]
+                children = chance.candidates(q[None], width)[0]
             proposed[path] = children.tolist(), q
         level = [(*path, token) for path in level for token in proposed[path][0]]
         likelihood *= confidence
@@ -32,29 +53,44 @@ def propose(draft, tokens, widths, sampling):
     return proposed
 
 
-def verify(p, children, q, position, sampling):
-    """The next token, a draw from p (V,), and one of the children where that can be."""
-    if sampling.coupled:  # the draft met the same noise
-        return (p / sampling.noise([position])[0]).argmax().item()
-    for token in [each for each in children if q[each] > 0]:  # rejection sampling
-        if sampling.accept((p[token] / q[token])[None]):
-            return token
+def verify(
+    p: Tensor, children: list[int], q: Tensor, position: int, chance: Noise | Draws
+) -> tuple[int, bool]:
+    """The next token, a draw from p (V,), and whether it is one of the children, accepted."""
+    if isinstance(chance, Noise):  # the draft met the same noise
+        token = (p / chance.at([position])[0]).argmax().item()
+        return token, token in children
+    for token in children:  # rejection sampling
+        if q[token] == 0:
+            continue  # q has fewer tokens than there are children: this one was never drawn
+        accepted, _ = chance.accept((p[token] / q[token])[None])
+        if accepted:
+            return token, True
         p, q = (p - q).clamp(min=0.0), q.index_fill(0, torch.tensor(token), 0.0)
         p, q = p / p.sum(), q / q.sum()
-    return sampling.draw(p[None]).item()
+    return chance.draw(p[None]).item(), False
 
 
-def generate(target, draft, tokens, limit, sampling):
-    """Yields what each step proposes and the tokens it emits, up to ``limit`` tokens or EOS."""
-    token, eos = None, target.config.eos_token_ids
-    while len(tokens) < limit and token not in eos:
-        widths = sampling.options.tree[: limit - len(tokens) - 1]  # the last token needs no draft
-        proposed, path, accepted = propose(draft, tokens, widths, sampling), [], True
-        while accepted:
-            children, q = proposed.get(tuple(path), ([], None))
-            p = sampling.warp(logits_after(target, [*tokens, *path]))
-            token = verify(p, children, q, len(tokens) + len(path), sampling)
+def generate(
+    target: Llama,
+    draft: Llama,
+    text: list[int],
+    limit: int,
+    options: Options,
+    chance: Noise | Draws,
+) -> Iterator[tuple[dict, list[int]]]:
+    """Yield what each step proposes and the tokens it emits, up to ``limit`` tokens or EOS."""
+    ended = False
+    while len(text) < limit and not ended:
+        widths = options.tree.widths[: limit - len(text) - 1]  # the last token needs no draft
+        proposed = propose(draft, text, widths, options, chance)
+        path, accepted = [], True
+        while accepted and not ended:
+            children, q = proposed.get(tuple(path), ([], torch.tensor([])))
+            logits = logits_after(target, [*text, *path])
+            p = warp(logits, options.temperature, options.top_p, options.top_k)
+            token, accepted = verify(p, children, q, len(text) + len(path), chance)
             path = [*path, token]
-            accepted = token in children and token not in eos
+            ended = token in target.config.eos_token_ids
         yield proposed, path
-        tokens = tokens + path
+        text = [*text, *path]

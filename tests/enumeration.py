@@ -4,19 +4,18 @@ import functools
 
 import torch
 
-from s2d.sampling import Sampling
+from s2d.sampling import Draws
 
 
-class EveryOutcome(Sampling):
-    """A Sampling that replays a list of choices, and tells how likely they are."""
+class EveryOutcome(Draws):
+    """Draws that replay a list of choices, and tell how likely they are."""
 
     def __init__(self, choices):
         self.taken, self.probability, self.untried = list(choices), 1.0, []
         self.replayed = iter(choices)
 
-    def __call__(self, options, target):
-        """In the place of the class: a Sampling of these options, this one."""
-        super().__init__(options, target)
+    def __call__(self, seed):
+        """In the place of the class: these draws."""
         return self
 
     def choose(self, probs):
@@ -31,28 +30,26 @@ class EveryOutcome(Sampling):
 
     def accept(self, probabilities):
         heads = [min(1.0, probability) for probability in probabilities.tolist()]
-        return torch.tensor([self.choose([1.0 - p, p]) == 1 for p in heads])
+        accepted = torch.tensor([self.choose([1.0 - p, p]) == 1 for p in heads])
+        return accepted, probabilities
 
     def draw(self, probs):
         return torch.tensor([self.choose((row / row.sum()).tolist()) for row in probs])
 
-    def choices(self, logits, positions):
-        return self.draw(self.warp(logits))
-
 
 def every_outcome(emit):
-    """Yield emit(sampling) and its probability, for every outcome of what ``sampling`` draws."""
+    """Yield emit(draws) and its probability, for every outcome of ``draws``."""
     waiting = [[]]
     while waiting:
-        sampling = EveryOutcome(waiting.pop())
-        yield emit(sampling), sampling.probability
-        waiting += sampling.untried
+        draws = EveryOutcome(waiting.pop())
+        yield emit(draws), draws.probability
+        waiting += draws.untried
 
 
 def joint_of(emit, p, length):
     """The exact joint distribution of the first ``length`` tokens, (V,) * length.
 
-    ``emit(sampling)`` returns emitted tokens. Where they are fewer, p follows, as in later steps.
+    ``emit(draws)`` returns emitted tokens. Where they are fewer, p follows, as in later steps.
     """
     joint = torch.zeros((len(p(())),) * length, dtype=torch.float64)
     rest = functools.cache(lambda tokens: joint_distribution(p, length - len(tokens), tokens))

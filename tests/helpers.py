@@ -8,13 +8,13 @@ import subprocess
 import sys
 import sysconfig
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from s2d.model import Llama, LlamaConfig
+from s2d.model import Drafting, Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
@@ -36,9 +36,16 @@ LLAMA_2 = {
 
 
 def random_llama(seed, scale=0.3, **changes):
-    """A float64 Llama with weights large enough that its distributions are far from uniform."""
+    """A float64 Llama with weights large enough that its distributions are far from uniform.
+
+    ``changes`` are fields of LlamaConfig and, with exits, of Drafting.
+    """
+    drafting = None
+    if "exits" in changes:
+        names = [field.name for field in fields(Drafting) if field.name in changes]
+        drafting = Drafting(**{name: changes.pop(name) for name in names})
     torch.manual_seed(seed)
-    model = Llama(replace(TINY, **changes)).double().requires_grad_(False).eval()
+    model = Llama(replace(TINY, **changes), drafting).double().requires_grad_(False).eval()
     for parameter in model.parameters():
         parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
     return model

@@ -9,11 +9,11 @@ from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
 
 from s2d import generate
 from s2d.extras.decision import Decision, PathStop, fingerprint, load_decision, save_decision
-from s2d.generate import start
+from s2d.generation import start
 from s2d.sampling import Prediction
 from s2d.train import __main__ as train
 from s2d.train.decision import fit_decision
-from s2d.tree import Dynamic, Tree
+from s2d.tree import GrowingShape, Tree
 
 
 def prediction(logits, hidden=None):
@@ -41,11 +41,26 @@ def test_the_two_feature_sets():
 
 
 def test_siblings_divide_what_the_first_leaves():
-    tree = Tree([1], Dynamic(3, 2, 9), max_levels=2)
-    tree.add_level([[5, 6, 7]], [[0.5, 0.3, 0.1]], exit=2)
+    tree = Tree([1], GrowingShape(3, 2, 9), max_levels=2)
+    tree.add_level([[5, 6, 7]], [[0.5, 0.3, 0.1]], exit_layer=2)
     stop = PathStop(fixed(0.8))
-    stop(tree, prediction(torch.zeros(1, 9)))
-    assert stop.paths == pytest.approx({-1: 1.0, 0: 0.8, 1: 0.15, 2: 0.05})
+    stop.stops(tree, [-1], prediction(torch.zeros(1, 9)))
+    assert stop.accepted == pytest.approx({-1: 1.0, 0: 0.8, 1: 0.15, 2: 0.05})
+
+
+def test_a_row_judges_the_children_of_its_own_node():
+    """Also if a node before it has none: all of its children were too unlikely to be kept."""
+    tree = Tree([1], GrowingShape(2, 3, 9), max_levels=3)
+    tree.add_level([[5, 6]], [[0.5, 0.5]], exit_layer=2)
+    stop = PathStop(lambda prediction: prediction.probs[:, 0])
+    stop.decision.threshold = 0.0
+    rows = prediction([[0.0, 0.0]])
+    stop.stops(tree, [-1], rows)
+    assert stop.accepted == pytest.approx({-1: 1.0, 0: 0.5, 1: 0.5})
+    tree.add_level([[7, 8], [9, 10]], [[0.0, 0.0], [0.6, 0.4]], exit_layer=2)
+    assert tree.parents[2:] == [1, 1]
+    stop.stops(tree, [0, 1], Prediction(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), 0.9))
+    assert stop.accepted[2] == pytest.approx(0.5 * 0.2)
 
 
 def fixed(probability):
@@ -66,7 +81,7 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
     stopped = generate(target, [3, 1], stop=PathStop(fixed(0.8)), **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
     assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
-    assert stopped.stats.draft_forwards == pytest.approx(4 * stopped.stats.steps, abs=3)
+    assert stopped.stats.draft_levels == pytest.approx(4 * stopped.stats.steps, abs=3)
     never = generate(target, [3, 1], stop=PathStop(fixed(1.0)), **options)
     assert set(never.stats.accept_lengths[:-1]) == {7}
 

@@ -8,11 +8,10 @@ from helpers import path_of, random_llama, random_parents, random_tokens
 
 from s2d import generate
 from s2d.draft import LayerExit, SortedDraft
-from s2d.generate import Options
-from s2d.sampling import Sampling
-from s2d.tree import CONTEXT, Dynamic, KConfig, Tree
+from s2d.rules import Greedy
+from s2d.tree import CONTEXT, FixedShape, GrowingShape, Tree
 
-CHAIN = KConfig((1,) * 20)
+CHAIN = FixedShape((1,) * 20)
 
 
 def cache_free_logits(model, tokens, layer):
@@ -29,9 +28,9 @@ def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
     return SortedDraft(exits, shape, **options)
 
 
-def grown(drafter, context, levels=20, **options):
-    tree = Tree(context, drafter.shape, levels, drafter.min_prob)
-    drafter.grow(tree, Sampling(Options(**options), drafter.exits[-1].model))
+def grown(drafter, context, levels=20):
+    tree = drafter.new_tree(context, levels)
+    drafter.grow(tree, Greedy())
     return tree
 
 
@@ -41,7 +40,7 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
     """Random trees of which some nodes are expanded, at any exit; a path is kept, and again."""
     monkeypatch.setattr("s2d.draft.WINDOW", 8)
     rng, model = random.Random(f"{exits} {seed}"), random_llama(seed)
-    shape = Dynamic(top_k=9, depth=20, size=30)
+    shape = GrowingShape(top_k=9, depth=20, size=30)
     drafter = sorted_draft(model, exits, [0.0] * len(exits), shape)
     context, caught_up = random_tokens(seed, rng.randrange(1, 20)), 0
     while len(context) < 80:
@@ -49,9 +48,9 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
         parents = list(range(-1, size - 1)) if rng.random() < 0.3 else random_parents(rng, size)
         tree = Tree(context, shape, max_levels=20)
         tree.tokens, tree.parents = [rng.randrange(4) for _ in parents], parents
-        tree.depths |= {node: len(path_of(parents, node)) - 1 for node in range(size)}
+        tree.depths = [len(path_of(parents, node)) - 1 for node in range(size)]
         tree.sent = list(range(size))
-        for level in range(rng.randrange(max(tree.depths.values()) + 1)):
+        for level in range(rng.randrange(max(tree.depths) + 1)):
             if level > 0:  # else what follows the context
                 below = [i for i in range(size) if parents[i] in tree.frontier]
                 tree.frontier = rng.sample(below, rng.randrange(len(below) + 1))
@@ -67,7 +66,7 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
             paths = [context + tree.path(node) for node in tree.frontier]
             expected = [cache_free_logits(model, path, exit.layer) for path in paths]
             expected = torch.stack(expected).softmax(dim=-1)
-            assert used is exit and (prediction.probs - expected).abs().max() < 1e-10
+            assert used == exit.layer and (prediction.probs - expected).abs().max() < 1e-10
             assert prediction.confidence == pytest.approx(expected.max().item(), abs=1e-10)
         reached = {CONTEXT, *tree.expanded}
         last = rng.choice([CONTEXT, *(i for i in range(size) if parents[i] in reached)])
@@ -80,7 +79,7 @@ def test_an_exit_that_lags_behind_reads_the_context_in_windows(monkeypatch):
     monkeypatch.setattr("s2d.draft.WINDOW", 8)
     model, tokens, widths = random_llama(3), random_tokens(0, 46), []
     drafter = sorted_draft(model, (1, 4), [0.0, 0.0], CHAIN)
-    last = model.model["layers"][3]
+    last = model.model.layers[3]
     last.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
     for threshold, length in ((1.0, 20), (0.0, 45), (1.0, 46)):  # exit 4 drafts first and last
         drafter.exits[0].threshold = threshold
@@ -91,7 +90,7 @@ def test_an_exit_that_lags_behind_reads_the_context_in_windows(monkeypatch):
 def test_no_layers_run_behind_the_exit_that_drafts():
     model, exits, thresholds = random_llama(8), (1, 2, 3, 4), (0.35, 0.35, 0.35, 0.0)
     runs, left = [], set()
-    for number, block in enumerate(model.model["layers"], 1):
+    for number, block in enumerate(model.model.layers, 1):
         block.register_forward_hook(lambda *_, number=number: runs.append(number))
     for seed in range(20):
         runs.clear()
@@ -119,7 +118,7 @@ def every_path(model, context, depth):
 def test_a_growing_tree_holds_the_most_probable_paths(seed):
     """Three in a row, behind accepted paths; where there is one, to a leaf never expanded."""
     model, context = random_llama(seed, vocab_size=6, scale=0.2), [5, 3, seed]
-    drafter = sorted_draft(model, (4,), [0.0], Dynamic(top_k=6, depth=3, size=6))
+    drafter = sorted_draft(model, (4,), [0.0], GrowingShape(top_k=6, depth=3, size=6))
     for _ in range(3):
         tree = grown(drafter, context)
         probs = every_path(model, context, depth=3)
@@ -139,12 +138,12 @@ def test_a_growing_tree_holds_the_most_probable_paths(seed):
 
 
 def test_a_growing_tree_keeps_no_unlikely_path_and_sends_the_best_level_by_level():
-    model, context, shape = random_llama(8), [3, 1, 4], Dynamic(top_k=2, depth=6, size=9)
-    tree = grown(sorted_draft(model, (4,), [0.0], shape, stop=0.05), context)
-    assert min(tree.probs.values()) >= 0.05 and 0 < len(tree.sent) < 9
+    model, context, shape = random_llama(8), [3, 1, 4], GrowingShape(top_k=2, depth=6, size=9)
+    tree = grown(sorted_draft(model, (4,), [0.0], shape, min_prob=0.05), context)
+    assert min(tree.probs) >= 0.05 and 0 < len(tree.sent) < 9
     tree = grown(sorted_draft(model, (4,), [0.0], shape), context)
-    assert tree.sent == sorted(tree.sent, key=tree.depths.get) != sorted(tree.sent)
-    fewer = sorted_draft(model, (4,), [0.0], shape, nodes_to_send=lambda probs: 5)
+    assert tree.sent == sorted(tree.sent, key=tree.depths.__getitem__) != sorted(tree.sent)
+    fewer = sorted_draft(model, (4,), [0.0], shape, tree_size=lambda probs: 5)
     best = sorted(tree.sent, key=tree.probs.__getitem__, reverse=True)[:5]
     assert sorted(grown(fewer, context).sent) == sorted(best)
 
@@ -154,6 +153,6 @@ def test_a_growing_tree_keeps_no_unlikely_path_and_sends_the_best_level_by_level
 def test_all_that_a_draft_drafts_that_is_the_target_is_accepted(method, options):
     if method == "s2d-tree":
         options = options | dict(tree=(2, 2, 1))  # a growing tree is for shared noise
-    same = random_llama(5, eos_token_ids=(), exit_layers=(2, 4), thresholds=(1.0, 0.0))
+    same = random_llama(5, eos_token_ids=(), exits=(2, 4), thresholds=(1.0, 0.0))
     stats = generate(same, [3, 1, 4], same, method, max_new_tokens=60, **options).stats
     assert stats.acceptance_rate == 1.0 and stats.exit_counts.keys() == {4}

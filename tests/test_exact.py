@@ -6,7 +6,6 @@
 import functools
 import random
 from dataclasses import replace
-from importlib import import_module
 from unittest import mock
 
 import definition
@@ -17,18 +16,18 @@ from helpers import nearly_equal, raises_line, random_llama, random_tokens
 
 from s2d import generate
 from s2d.extras.datastore import Datastore
-from s2d.generate import Options, start
-from s2d.sampling import Sampling
-from s2d.tree import Dynamic
+from s2d.generation import start
+from s2d.options import Options
+from s2d.rules import SharedNoise
+from s2d.sampling import Noise
+from s2d.tree import FixedShape, GrowingShape, Tree
 
-GENERATE = import_module("s2d.generate")  # the package's attribute is the function
 
-
-class Greedy(Sampling):
+class NoNoise(Noise):
     """The definition's greedy decoding: noise that is 1 everywhere."""
 
-    def noise(self, positions):
-        return torch.ones(len(positions), self.vocab_size, dtype=self.dtype)
+    def make_row(self, position):
+        return torch.ones(self.vocab_size, dtype=self.dtype)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -53,10 +52,12 @@ def test_every_step_is_the_definitions(part):
         )
         prompt = random_tokens(case, rng.choice((1, 5, 30)))
         found = start(target, prompt, draft, **vars(options))
-        sampling = Sampling(options, target)
+        kind, used = Noise, found.options
         if options.temperature == 0:
-            sampling = Greedy(replace(options, temperature=1.0, top_p=1.0, top_k=0), target)
-        expected = definition.generate(target, draft, prompt, len(prompt) + 18, sampling)
+            kind, used = NoNoise, replace(used, temperature=1.0, top_p=1.0, top_k=0)
+        noise = kind(options.seed, 61, "cpu", torch.float64)
+        limit = len(prompt) + 18
+        expected = definition.generate(target, draft, prompt, limit, used, noise)
         for step, (proposed, tokens) in zip(found, expected, strict=True):
             assert step.tokens == tokens, (part, case)
             tree = step.tree
@@ -77,7 +78,13 @@ def drawn_options(rng, store):
     if method in ("sd", "s2d"):
         options["draft_length"] = rng.choice((1, 3, 7, 40))
     else:
-        shapes = ((3, 2, 1), (2, 1, 1, 1), Dynamic(2, 3, 5), Dynamic(3, 4, 12), Dynamic(4, 2, 3))
+        shapes = (
+            (3, 2, 1),
+            (2, 1, 1, 1),
+            GrowingShape(2, 3, 5),
+            GrowingShape(3, 4, 12),
+            GrowingShape(4, 2, 3),
+        )
         options["tree"] = rng.choice(shapes)
     return options
 
@@ -121,7 +128,7 @@ def causal(start, n, parents, model, ancestors=None):
 @pytest.mark.parametrize(
     "mistake",
     [
-        mock.patch("s2d.decode.positions_and_mask", causal),
+        mock.patch("s2d.decoder.positions_and_mask", causal),
         mock.patch("s2d.cache.move_up", lambda rows, length, path: None),
     ],
 )
@@ -137,10 +144,13 @@ def law_error(law, seeds=3000):
     """
     target = random_llama(0, vocab_size=5)
     p = next_token_model(target, [3, 1], **law)(())
-    logits = target(torch.tensor([[3, 1]]))[0, -1:].expand(2, -1)
+    law = dict(top_p=1.0, top_k=0) | law
+    logits = target(torch.tensor([[3, 1]]))[0, -1:]
+    empty = [Tree([3, 1, 0][:n], FixedShape(()), max_levels=0) for n in (2, 3)]
     expected, found = seeds * p[:, None] * p, torch.zeros(5, 5)
     for seed in range(seeds):
-        pair = Sampling(Options(seed=seed, **law), target).choices(logits, [2, 3])
+        rule = SharedNoise(**law, noise=Noise(seed, 5, "cpu", torch.float64))
+        pair = [rule.verify(tree, logits)[1] for tree in empty]
         found[tuple(pair)] += 1
     assert (found[expected == 0] == 0).all()
     # + 1: where few are expected, one more or less counts little.
@@ -154,8 +164,8 @@ def test_sampled_text_follows_p():
 
 def test_noise_that_ignores_the_position_shows():
     """One seed still gives one text, and each of its tokens follows p, but not all together."""
-    noise = Sampling.noise
-    with mock.patch.object(Sampling, "noise", lambda self, p: noise(self, [0] * len(p))):
+    make_row = Noise.make_row
+    with mock.patch.object(Noise, "make_row", lambda self, position: make_row(self, 0)):
         assert law_error(dict(temperature=2.0)) > 10
 
 
@@ -177,8 +187,8 @@ def test_rejection_sampling_leaves_p(options):
         p = next_token_model(target, prompt, **law)
         used = options | law | dict(coupled=False, max_new_tokens=3)
 
-        def emit(sampling):
-            with mock.patch.object(GENERATE, "Sampling", sampling):
+        def emit(draws):
+            with mock.patch("s2d.generation.Draws", draws):
                 return generate(target, prompt, draft, **used).tokens  # noqa: B023
 
         error = joint_of(emit, p, 3) - joint_distribution(p, 3)
@@ -187,12 +197,12 @@ def test_rejection_sampling_leaves_p(options):
 
 def test_the_definition_leaves_p_by_rejection_sampling():
     target, draft = random_llama(1, vocab_size=3, eos_token_ids=()), random_llama(2, vocab_size=3)
-    options = Options(exits=(2, 4), thresholds=(0.5, 0.0), tree=(2, 1), stop=0.0)
-    options = replace(options, temperature=1.0, coupled=False)
+    options = Options(exits=(2, 4), thresholds=(0.5, 0.0), stop=0.0, temperature=1.0)
+    options = replace(options, tree=FixedShape((2, 1)))
     p = next_token_model(target, [2, 1])
 
-    def emit(sampling):
-        steps = definition.generate(target, draft, [2, 1], 5, sampling(options, target))
+    def emit(draws):
+        steps = definition.generate(target, draft, [2, 1], 5, options, draws)
         return [token for _, tokens in steps for token in tokens]
 
     assert (joint_of(emit, p, 3) - joint_distribution(p, 3)).abs().max() < 1e-9
@@ -214,11 +224,10 @@ def test_stats_add_up():
     found = generate(target, [3, 1], draft, exits=[1, 2, 4], thresholds=[0.4, 0.4, 0.0])
     stats = found.stats
     assert sum(stats.accept_lengths) == len(found.tokens) == 126 and found.ended == "context"
-    assert stats.accepted == len(found.tokens) - stats.steps
-    assert stats.exit_counts.total() == stats.draft_forwards
+    assert stats.accepted_tokens == len(found.tokens) - stats.steps
+    assert stats.exit_counts.total() == stats.draft_levels
     assert stats.mean_accepted_tokens == len(found.tokens) / stats.steps
     assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
-    assert found.cache is found.drafter is None  # an answer that is kept holds no caches
 
 
 def test_damaged_weights_are_one_line():
@@ -247,7 +256,10 @@ WRONG = {
     "draft_length: expected": dict(draft_length=0),
     "tree: expected": dict(method="mcsd", tree=(2, 0)),
     "nodes of a tree: expected": dict(method="mcsd", tree=(34, 34)),
+    "children of a node: expected": dict(method="mcsd", tree=(62,)),
     "rejection sampling needs drawn children": dict(method="s2d-tree", coupled=False),
+    "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
+    "tree_size is for growing trees": dict(method="mcsd", tree_size=len),
 }
 
 

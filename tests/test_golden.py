@@ -6,7 +6,7 @@ import pytest
 from helpers import ROOT
 
 from s2d import generate
-from s2d.program import parse_tree
+from s2d.cli.program import parse_tree
 
 RECORD = json.loads((ROOT / "tests" / "golden.json").read_text())
 

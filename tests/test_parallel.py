@@ -15,10 +15,9 @@ from helpers import ROOT, WEIGHTS, program, random_llama, random_tokens, refuses
 
 import run
 from s2d import load_model
-from s2d.extras import parallel
-from s2d.generate import start
+from s2d.extras.tensor_parallel import load_part
+from s2d.generation import start
 from s2d.weights import save_model
-from s2d.weights.divided import load_part
 
 SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
 SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own
@@ -70,7 +69,7 @@ def test_a_divided_target_has_the_logits_and_text_of_a_whole_one(family):
             assert one["tokens"] == two["tokens"] and len(one["logits"]) == len(two["logits"])
             for a, b in zip(one["logits"], two["logits"]):
                 assert (torch.tensor(a) - torch.tensor(b)).abs().max() < 1e-9
-        layers = sum(p.numel() for p in target.model["layers"].parameters())
+        layers = sum(p.numel() for p in target.model.layers.parameters())
         assert 0.5 * layers <= result[name]["held"] < 0.51 * layers
         assert result[name]["heads"] == 2
 
@@ -80,7 +79,7 @@ def answer_on_two_ranks(family, load_target):
     found = {}
     for name in ("tied", "untied"):
         target = load_target(family / name, "cpu", "float64")
-        held = sum(p.numel() for p in target.part.model["layers"].parameters())
+        held = sum(p.numel() for p in target.part.model.layers.parameters())
         heads = target.new_cache(8).cache.keys.shape[2]
         found[name] = {"answers": answers(target, family / name), "held": held, "heads": heads}
     print(json.dumps(found))

@@ -5,7 +5,7 @@ import torch
 from helpers import nearly_equal, random_llama
 
 from s2d import generate
-from s2d.tree import Dynamic
+from s2d.tree import GrowingShape
 
 OPTIONS = dict(eos_token_ids=(), scale=0.12, num_hidden_layers=2)
 
@@ -50,7 +50,7 @@ def test_chains_below_roots_as_published(widths):
         assert output.tokens[:25] == expected[:25] and output.exact is False
         assert 0 < output.stats.acceptance_rate <= 1  # of levels, the target's own included
         alone = generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
-        growing = run("s2d-tree", tree=Dynamic(3, 4, 12))
+        growing = run("s2d-tree", tree=GrowingShape(3, 4, 12))
         for exact in (run(tree=(1, *widths), coupled=False), run("s2d"), run(tree=widths), growing):
             assert exact.exact and exact.tokens == alone
         different += output.tokens != alone

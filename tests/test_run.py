@@ -19,10 +19,10 @@ from vocabularies import save_trained
 
 import run
 from s2d import Tokenizer
+from s2d.cli.program import run_program
+from s2d.cli.terminal import Streamed
 from s2d.extras.decision import Decision, fingerprint, save_decision
-from s2d.generate import METHODS
-from s2d.program import run_program
-from s2d.trace.terminal import Streamed
+from s2d.options import METHODS
 from s2d.weights import names, save_model
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
@@ -304,7 +304,7 @@ def test_what_a_program_raises_becomes_an_exit_code(capsys):
 
 def test_a_reader_who_has_enough_is_met_with_silence():
     answer = "lambda: print('answer' * 99999)"
-    code = f"import sys; from s2d.program import *; sys.exit(run_program('run.py', {answer}))"
+    code = f"import sys; from s2d.cli.program import *; sys.exit(run_program('run.py', {answer}))"
     line = shlex.join([sys.executable, "-c", code])
     shell = ["bash", "-o", "pipefail", "-c", f"{line} | head -c 6"]
     done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)

@@ -4,16 +4,9 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import random_llama
 from transformers.generation import logits_process
 
-from s2d.generate import Options
-from s2d.sampling import Sampling, warp
-
-
-def sampling_of(seed, **options):
-    options = dict(temperature=1.0, coupled=False) | options
-    return Sampling(Options(seed=seed, **options), random_llama(0))
+from s2d.sampling import Draws, Noise, warp
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -36,23 +29,46 @@ def test_warp_keeps_what_transformers_keeps(ties):
 def test_candidates_come_in_the_order_of_their_draws():
     """20,000 ordered pairs against q(x) q(y) / (1 - q(x)), within 6 deviations; seeds repeat."""
     q, runs = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64), 20000
-    pairs = sampling_of(3).candidates(q.expand(runs, 4), 2)
+    pairs = Draws(3).candidates(q.expand(runs, 4), 2)
     expected = (q[:, None] * q / (1 - q[:, None])).fill_diagonal_(0)
     counts = (4 * pairs[:, 0] + pairs[:, 1]).bincount(minlength=16).view(4, 4)
     assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
-    assert torch.equal(pairs, sampling_of(3).candidates(q.expand(runs, 4), 2))
-    assert not torch.equal(pairs, sampling_of(4).candidates(q.expand(runs, 4), 2))
-    heads = sampling_of(3).accept(q[:1].expand(runs))
+    assert torch.equal(pairs, Draws(3).candidates(q.expand(runs, 4), 2))
+    assert not torch.equal(pairs, Draws(4).candidates(q.expand(runs, 4), 2))
+    heads, numbers = Draws(3).accept(q[:1].expand(runs))
+    assert torch.equal(heads, numbers < 0.5)
     assert abs(heads.sum() - runs / 2) < 6 * (runs / 4) ** 0.5
 
 
 def test_a_draw_reaches_rare_tokens_and_none_of_probability_0(monkeypatch):
     """With float32 sums the 1,000 rare tokens would add nothing to 0.5."""
     probs = torch.tensor([[0.0, 0.5, *[1e-9] * 1000, 0.0]])
-    sampling = sampling_of(0)
+    draws = Draws(0)
     reached = (0.5 + 500.5e-9) / (0.5 + 1000e-9)
     for number, token in ((0.0, 1001), (1.0 - reached, 502), (1.0 - 2**-53, 1)):
         fill = lambda tensor, generator: tensor.fill_(number)  # noqa: B023, E731
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "uniform_", fill)
-            assert sampling.draw(probs).tolist() == [token]
+            assert draws.draw(probs).tolist() == [token]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_are_warped_in_float32(dtype):
+    """Probabilities and their sums in half precision would lose most of a nucleus."""
+    logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = warp(logits, 0.7, 0.9)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, warp(logits.float(), 0.7, 0.9))
+
+
+def test_noise_of_many_positions_is_found_again_until_it_is_forgotten():
+    """Draft and target ask for the same rows, however many levels lie between."""
+    noise = Noise(3, 50, "cpu", torch.float64)
+    made = []
+    make_row = noise.make_row
+    noise.make_row = lambda position: made.append(position) or make_row(position)
+    first = noise.at(list(range(10, 210)))
+    assert torch.equal(noise.at(list(range(10, 210))), first) and made == list(range(10, 210))
+    noise.forget(before=200)
+    assert list(noise.rows) == list(range(200, 210))
+    assert torch.equal(noise.at([11, 205]), first[[1, 195]])  # the same numbers, made anew

@@ -63,11 +63,11 @@ def test_alignment_is_the_mean_square_between_features():
     model, teacher = random_llama(1).requires_grad_(True), random_llama(2)
     plain, learnt = soft_losses(model, tokens, labels, exits), labels != -100
     losses = soft_losses(model, tokens, labels, exits, distillation=Alignment(teacher, 3.0))
-    taught = teacher.model["norm"](teacher.run_layers(teacher.embed(tokens)))[learnt]
+    taught = teacher.model.norm(teacher.run_layers(teacher.embed(tokens)))[learnt]
     for one, other, hidden in zip(losses, plain, exit_hidden(model, tokens, exits)):
-        expected = 3 * ((model.model["norm"](hidden)[learnt] - taught) ** 2).mean()
+        expected = 3 * ((model.model.norm(hidden)[learnt] - taught) ** 2).mean()
         assert abs(one - other - expected) < 1e-5 * expected
-    gradient = torch.autograd.grad((losses - plain).sum(), model.model["norm"].weight)[0]
+    gradient = torch.autograd.grad((losses - plain).sum(), model.model.norm.weight)[0]
     assert gradient.abs().max() > 1e-3
 
 

@@ -9,9 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from s2d.generate import Options, generate, start
-from s2d.trace.conversation import converse
-from s2d.trace.terminal import COLORS, Streamed, answer_file, compare, report, sources
+from s2d.cli.conversation import converse
+from s2d.cli.terminal import COLORS, Streamed, answer_file, compare, report, sources
+from s2d.generation import generate, start
+from s2d.options import Options
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 NEXT = "What is the capital of Tadastan?"

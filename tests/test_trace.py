@@ -10,13 +10,13 @@ from urllib.parse import unquote
 import pytest
 import torch
 from helpers import need, program
+from s2d.generate import generate, start
 
 import run
-from s2d.generate import generate, start
 from s2d.sampling import Sampling
 from s2d.trace.page import write_page
 from s2d.trace.record import Recorder, why_ended
-from s2d.tree import KConfig, Tree, ancestor_mask
+from s2d.tree import FixedShape, Tree, ancestor_mask
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
 REJECTION = {"temperature": 1.0, "coupled": False}
@@ -227,7 +227,7 @@ def test_texts_are_shown_and_nothing_is_run(known):
 
 
 def test_why_drafting_ended():
-    chain = KConfig((1, 1))
+    chain = FixedShape((1, 1))
     for reason, tree, confidences, predictions in (
         ("answer or the context", Tree([1], chain, max_levels=1), [1.0], 1),
         ("nothing was known", Tree([1], chain, max_levels=2), [1.0], 2),

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 
 from s2d import Tokenizer, load_model
-from s2d.extras import parallel
 from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import ablations, dialogues, family, fit, nested
@@ -257,7 +256,7 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     first = load_model(WEIGHTS / "mini-7b").state_dict()
     untrained = drafts["untrained"].state_dict()
     assert all(torch.equal(first[name], untrained[name]) for name in untrained)
-    middle = {name: each.model["layers"][0].mlp.up_proj.weight for name, each in drafts.items()}
+    middle = {name: each.model.layers[0].mlp.up_proj.weight for name, each in drafts.items()}
     far = {name: (weight - middle["untrained"]).abs().mean() for name, weight in middle.items()}
     assert far["random"] > 5 * far["pretrained"] > far["pretraining"] > 0
     assert drafts["pretraining"].config.exit_layers == (2, 3, 4)

@@ -1,7 +1,6 @@
 """Token trees: after every node the model predicts what it does after that node's own text."""
 
 import random
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +8,16 @@ import torch
 from helpers import path_of, random_llama, random_parents, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from s2d import draft, generate
-from s2d.tree import KConfig, Tree, ancestor_mask, positions_and_mask
+import s2d.tree
+from s2d import decoder, draft, generate
+from s2d.tree import (
+    CONTEXT,
+    FixedShape,
+    GrowingShape,
+    Tree,
+    ancestor_mask,
+    positions_and_mask,
+)
 
 CPU = SimpleNamespace(device="cpu", dtype=torch.float32)
 
@@ -18,11 +25,11 @@ CPU = SimpleNamespace(device="cpu", dtype=torch.float32)
 @pytest.mark.parametrize("widths", [(1, 1, 1), (4, 2, 2, 1), (2, 4, 1), (5,), ()])
 def test_the_mask_of_a_fixed_shape_is_made_once_and_sliced(widths):
     """It is numbered as a tree of this shape grows: level by level."""
-    shape = KConfig(widths)
+    shape = FixedShape(widths)
     tree = Tree([1], shape, max_levels=9)
     for width in widths:
         nodes = len(tree.frontier)
-        tree.add_level([range(width)] * nodes, [[0.5] * width] * nodes, exit=1)
+        tree.add_level([range(width)] * nodes, [[0.5] * width] * nodes, exit_layer=1)
         size = len(tree.tokens)
         assert (shape.ancestors[:size, :size] == ancestor_mask(tree.parents)).all()
         given = positions_and_mask(1, 1, tree.parents, CPU, shape.ancestors)
@@ -41,11 +48,29 @@ def test_the_pictures_of_the_docstrings():
     lines = [line for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 4"))]
     for line, row in zip(lines, ancestor_mask(parents), strict=True):
         assert line.split()[-5:] == [str(j) if seen else "." for j, seen in enumerate(row)]
-    tree = Tree([1], KConfig((2, 2)), max_levels=2)
-    tree.add_level([[7, 8]], [[0.6, 0.4]], exit=1)
-    tree.add_level([[9, 10], [11, 12]], [[0.5, 0.5]] * 2, exit=2)
-    assert tree.part([0, 1, 2, 4]) == ([7, 8, 9, 11], [-1, -1, 0, 1])
-    assert tree.path(4) == [8, 11] and tree.exits == [1, 1, 2, 2, 2, 2]
+
+
+def test_the_picture_of_the_numberings():
+    """The tree at the top of tree.py, as a growing shape makes it."""
+    shape = GrowingShape(top_k=2, depth=4, size=5)
+    tree = Tree([1, 1], shape, max_levels=4)
+    tree.add_level([[10, 11]], [[0.6, 0.4]], exit_layer=1)
+    tree.add_level([[12, 13], [14, 9]], [[0.3, 0.1], [0.9, 0.0]], exit_layer=2)
+    tree.add_level([[15, 9], [9, 9]], [[0.4, 0.0], [0.0, 0.0]], exit_layer=2)
+    assert tree.tokens == [10, 11, 12, 13, 14, 15] and tree.parents == [-1, -1, 0, 0, 1, 4]
+    tree.expanded = [node for node in tree.expanded if node != 5]  # the picture is of before that
+    tree.sent = sorted(shape.nodes_to_send(tree), key=lambda node: (tree.depths[node], node))
+    lines = s2d.tree.__doc__.splitlines()
+    for name, found in (
+        ("slot,", [tree.expanded.index(i) if i in tree.expanded else "·" for i in range(6)]),
+        ("place,", [tree.sent.index(i) if i in tree.sent else "·" for i in range(6)]),
+        ("row of", [tree.sent.index(i) + 1 if i in tree.sent else "·" for i in range(6)]),
+    ):
+        [line] = [line for line in lines if name in line]
+        assert line.split()[-6:] == list(map(str, found))
+    assert tree.part(tree.sent) == ([10, 11, 12, 14, 15], [-1, -1, 0, 1, 3])
+    assert tree.slots([1, 3, 4]) == [1, 2] and tree.path(5) == [11, 14, 15]
+    assert tree.next_positions([CONTEXT, 1, 4]) == [2, 3, 4]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -94,7 +119,7 @@ class LargestTensor(TorchDispatchMode):
 def test_no_tensor_grows_with_the_square_of_the_context(method, monkeypatch):
     """Four times the context: the largest tensor, the caches', four times. Segments lag behind."""
     monkeypatch.setattr(draft, "WINDOW", 32)
-    monkeypatch.setattr(import_module("s2d.decode"), "PREFILL", 32)
+    monkeypatch.setattr(decoder, "PREFILL", 32)
     largest = {}
     for length in (256, 1024):
         sizes = dict(max_position_embeddings=2 * length, num_hidden_layers=3, eos_token_ids=())

@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
 
-from ..program import Parser, comma_separated, run_program
+from ..cli.program import Parser, comma_separated, run_program
 from ..weights import DTYPES
 from . import exit0, papers, speed
 

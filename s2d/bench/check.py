@@ -10,7 +10,7 @@ from math import inf
 
 import torch
 
-from ..sampling import Sampling
+from ..sampling import Noise
 
 LIKELY = 10  # tokens by whose logits a plain pass is judged
 
@@ -54,7 +54,8 @@ def first_difference(target, precise, alone, other):
                 likely = exact.topk(LIKELY).indices
                 error = (plain - exact)[likely].abs().max().item()
                 # p / e is largest where logits - T log e are.
-                noise = Sampling(options, target).noise([len(context)])[0].cpu()
+                seen = Noise(options.seed, len(exact), "cpu", exact.dtype)
+                noise = seen.at([len(context)])[0]
                 decided = exact - options.temperature * noise.log()
                 return decided[list(pair)].diff().abs().item(), error
     return None

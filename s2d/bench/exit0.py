@@ -9,7 +9,7 @@ from collections import defaultdict
 from statistics import mean
 
 from ..extras.datastore import load_datastore
-from ..generate import generate
+from ..generation import generate
 from ..ngram import ORDER, Text, distribution
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from functools import partial
 
 from ..train.ablations import ALIGNED, FEATURES
 from ..train.family import DRAFT_EXITS
-from ..tree import Dynamic
+from ..tree import GrowingShape
 from .lab import Experiment, Finding, Lab
 
 of_s2d = partial(Experiment, source="S2D, arXiv 2407.01955")
@@ -23,7 +23,7 @@ EARLY_EXITS = {
 OWN_DRAFTS = {"7b": "sorted", "13b": "of-13b", "70b": "of-70b"}
 S2D = dict(method="s2d")
 TREE = dict(method="s2d-tree", coupled=True)  # its children are not drawn
-LARGE_TREE = TREE | dict(tree=Dynamic(10, 4, 60), thresholds=(0.5, 0.5, 0.0))
+LARGE_TREE = TREE | dict(tree=GrowingShape(10, 4, 60), thresholds=(0.5, 0.5, 0.0))
 CHAIN = dict(method="s2d", thresholds=(0.5, 0.5, 0.0), draft_length=6, stop=0.0)  # as published
 SINGLE = {e: dict(method="sd", exits=(e,)) for e in DRAFT_EXITS}
 KINDS = {"sorted": "sorted", "alone": "alone-{}", "untrained": "untrained"}

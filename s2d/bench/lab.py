@@ -9,15 +9,15 @@ from timeit import repeat
 
 import torch
 
-from ..extras.many import generate_many
-from ..program import read_stop
+from ..extras.batch import generate_many
 from ..text.tokenizer import Tokenizer
 from ..train.ablations import FEATURES, SEEDS, decision_of, folder_of
 from ..train.corpus import EXACT_GROUPS, conversations
-from ..tree import KConfig, positions_and_mask
+from ..tree import FixedShape, positions_and_mask
 from ..weights import load_model
 from ..weights.names import WEIGHTS
 from .measure import answer, measure, run_ours
+from .methods import decision_model
 from .specbench import corpus_questions
 from .tables import counts, summarise
 
@@ -76,7 +76,8 @@ class Lab:
             folder = folder_of(drafts, name, SEEDS[0] if name == "untrained" else seed)
         if options.get("stop") in FEATURES:
             file = decision_of(drafts, options["stop"], size)
-            options["stop"] = read_stop(str(file), self.load(folder))
+            options["decision"] = decision_model(file, self.load(folder))
+            del options["stop"]
         return self.load(folder), options
 
     def timed(self, about):
@@ -139,7 +140,7 @@ class Lab:
         """A column is a tree: microseconds for its mask behind 100 tokens."""
         result, target = {}, self.targets["7b"]
         for column, widths in TREES.items():
-            whole, result[column] = KConfig(widths).ancestors, {}
+            whole, result[column] = FixedShape(widths).ancestors, {}
             parents = [max(row.nonzero()[0][:-1], default=-1) for row in whole]
             for name, row in about.rows.items():
                 known = whole if row["sliced"] else None

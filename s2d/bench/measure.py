@@ -4,9 +4,9 @@ import random
 import time
 from itertools import product
 
-from ..extras.many import generate_many
-from ..generate import generate
-from ..program import tell
+from ..cli.program import tell
+from ..extras.batch import generate_many
+from ..generation import generate
 
 LISTS = "messages prompts turns tokens wall_time generations".split()  # of a record, by turn
 

@@ -10,17 +10,16 @@ from functools import partial
 
 import torch
 
+from ..cli.program import comma_separated, parse_stop, parse_tree
 from ..extras.datastore import load_datastore
-from ..extras.node_count import MAX_ROWS, options_for
-from ..fast.costs import pass_seconds
-from ..fast.linear import lay_out
-from ..generate import METHODS
-from ..program import comma_separated, parse_tree, read_stop
+from ..extras.decision import PathStop, load_decision
+from ..options import METHODS
 from ..weights import empty_model
-from ..weights.config import config_to_dict, read_config
+from ..weights.config import config_to_dict, read_drafting
 from ..weights.names import datastore_path
 
-READERS = {"exits": comma_separated(int), "thresholds": comma_separated(float), "stop": str}
+READERS = {"exits": comma_separated(int), "thresholds": comma_separated(float)}
+READERS["stop"] = parse_stop
 READERS |= {"draft_length": int, "tree": parse_tree, "init": str, "batch": int}
 
 
@@ -28,9 +27,8 @@ def default_methods(draft_path):
     """Every method, and ``sd`` from each exit of a draft alone; exit 0 where there is no draft."""
     if not draft_path.is_dir():
         return ["s2d-tree:exits=0"]
-    config = read_config(draft_path)
-    exits = config.exit_layers or (config.num_hidden_layers,)
-    return [*(f"sd:exits={e}" for e in exits), "mcsd", "s2d", "s2d-tree"]
+    exits = read_drafting(draft_path).exits
+    return [*(f"sd:exits={layers}" for layers in exits), "mcsd", "s2d", "s2d-tree"]
 
 
 def parse_method(text):
@@ -53,20 +51,21 @@ def parse_method(text):
 
 
 def prepare(method, target, draft, target_path):
-    """Options of ``generate`` of a parsed method, with what its models and this machine add."""
+    """Options of ``generate`` of a parsed method, with the files that it names or that go with it."""
     options = {key: value for key, value in method.items() if key not in ("compile", "batch")}
-    if "stop" in method:
-        options["stop"] = read_stop(method["stop"], draft)
+    if isinstance(method.get("stop"), str):
+        options["decision"] = decision_model(options.pop("stop"), draft)
     if 0 in method.get("exits", ()):
         file = datastore_path(target_path)
         options["datastore"] = load_datastore(file, target.config) if file.is_file() else None
-    if method["method"] != "ar":
-        for model in filter(None, (target, draft)):
-            lay_out(model)
-    if method.get("exits") == (0,) and "stop" not in method:
-        costs = pass_seconds(target, rows=method["batch"] * MAX_ROWS)
-        options |= options_for(costs, method["batch"])
     return options
+
+
+def decision_model(path, draft):
+    """The decision model in a file, for a ``draft``."""
+    decision = PathStop(load_decision(path))
+    decision.check_fits(draft)
+    return decision
 
 
 def peer_of(model):

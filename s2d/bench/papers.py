@@ -6,8 +6,8 @@ What was measured is kept as JSON in --out; a later run with the same settings t
 import json
 from statistics import mean
 
+from ..cli.program import tell
 from ..files import staged_file
-from ..program import tell
 from .experiments import EXPERIMENTS
 from .lab import Lab
 from .tables import FORMATS, render, table

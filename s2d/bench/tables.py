@@ -5,7 +5,7 @@ from dataclasses import fields
 from itertools import product
 from statistics import mean, median
 
-from ..decode import Stats
+from ..decoder import Stats
 from ..train.corpus import GROUPS
 
 DETAILS = ("lowest", "highest", "tokens/s", "accepted", "layers", "draft time", "target time")

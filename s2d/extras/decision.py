@@ -8,7 +8,7 @@ trained: train/decision.py.
 
 import json
 import zlib
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..files import staged_file
-from ..tree import CONTEXT
+from ..model import Llama
+from ..rules import Prediction
+from ..tree import CONTEXT, Tree
 
 
 class Decision(nn.Module):
@@ -53,36 +55,46 @@ class Decision(nn.Module):
 
 
 class PathStop:
-    """The stop of a decision model: no path is likely enough to be accepted whole.
-
-    Called after every level, with the tree and the prediction that the level came from.
-    """
+    """Ends drafting when no path is likely enough to be accepted whole (``DecisionModel``)."""
 
     def __init__(self, decision: Decision):
         self.decision = decision
-        self.tree, self.paths = None, {}  # node -> the probability that the path to it is accepted
+        self.tree: Tree | None = None
+        self.accepted: dict[int, float] = {}  # node of that tree -> P(the path to it is accepted)
 
-    def __call__(self, tree, prediction) -> bool:
+    def check_fits(self, draft: Llama) -> None:
+        """Raise ValueError if the model was made for another draft; move it to this one's device."""
+        if self.decision.draft != fingerprint(draft):
+            made_for = f"for draft {self.decision.draft}, not {fingerprint(draft)}"
+            raise ValueError(f"the decision model is {made_for}")
+        self.decision.to(draft.device)
+
+    def stops(self, tree: Tree, expanded: list[int], prediction: Prediction) -> bool:
         if tree is not self.tree:
             self.tree = tree
-            # Roots that came from the target count as accepted.
-            self.paths = {CONTEXT: 1.0} | {i: 1.0 for i, e in enumerate(tree.exits) if e is None}
-        new = range(len(self.paths) - 1, len(tree.tokens))
-        families = groupby(new, key=tree.parents.__getitem__)  # one for each row of the prediction
-        probs = self.decision(prediction).tolist()
-        for (parent, (first, *others)), accepted in zip(families, probs):
-            self.paths[first] = self.paths[parent] * accepted
-            # What the first child leaves is divided in proportion to the draft's probabilities.
-            left = self.paths[parent] * (1.0 - accepted)
+            self.accepted = {CONTEXT: 1.0}
+            for node, exit_layer in enumerate(tree.exits):
+                if exit_layer is None:  # a root from the target
+                    self.accepted[node] = 1.0
+        children: dict[int, list[int]] = {node: [] for node in expanded}
+        for node in range(len(self.accepted) - 1, len(tree.tokens)):  # those of the new level
+            children[tree.parents[node]].append(node)
+        for parent, prob in zip(expanded, self.decision(prediction).tolist()):
+            if not children[parent]:
+                continue
+            first, *others = children[parent]
+            self.accepted[first] = self.accepted[parent] * prob
+            # What the first child leaves is divided in proportion to the draft's ranks.
+            left = self.accepted[parent] * (1.0 - prob)
             total = sum(tree.probs[node] for node in others)
             for node in others:
-                self.paths[node] = left * tree.probs[node] / max(total, 1e-9)
-        return all(self.paths[node] < self.decision.threshold for node in tree.frontier)
+                self.accepted[node] = left * tree.probs[node] / max(total, 1e-9)
+        return all(self.accepted[node] < self.decision.threshold for node in tree.frontier)
 
 
 def fingerprint(draft) -> str:
     """A short name for a draft's weights: the checksum of its final norm in bfloat16."""
-    weight = draft.model["norm"].weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
+    weight = draft.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
     return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
 
 
@@ -94,16 +106,12 @@ def save_decision(decision: Decision, path):
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 
 
-def load_decision(path, draft=None) -> Decision:
-    """The decision model at ``path``; ValueError where it is none, or for another ``draft``."""
+def load_decision(path) -> Decision:
+    """The decision model in the file ``path``; ValueError if it holds none."""
     try:
         with safe_open(path, framework="pt") as file:
             decision = Decision(**json.loads(file.metadata()["decision"]))
             decision.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"no decision model at {path} ({error})") from None
-    if draft is not None:
-        if decision.draft != fingerprint(draft):
-            raise ValueError(f"{path} is for draft {decision.draft}, not {fingerprint(draft)}")
-        decision.to(draft.device)
     return decision

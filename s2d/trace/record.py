@@ -1,101 +1,102 @@
 """What the page of an answer shows, as plain numbers.
 
-A ``Recorder`` watches a Decoder from outside: what each exit predicts, and the random numbers of
-rejection sampling. Everything else it computes from the Steps, with the verifiers' own functions.
+A ``Recorder`` reads it from the Steps of a Decoder, and from what trees and rules note by
+themselves: which exits were asked, and the tests of rejection sampling.
 """
 
-from functools import partial
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..sampling import warp
-from ..text.tokenizer import TextStream
-from ..tree import CONTEXT
-from ..verify import residual, without
-from .terminal import sources
+from ..cli.terminal import sources
+from ..decoder import Decoder, Step
+from ..rules import Rejection, SharedNoise, Tested, residual
+from ..text.tokenizer import TextStream, Tokenizer
+from ..tree import CONTEXT, Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
 OPTIONS = "method temperature top_p top_k seed exits thresholds coupled init".split()
 
 
 class Recorder:
-    """Keeps the Steps of ``generation``, which has not begun; ``names``: those of the models."""
+    """Keeps what ``decoder`` does; ``names``: those of the models."""
 
-    def __init__(self, tokenizer, prompt, names, generation):
-        self.tokenizer, self.prompt, self.steps = tokenizer, prompt, []
-        options = vars(generation.options)
-        self.about = names | {name: options[name] for name in OPTIONS}
-        self.about["exact"] = generation.exact
-        self.sampling = generation.sampling
-        # Of the step in the making:
-        self.levels = {}  # level -> its frontier, and (exit, confidence) of the exits tried
-        self.draws = []  # the random numbers of its tests
-        watch(self.sampling, "accept", self.note_draws)
-        if generation.drafter is not None:
-            for exit in generation.drafter.exits:
-                watch(exit, "predict", partial(self.note_confidence, exit))
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: list[int], names: dict[str, Any], decoder: Decoder
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.prompt = prompt
+        self.rule = decoder.rule
+        self.about = names | {name: getattr(decoder.options, name) for name in OPTIONS}
+        self.about["exact"] = decoder.exact
+        # Then the longest of several walks is the path: their tests are not shown.
+        self.every_root_counts = decoder.options.init == "target" and not decoder.options.coupled
+        self.steps: list[dict[str, Any]] = []
 
-    def note_draws(self, accept, probabilities):
-        generator = self.sampling.generator.clone_state()
-        self.draws += torch.empty_like(probabilities).uniform_(generator=generator).tolist()
-        return accept(probabilities)
+    def record(self, decoder: Decoder) -> Iterator[Step]:
+        """Yield the Steps of ``decoder``, recorded."""
+        for step in decoder:
+            self.add(step)
+            yield step
 
-    def note_confidence(self, exit, predict, tree):
-        prediction = predict(tree)
-        _, tried = self.levels.setdefault(tree.level, (tree.frontier, []))
-        tried.append((exit.layer, short(prediction.confidence)))
-        return prediction
-
-    def add(self, step):
-        """Record a Step. Its nodes are those that were sent, numbered in that order."""
-        tree, sent = step.tree, step.tree.sent
-        tokens, parents = tree.part(sent)
-        p = warp(step.logits, 1.0) if self.sampling.greedy else self.sampling.warp(step.logits)
-        below = {node: level for level, (frontier, _) in self.levels.items() for node in frontier}
+    def add(self, step: Step) -> None:
+        """Record a Step that was just made. Its nodes are those that were sent, by place."""
+        tree = step.tree
+        tokens, parents = tree.part(tree.sent)
+        p = self.rule.distribution(step.logits)  # (N+1, V)
+        exits_asked = defaultdict(list)  # level -> (layers, confidence) of each exit
+        level_below = {}  # node -> the level of its children
+        for tried in tree.tried:
+            exits_asked[tried.level].append((tried.layers, short(tried.confidence)))
+            level_below |= dict.fromkeys(tried.frontier, tried.level)
         nodes = {
             "tokens": tokens,
             "parents": parents,
-            "exits": [tree.exits[node] for node in sent],
-            "levels": [below.get(tree.parents[node]) for node in sent],
-            "probs": short([tree.probs[node] for node in sent]),
+            "exits": [tree.exits[node] for node in tree.sent],
+            "levels": [level_below.get(tree.parents[node]) for node in tree.sent],
+            "probs": short([tree.probs[node] for node in tree.sent]),
             "p": short(p[[parent + 1 for parent in parents], tokens]),
         }
         self.steps.append(
             {
-                "n": len(step.tree.context),
+                "n": len(tree.context),
                 "tokens": step.tokens,
                 "sources": sources(step),
-                "path": step.path,
+                "path": step.accepted,
                 "nodes": nodes,
-                "levels": {level: tried for level, (_, tried) in self.levels.items()},
-                "ended": why_ended(tree, predictions=len(self.levels)),
+                "levels": exits_asked,
+                "ended": why_ended(tree),
                 "positions": self.positions(step, p, tokens, parents),
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
             }
         )
-        self.levels, self.draws = {}, []
 
-    def positions(self, step, p, tokens, parents):
-        """The positions that the verifier reached: after the context and each accepted node."""
-        path, draws, found = step.path, iter(self.draws), []
-        # Then the longest of several walks is the path: their tests are not shown.
-        every_root_counts = self.about["init"] == "target" and not self.about["coupled"]
-        q = torch.cat(step.tree.q) if step.tree.q and not every_root_counts else None  # (R, V)
-        for node, accepted in zip([CONTEXT, *path], [*path, None]):
-            children = [child for child, parent in enumerate(parents) if parent == node]
-            bonus = step.tokens[len(path) :] if accepted is None else []  # none behind an EOS
-            row = p[node + 1]  # (V,)
+    def positions(
+        self, step: Step, p: Tensor, tokens: list[int], parents: list[int]
+    ) -> list[dict[str, Any]]:
+        """The positions that the rule reached: after the context and each accepted place."""
+        tests_below = defaultdict(list)  # place -> the tests of its children
+        if isinstance(self.rule, Rejection) and not self.every_root_counts:
+            for test in self.rule.tests:
+                tests_below[parents[test.place]].append(test)
+        found = []
+        for place, accepted in zip([CONTEXT, *step.accepted], [*step.accepted, None]):
+            children = [child for child, parent in enumerate(parents) if parent == place]
+            bonus = step.tokens[len(step.accepted) :] if accepted is None else []  # none after EOS
+            row = p[place + 1]  # (V,)
             likeliest = row.topk(min(LIKELIEST, len(row))).indices.tolist()
             ids = list(dict.fromkeys([*(tokens[child] for child in children), *bonus, *likeliest]))
-            if q is not None and children:
-                tests, columns = tested(row, q[node + 1], children, accepted, tokens, draws)
+            if tests_below[place]:
+                tests, columns = shown_tests(tests_below[place], tokens)
             else:
-                tests = [{"node": child, "accepted": child == accepted} for child in children]
-                if every_root_counts:
-                    tests = []
-                columns = [("p", None, row)]
-                if not self.sampling.greedy and self.about["coupled"]:
-                    e = self.sampling.noise([len(step.tree.context) + len(found)])[0]
+                tests, columns = [], [("p", None, row)]
+                if not self.every_root_counts:
+                    tests = [{"node": child, "accepted": child == accepted} for child in children]
+                if isinstance(self.rule, SharedNoise):
+                    e = self.rule.noise.at([len(step.tree.context) + len(found)])[0]
                     columns += [("e", None, e), ("p / e", None, row / e)]
             found.append(
                 {
@@ -127,40 +128,43 @@ class Recorder:
         }
 
 
-def watch(thing, name, note):
-    """Have ``note(method, argument)`` called in the place of one object's method."""
-    method = getattr(thing, name)
-    setattr(thing, name, lambda argument: note(method, argument))
+def shown_tests(tests: list[Tested], tokens: list[int]) -> tuple[list[dict], list[tuple]]:
+    """The tests of a node's children, and columns (name, rejected token, row).
 
-
-def tested(p, q, children, accepted, tokens, draws):
-    """The tests of ``verify_sampled`` at one position, and what is left of p and q (V,) by each.
-
-    Returns the tests, and columns (name, rejected token, row): of the token the residual is after.
+    The token is the one after whose rejection the row is what is left of p or q.
     """
-    tests, columns = [], [("p", None, p), ("q", None, q)]
-    for child in children:
-        token = tokens[child]
-        if q[token] == 0:  # never drawn
-            continue
-        test = {"node": child, "accepted": child == accepted, "draw": short(next(draws))}
-        tests.append(test | {"p": short(p[token]), "q": short(q[token])})
-        if child == accepted:
-            break
-        p, q = residual(p, q), without(q, token)
-        columns += [("residual after", token, p), ("q without", token, q)]
-    return tests, columns
+    shown, columns, rejected = [], [], None
+    for test in tests:
+        token = tokens[test.place]
+        if rejected is None:
+            columns += [("p", None, test.p), ("q", None, test.q)]
+        else:
+            columns += [("residual after", rejected, test.p), ("q without", rejected, test.q)]
+        shown.append(
+            {
+                "node": test.place,
+                "accepted": test.accepted,
+                "draw": short(test.number),
+                "p": short(test.p[token].item()),
+                "q": short(test.q[token].item()),
+            }
+        )
+        rejected = token
+    last = tests[-1]
+    if not last.accepted:  # the bonus token is drawn from what this test left of p
+        columns.append(("residual after", rejected, residual(last.p, last.q)))
+    return shown, columns
 
 
-def why_ended(tree, predictions):
-    """Why a tree has no more levels, after so many ``predictions`` of its next level."""
+def why_ended(tree: Tree) -> str:
+    """Why a tree has no more levels."""
     if not tree.shape.widths:
         return "Nothing is drafted in this step."
-    if tree.level == len(tree.shape.widths):
+    if tree.level_count == len(tree.shape.widths):
         return "Drafting ended with the last level of the tree."
-    if tree.level >= tree.max_levels:
+    if tree.level_count >= tree.max_levels:
         return "Drafting ended where the answer or the context must end."
-    if predictions > tree.level:
+    if any(tried.level == tree.level_count for tried in tree.tried):
         return "Drafting ended because nothing was known about the next token."
     return "Drafting ended because no path was likely enough to be followed."
 

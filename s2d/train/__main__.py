@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from ..extras.parallel import joined
-from ..program import Parser, comma_separated, run_program
+from ..cli.program import Parser, comma_separated, run_program
+from ..extras.tensor_parallel import joined
 from ..weights import check_device
 from .ablations import ABLATION_TOKENS, train_ablations
 from .decision import FEATURES, train_decision

@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 from ..files import refuse_existing
+from ..model import Drafting
 from ..weights import load_model, save_model
 from ..weights.names import WEIGHTS
 from .decision import FEATURES, train_decision
@@ -77,13 +78,13 @@ def train_draft(name, seed, run, millions):
     """One of DRAFTS to the folder ``run.out``; ``seed``: of what it may be cut from."""
     ablation = DRAFTS[name]
     init = folder_of(run.out.parent, ablation.init, seed)
-    drafting = DRAFTING if ablation.exits == DRAFT_EXITS else {"thresholds": (0,)}
+    drafting = DRAFTING if ablation.exits == DRAFT_EXITS else Drafting(ablation.exits, (0.0,))
     model = cut(init, ablation.exits, run.device, drafting)
     if ablation.learning == ():
         return save_model(model, run.out, init)
     if ablation.random:
         fresh = initialise(model.config, run.seed, copying=False)
-        model.model["layers"].load_state_dict(fresh.model["layers"].state_dict())
+        model.model.layers.load_state_dict(fresh.model.layers.state_dict())
     # Pre-training has text of its own: else what follows would read the same twice.
     other = replace(run, seed=run.seed + (0 if ablation.answers_only else 10))
     rows = rows_of(init, "mini", other, MINI, millions, answers_only=ablation.answers_only)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..extras.decision import Decision, fingerprint, save_decision
-from ..generate import start
+from ..generation import start
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
@@ -25,12 +25,14 @@ def collect(decision, target, draft, prompts):
     """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1."""
     inputs, labels = [], []
 
-    def remember(tree, prediction):
-        """A stop that never stops."""
-        inputs.append(decision.inputs(prediction))
-        return False
+    class Remember:
+        """A decision model that never stops."""
 
-    options = dict(draft_length=DRAFT_LENGTH, coupled=False, stop=remember)
+        def stops(self, tree, expanded, prediction):
+            inputs.append(decision.inputs(prediction))
+            return False
+
+    options = dict(draft_length=DRAFT_LENGTH, coupled=False, decision=Remember())
     for temperature in (0.0, 1.0):
         for seed, prompt in enumerate(prompts):
             law = dict(temperature=temperature, seed=seed)
@@ -42,7 +44,7 @@ def collect(decision, target, draft, prompts):
 def accepted(step, temperature):
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
     tree, logits = step.tree, step.logits[:-1].float()  # (N, V)
-    tokens, paths = logits.new_tensor(tree.tokens).long(), logits.new_tensor([*tree.probs.values()])
+    tokens, paths = logits.new_tensor(tree.tokens).long(), logits.new_tensor([1.0, *tree.probs])
     if temperature == 0:
         return (logits.argmax(dim=-1) == tokens).float()
     p = logits.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]

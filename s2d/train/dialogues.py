@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..program import tell
+from ..cli.program import tell
 from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.

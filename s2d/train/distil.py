@@ -38,5 +38,5 @@ class Alignment(Distillation):
     def loss(self, hidden, features, logits):
         """How far the exit's ``features`` (N, hidden size) are from the teacher's, summed."""
         with torch.no_grad():
-            taught = self.teacher.model["norm"](hidden)
+            taught = self.teacher.model.norm(hidden)
         return self.weight * (features.float() - taught.float()).square().mean(dim=-1).sum()

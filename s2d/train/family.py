@@ -12,7 +12,7 @@ import sentencepiece
 import torch
 
 from ..files import refuse_existing
-from ..model import Llama, LlamaConfig
+from ..model import Drafting, Llama, LlamaConfig
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
 from .nested import MINI, cut, rows_of, train_and_save
@@ -37,7 +37,7 @@ TARGETS = {
 }
 DRAFT_EXITS, DRAFT_TOKENS = (2, 3, 4), 1.5
 # Fast for every target, on questions like the corpus and on others; the third exit does not pay.
-DRAFTING = dict(thresholds=(0.6, 0, 0), draft_length=12, draft_stop=0.35, draft_tree=(3, 12, 32))
+DRAFTING = Drafting(DRAFT_EXITS, (0.6, 0.0, 0.0), length=12, stop=0.35, tree=(3, 12, 32))
 
 
 @torch.no_grad()
@@ -57,13 +57,13 @@ def initialise(config, seed, copying):
     into_residual = (2 * config.num_hidden_layers) ** -0.5
     # Part of the query stays random, or heads that share a key would stay the same for ever.
     own, like_key, handed_on = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
-    blocks, width, groups = model.model["layers"], config.hidden_size, config.num_key_value_heads
+    blocks, width, groups = model.model.layers, config.hidden_size, config.num_key_value_heads
 
     def for_each_head(weight):  # (G * D, hidden) -> (H * D, hidden)
         by_group = weight.unflatten(0, (groups, config.head_dim))
         return by_group.repeat_interleave(config.num_attention_heads // groups, dim=0).flatten(0, 1)
 
-    model.lm_head.weight.copy_(model.model["embed_tokens"].weight)
+    model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     if copying:  # values have fewer dimensions than tokens: neighbours get different ones
         square = [torch.nn.init.orthogonal_(torch.empty(width, width)) for _ in blocks]
         parts = torch.cat(square).split(groups * config.head_dim)

@@ -22,8 +22,8 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from ..extras.parallel import from_rank_0
-from ..program import tell
+from ..cli.program import tell
+from ..extras.tensor_parallel import from_rank_0
 from ..soft import soft_losses
 from ..weights import empty_model
 
@@ -140,7 +140,7 @@ def shard(objective, mesh, bf16):
         parameter.data = parameter.data.contiguous()  # FSDP asks for it
     dtype = torch.bfloat16 if bf16 else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for module in (*objective.model.model["layers"], objective):
+    for module in (*objective.model.model.layers, objective):
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
@@ -153,6 +153,7 @@ def gathered(model, mesh):
     if mesh.get_local_rank() > 0:
         return None
     whole = empty_model(model.config)
+    whole.drafting = model.drafting
     whole.load_state_dict(state, assign=True)
     return whole
 

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 
 from ..files import refuse_existing
+from ..model import Drafting
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, save_model
@@ -70,9 +71,11 @@ def cut(init, exits, device, drafting=None):
     model, layers = load_model(init, device, "float32", quick=False).requires_grad_(True), exits[-1]
     if layers > model.config.num_hidden_layers:
         raise ValueError(f"{init} has {model.config.num_hidden_layers} layers, not {layers}")
-    del model.model["layers"][layers:]
-    drafting = drafting or {"thresholds": (0.5,) * (len(exits) - 1) + (0.0,)}  # the paper's
-    model.config = replace(model.config, num_hidden_layers=layers, exit_layers=exits, **drafting)
+    del model.model.layers[layers:]
+    model.config = replace(model.config, num_hidden_layers=layers)
+    if drafting is None:
+        drafting = Drafting(exits, thresholds=(0.5,) * (len(exits) - 1) + (0.0,))  # the paper's
+    model.drafting = drafting
     return model
 
 

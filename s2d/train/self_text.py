@@ -8,10 +8,10 @@ temperatures, are what a draft learns from, or become a datastore for exit 0.
 import random
 from functools import partial
 
+from ..cli.program import tell
+from ..extras.batch import generate_many
 from ..extras.datastore import save_datastore
-from ..extras.many import generate_many
 from ..files import refuse_existing
-from ..program import tell
 from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model

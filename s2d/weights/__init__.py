@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..files import read_json, staged_folder
-from ..model import Llama
-from .config import config_to_dict, read_config
+from ..model import Llama, default_drafting
+from .config import config_to_dict, read_config, read_drafting
 from .shards import read_tensors
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
@@ -24,7 +24,7 @@ def load_model(path, device="cpu", dtype="auto", share=None, compile=False, quic
     """Load a Llama from the folder ``path``, tensor by tensor straight onto ``device``.
 
     ``device`` and ``dtype``: see ``check_device`` and ``choose_dtype``. ``share``, a function of a
-    tensor's name and shape, gives the slices of it to load (divided.py). With ``compile`` short
+    tensor's name and shape, gives the slices of it to load (extras/tensor_parallel.py). With ``compile`` short
     passes run compiled code, with ``quick`` matmuls of a few rows on a CPU use the fastest kernel
     there is; both take their time when first used. Raises FileNotFoundError, or ValueError for what
     is not a Llama this project can run.
@@ -33,8 +33,9 @@ def load_model(path, device="cpu", dtype="auto", share=None, compile=False, quic
     config, dtype = read_config(path), choose_dtype(dtype, device, path)
     kind = Llama
     if compile:
-        from ..fast.static import CompiledLlama as kind
+        from ..cpu.static import CompiledLlama as kind
     model = empty_model(config, kind)
+    model.drafting = read_drafting(path)
     known = model.state_dict().keys()
     missing = dict(model.named_parameters())  # a tied LM head is not among them
     for file, name, tensor in read_tensors(path):
@@ -54,14 +55,14 @@ def load_model(path, device="cpu", dtype="auto", share=None, compile=False, quic
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.model["embed_tokens"].weight
+        model.lm_head.weight = model.model.embed_tokens.weight
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if device.type == "cuda":  # cuDNN's attention plans for tens of milliseconds per new length
         torch.backends.cuda.enable_cudnn_sdp(False)
     if compile:
         model.prepare()
     elif quick and device.type == "cpu":
-        from ..fast import quicken
+        from ..cpu import quicken
 
         quicken(model)
     return model
@@ -85,19 +86,29 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
             if tokenizer_from and (Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
-        config = json.dumps(config_to_dict(model.config, dtype), indent=2)
+        drafting = model.drafting if model.drafting != default_drafting(model.config) else None
+        config = json.dumps(config_to_dict(model.config, dtype, drafting), indent=2)
         (stage / "config.json").write_text(config + "\n")
 
 
-def check_device(device):
-    """A device's name, or "auto" -> torch.device; ValueError where it is not here."""
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    if str(device) in ("auto", "cuda") and gpus:  # each process of torchrun has its own GPU
-        return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
-    if str(device) not in ("auto", "cpu", *gpus):
-        here = ", ".join(["cpu", *gpus])
-        raise ValueError(f"no device {str(device)!r} here; expected auto, {here}")
-    return torch.device("cpu" if device == "auto" else device)
+def check_device(device: torch.device | str) -> torch.device:
+    """A device's name, or "auto" -> torch.device; ValueError if it is not here.
+
+    Under torchrun, each process has a GPU of its own.
+    """
+    name, gpus = str(device), torch.cuda.device_count()
+    rank = os.environ.get("LOCAL_RANK")
+    if rank is not None and name.startswith("cuda:"):
+        raise ValueError(f"under torchrun each process has its own GPU: cuda, not {name!r}")
+    if name in ("auto", "cuda") and gpus > 0:
+        number = int(rank or 0)
+        if number >= gpus:
+            raise ValueError(f"torchrun started more processes than there are GPUs: {gpus}")
+        return torch.device("cuda", number)
+    here = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+    if name not in ("auto", *here):
+        raise ValueError(f"no device {name!r} here; expected auto, {', '.join(here)}")
+    return torch.device("cpu" if name == "auto" else name)
 
 
 def choose_dtype(dtype, device, path):

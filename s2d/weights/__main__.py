@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from ..cli.program import Parser, run_program, tell
 from ..files import staged_folder
-from ..program import Parser, run_program, tell
 from . import empty_model
 from .config import LLAMA, config_from_dict
 from .names import SMOLLM2, WEIGHTS

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..files import read_json
-from ..model import LlamaConfig
+from ..model import Drafting, LlamaConfig
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
 REQUIRED = LLAMA | {"attention_bias": False, "mlp_bias": False, "quantization_config": None}
@@ -13,7 +13,6 @@ SIZES = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), LARGES
 SIZES |= dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1024)
 SIZES |= {"head_dim": 256, "max_position_embeddings": 2**20}
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-DRAFTING = ("exit_layers", "thresholds", "draft_length", "draft_stop", "draft_tree")
 
 
 def read_config(path):
@@ -35,6 +34,18 @@ def read_config(path):
         raise ValueError(f"{path / 'config.json'}: {error}") from None
 
 
+def read_drafting(path: Path | str) -> Drafting:
+    """How the draft model in the folder ``path`` drafts: what only a draft's config.json has.
+
+    Without ``exit_layers`` a model predicts after its last layer alone. Raises ValueError.
+    """
+    file = Path(path) / "config.json"
+    try:
+        return drafting_from_dict(read_json(file))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
 def config_from_dict(raw):
     """The fields of a config.json -> LlamaConfig; ValueError names the first that is wrong."""
     for key, only in REQUIRED.items():
@@ -53,7 +64,6 @@ def config_from_dict(raw):
     return LlamaConfig(
         **sizes,
         **read_rope(raw),
-        **read_drafting(raw, sizes["num_hidden_layers"]),
         rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, kind=float, least=0, most=1),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
         bos_token_id=raw.get("bos_token_id", 1),
@@ -81,16 +91,17 @@ def read_rope(raw):
     return read
 
 
-def read_drafting(raw, layers):
-    """What only a draft has: its exits, and how it drafts unless told otherwise."""
-    exits = numbers("exit_layers", raw.get("exit_layers") or [], 1, layers)
-    thresholds = numbers("thresholds", raw.get("thresholds") or [], 0, 1, kind=float)
+def drafting_from_dict(raw):
+    """The fields of a config.json -> Drafting; ValueError names the first that is wrong."""
+    layers = number(raw, "num_hidden_layers")
+    exits = numbers("exit_layers", raw.get("exit_layers") or [layers], 1, layers)
+    thresholds = numbers("thresholds", raw.get("thresholds") or [0] * len(exits), 0, 1, kind=float)
     tree = numbers("draft_tree", raw.get("draft_tree") or [10, 4, 60], 1, LARGEST)
-    if len(thresholds) not in (0, len(exits)) or len(tree) != 3:
+    if len(thresholds) != len(exits) or len(tree) != 3:
         raise ValueError("expected a threshold per exit layer, and draft_tree [top_k, depth, size]")
     length = number(raw, "draft_length", 6)
     stop = number(raw, "draft_stop", 0, kind=float, least=0, most=1)
-    return dict(zip(DRAFTING, (exits, thresholds, length, stop, tree)))
+    return Drafting(exits, thresholds, length, stop, tree)
 
 
 def number(raw, key, default=None, kind=int, least=1, most=LARGEST):
@@ -110,8 +121,11 @@ def numbers(key, values, least, most, kind=int):
     return tuple(number({key: value}, key, None, kind, least, most) for value in values)
 
 
-def config_to_dict(config, dtype):
-    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
+def config_to_dict(config, dtype, drafting=None):
+    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it.
+
+    ``drafting`` is for a draft model, which also has what ``read_drafting`` reads.
+    """
     raw = LLAMA | asdict(config)
     factor, llama3, eos = (raw.pop(key) for key in ("rope_factor", "rope_llama3", "eos_token_ids"))
     if factor != 1.0:
@@ -119,4 +133,8 @@ def config_to_dict(config, dtype):
         raw["rope_scaling"] = kind | dict(zip(LLAMA3, llama3 or ()))
     raw["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
-    return {key: raw[key] for key in raw if config.exit_layers or key not in DRAFTING}
+    if drafting is not None:
+        raw["exit_layers"], raw["thresholds"] = drafting.exits, drafting.thresholds
+        raw["draft_length"], raw["draft_stop"] = drafting.length, drafting.stop
+        raw["draft_tree"] = drafting.tree
+    return raw

@@ -5,6 +5,7 @@ For one row it differs by processor and dtype, by up to two times, so it is time
 For several rows it is oneDNN's, with weights that were packed for it once.
 """
 
+from functools import cache
 from itertools import accumulate
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from .costs import fastest_calls, timed_once
 
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
+PACK_AT = 32  # rows; more are a prompt, and plain decoding needs no packed weights
 TIMED_BYTES = 48e6  # of weights that kernels are timed with: more than caches hold
 
 
@@ -51,6 +53,7 @@ def pack(weight):
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
 
 
+@cache
 def can_pack(dtype):
     """Whether this processor and this PyTorch have packed matmuls in ``dtype``."""
     try:
@@ -61,18 +64,30 @@ def can_pack(dtype):
 
 
 class FastLinear(nn.Module):
-    """An nn.Linear without bias: ``few_kernel`` up to ``few`` rows, above ``packed_linear``."""
+    """An nn.Linear without bias that is fast for a few rows.
+
+    Up to ``few`` rows it uses ``few_kernel``. The first time it meets more than that, but not as
+    many as a prompt has, it packs its weight.
+    """
 
     def __init__(self, weight):
         super().__init__()
         self.weight = weight
-        self.packed = weight.detach()  # until lay_out
+        self.packed = weight.detach()
+        self.can_pack = can_pack(weight.dtype)
         self.few, self.few_kernel = 1, F.linear
 
     def forward(self, x):
-        if x.numel() <= self.few * x.size(-1):
+        rows = x.numel() // x.size(-1)
+        if rows <= self.few:
             return self.few_kernel(x, self.weight)
+        if rows <= PACK_AT and self.can_pack:
+            self.pack()
         return packed_linear(x, self.packed)
+
+    def pack(self):
+        self.packed = pack(self.weight.detach())
+        self.can_pack = False
 
 
 def replace_linears(module):
@@ -90,7 +105,7 @@ def fast_linears(module):
 def use_fastest(model):
     """Replace the linear layers of ``model``, and choose the fastest kernel for one row."""
     replace_linears(model)
-    weights = [linear.weight for linear in fast_linears(model.model["layers"])]
+    weights = [linear.weight for linear in fast_linears(model.model.layers)]
     what = ["one row", model.dtype, [weight.shape for weight in weights[:7]]]  # of one block
     seconds = timed_once(what, lambda: time_one_row(weights))
     for linear in fast_linears(model):
@@ -109,14 +124,3 @@ def time_one_row(weights):
             ONE_ROW[name](x, weight)
 
     return dict(zip(ONE_ROW, fastest_calls(multiply, list(ONE_ROW))))
-
-
-def lay_out(model):
-    """Pack the weights of ``model`` for passes of several rows: one more copy of them.
-
-    Nothing happens where ``model`` is not quickened, or packed already, or packing is not possible.
-    """
-    linears = [each for each in fast_linears(model) if not each.packed.is_mkldnn]
-    if linears and can_pack(model.dtype):
-        for linear in linears:
-            linear.packed = pack(linear.weight.detach())

@@ -16,14 +16,14 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.mkldnn_ir import LinearUnary
 
 from ..cache import KVCache, attend
-from ..program import tell
+from ..cli.program import tell
 from . import is_large
 from .costs import cache_folder, key_of
 from .linear import can_pack, fast_linears, packed_linear
 
 FEW = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
-SOURCES = "model.py", "cache.py", "fast/linear.py", "fast/compiled.py"  # of what is compiled
+SOURCES = "model.py", "cache.py", "cpu/linear.py", "cpu/compiled.py"  # of what is compiled
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops
@@ -78,6 +78,7 @@ def use_compiled(model, rows):
     for linear in fast_linears(model):
         linear.few = 0 if kernel is packed_linear else rows
         linear.few_kernel = kernel
+        linear.can_pack = False  # not while it is compiled
     return kernel.__name__
 
 
@@ -86,7 +87,7 @@ def compiled_passes(model, rows):
 
     The linear layers of ``model`` are FastLinears, which keep the kernel of these passes.
     """
-    block, head_dim = model.model["layers"][0], model.config.head_dim
+    block, head_dim = model.model.layers[0], model.config.head_dim
     new = partial(torch.zeros, dtype=model.dtype)
     kernel = use_compiled(model, rows)
     shapes = [weight.shape for weight in (*block.parameters(), model.lm_head.weight)]
@@ -100,7 +101,7 @@ def compiled_passes(model, rows):
     hidden, (cos, sin) = new(1, rows, model.config.hidden_size), new(2, rows, head_dim).unbind()
     example = block, hidden, cos, sin, mask, torch.arange(rows), keys, values
     run = compiled(run_block, example, f"a block, {rows} rows", key)
-    example = model.model["norm"], model.lm_head, hidden[0]
+    example = model.model.norm, model.lm_head, hidden[0]
     return run, compiled(run_head, example, f"a head, {rows} rows", key)
 
 

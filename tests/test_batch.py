@@ -8,18 +8,17 @@ import pytest
 from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
-from s2d.extras import many
+from s2d.extras.batch import as_finished
 from s2d.extras.datastore import Datastore
 from s2d.extras.decision import PathStop
-from s2d.extras.many import as_finished
 from s2d.model import Llama
-from s2d.tree import Dynamic
+from s2d.tree import GrowingShape
 
-EXITS = dict(exit_layers=(1, 2, 4), thresholds=(0.5, 0.5, 0.0))
+EXITS = dict(exits=(1, 2, 4), thresholds=(0.5, 0.5, 0.0))
 CHAIN, BUSH, GROWN = (
     dict(method="s2d", draft_length=5),
     dict(method="mcsd", tree=(3, 2, 1)),
-    dict(method="s2d-tree", tree=Dynamic(3, 4, 9)),
+    dict(method="s2d-tree", tree=GrowingShape(3, 4, 9)),
 )
 
 
@@ -42,8 +41,9 @@ def some_options(rng, store):
             options["datastore"] = store
     if method != "ar":
         options["init"] = rng.choice(("draft", "draft", "target"))
-        stops = [0.0, 0.3] if 0 in options.get("exits", ()) else [0.0, 0.3, PathStop(ByLastToken())]
-        options["stop"] = rng.choice([None, *stops])
+        options["stop"] = rng.choice([None, 0.0, 0.3])
+        if 0 not in options.get("exits", ()) and rng.random() < 0.25:
+            options["decision"] = PathStop(ByLastToken())
     return options
 
 
@@ -92,12 +92,12 @@ def test_each_text_is_the_one_alone(models, part):
 def test_a_wrong_seam_makes_a_wrong_text(models, wrong, monkeypatch):
     """These tests would see a position of a neighbour that is shifted by one."""
 
-    class Wrong(many.JoinedCache):
+    class Wrong(batch.JoinedCache):
         def __init__(self, inputs):
             super().__init__(inputs)
             self.positions[self.sizes[0] :] += wrong
 
-    monkeypatch.setattr(many, "JoinedCache", Wrong)
+    monkeypatch.setattr(batch, "JoinedCache", Wrong)
     options = BUSH | dict(max_new_tokens=12)
     prompts = [random_tokens(i, 9) for i in range(4)]
     texts = [each.tokens for each in together(models, prompts, options, 4)]
@@ -109,7 +109,7 @@ def test_the_target_runs_once_for_all_and_its_head_for_what_is_needed(models):
     """Positions of all prompts in one row; of a prompt only the last one's logits."""
     target, rows, widths = models[0], [], []
     hooks = [
-        target.model["layers"][0].register_forward_hook(lambda _, x, y: widths.append(x[0].shape)),
+        target.model.layers[0].register_forward_hook(lambda _, x, y: widths.append(x[0].shape)),
         target.lm_head.register_forward_hook(lambda _, x, y: rows.append(len(y))),
     ]
     prompts = [random_tokens(i, 3 + i) for i in range(4)]

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import random_llama, random_parents, random_tokens
+from s2d.extras.tree_size import TRUST, min_paying_prob, node_count, options_for
 
 from s2d import fast, generate
-from s2d.extras.node_count import TRUST, min_paying_prob, node_count, options_for
-from s2d.fast import compiled, costs, linear, static
-from s2d.fast.costs import SIZES, pass_seconds, timed_once
-from s2d.fast.linear import FastLinear, can_pack, fast_linears, lay_out, use_fastest
-from s2d.tree import Dynamic, positions_and_mask
+from s2d.cpu import compiled, costs, linear, static
+from s2d.cpu.costs import SIZES, pass_seconds, timed_once
+from s2d.cpu.linear import FastLinear, can_pack, fast_linears, lay_out, use_fastest
+from s2d.tree import GrowingShape, positions_and_mask
 
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
 
@@ -66,7 +66,7 @@ def test_large_models_are_packed_on_demand_and_small_ones_lie_by_columns(cache, 
     monkeypatch.setattr(fast, "CACHED", 0)
     fast.quicken(large)
     assert not fast_linears(small) and small.lm_head.weight.t().is_contiguous()
-    assert small.lm_head.weight is small.model["embed_tokens"].weight
+    assert small.lm_head.weight is small.model.embed_tokens.weight
     assert len(fast_linears(large)) == 1 + 7 * 4
     assert not any(each.packed.is_mkldnn for each in fast_linears(large))
     for model, logits in zip((small, large), expected):
@@ -201,13 +201,13 @@ def test_compiled_passes_with_packed_weights(static_twin, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "setting", [dict(method="s2d"), dict(method="s2d-tree", tree=Dynamic(3, 4, 10))]
+    "setting", [dict(method="s2d"), dict(method="s2d-tree", tree=GrowingShape(3, 4, 10))]
 )
 def test_compiled_generations_are_the_eager_ones(setting, static_twin):
     """To the end of the context, by passes that are compiled, padded, and too large to be."""
     target, draft = (
         random_llama(0),
-        random_llama(1, exit_layers=(1, 2, 4), thresholds=(0.3, 0.3, 0)),
+        random_llama(1, exits=(1, 2, 4), thresholds=(0.3, 0.3, 0)),
     )
     twins = static_twin(target), static_twin(draft)
     for temperature in (0.0, 0.9):
@@ -234,7 +234,7 @@ def test_what_was_compiled_holds_at_every_length_and_for_every_layer(rows, compi
                 run_block, _ = compiled.compiled_passes(model, rows)
             for number, length in enumerate(sorted(lengths)):
                 keys, values = (new(1, length, 2, 8).transpose(1, 2) for _ in range(2))
-                block = models[number % 2].model["layers"][number % 4]
+                block = models[number % 2].model.layers[number % 4]
                 cos, sin = new(2, rows, 8).unbind()
                 slots = torch.arange(length - rows, length)
                 passed = new(1, rows, 32), cos, sin, new(rows, length), slots, keys, values

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
+from . import is_large
 from .compiled import compiled_passes
-from .costs import SIZES
-from .linear import replace_linears, use_fastest
+from .costs import SIZES, pass_seconds
+from .linear import can_pack, fast_linears, replace_linears, use_fastest
 
 
 class CompiledLlama(Llama):
@@ -39,6 +40,12 @@ class CompiledLlama(Llama):
         for rows in SIZES:
             self.blocks[rows], self.heads[rows] = compiled_passes(self, rows)
         use_fastest(self)  # for passes that are not compiled
+        if is_large(self) and can_pack(self.dtype):
+            for linear in fast_linears(self):
+                linear.pack()
+
+    def pass_costs(self, rows):
+        return pass_seconds(self, rows)
 
     def padded(self, rows):
         """The number of rows that a pass is padded to; None where it is not compiled."""
@@ -67,7 +74,7 @@ class CompiledLlama(Llama):
         cos, sin = self.rope_cos[positions], self.rope_sin[positions]
         slots = torch.arange(S, length)
         run = self.blocks[rows]
-        for block, (keys, values) in zip(self.model["layers"][first:end], cache.layers):
+        for block, (keys, values) in zip(self.model.layers[first:end], cache.layers):
             keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
             hidden = run(block, hidden, cos, sin, mask, slots, keys, values)
         cache.advance(T)
@@ -79,5 +86,5 @@ class CompiledLlama(Llama):
         if rows is None:
             return super().logits(hidden)
         flat = F.pad(flat, (0, 0, 0, rows - T)).contiguous()
-        logits = self.heads[rows](self.model["norm"], self.lm_head, flat)
+        logits = self.heads[rows](self.model.norm, self.lm_head, flat)
         return logits[:T].view(*hidden.shape[:-1], -1)

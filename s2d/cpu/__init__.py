@@ -9,6 +9,8 @@ private parts of PyTorch, because there is no public way to the same speed:
   with packed weights) and ``torch._dynamo.mark_dynamic``, which has no public name.
 """
 
+from functools import partial
+
 import torch
 
 DTYPES = torch.float32, torch.bfloat16  # for which there is a choice of kernels
@@ -24,6 +26,9 @@ def quicken(model):
 
     Afterwards its weights are not to be trained, replaced or cast.
     """
+    from .costs import pass_seconds
+
+    model.pass_costs = partial(pass_seconds, model)
     if model.dtype in DTYPES and is_large(model):
         from .linear import use_fastest
 

@@ -1,7 +1,7 @@
 """What passes and matmuls cost on this machine: timed once, kept in the user's cache directory.
 
 The costs choose the matmul of one row (linear.py), and how many nodes of a tree to send to the
-target (extras/node_count.py). Remove costs.json to have everything timed again.
+target (tree_size.py). Remove costs.json to have everything timed again.
 """
 
 import json

@@ -1,0 +1,64 @@
+"""A conversation on a terminal."""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from ..decoder import Decoder
+from ..text.tokenizer import Tokenizer
+from .program import tell
+from .terminal import Streamed
+
+
+def converse(
+    start: Callable[[list[int]], Decoder],
+    encode: Callable[[list[str]], list[int]],
+    tokenizer: Tokenizer,
+    context_size: int,
+    first: str | None = None,
+) -> None:
+    """Answer ``first``, if any, then each line typed, until the input ends.
+
+    Args:
+        start: ids of a prompt -> a Decoder.
+        encode: messages, user and assistant in turn -> ids of their prompt.
+        context_size: of the target; old turns are forgotten once three quarters of it are full.
+    """
+    tell("Ctrl-C ends an answer, Ctrl-D the conversation")
+    with suppress(ImportError):
+        import readline  # noqa: F401  # lets lines be edited
+    messages: list[str] = []
+    # Ctrl-D, or Ctrl-C while there is no answer to end
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            line = input("> ") if first is None else first
+            first = None
+            if not line.strip():
+                continue
+            try:
+                kept = with_room([*messages, line], encode, context_size * 3 // 4)
+                decoder = start(encode(kept))
+            except ValueError as error:  # the line is too long, or no text
+                tell(error)
+                continue
+            messages = [*kept, stream(decoder, tokenizer)]
+    print()
+
+
+def with_room(
+    messages: list[str], encode: Callable[[list[str]], list[int]], size: int
+) -> list[str]:
+    """The latest of ``messages`` whose prompt has up to ``size`` tokens; at least the last one."""
+    while len(messages) > 1 and len(encode(messages)) > size:
+        messages = messages[2:]
+    return messages
+
+
+def stream(decoder: Decoder, tokenizer: Tokenizer) -> str:
+    """Print an answer as it comes, until it ends or Ctrl-C ends it; its text."""
+    streamed = Streamed(tokenizer, sys.stdout, decoder.options.exits)
+    with suppress(KeyboardInterrupt):
+        for step in decoder:
+            streamed.add(step)
+    streamed.finish()
+    return tokenizer.decode(decoder.tokens)

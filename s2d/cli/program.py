@@ -1,0 +1,123 @@
+"""What the command lines share: options, notices, and how a program ends."""
+
+import argparse
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+from ..tree import GrowingShape
+
+PROGRESS_SECONDS = 10  # between two notices of a long run
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:  # one line, without the usage before it
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
+    def comma_separated_list(text):  # argparse shows this name in its error
+        return tuple(kind(part) for part in text.split(","))
+
+    return comma_separated_list
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
+
+
+def parse_tree(text: str) -> tuple[int, ...] | GrowingShape:
+    """4,2,2,1 -> (4, 2, 2, 1), and 6x4x60 -> GrowingShape(top_k=6, depth=4, size=60)."""
+    if "x" in text:
+        top_k, depth, size = map(int, text.split("x"))
+        return GrowingShape(top_k, depth, size)
+    return tuple(map(int, text.split(",")))
+
+
+def parse_stop(text: str) -> float | str:
+    """A probability, or the name of a decision model's file."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def tell(message: Any) -> None:
+    """A notice, one line on stderr."""
+    print(" ".join(str(message).split()), file=sys.stderr, flush=True)
+
+
+def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
+    """Yield ``items``; of what takes long, tell every ten seconds how far it is."""
+    began = told = time.monotonic()
+    for done, item in enumerate(items):
+        now = time.monotonic()
+        if now - told >= PROGRESS_SECONDS:
+            told = now
+            rate = done / (now - began)
+            line = f"{what}: {done}"
+            if total:
+                left = (total - done) / rate if rate else 0
+                line += f" of {total}, {rate:.3g} per second, {left:.0f} s left"
+            else:
+                line += f", {rate:.3g} per second"
+            tell(line)
+        yield item
+
+
+def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
+    """The exit code of ``function(*arguments)``.
+
+    A user's mistake, a full disk and memory that is not there are one line on stderr, and 2.
+    """
+    open_streams()
+    try:
+        code = function(*arguments) or 0
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        tell("interrupted")
+        return 130
+    except BrokenPipeError:  # whoever reads, such as head, has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain at its exit
+        return 141
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        tell(f"{name}: {error}")
+        return 2
+    except Exception as error:
+        reason = lack_of_room(error)
+        if not reason:
+            raise
+        tell(f"{name}: {reason}")
+        return 2
+
+
+def open_streams() -> None:
+    """Streams that the caller closed lead nowhere; no character ends an output that is not UTF-8.
+
+    Without this, Python would print notices to stdout when stderr is closed.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def lack_of_room(error: Exception) -> str:
+    """One line about memory or a disk that is full; "" for any other error.
+
+    PyTorch and safetensors have no class of their own for these, but for a GPU's memory.
+    """
+    first = str(error).strip().partition("\n")[0]
+    if isinstance(error, MemoryError) or "out of memory" in first or "allocate memory" in first:
+        return f"there is not enough memory ({first or 'MemoryError'})"
+    if "No space left on device" in str(error) or "PytorchStreamWriter failed" in first:
+        return f"the disk is full, or cannot be written to ({first})"
+    return ""

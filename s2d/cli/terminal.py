@@ -1,0 +1,134 @@
+"""Answers on a terminal: streamed in the colours of the exits, then summed up; or as JSON."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from itertools import cycle, groupby
+from statistics import median
+from typing import Any, TextIO
+
+from ..decoder import Generation, Step
+from ..options import CHAINS, Options
+from ..text.tokenizer import TextStream, Tokenizer
+from ..tree import FixedShape
+from .program import tell
+
+TURNS = 5  # of a comparison
+COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first
+# What a terminal would obey, all but line breaks and tabs -> how it is shown.
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+
+
+def paint(text: str, color: int | None) -> str:
+    return f"\033[{color}m{text}\033[0m" if color and text else text
+
+
+def sources(step: Step) -> list[int | None]:
+    """For each token of a Step the exit that drafted it, None for the target's own."""
+    accepted = [step.tree.exits[step.tree.sent[place]] for place in step.accepted]
+    return [*accepted, None][: len(step.tokens)]
+
+
+class Streamed:
+    """Writes the tokens of Steps to ``out`` as they come, on a terminal in the colours of exits."""
+
+    def __init__(self, tokenizer: Tokenizer, out: TextIO, exits: Sequence[int]) -> None:
+        self.stream = TextStream(tokenizer)
+        self.out = out
+        self.controls = CONTROLS if out.isatty() else {}
+        colored = out.isatty() and not os.environ.get("NO_COLOR")
+        self.colors = dict(zip(exits, cycle(COLORS))) if colored else {}
+
+    def add(self, step: Step) -> None:
+        for layers, run in groupby(zip(sources(step), step.tokens), key=lambda pair: pair[0]):
+            text = self.stream.push([token for _, token in run]).translate(self.controls)
+            print(paint(text, self.colors.get(layers)), end="", file=self.out, flush=True)
+
+    def finish(self) -> None:
+        print(self.stream.push([], last=True).translate(self.controls), file=self.out, flush=True)
+
+
+def report(generation: Generation, colors: dict[int, int]) -> str:
+    """The lines under an answer, with a legend if there are colours."""
+    stats = generation.stats
+    speed = len(generation.tokens) / stats.seconds
+    lines = [
+        f"tokens         {len(generation.tokens)} in {stats.seconds:.2f} s, {speed:.1f} tokens/s",
+        f"ended by       {generation.ended}",
+        f"steps          {stats.steps}, mean accepted tokens {stats.mean_accepted_tokens:.2f}",
+    ]
+    if drafted := stats.exit_counts.total():
+        counts = sorted(stats.exit_counts.items())
+        parts = [f"{count / drafted:.0%} from exit {layers}" for layers, count in counts]
+        lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
+    if colors:
+        legend = [paint(f"exit {layers}", color) for layers, color in colors.items()]
+        lines.append(f"colours        {', '.join(legend)}, the target plain")
+    kind = "lossless" if generation.exact else "not lossless (several roots from the target)"
+    lines.append(f"method         {generation.options.method}, {kind}")
+    return "\n".join(lines)
+
+
+def compare(generate: Callable[[Options], Generation], answer: Generation) -> str:
+    """How fast an ``answer`` was, next to the target alone; if that does not pay, why.
+
+    ``generate``: resolved options -> an answer to the same prompt. The target alone and the method
+    take turns on the answer's first tokens.
+    """
+    tell("timing the target alone and the method in turns, to compare")
+    count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
+    drafted = replace(answer.options, max_new_tokens=count)
+    alone = replace(drafted, method="ar", exits=(), thresholds=(), tree=FixedShape(()))
+    seconds = {"ar": [], drafted.method: []}
+    for _ in range(TURNS):
+        for options in (alone, drafted):
+            again = generate(options)
+            seconds[options.method].append(again.stats.seconds)
+    ratio = median(seconds["ar"]) / median(seconds[drafted.method])
+    lines = f"speed          {ratio:.2f} times as fast as the target alone "
+    lines += f"(median of {TURNS} turns)"
+    if ratio < 1:
+        stats = again.stats
+        right = stats.accepted_tokens / max(1, stats.exit_counts.total())
+        tokens = stats.mean_accepted_tokens
+        lines += f"\nwhy            {right:.0%} of the drafted tokens were right: a step gives "
+        lines += f"{tokens:.1f} tokens, and takes {tokens / ratio:.1f} times as long as one alone"
+    return lines
+
+
+def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any]) -> str:
+    """An answer and what it came from as one JSON object.
+
+    ``about``: model, draft, and what else was chosen beside the Decoder's own options.
+    """
+    names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels seconds"
+    stats = {name: getattr(generation.stats, name) for name in names.split()}
+    stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
+    stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
+    options = {
+        field.name: getattr(generation.options, field.name)
+        for field in fields(Options)
+        if field.name not in ("method", "seed", "tree_size", "tree", "decision", "datastore")
+    }
+    shape = generation.options.tree
+    if generation.options.method in CHAINS:
+        options |= {"draft_length": len(shape.widths), "tree": None}
+    elif isinstance(shape, FixedShape):
+        options["tree"] = {"widths": shape.widths} if shape.widths else None
+    else:
+        options["tree"] = vars(shape)
+    about = dict(about)
+    options |= about.pop("options")
+    answer = {
+        "text": generation.text(tokenizer),
+        "tokens": generation.tokens,
+        "prompt_tokens": generation.prompt_length,
+        "exact": generation.exact,
+        "ended": generation.ended,
+        "method": generation.options.method,
+        "seed": generation.options.seed,
+        "options": options,
+        "stats": stats,
+    }
+    return json.dumps(about | answer, default=str)

@@ -1,0 +1,221 @@
+"""The loop of speculative decoding, once, for every method: draft, verify, roll back.
+
+Start reading here: a ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .draft import SortedDraft
+from .model import Llama
+from .rules import Rule
+from .tree import FixedShape, Tree, positions_and_mask
+
+if TYPE_CHECKING:
+    from .options import Options
+
+PREFILL = 256  # after more unread positions, a step drafts nothing: masks would grow with T squared
+NOTHING = FixedShape(())  # the shape of an empty tree
+
+
+@dataclass
+class Step:
+    """One pass of the target, and the drafting before it."""
+
+    tree: Tree
+    logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
+    accepted: list[int]  # places of ``tree.sent``, from the top down
+    tokens: list[int]  # emitted: those accepted and the bonus token, up to EOS
+    draft_seconds: float
+    target_seconds: float  # of its pass
+    seconds: float  # of the whole step
+
+
+@dataclass
+class Stats:
+    """What a generation did, added up over its steps. The first pass reads the prompt."""
+
+    accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
+    exit_counts: Counter[int] = field(default_factory=Counter)  # exit layer -> tokens sent from it
+    draft_levels: int = 0  # levels of the trees
+    accepted_tokens: int = 0  # draft tokens that were emitted
+    draft_seconds: float = 0.0
+    target_seconds: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, step: Step) -> None:
+        exits = [step.tree.exits[node] for node in step.tree.sent]
+        self.accept_lengths.append(len(step.tokens))
+        self.exit_counts.update(layers for layers in exits if layers is not None)
+        self.draft_levels += step.tree.level_count
+        self.accepted_tokens += min(len(step.accepted), len(step.tokens))  # EOS may come earlier
+        self.draft_seconds += step.draft_seconds
+        self.target_seconds += step.target_seconds
+        self.seconds += step.seconds
+
+    @property
+    def steps(self) -> int:
+        return len(self.accept_lengths)
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Tokens emitted per step (MAT), the bonus token included; 1.0 without a draft."""
+        return sum(self.accept_lengths) / max(1, self.steps)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted draft tokens per drafted level; 0.0 without a draft."""
+        return self.accepted_tokens / max(1, self.draft_levels)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished answer, without the caches that it took."""
+
+    tokens: list[int]  # the new ones only, with EOS last if it was produced
+    ended: str  # why: "eos", "length", or "context" if the target's context is full
+    stats: Stats
+    options: "Options"  # with all defaults filled in
+    exact: bool  # whether the method is lossless
+    prompt_length: int
+
+    def text(self, tokenizer: Any) -> str:
+        """The answer as text, by a ``Tokenizer``."""
+        return tokenizer.decode(self.tokens)
+
+
+class Decoder:
+    """One generation: iterating over it decodes, a Step at a time.
+
+    Args:
+        target: the model whose text is written.
+        drafter: what drafts; None is plain decoding.
+        rule: how tokens are proposed and accepted.
+        context: the ids of the prompt.
+        limit: the context's length at which decoding ends.
+        options: what the other arguments were made from.
+    """
+
+    exact = True  # the output is the target's own
+
+    def __init__(
+        self,
+        target: Llama,
+        drafter: SortedDraft | None,
+        rule: Rule,
+        context: list[int],
+        limit: int,
+        options: "Options",
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.rule = rule
+        self.context = context
+        self.limit = limit
+        self.options = options
+        self.prompt_length = len(context)
+        self.ended = ""  # or why, see ``Generation``
+        self.stats = Stats()
+        self.cache = target.new_cache(limit + (0 if drafter is None else drafter.shape.max_nodes))
+
+    def __iter__(self) -> Iterator[Step]:
+        while not self.ended:
+            with torch.inference_mode():  # but not the caller's code between steps
+                tree = self.draft()  # 1. draft a tree of tokens; if it is empty, plain decoding
+                logits = self.target(**self.inputs(tree))[0]  # 2. one target pass over it: (N+1, V)
+                step = self.accept(tree, logits)  # 3. verify, 4. roll back, 5. emit
+            yield step
+
+    def draft(self) -> Tree:
+        """Draft a tree of tokens that may follow the context."""
+        n = len(self.context)
+        if self.drafter is None or n - self.cache.length > PREFILL:
+            tree = Tree(self.context, NOTHING, max_levels=0)
+        else:
+            # The bonus token needs room as well. The draft's own context may be shorter than the
+            # target's; it reads the text and the tree, but for the last level.
+            levels = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
+            tree = self.drafter.new_tree(self.context, levels)
+            self.drafter.grow(tree, self.rule)
+        tree.drafted_at = time.perf_counter()
+        return tree
+
+    def inputs(self, tree: Tree) -> dict[str, Any]:
+        """The arguments of the target's pass over what it has not read: context, then the tree."""
+        read, n = self.cache.length, len(self.context)
+        tokens, parents = tree.part(tree.sent)
+        positions, mask = positions_and_mask(read, n, parents, self.target, tree.shape.ancestors)
+        tokens = torch.tensor([self.context[read:] + tokens], device=self.target.device)  # (1, T)
+        return dict(
+            tokens=tokens, last=1 + len(parents), positions=positions, mask=mask, cache=self.cache
+        )
+
+    def accept(self, tree: Tree, logits: Tensor) -> Step:
+        """Accept a path of ``tree``, by the target's ``logits`` (N+1, V)."""
+        check_finite(logits)  # a GPU is waited for here
+        scored_at = time.perf_counter()
+        # 3. Verify: a path of the tree, and the target's own token after it.
+        accepted, bonus = self.rule.verify(tree, logits)
+        # 4. Roll back: both models forget what was rejected.
+        self.roll_back(tree, accepted)
+        # 5. Emit.
+        tokens = [tree.tokens[tree.sent[place]] for place in accepted]
+        return self.emit(tree, logits, accepted, [*tokens, bonus], scored_at)
+
+    def roll_back(self, tree: Tree, accepted: list[int]) -> None:
+        """Keep the context and the ``accepted`` places in the caches of target and draft."""
+        self.cache.keep(len(self.context), accepted)
+        if self.drafter is not None:
+            self.drafter.keep(tree, accepted)
+
+    def emit(
+        self, tree: Tree, logits: Tensor, accepted: list[int], tokens: list[int], scored_at: float
+    ) -> Step:
+        """Append ``tokens``, up to EOS, to the context, and make a Step of all this."""
+        for count, token in enumerate(tokens, start=1):
+            if token in self.target.config.eos_token_ids:
+                tokens = tokens[:count]
+                self.ended = "eos"
+                break
+        self.context = self.context + tokens  # a new list: trees keep the old one
+        if not self.ended and len(self.context) >= self.limit:
+            full = len(self.context) == self.target.config.max_position_embeddings
+            self.ended = "context" if full else "length"
+        step = Step(
+            tree,
+            logits,
+            accepted,
+            tokens,
+            draft_seconds=tree.drafted_at - tree.began_at,
+            target_seconds=scored_at - tree.drafted_at,
+            seconds=time.perf_counter() - tree.began_at,
+        )
+        self.stats.add(step)
+        return step
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new ones so far, with EOS last if it was produced."""
+        return self.context[self.prompt_length :]
+
+    def result(self) -> Generation:
+        """The answer so far, without the caches and whatever else decoding takes."""
+        return Generation(
+            tokens=self.tokens,
+            ended=self.ended,
+            stats=self.stats,
+            options=self.options,
+            exact=self.exact,
+            prompt_length=self.prompt_length,
+        )
+
+
+def check_finite(logits: Tensor) -> None:
+    if not logits.sum(dtype=torch.float32).isfinite():
+        raise ValueError("the target's logits are not finite: damaged weights, or overflow")

@@ -1,0 +1,114 @@
+"""``generate`` and ``start``: options become a Decoder."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .decoder import Decoder, Generation
+from .draft import Exit, LayerExit, SortedDraft
+from .model import Llama
+from .ngram import TableExit
+from .options import Options
+from .rules import Greedy, Rejection, Rule, SharedNoise
+from .sampling import Draws, Noise
+from .tree_size import MAX_ROWS
+
+DECODERS: dict[str, type[Decoder]] = {"draft": Decoder}  # by ``Options.init``
+
+
+def generate(
+    target: Llama,
+    tokens: Sequence[int] | torch.Tensor,
+    draft: Llama | None = None,
+    method: str | None = None,
+    **options: Any,
+) -> Generation:
+    """Continue ``tokens`` as ``target`` alone would.
+
+    Args:
+        target: the model whose text is written.
+        tokens: the ids of the prompt, a list or a 1-D tensor.
+        draft: a draft model; without one, exit 0 drafts alone.
+        method, options: see ``Options``.
+
+    Ends at EOS, after ``max_new_tokens``, or when the target's context is full. Raises ValueError
+    for anything that cannot be run.
+    """
+    decoder = start(target, tokens, draft, method, **options)
+    for _ in decoder:
+        pass
+    return decoder.result()
+
+
+def start(
+    target: Llama,
+    tokens: Sequence[int] | torch.Tensor,
+    draft: Llama | None = None,
+    method: str | None = None,
+    **options: Any,
+) -> Decoder:
+    """As ``generate``, but nothing has happened yet: iterate over the Decoder that is returned."""
+    resolved = resolve(target, draft, Options(method, **options))
+    return make_decoder(target, tokens, draft, resolved)
+
+
+def resolve(target: Llama, draft: Llama | None, options: Options, batch: int = 1) -> Options:
+    """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
+    costs = None
+    alone = draft is None or list(options.exits or ()) == [0]
+    if options.method != "ar" and alone:
+        costs = target.pass_costs(rows=batch * MAX_ROWS)
+        if costs is not None:
+            costs = costs[batch - 1 :: batch]  # all are taken to send as many nodes
+    if draft is None:
+        return options.resolved(target.config, costs=costs)
+    return options.resolved(target.config, draft.config, draft.drafting, costs)
+
+
+def make_decoder(
+    target: Llama, tokens: Sequence[int] | torch.Tensor, draft: Llama | None, options: Options
+) -> Decoder:
+    """A Decoder for resolved ``options``. Raises ValueError if the prompt cannot be continued."""
+    if isinstance(tokens, torch.Tensor):
+        tokens = tokens.tolist()
+    size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
+    if not 0 < len(tokens) < size:
+        raise ValueError(f"the prompt has {len(tokens)} tokens; expected 1 to {size - 1}")
+    if not all(0 <= token < vocab_size for token in tokens):
+        raise ValueError(f"the prompt's ids are not all within 0..{vocab_size - 1}")
+    limit = min(len(tokens) + options.max_new_tokens, size)
+    drafter = None
+    decoder_class = Decoder
+    if options.method != "ar":
+        drafter = make_drafter(target, draft, options, limit)
+        decoder_class = DECODERS[options.init]
+    rule = make_rule(target, options)
+    return decoder_class(target, drafter, rule, list(tokens), limit, options)
+
+
+def make_rule(target: Llama, options: Options) -> Rule:
+    """The rule that resolved ``options`` ask for."""
+    if options.temperature == 0:
+        return Greedy()
+    law = (options.temperature, options.top_p, options.top_k)
+    if options.coupled or options.method == "ar":
+        dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
+        noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)
+        return SharedNoise(*law, noise)
+    return Rejection(*law, target.config.vocab_size, Draws(options.seed))
+
+
+def make_drafter(target: Llama, draft: Llama | None, options: Options, limit: int) -> SortedDraft:
+    """The draft that resolved ``options`` ask for, with room for a context of ``limit`` tokens."""
+    exits: list[Exit] = []
+    below = None
+    for layers, threshold in zip(options.exits, options.thresholds):
+        if layers == 0:
+            vocab_size = target.config.vocab_size
+            exits.append(TableExit(options.datastore, threshold, vocab_size, target.device))
+        else:
+            capacity = limit + options.tree.max_nodes
+            below = LayerExit(draft, below, layers, threshold, capacity)
+            exits.append(below)
+    return SortedDraft(exits, options.tree, options.stop, options.decision, options.tree_size)

@@ -1,0 +1,217 @@
+"""What can be asked for: options, their defaults and their checks, in one place.
+
+A method is a choice of draft. ``ar`` has none: it is plain, autoregressive decoding. ``sd`` drafts
+a chain from one exit, and ``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` likewise draft trees.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+
+from .draft import DecisionModel
+from .model import Drafting, LlamaConfig
+from .ngram import Table
+from .tree import FixedShape, GrowingShape, Shape
+from .tree_size import min_paying_prob, node_count
+
+METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
+CHAINS = ("sd", "s2d")
+TREES = ("mcsd", "s2d-tree")
+SORTED = ("s2d", "s2d-tree")
+MAX_NODES = 1024  # of a tree: a mask takes this number squared
+MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
+THRESHOLD = 0.5  # of an exit that has none of its own: the published one
+TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on mini-*
+
+
+# How exit 0 drafts alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
+TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(6, 7, 7))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a generation. ``resolved`` gives those that are None their defaults.
+
+    Attributes:
+        method: one of METHODS; by default ``s2d``, and ``s2d-tree`` if exit 0 drafts alone.
+        max_new_tokens: the answer ends there, if not before.
+        temperature: 0 is greedy.
+        top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
+        top_k: the number of tokens that may be sampled; 0 keeps all.
+        seed: of all random numbers.
+        exits: the numbers of layers after which the draft may predict; 0 is the n-gram table.
+        thresholds: one per exit, a confidence above it is enough; the last exit always drafts.
+        draft_length: tokens in a chain.
+        tree: children per level, such as (4, 2, 2, 1), or a shape. Resolved, it is always a shape,
+            also of chains.
+        init: "target" gives each tree its first level from the target (extras/target_roots.py).
+        stop: drafting stops below this probability; see ``FixedShape`` and ``GrowingShape``.
+        decision: a decision model that may end drafting earlier (extras/decision.py).
+        coupled: draft and target share their noise, so that one seed gives one text; False is
+            rejection sampling, as in the papers.
+        datastore: what exit 0 knows besides the text (extras/datastore.py).
+        tree_size: how many nodes of a growing tree to send, see ``SortedDraft``.
+    """
+
+    method: str | None = None
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    exits: Sequence[int] | None = None
+    thresholds: Sequence[float] | None = None
+    draft_length: int | None = None
+    tree: Sequence[int] | Shape | None = None
+    init: str = "draft"
+    stop: float | None = None
+    decision: DecisionModel | None = None
+    coupled: bool = True
+    datastore: Table | None = None
+    tree_size: Callable[[list[float]], int] | None = None
+
+    def resolved(
+        self,
+        target: LlamaConfig,
+        draft: LlamaConfig | None = None,
+        drafting: Drafting | None = None,
+        costs: list[float] | None = None,
+    ) -> "Options":
+        """These options with nothing left to decide. Raises ValueError for what cannot be run.
+
+        Args:
+            target: the target's configuration.
+            draft, drafting: those of the draft model; without one, exit 0 drafts alone.
+            costs: seconds of a target pass over 1, 2, ... rows, if they are known; for the size of
+                exit 0's trees.
+        """
+        self.check()
+        if self.method == "ar":
+            return replace(self, exits=(), thresholds=(), tree=FixedShape(()))
+        if draft is None:
+            drafting = TABLE_ALONE
+        elif draft.vocab_size != target.vocab_size:
+            sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
+            raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
+        depth = 0 if draft is None else draft.num_hidden_layers
+        exits = self.resolved_exits(drafting, depth)
+        thresholds = self.resolved_thresholds(exits, drafting)
+        if exits == (0,):
+            drafting = TABLE_ALONE
+        method = self.resolved_method(exits)
+        if len(exits) > 1 and method not in SORTED:
+            raise ValueError(f"method {method} has one exit, not {list(exits)}; use s2d")
+        tree = self.resolved_tree(method, drafting, target.vocab_size)
+        stop, tree_size = self.resolved_stop(method, exits, drafting), self.tree_size
+        # What rejection sampling writes depends on what is drafted, which must not depend on clocks.
+        if exits == (0,) and self.stop is None and self.coupled and costs is not None:
+            stop = min_paying_prob(costs)
+            if tree_size is None and isinstance(tree, GrowingShape):
+                tree_size = partial(node_count, costs=costs)
+        return replace(
+            self,
+            method=method,
+            exits=exits,
+            thresholds=thresholds,
+            tree=tree,
+            stop=stop,
+            tree_size=tree_size,
+        )
+
+    def check(self) -> None:
+        """Raise ValueError for what is wrong whatever the models are."""
+        if self.method is not None and self.method not in METHODS:
+            raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
+        if self.init not in ("draft", "target"):
+            raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
+        if self.tree is not None and self.method not in (None, *TREES):
+            raise ValueError(f"method {self.method} drafts no tree; use mcsd or s2d-tree")
+        if self.draft_length is not None and self.method not in (None, *CHAINS):
+            raise ValueError(f"method {self.method} drafts no chain; use sd or s2d")
+        if self.tree is not None and self.draft_length is not None:
+            raise ValueError("a tree has its own depth; give tree or draft_length, not both")
+        check_range("max_new_tokens", self.max_new_tokens, 1)
+        if self.temperature != 0:
+            check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)
+        check_range("top_p", self.top_p, 1e-40, 1)
+        check_range("top_k", self.top_k, 0)
+        check_range("seed", self.seed, 0)
+
+    def resolved_exits(self, drafting: Drafting, depth: int) -> tuple[int, ...]:
+        """``depth``: the number of the draft model's layers."""
+        exits = self.exits
+        if exits is None:
+            several = self.method in (None, *SORTED)
+            exits = drafting.exits if several else drafting.exits[-1:]
+        for layers in exits:
+            check_range(f"exits of {depth} draft layers", layers, 0, depth)
+        if not exits or list(exits) != sorted(set(exits)):
+            raise ValueError(f"exits must increase, got {list(exits)}")
+        return tuple(exits)
+
+    def resolved_thresholds(self, exits: tuple[int, ...], drafting: Drafting) -> tuple[float, ...]:
+        if self.thresholds is not None:
+            for threshold in self.thresholds:
+                check_range("thresholds", threshold, 0, 1)
+            if len(self.thresholds) != len(exits):
+                raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
+            return tuple(self.thresholds)
+        known = dict(zip(drafting.exits, drafting.thresholds))
+        as_trained = tuple(layers for layers in exits if layers > 0) == drafting.exits
+        thresholds = []
+        for layers in exits[:-1]:
+            threshold = TABLE_THRESHOLD if layers == 0 else known.get(layers, THRESHOLD)
+            # Among other exits than its own, an exit with a threshold of 0, behind which nothing
+            # was meant to come, would make those after it unreachable.
+            if threshold == 0 and not as_trained:
+                threshold = THRESHOLD
+            thresholds.append(threshold)
+        return (*thresholds, 0.0)
+
+    def resolved_method(self, exits: tuple[int, ...]) -> str:
+        if self.method is not None:
+            return self.method
+        # Exit 0 alone costs next to nothing, so it drafts trees unless a chain is asked for. Under
+        # rejection sampling the trees that grow are not exact.
+        grows = exits == (0,) and self.coupled and self.draft_length is None
+        return "s2d-tree" if self.tree is not None or grows else "s2d"
+
+    def resolved_tree(self, method: str, drafting: Drafting, vocab_size: int) -> Shape:
+        if method in CHAINS:
+            length = drafting.length if self.draft_length is None else self.draft_length
+            check_range("draft_length", length, 1, MAX_NODES)
+            return FixedShape((1,) * length)
+        tree = self.tree
+        if tree is None:
+            tree = MCSD_TREE if method == "mcsd" else GrowingShape(*drafting.tree)
+        if isinstance(tree, GrowingShape):
+            numbers = astuple(tree)
+            if not self.coupled:
+                raise ValueError(
+                    "rejection sampling needs drawn children: a chain or a tree like 4,2,2,1"
+                )
+        else:
+            numbers = tuple(getattr(tree, "widths", tree))
+            tree = FixedShape(numbers)
+            if self.tree_size is not None:
+                raise ValueError("tree_size is for growing trees; all of a fixed tree is sent")
+        for number in numbers:
+            check_range("tree", number, 1, MAX_NODES)
+        check_range("nodes of a tree", tree.max_nodes, 1, MAX_NODES)
+        check_range("children of a node", max(tree.widths), 1, vocab_size)
+        return tree
+
+    def resolved_stop(self, method: str, exits: tuple[int, ...], drafting: Drafting) -> float:
+        if self.decision is not None and exits[0] == 0:
+            raise ValueError("a decision model judges layers; exit 0 has none")
+        if self.stop is not None:
+            check_range("stop", self.stop, 0, 1)
+            return self.stop
+        if self.decision is None and (method in CHAINS or exits == (0,)):
+            return drafting.stop
+        return 0.0
+
+
+def check_range(what: str, value: float, low: float, high: float = 2**63 - 1) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{what}: expected a number from {low} to {high}, got {value!r}")

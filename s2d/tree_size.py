@@ -1,0 +1,35 @@
+"""How many nodes of a growing tree are worth sending, by what the target's passes cost.
+
+For exit 0 alone, whose nodes cost nothing to draft. A pass over more rows takes longer, so a node
+pays if it is accepted often enough.
+"""
+
+from itertools import accumulate
+
+TRUST = 0.8  # of what exit 0 says of its paths; tuned on text that SmolLM2-135M sampled
+MIN_PROB = 0.03  # of a path that exit 0 follows, however cheap rows are
+MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
+
+
+def node_count(probs: list[float], costs: list[float]) -> int:
+    """The number of nodes with the most tokens per second.
+
+    Args:
+        probs: of the paths to the nodes, the most probable first.
+        costs: seconds of a target pass over 1, 2, ... rows.
+
+    A pass over N nodes and the position before them emits one token, and as many more as nodes are
+    accepted: the sum of their probabilities, if the draft were not a little too sure.
+
+    >>> node_count([0.8, 0.5, 0.1], costs=[1.0, 1.2, 1.3, 1.5])
+    2
+    """
+    tokens = accumulate((TRUST * prob for prob in probs), initial=1.0)
+    rates = [count / seconds for count, seconds in zip(tokens, costs)]
+    return max(range(len(rates)), key=lambda count: rates[count])
+
+
+def min_paying_prob(costs: list[float]) -> float:
+    """The probability of a path below which no node pays, however many there are."""
+    cheapest = min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], start=1))
+    return min(1.0, max(MIN_PROB, cheapest / TRUST))

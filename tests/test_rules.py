@@ -1,0 +1,115 @@
+"""The verifiers: every outcome enumerated, and mistakes that are well known must show."""
+
+from contextlib import nullcontext
+from unittest.mock import patch
+
+import pytest
+import torch
+from enumeration import every_outcome, joint_distribution, joint_of
+from helpers import random_distribution, random_model
+from s2d.rules import Rejection, residual
+from s2d.tree import CONTEXT, FixedShape, Tree
+
+
+def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
+    """How far what a step emits, whose tree is drawn from q, is from p's own distribution.
+
+    ``change(tokens, q)`` returns other tokens for those that were drawn, or fewer. ``walk``: a chain
+    is tested token by token, as trees are.
+    """
+    p, q = random_model(seed, vocab, zeros), random_model(seed + 100, vocab, zeros)
+    length = min(len(widths) + 1, 3)
+
+    def emit(draws):
+        rule = Rejection(1.0, 1.0, 0, vocab, draws)
+        tree = Tree([], FixedShape(widths), max_levels=9)
+        while tree.frontier:
+            rows = torch.stack([q(tuple(tree.path(node))) for node in tree.frontier])
+            drawn = draws.candidates(rows, widths[tree.level_count]).tolist()
+            ranks = [[1.0] * len(tokens) for tokens in drawn]
+            tree.add_level(drawn, ranks, exit_layer=1, q=rows.unbind())
+        if change is not None:
+            tree.tokens = change(tree.tokens, q(()))
+        tree.sent = list(range(len(tree.tokens)))
+        paths = [tuple(tree.path(node)) for node in [CONTEXT, *tree.sent]]
+        logits = torch.stack([p(path) for path in paths]).log()
+        with patch("s2d.rules.is_chain", lambda parents: False) if walk else nullcontext():
+            accepted, bonus = rule.verify(tree, logits)
+        return [*(tree.tokens[place] for place in accepted), bonus]
+
+    return (joint_of(emit, p, length) - joint_distribution(p, length)).abs().max().item()
+
+
+@pytest.mark.parametrize("widths", [(1,), (1, 1), (2,), (3,), (2, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_sampled_trees_leave_the_targets_distribution(widths, zeros):
+    """Also where q has fewer tokens than a node has children."""
+    for seed in range(2):
+        assert error_of(widths, zeros=zeros, seed=seed) < 1e-12
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_chains_leave_the_targets_distribution(length, zeros):
+    for seed in range(3):
+        assert error_of((1,) * length, zeros=zeros, seed=seed) < 1e-12
+        assert error_of((1,) * length, zeros=zeros, seed=seed, walk=True) < 1e-12
+
+
+def shows(widths, **options):
+    """Whether a mistake changes what is emitted after one of several models."""
+    return max(error_of(widths, vocab=4, seed=seed, **options) for seed in range(8)) > 0.001
+
+
+def test_tests_against_what_tokens_were_not_drawn_from_show():
+    """A softmax for its argmax."""
+    assert shows((1,), change=lambda tokens, q: [q.argmax().item()])
+
+
+def test_sorting_drawn_candidates_shows():
+    assert shows((3,), change=lambda tokens, q: sorted(tokens, key=lambda token: -q[token]))
+
+
+def test_dropping_drawn_candidates_shows():
+    assert shows((2,), change=lambda tokens, q: [token for token in tokens if q[token] > 0.2])
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "widths"),
+    [
+        # The bonus token is drawn from all of p.
+        ("residual", lambda p, q: p, (1,)),
+        # A rejected candidate stays in q; or q sums to less than 1 without it.
+        ("without", lambda q, token: q, (2,)),
+        ("without", lambda q, token: q.index_fill(0, torch.tensor(token), 0.0), (2,)),
+    ],
+)
+def test_a_wrong_rest_of_p_or_q_shows(name, wrong, widths, monkeypatch):
+    monkeypatch.setattr(f"s2d.rules.{name}", wrong)
+    assert shows(widths)
+
+
+def test_where_rounding_leaves_no_residual_p_itself_is_drawn_from():
+    p = random_distribution(torch.Generator().manual_seed(1), 9)
+    assert residual(p, p) is p
+
+
+def test_a_filler_stands_in_only_where_nothing_is_left_to_draw():
+    """Tokens of q that are all but impossible are drawn before those that are impossible."""
+    q = torch.tensor([1.0, 3e-301, 1e-301, 0.0], dtype=torch.float64)
+    p = torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=torch.float64)
+    emitted = torch.zeros(4, dtype=torch.float64)
+    for (token, drawn), probability in every_outcome(lambda draws: one_step(p, q, 2, draws)):
+        assert 3 not in drawn
+        emitted[token] += probability
+    assert (emitted - p).abs().max() < 1e-12
+    for _, probability in every_outcome(lambda draws: one_step(p, p, 4, draws)):
+        assert 0 < probability <= 1  # two are left over, and are never accepted
+
+
+def one_step(p, q, count, draws):
+    """The token of a step whose root level of ``count`` tokens is drawn from q, and these."""
+    rule = Rejection(1.0, 1.0, 0, len(p), draws)
+    drawn = draws.candidates(q[None], count)[0].tolist()
+    child, rest = rule.test_children(list(range(count)), drawn, p, q)
+    return (draws.draw(rest[None]).item() if child is None else drawn[child]), drawn
