@@ -7,18 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .draft import SortedDraft
 from .model import Llama
+from .options import Options
 from .rules import Rule
 from .tree import FixedShape, Tree, positions_and_mask
-
-if TYPE_CHECKING:
-    from .options import Options
 
 PREFILL = 256  # after more unread positions, a step drafts nothing: masks would grow with T squared
 NOTHING = FixedShape(())  # the shape of an empty tree
@@ -81,7 +79,7 @@ class Generation:
     tokens: list[int]  # the new ones only, with EOS last if it was produced
     ended: str  # why: "eos", "length", or "context" if the target's context is full
     stats: Stats
-    options: "Options"  # with all defaults filled in
+    options: Options  # with all defaults filled in
     exact: bool  # whether the method is lossless
     prompt_length: int
 
@@ -111,7 +109,7 @@ class Decoder:
         rule: Rule,
         context: list[int],
         limit: int,
-        options: "Options",
+        options: Options,
     ) -> None:
         self.target = target
         self.drafter = drafter

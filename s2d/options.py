@@ -1,7 +1,7 @@
 """What can be asked for: options, their defaults and their checks, in one place.
 
 A method is a choice of draft. ``ar`` has none: it is plain, autoregressive decoding. ``sd`` drafts
-a chain from one exit, and ``s2d`` from sorted exits; ``mcsd`` and ``s2d-tree`` likewise draft trees.
+a chain from one exit, and ``s2d`` from sorted exits. ``mcsd`` and ``s2d-tree`` do so with trees.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from .draft import DecisionModel
 from .model import Drafting, LlamaConfig
 from .ngram import Table
 from .tree import FixedShape, GrowingShape, Shape
-from .tree_size import min_paying_prob, node_count
+from .tree_size import MIN_PROB, min_paying_prob, node_count
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS = ("sd", "s2d")
@@ -103,9 +103,9 @@ class Options:
             raise ValueError(f"method {method} has one exit, not {list(exits)}; use s2d")
         tree = self.resolved_tree(method, drafting, target.vocab_size)
         stop, tree_size = self.resolved_stop(method, exits, drafting), self.tree_size
-        # What rejection sampling writes depends on what is drafted, which must not depend on clocks.
+        # What rejection sampling writes depends on what is drafted, and must not depend on clocks.
         if exits == (0,) and self.stop is None and self.coupled and costs is not None:
-            stop = min_paying_prob(costs)
+            stop = min(1.0, max(MIN_PROB, min_paying_prob(costs)))
             if tree_size is None and isinstance(tree, GrowingShape):
                 tree_size = partial(node_count, costs=costs)
         return replace(

@@ -73,7 +73,7 @@ def positions_and_mask(
 
     Returns position ids (T,) and a mask (T, start+T) for the T = n + N - start positions that the
     model has not read; None each if the defaults of ``run_layers`` will do. With the first three
-    nodes of ``ancestor_mask``'s tree after the context a b c d e, for a model that has read a b c d:
+    nodes of ``ancestor_mask``'s tree after the context a b c d e, if a b c d has been read:
 
                 a b c d   e 0 1 2
           e     x x x x   x . . .      position 4

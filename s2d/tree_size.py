@@ -31,5 +31,4 @@ def node_count(probs: list[float], costs: list[float]) -> int:
 
 def min_paying_prob(costs: list[float]) -> float:
     """The probability of a path below which no node pays, however many there are."""
-    cheapest = min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], start=1))
-    return min(1.0, max(MIN_PROB, cheapest / TRUST))
+    return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST

@@ -8,6 +8,7 @@ import pytest
 from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
+from s2d.extras import batch as batching
 from s2d.extras.batch import as_finished
 from s2d.extras.datastore import Datastore
 from s2d.extras.decision import PathStop
@@ -92,12 +93,12 @@ def test_each_text_is_the_one_alone(models, part):
 def test_a_wrong_seam_makes_a_wrong_text(models, wrong, monkeypatch):
     """These tests would see a position of a neighbour that is shifted by one."""
 
-    class Wrong(batch.JoinedCache):
+    class Wrong(batching.JoinedCache):
         def __init__(self, inputs):
             super().__init__(inputs)
             self.positions[self.sizes[0] :] += wrong
 
-    monkeypatch.setattr(batch, "JoinedCache", Wrong)
+    monkeypatch.setattr(batching, "JoinedCache", Wrong)
     options = BUSH | dict(max_new_tokens=12)
     prompts = [random_tokens(i, 9) for i in range(4)]
     texts = [each.tokens for each in together(models, prompts, options, 4)]

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import program, raises_line, random_llama, refuses
-from s2d.decode import Stats
 
 from s2d import generate
 from s2d.bench import __main__ as bench
 from s2d.bench import check, measure, methods, specbench, tables
+from s2d.decoder import Stats
 from s2d.options import Options
 from s2d.train import corpus
 from s2d.tree import GrowingShape
@@ -56,7 +56,7 @@ def test_methods_are_names_with_options():
     asked = {
         "sd:compile:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8, "compile": True},
         "mcsd:tree=4,2,2,1:init=target": {"tree": (4, 2, 2, 1), "init": "target"},
-        "s2d-tree:tree=4x8x24:stop=0.3": {"tree": GrowingShape(4, 8, 24), "stop": "0.3"},
+        "s2d-tree:tree=4x8x24:stop=0.3": {"tree": GrowingShape(4, 8, 24), "stop": 0.3},
         "s2d:rejection:batch=4": {"coupled": False, "batch": 4},
     }
     for text, options in asked.items():
@@ -124,7 +124,7 @@ def test_speedups_are_medians_of_ratios_within_a_round():
 
 
 def test_tables():
-    stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_levels=20, accepted=15)
+    stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_levels=20, accepted_tokens=15)
     stats.draft_seconds, stats.target_seconds, stats.seconds = 0.3, 0.6, 1.0
     ours = SimpleNamespace(stats=stats)
     records = [record("ar", "qa", 1, 10, 0.5), record("s2d", "qa", 1, 20, 1.0, ours)]

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import random_llama, random_parents, random_tokens
-from s2d.extras.tree_size import TRUST, min_paying_prob, node_count, options_for
 
-from s2d import fast, generate
+from s2d import cpu, generate
 from s2d.cpu import compiled, costs, linear, static
 from s2d.cpu.costs import SIZES, pass_seconds, timed_once
-from s2d.cpu.linear import FastLinear, can_pack, fast_linears, lay_out, use_fastest
+from s2d.cpu.linear import FastLinear, can_pack, fast_linears, use_fastest
 from s2d.tree import GrowingShape, positions_and_mask
+from s2d.tree_size import TRUST, min_paying_prob, node_count
 
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
 
@@ -25,7 +25,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "s2d"
 
 
-@pytest.mark.parametrize("dtype", fast.DTYPES)
+@pytest.mark.parametrize("dtype", cpu.DTYPES)
 def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
     torch.manual_seed(0)
     weight = torch.randn(96, 160).to(dtype)
@@ -33,8 +33,6 @@ def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
         for rows in (1, 2, 3, 16, 17):
             module = FastLinear(torch.nn.Parameter(weight, requires_grad=False))
             module.few_kernel = kernel
-            if can_pack(dtype):
-                module.packed = linear.pack(weight)
             x = torch.randn(1, rows, 160).to(dtype)
             truth, plain, found = (
                 F.linear(x.double(), weight.double()),
@@ -62,15 +60,17 @@ def test_large_models_are_packed_on_demand_and_small_ones_lie_by_columns(cache, 
     small, large = (random_llama(0, tie_word_embeddings=tied).float() for tied in (True, False))
     tokens = torch.tensor([random_tokens(0, 9)])
     expected = [model(tokens) for model in (small, large)]
-    fast.quicken(small)
-    monkeypatch.setattr(fast, "CACHED", 0)
-    fast.quicken(large)
+    cpu.quicken(small)
+    monkeypatch.setattr(cpu, "CACHED", 0)
+    cpu.quicken(large)
     assert not fast_linears(small) and small.lm_head.weight.t().is_contiguous()
     assert small.lm_head.weight is small.model.embed_tokens.weight
     assert len(fast_linears(large)) == 1 + 7 * 4
     assert not any(each.packed.is_mkldnn for each in fast_linears(large))
+    long = torch.tensor([random_tokens(0, 100)])
+    large(long), large(tokens[:, :1])  # a prompt, and plain decoding
+    assert not any(each.packed.is_mkldnn for each in fast_linears(large))
     for model, logits in zip((small, large), expected):
-        lay_out(model)
         torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-4)
     assert {each.packed.is_mkldnn for each in fast_linears(large)} == {can_pack(torch.float32)}
 
@@ -137,8 +137,9 @@ def test_as_many_nodes_are_sent_as_give_the_most_tokens_per_second():
 def test_costs_change_what_is_sent_and_not_the_text():
     target, prompt, sent = random_llama(3), [5, 6, 7, 5, 6, 8, 5, 6, 9, 5, 6], {}
     for more in (0.0, 0.1, 3.0):
-        options = options_for([1.0 + more * rows for rows in range(17)])
-        output = generate(target, prompt, exits=(0,), method="s2d-tree", **options)
+        costs = [1.0 + more * rows for rows in range(17)]
+        target.pass_costs = lambda rows, costs=costs: costs[:rows]
+        output = generate(target, prompt)
         text = generate(target, prompt, method="ar").tokens
         assert output.tokens == text
         sent[more] = output.stats.steps
@@ -151,7 +152,12 @@ def static_twin(compiler, monkeypatch):
     monkeypatch.setattr(static, "SIZES", (1, 4))
 
     def twin_of(model):
-        twin = static.CompiledLlama(model.config).to(model.dtype).eval().requires_grad_(False)
+        twin = (
+            static.CompiledLlama(model.config, model.drafting)
+            .to(model.dtype)
+            .eval()
+            .requires_grad_(False)
+        )
         twin.load_state_dict(model.state_dict())
         twin.prepare()
         return twin
@@ -188,7 +194,7 @@ def test_compiled_passes_are_the_eager_ones_and_read_nothing_behind_the_context(
 @torch.inference_mode()
 def test_compiled_passes_with_packed_weights(static_twin, monkeypatch):
     monkeypatch.setattr(static, "SIZES", (4,))
-    monkeypatch.setattr(fast, "CACHED", 0)
+    monkeypatch.setattr(cpu, "CACHED", 0)
     eager = random_llama(0, scale=0.1).float()
     twin, tokens = static_twin(eager), torch.tensor([random_tokens(0, 12)])
     for _ in range(2):
@@ -197,7 +203,6 @@ def test_compiled_passes_with_packed_weights(static_twin, monkeypatch):
         mask = torch.full((4, 12), -torch.inf).triu(9)
         logits = twin(tokens[:, 8:], mask=mask, cache=cache)
         torch.testing.assert_close(logits, eager(tokens)[:, 8:], rtol=1e-4, atol=1e-5)
-        lay_out(twin)
 
 
 @pytest.mark.parametrize(
@@ -205,10 +210,7 @@ def test_compiled_passes_with_packed_weights(static_twin, monkeypatch):
 )
 def test_compiled_generations_are_the_eager_ones(setting, static_twin):
     """To the end of the context, by passes that are compiled, padded, and too large to be."""
-    target, draft = (
-        random_llama(0),
-        random_llama(1, exits=(1, 2, 4), thresholds=(0.3, 0.3, 0)),
-    )
+    target, draft = (random_llama(0), random_llama(1, exits=(1, 2, 4), thresholds=(0.3, 0.3, 0)))
     twins = static_twin(target), static_twin(draft)
     for temperature in (0.0, 0.9):
         options = dict(max_new_tokens=200, temperature=temperature, seed=3, **setting)

@@ -10,7 +10,7 @@ from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
 from s2d import generate
 from s2d.extras.decision import Decision, PathStop, fingerprint, load_decision, save_decision
 from s2d.generation import start
-from s2d.sampling import Prediction
+from s2d.rules import Prediction
 from s2d.train import __main__ as train
 from s2d.train.decision import fit_decision
 from s2d.tree import GrowingShape, Tree
@@ -52,10 +52,13 @@ def test_a_row_judges_the_children_of_its_own_node():
     """Also if a node before it has none: all of its children were too unlikely to be kept."""
     tree = Tree([1], GrowingShape(2, 3, 9), max_levels=3)
     tree.add_level([[5, 6]], [[0.5, 0.5]], exit_layer=2)
-    stop = PathStop(lambda prediction: prediction.probs[:, 0])
-    stop.decision.threshold = 0.0
-    rows = prediction([[0.0, 0.0]])
-    stop.stops(tree, [-1], rows)
+
+    def first_column(prediction):
+        return prediction.probs[:, 0]
+
+    first_column.threshold = 0.0
+    stop = PathStop(first_column)
+    stop.stops(tree, [-1], prediction([[0.0, 0.0]]))
     assert stop.accepted == pytest.approx({-1: 1.0, 0: 0.5, 1: 0.5})
     tree.add_level([[7, 8], [9, 10]], [[0.0, 0.0], [0.6, 0.4]], exit_layer=2)
     assert tree.parents[2:] == [1, 1]
@@ -78,11 +81,11 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
     """0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
     options = dict(draft=target, max_new_tokens=40, exits=[4], **setting)
-    stopped = generate(target, [3, 1], stop=PathStop(fixed(0.8)), **options)
+    stopped = generate(target, [3, 1], decision=PathStop(fixed(0.8)), **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
     assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
     assert stopped.stats.draft_levels == pytest.approx(4 * stopped.stats.steps, abs=3)
-    never = generate(target, [3, 1], stop=PathStop(fixed(1.0)), **options)
+    never = generate(target, [3, 1], decision=PathStop(fixed(1.0)), **options)
     assert set(never.stats.accept_lengths[:-1]) == {7}
 
 
@@ -94,9 +97,9 @@ def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
 
     by_token.threshold = 0.5
     target = random_llama(0, eos_token_ids=())
-    options = dict(tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, stop=PathStop(by_token))
+    options = dict(tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, decision=PathStop(by_token))
     steps = list(start(target, [3, 1], target, "mcsd", **options))
-    assert len({step.tree.level for step in steps}) > 2
+    assert len({step.tree.level_count for step in steps}) > 2
 
 
 def test_training_finds_what_decides():
@@ -116,17 +119,18 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     draft, file = random_llama(1), tmp_path / "d.safetensors"
     made = Decision("hidden", 32, 0.35, fingerprint(draft))
     save_decision(made, file)
-    loaded = load_decision(file, random_llama(1).float())  # a draft in another dtype is the same
+    loaded = load_decision(file)
+    PathStop(loaded).check_fits(random_llama(1).float())  # a draft in another dtype is the same
     assert (loaded.features, loaded.threshold, loaded.draft) == ("hidden", 0.35, fingerprint(draft))
     some = prediction(torch.randn(3, 61), torch.randn(3, 32))
     assert torch.equal(loaded(some), made(some))
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
-    refused = partial(raises_line, load_decision)
     other = f"is for draft {fingerprint(draft)}, not "
-    refused(ValueError, other, file, random_llama(2))
-    refused(ValueError, other, file, random_llama(1, hidden_size=64))
+    for another in (random_llama(2), random_llama(1, hidden_size=64)):
+        raises_line(PathStop(loaded).check_fits, ValueError, other, another)
     for name in ("model.safetensors", "config.json", "nowhere"):
-        refused(ValueError, "no decision model at", WEIGHTS / "mini-draft" / name, draft)
+        message = "no decision model at"
+        raises_line(load_decision, ValueError, message, WEIGHTS / "mini-draft" / name)
 
 
 def test_the_training_command(tmp_path, capsys, mini):
@@ -135,7 +139,7 @@ def test_the_training_command(tmp_path, capsys, mini):
     out, train_decision = tmp_path / "new/d.safetensors", partial(program, train.main, "decision")
     assert train_decision(*models, "--out", out, "--prompts", 8) == 0
     right = float(re.search(r"right about ([\d.]+)% of \d+ drafted", capsys.readouterr().out)[1])
-    assert right > 60 and load_decision(out, mini("mini-draft")).features == "stats"
+    assert right > 60 and load_decision(out).features == "stats"
     for message, *more in (
         ("expected 5 prompts, 1 epoch or more", "--prompts", "2"),
         ("no model folder", "--target", "nowhere"),
@@ -146,4 +150,6 @@ def test_the_training_command(tmp_path, capsys, mini):
 def test_shipped_models_belong_to_the_shipped_draft(mini):
     for target in ("7b", "13b", "70b"):
         file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
-        assert 0.0 < load_decision(file, mini("mini-draft")).threshold < 1.0
+        decision = load_decision(file)
+        PathStop(decision).check_fits(mini("mini-draft"))
+        assert 0.0 < decision.threshold < 1.0

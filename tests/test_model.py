@@ -60,7 +60,7 @@ def test_logits_equal_transformers(variant, tmp_path):
 OURS = [
     dict(tie_word_embeddings=True, rope_factor=4.0, rope_theta=5e3),
     dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), eos_token_ids=(2, 7)),
-    dict(exit_layers=(1, 4), thresholds=(0.7, 0.0), draft_stop=0.3, draft_tree=(3, 5, 8)),
+    dict(exits=(1, 4), thresholds=(0.7, 0.0), stop=0.3, tree=(3, 5, 8)),
 ]
 
 
@@ -72,7 +72,8 @@ def test_a_model_that_is_saved_loads_in_transformers(tmp_path, changes):
     with torch.inference_mode():
         theirs = load_transformers(tmp_path / "m", torch.float64)(tokens).logits
         assert (model(tokens) - theirs).abs().max() < 1e-10 * theirs.abs().max()
-    assert load_model(tmp_path / "m", dtype="float64").config == model.config
+    loaded = load_model(tmp_path / "m", dtype="float64")
+    assert (loaded.config, loaded.drafting) == (model.config, model.drafting)
 
 
 def test_greedy_text_equals_transformers_by_every_method(mini, tokenizer):

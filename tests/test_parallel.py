@@ -15,7 +15,7 @@ from helpers import ROOT, WEIGHTS, program, random_llama, random_tokens, refuses
 
 import run
 from s2d import load_model
-from s2d.extras.tensor_parallel import load_part
+from s2d.extras.tensor_parallel import load_part, run_on_rank_0
 from s2d.generation import start
 from s2d.weights import save_model
 
@@ -40,7 +40,7 @@ def torchrun(*arguments, **options):
 def answers(target, folder):
     """Of each case the tokens, and the logits of every step; the first layers draft."""
     draft, found = load_model(folder, dtype="float64"), []
-    draft.config = replace(draft.config, exit_layers=(2,))
+    draft.drafting = replace(draft.drafting, exits=(2,))
     for case in CASES:
         generation = start(target, draft=draft, max_new_tokens=20, seed=3, **case)
         logits = [step.logits.tolist() for step in generation]
@@ -116,6 +116,8 @@ def launched(monkeypatch):
     names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost"}
     for name, value in (names | {"MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "x"}).items():
         monkeypatch.setenv(name, str(value))
+    yield
+    dist.destroy_process_group()  # which a program that fails leaves to its end
 
 
 REFUSED = {"--exits 9": "exits of 4 draft layers", "--prompts x": "torchrun", "--tree": "--tree"}
@@ -124,8 +126,7 @@ REFUSED = {"--exits 9": "exits of 4 draft layers", "--prompts x": "torchrun", "-
 @pytest.mark.parametrize("line", REFUSED)
 def test_a_wrong_option_is_one_line_and_exit_code_2(line, launched, capsys):
     refuses(run.main, capsys, REFUSED[line], "--target", "70b", *line.split())
-    assert not dist.is_initialized()
 
 
 if __name__ == "__main__":
-    parallel.run_on_rank_0(partial(answer_on_two_ranks, Path(sys.argv[1])), load_part)
+    run_on_rank_0(partial(answer_on_two_ranks, Path(sys.argv[1])), load_part)

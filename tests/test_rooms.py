@@ -10,16 +10,19 @@ from helpers import ROOT
 
 PACKAGE = ROOT / "s2d"
 # In reading order: a file imports only files before it.
-FRONT = "cache model tree sampling verify ngram draft decode soft generate".split()
-SHARED = "__init__ files program".split()
+FRONT = (
+    "cache model tree sampling rules ngram draft tree_size options decoder soft generation".split()
+)
+SHARED = "__init__ files".split()
 ROOMS = {  # room -> the rooms it may import
     "text": set(),
-    "fast": set(),
-    "extras": set(),
-    "weights": {"fast", "extras", "text"},
-    "train": {"weights", "extras", "text"},
-    "bench": {"weights", "extras", "text", "train", "fast"},
-    "trace": {"text"},
+    "cli": {"text"},
+    "cpu": {"cli"},
+    "weights": {"cpu", "cli"},
+    "extras": {"weights"},
+    "train": {"weights", "extras", "text", "cli"},
+    "bench": {"weights", "extras", "text", "train", "cli"},
+    "trace": {"text", "cli"},
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from enumeration import every_outcome, joint_distribution, joint_of
 from helpers import random_distribution, random_model
+
 from s2d.rules import Rejection, residual
 from s2d.tree import CONTEXT, FixedShape, Tree
 
@@ -14,8 +15,8 @@ from s2d.tree import CONTEXT, FixedShape, Tree
 def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
     """How far what a step emits, whose tree is drawn from q, is from p's own distribution.
 
-    ``change(tokens, q)`` returns other tokens for those that were drawn, or fewer. ``walk``: a chain
-    is tested token by token, as trees are.
+    ``change(tokens, q)`` returns other tokens for those that were drawn, or fewer. With ``walk``, a
+    chain is tested token by token, as trees are.
     """
     p, q = random_model(seed, vocab, zeros), random_model(seed + 100, vocab, zeros)
     length = min(len(widths) + 1, 3)

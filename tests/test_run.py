@@ -21,9 +21,11 @@ import run
 from s2d import Tokenizer
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
+from s2d.extras.datastore import save_datastore
 from s2d.extras.decision import Decision, fingerprint, save_decision
 from s2d.options import METHODS
 from s2d.weights import names, save_model
+from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
@@ -45,8 +47,8 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     assert second.startswith("target on ") and third.startswith("timing the target")
     text, _, block = out.partition("\n\n")
     assert text == EXAMPLE_ANSWER
-    assert [line.split()[0] for line in block.splitlines()[-2:]] == ["exact", "speed"]
-    speed = r"\d+\.\d\d times as fast as the target alone \(median of 2 runs each\)"
+    assert [line.split()[0] for line in block.splitlines()[-2:]] == ["method", "speed"]
+    speed = r"\d+\.\d\d times as fast as the target alone \(median of 5 turns\)"
     assert re.search(rf"^speed +{speed}$", block, re.M)
 
 
@@ -101,10 +103,8 @@ def test_options_reach_the_decoder(capsys):
 
 
 def chosen(target, *words):
-    args = run.parse(["--target", str(target), *words])
-    args.target = target
-    run.choose_draft(args)
-    return args.draft, args.datastore, args.exits, args.method
+    choice = run.choose(run.parse(["--target", str(target), *words]))
+    return choice.draft, choice.datastore, choice.options.exits, choice.options.method
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         folder.mkdir()
         shutil.copyfile(WEIGHTS / "mini-7b/config.json", folder / "config.json")
     assert run.find_target("7b") == target
-    assert chosen(target) == (tmp_path / "vicuna-draft", None, None, "s2d")
+    assert chosen(target) == (tmp_path / "vicuna-draft", None, None, None)
 
 
 def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, capsys):
@@ -123,11 +123,11 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
     store = run.datastore_path(target)
-    store.write_bytes(b"")
+    save_datastore(store, [[5, 6, 7]], read_config(target))
     for line, expected in (
-        ("", (None, store, (0,), "s2d-tree")),
-        (f"--draft {draft}", (draft, None, None, "s2d")),
-        ("--exits 0,2", (draft, store, (0, 2), "s2d")),
+        ("", (None, store, (0,), None)),
+        (f"--draft {draft}", (draft, None, None, None)),
+        ("--exits 0,2", (draft, store, (0, 2), None)),
         ("--exits 2 --method sd", (draft, None, (2,), "sd")),
         ("--method ar", (None, None, None, "ar")),
     ):
@@ -181,7 +181,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     nodes = range(len(tokens))
     tree = SimpleNamespace(exits=[2] * len(tokens), sent=nodes)
-    streamed.add(SimpleNamespace(tokens=tokens, tree=tree, path=nodes))
+    streamed.add(SimpleNamespace(tokens=tokens, tree=tree, accepted=nodes))
     streamed.finish()
     assert out.getvalue() == "\x1b[36ma\\x1b[2Jb\n\x1b[0m\n"
 
@@ -192,7 +192,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     sizes = dict(vocab_size=1024, hidden_size=16, intermediate_size=24, head_dim=4)
     target = random_llama(0, **sizes, num_hidden_layers=3, max_position_embeddings=72)
-    exits = dict(exit_layers=(1, 2), thresholds=(0.3, 0.0), max_position_embeddings=72)
+    exits = dict(exits=(1, 2), thresholds=(0.3, 0.0), max_position_embeddings=72)
     draft = random_llama(1, **sizes, num_hidden_layers=2, **exits)
     for name in ("target", "json"):
         save_model(target, folder / name, WEIGHTS / "mini-7b", torch.float32)
@@ -210,11 +210,11 @@ MISTAKES = {
     "--draft=": "No such file or directory: 'config.json'",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
-    "--tree 2,2": "method s2d drafts no tree",
+    "--tree 2,2 --method s2d": "method s2d drafts no tree",
     "--tree 6x4": "argument --tree: invalid parse_tree value",
     "--method s2d-tree --rejection": "rejection sampling",
     "--prompt=" + "word " * 600: "the prompt has ",
-    "--prompt=\udce9": "surrogates not allowed",
+    "--prompt=\udce9": "the text is not valid UTF-8",
     "--device tpu9": "device 'tpu9'",
     "--raw --system x": "need a chat template",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
@@ -292,7 +292,7 @@ def test_files_damaged_at_random_give_an_answer_or_one_line(models, tmp_path, ca
 
 def test_what_a_program_raises_becomes_an_exit_code(capsys):
     for error, code, message in (
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (ValueError("two\nlines"), 2, "run.py: two lines\n"),
         (ModuleNotFoundError("No module named 'x'"), 2, "run.py: No module named 'x'\n"),
     ):

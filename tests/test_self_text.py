@@ -50,7 +50,7 @@ def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch
     options = "--layers 2 --exits 1,2 --data self --length 20 --batch 2 --micro-batch 2 --epochs 1"
     out = tmp_path / "draft"
     assert program(train.main, "soft", "--init", base, "--out", out, *options.split()) == 0
-    assert load_model(out).config.exit_layers == (1, 2)
+    assert load_model(out).drafting.exits == (1, 2)
     recipe = fit.Recipe(batch=2, micro_batch=2, length=20, lr=1e-3)
     tokens, labels = nested.rows_of(base, "self", fit.Run(out), recipe, 1)
     assert tokens.flatten().tolist()[:11] == [1, 5, 6, 7, 8, 9, 2, 1, 30, 31, 2]

@@ -3,7 +3,6 @@
 import re
 import sys
 import zipfile
-from dataclasses import replace
 
 import pytest
 from helpers import SHARED, WEIGHTS, refuses
@@ -14,13 +13,13 @@ from vocabularies import PROMPT, assert_agree, messages, odd_texts
 import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench.specbench import read_questions
+from s2d.model import Drafting
 from s2d.text.chat import chat_template
 from s2d.weights import __main__ as weights
 from s2d.weights import names
 
 NAME, QUESTIONS = "smollm2-135m", SHARED / "spec_bench/question.jsonl"
-EXITS = {"exit_layers": (6, 9, 12), "thresholds": (0.3, 0.3, 0.0)}
-EXITS |= {"draft_length": 4, "draft_tree": (3, 3, 10)}
+DRAFTING = Drafting((6, 9, 12), (0.3, 0.3, 0.0), length=4, tree=(3, 3, 10))
 OWN_TURNS = [
     "Why is the sky blue?",
     "Translate to German: The  12 houses, 3.5 km away.",
@@ -61,7 +60,7 @@ def test_greedy_tokens_equal_transformers(folder, tokenizer):
     """In float64, with its own first layers as a draft."""
     target = load_model(folder, dtype="float64")
     draft = load_model(folder, dtype="float64")
-    draft.config = replace(draft.config, **EXITS)
+    draft.drafting = DRAFTING
     prompt = tokenizer.encode_chat(["Why is the sky blue?"], chat_template(folder))
     expected = greedy_tokens(folder, prompt, count=12)
     for method in ("s2d", "s2d-tree"):
@@ -109,4 +108,4 @@ def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, c
     out, error = capsys.readouterr()
     assert f"draft {WEIGHTS / NAME}-datastore.safetensors" in error and "from exit 0" in out
     gained = r"[\d.]+ times as fast as the target alone"
-    assert "sky" in out and "method s2d-tree" in out and re.search(gained, out)
+    assert "sky" in out and "s2d-tree, lossless" in out and re.search(gained, out)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from s2d.cli.conversation import converse
-from s2d.cli.terminal import COLORS, Streamed, answer_file, compare, report, sources
+from s2d.cli.terminal import COLORS, Streamed, compare, report, sources
 from s2d.generation import generate, start
 from s2d.options import Options
 
@@ -38,10 +38,10 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", out.getvalue(), re.DOTALL)
     found = [(color, letter) for color, text, plain in runs for letter in text + plain]
     assert found == [*expected, ("", "\n")]
-    lines = report(generation, streamed.colors).splitlines()
+    lines = report(generation.result(), streamed.colors).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
     assert legend == [(str(color), str(exit)) for color, exit in zip(COLORS, exits)]
-    assert lines[-1] == f"exact          yes, method {options['method']}"
+    assert lines[-1] == f"method         {options['method']}, lossless"
 
 
 def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
@@ -59,7 +59,7 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
 
     monkeypatch.setattr(Streamed, "add", interrupted)
     monkeypatch.setattr(builtins, "input", Mock(side_effect=["", NEXT, "And?", EOFError()]))
-    converse(begin, tokenizer, encode, size=107, first=QUESTION)
+    converse(begin, encode, tokenizer, context_size=107, first=QUESTION)
     begun, answer, *_ = capsys.readouterr().out.splitlines()
     two = generate(mini("mini-7b"), prompts[0], method="ar", max_new_tokens=2)
     assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
@@ -67,39 +67,22 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
     assert prompts == [encode(messages) for messages in expected]
 
 
-def test_many_prompts_are_answered_as_they_end(mini, tokenizer, tmp_path, capsys):
-    """Those that cannot be run are named, and the others go on."""
-    file, encode = tmp_path / "prompts", tokenizer.encode_chat
-    file.write_text(f"{QUESTION}\n\n{NEXT}\n")
-    one = generate(mini("mini-7b"), encode([QUESTION]), method="ar")
-
-    def begin_all(ids):
-        assert ids == [encode([QUESTION]), encode([NEXT])]
-        return [(1, ValueError("too long")), (0, one)]
-
-    args = SimpleNamespace(prompts=file, json=False)
-    assert answer_file(begin_all, tokenizer, encode, args) == 2
-    out, error = capsys.readouterr()
-    assert out == f"## line 1: {QUESTION}\n\n{tokenizer.decode(one.tokens)}\n\n"
-    assert error == "line 3: too long\n"
-
-
 @pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])
 def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio):
     """The target makes a token per second, the method two per step."""
     turns = []
 
-    class Answer:
-        def __init__(self, method, max_new_tokens, **options):
-            turns.append((method, max_new_tokens))
-            alone = method == "ar"
-            counts = {"exit_counts": Counter({2: 20}), "accepted": 3}
-            counts["seconds"] = max_new_tokens * (1.0 if alone else seconds / 2.0)
-            self.stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
+    def generate(options):
+        turns.append((options.method, options.max_new_tokens))
+        alone = options.method == "ar"
+        counts = {"exit_counts": Counter({2: 20}), "accepted_tokens": 3}
+        counts["seconds"] = options.max_new_tokens * (1.0 if alone else seconds / 2.0)
+        stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
+        return SimpleNamespace(stats=stats)
 
-    answer = SimpleNamespace(tokens=[7] * 80)
-    line = compare(Answer, Options("s2d", max_new_tokens=100), answer)
-    assert turns == [("ar", 20), ("s2d", 20), ("ar", 20), ("s2d", 20)]
-    assert f"{ratio:.2f} times as fast as the target alone (median of 2 runs each)" in line
+    answer = SimpleNamespace(tokens=[7] * 80, options=Options("s2d", max_new_tokens=100))
+    line = compare(generate, answer)
+    assert turns == [("ar", 20), ("s2d", 20)] * 5
+    assert f"{ratio:.2f} times as fast as the target alone (median of 5 turns)" in line
     why = "15% of the drafted tokens were right: a step gives 2.0 tokens, and takes 4.0 times"
     assert (why in line) == (ratio < 1)

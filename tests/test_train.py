@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 
 from s2d import Tokenizer, load_model
+from s2d.extras import tensor_parallel
 from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import ablations, dialogues, family, fit, nested
@@ -113,7 +114,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
 
 def train_on_every_rank(out):
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9  # rank 0's clock counts
-    with parallel.joined(torch.device("cpu")) as mesh:
+    with tensor_parallel.joined(torch.device("cpu")) as mesh:
         model, run = student(), fit.Run(out, mesh=mesh)
         losses = losses_of(out, model, run=run, micro_batch=4, stop_after=5)
         fit.CHECKPOINT_SECONDS = 1e9
@@ -146,7 +147,7 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     some = ["--millions", "0.008", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
     assert program(train.main, *soft(tiny, tmp_path / "draft", *some)) == 0
     draft, before = load_model(tmp_path / "draft"), nested.cut(tiny, (1, 2, 3), "cpu")
-    assert draft.config.exit_layers == (1, 2, 3) and draft.config.thresholds == (0.5, 0.5, 0.0)
+    assert draft.drafting.exits == (1, 2, 3) and draft.drafting.thresholds == (0.5, 0.5, 0.0)
     assert "exit 1:" in capsys.readouterr().err
     tokens, labels = nested.rows_of(tiny, "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
     with torch.no_grad():
@@ -228,7 +229,7 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     for name in family.TARGETS:
         assert load_model(out / name).config == small
     draft = load_model(out / "mini-draft")
-    assert draft.config.exit_layers == (2, 3, 4) and draft.config.num_hidden_layers == 4
+    assert draft.drafting.exits == (2, 3, 4) and draft.config.num_hidden_layers == 4
     shipped, made = Tokenizer(WEIGHTS / "mini-7b"), Tokenizer(out / "mini-draft")
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert shipped.encode(text) == made.encode(text)
@@ -259,7 +260,7 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     middle = {name: each.model.layers[0].mlp.up_proj.weight for name, each in drafts.items()}
     far = {name: (weight - middle["untrained"]).abs().mean() for name, weight in middle.items()}
     assert far["random"] > 5 * far["pretrained"] > far["pretraining"] > 0
-    assert drafts["pretraining"].config.exit_layers == (2, 3, 4)
+    assert drafts["pretraining"].drafting.exits == (2, 3, 4)
     kept = (out / "random-1/model.safetensors").stat().st_mtime_ns
     (out / "decision-stats-7b.safetensors").unlink()
     assert program(train.main, *arguments, "--resume") == 0

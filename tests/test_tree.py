@@ -10,14 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import s2d.tree
 from s2d import decoder, draft, generate
-from s2d.tree import (
-    CONTEXT,
-    FixedShape,
-    GrowingShape,
-    Tree,
-    ancestor_mask,
-    positions_and_mask,
-)
+from s2d.tree import CONTEXT, FixedShape, GrowingShape, Tree, ancestor_mask, positions_and_mask
 
 CPU = SimpleNamespace(device="cpu", dtype=torch.float32)
 

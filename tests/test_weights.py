@@ -199,8 +199,11 @@ def test_devices_and_dtypes(folder, monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
         assert check_device("auto") == torch.device(name)
     monkeypatch.setenv("LOCAL_RANK", "7")
-    for name, own in (("auto", "cuda:7"), ("cuda:1", "cuda:1"), ("cpu", "cpu")):
+    for name, own in (("auto", "cuda:7"), ("cuda", "cuda:7"), ("cpu", "cpu")):
         assert check_device(name) == torch.device(own)
+    raises_line(check_device, ValueError, "each process has its own GPU", "cuda:1")
+    monkeypatch.setenv("LOCAL_RANK", "8")
+    raises_line(check_device, ValueError, "more processes than there are GPUs: 8", "auto")
     monkeypatch.undo()
     for wrong in ("cuda:00", "cuda:128", "meta", "CPU"):
         raises_line(check_device, ValueError, f"no device '{wrong}' here; expected auto", wrong)

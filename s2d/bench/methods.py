@@ -51,7 +51,7 @@ def parse_method(text):
 
 
 def prepare(method, target, draft, target_path):
-    """Options of ``generate`` of a parsed method, with the files that it names or that go with it."""
+    """Options of ``generate`` of a parsed method, with what the files it names hold."""
     options = {key: value for key, value in method.items() if key not in ("compile", "batch")}
     if isinstance(method.get("stop"), str):
         options["decision"] = decision_model(options.pop("stop"), draft)

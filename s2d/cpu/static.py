@@ -22,8 +22,8 @@ class CompiledLlama(Llama):
     Prompts, large trees and passes of several prompts run as in any Llama.
     """
 
-    def __init__(self, config):
-        super().__init__(config)
+    def __init__(self, config, drafting=None):
+        super().__init__(config, drafting)
         self.blocks, self.heads = {}, {}  # {rows: function that runs a block, or norm and head}
         self.plain = super().run_layers
 

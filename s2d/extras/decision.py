@@ -63,7 +63,7 @@ class PathStop:
         self.accepted: dict[int, float] = {}  # node of that tree -> P(the path to it is accepted)
 
     def check_fits(self, draft: Llama) -> None:
-        """Raise ValueError if the model was made for another draft; move it to this one's device."""
+        """Raise ValueError if it was made for another draft; move it to this one's device."""
         if self.decision.draft != fingerprint(draft):
             made_for = f"for draft {self.decision.draft}, not {fingerprint(draft)}"
             raise ValueError(f"the decision model is {made_for}")

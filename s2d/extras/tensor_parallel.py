@@ -73,9 +73,18 @@ def run_on_rank_0(program: Callable, load_part: Callable) -> Any:
         return result
 
 
-@torch.inference_mode()
 def follow(load_part: Callable, commands: Any) -> None:
     """On the other ranks: do what rank 0 sends, until it ends."""
+    try:
+        obey(load_part, commands)
+    except RuntimeError as error:
+        if "by peer" not in str(error):
+            raise
+        # Rank 0 has ended before it was done, and has said why.
+
+
+@torch.inference_mode()
+def obey(load_part: Callable, commands: Any) -> None:
     error = None
     while (command := from_rank_0(lambda: None, commands)) != ("end",):
         if error is not None:

@@ -31,8 +31,13 @@ class Tokenizer:
     def encode(self, text, with_bos=True):
         """Text -> ids, BOS first where the model expects one.
 
-        The text of a special token stands for that token wherever it occurs.
+        The text of a special token stands for that token wherever it occurs. Raises ValueError for
+        what is no text.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:  # half a character, of a file or a terminal
+            raise ValueError(f"the text is not valid UTF-8 ({error})") from None
         return self.model.encode(text, with_bos)
 
     def decode(self, ids):
