@@ -26,8 +26,8 @@ def load_model(path, device="cpu", dtype="auto", share=None, compile=False, quic
     ``device`` and ``dtype``: see ``check_device`` and ``choose_dtype``. ``share``, a function of a
     tensor's name and shape, gives the slices of it to load (tensor_parallel.py). With ``compile``,
     short passes run compiled code; with ``quick``, matmuls of a few rows on a CPU use the fastest
-    kernel there is. Both take their time when first used. Raises FileNotFoundError, or ValueError for what
-    is not a Llama this project can run.
+    kernel there is. Both take their time when first used. Raises FileNotFoundError, or ValueError
+    for what is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config, dtype = read_config(path), choose_dtype(dtype, device, path)
