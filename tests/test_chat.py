@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from helpers import WEIGHTS, change_json
+from helpers import WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer
 from vocabularies import PROMPT, SAID, messages, sentencepiece_folder, with_config
 
@@ -64,6 +64,10 @@ def test_a_template_is_the_folders_own_or_vicunas(tmp_path):
     for template, expected in ((f"{first}?", "Hi?"), (several, "Hi!")):
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
         assert chat_template(folder).render(["Hi"]) == expected
+    link = tmp_path / "vicuna-13b"  # as into a cache, whose folders are called by checksums
+    (tmp_path / "0a1b").mkdir()
+    link.symlink_to(tmp_path / "0a1b")
+    assert chat_template(link) == "vicuna" and chat_template(tmp_path / "0a1b") is None
     (folder / "chat_template.jinja").write_text(f"{first}.\n")  # which transformers prefers
     assert chat_template(folder).render(["Hi"]) == "Hi."
 
@@ -113,6 +117,29 @@ def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
     with_config(trained, chat_template=counted)
     with pytest.raises(ValueError, match="rewrites earlier turns"):
         list(ours.rounds(said, chat_template(trained)))
+
+
+def test_a_folder_of_several_templates_without_a_default_is_refused(tmp_path):
+    """Its names are told; a raw prompt would be answered in silence."""
+    named = [{"name": "tool_use", "template": "x"}, {"name": "rag", "template": "y"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    raises_line(chat_template, ValueError, "templates called rag, tool_use, but", tmp_path)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tools.jinja").write_text("z")
+    raises_line(chat_template, ValueError, "templates called tools, but no default", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("default")
+    assert chat_template(tmp_path).render(["Hi"]) == "default"
+
+
+def test_what_transformers_adds_to_jinja(trained):
+    """The tag around what the assistant says, and a filter's arguments, also by position."""
+    tagged = "{% for m in messages %}{% if m['role'] == 'assistant' %}\n"
+    tagged += "{% generation %}\n{{ m['content'] }}{% set x = 1 %}\n{% endgeneration %}\n{{ x }}"
+    tagged += "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+    for template in (tagged, "{{ {'b': 1, 'a': 'é'} | tojson(true, 2, sort_keys=true) }}"):
+        _, theirs = with_config(trained, chat_template=template)
+        expected = theirs.apply_chat_template(messages(SAID[:3]), tokenize=False)
+        assert chat_template(trained).render(SAID[:3]) == expected
 
 
 @pytest.mark.parametrize(

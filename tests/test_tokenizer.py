@@ -1,10 +1,13 @@
 """The tokenizer: transformers' ids for folders of both kinds, streaming, damaged files."""
 
 import json
+import random
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
+import tokenizers
 from helpers import SHARED, WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
@@ -16,6 +19,7 @@ from vocabularies import (
     assert_agree,
     messages,
     odd_texts,
+    save_byte_fallback,
     save_trained,
     sentencepiece_folder,
     with_config,
@@ -38,6 +42,39 @@ def test_streaming_never_shows_half_a_character(tokenizer, trained, kind):
                 assert "\ufffd" not in parts[-1]
             assert "".join(parts) + stream.push([], last=True) == text
             assert len(ids) <= group or len([part for part in parts if part]) > 1  # it did stream
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.model", "byte-level", "byte-fallback"])
+def test_a_stream_is_the_whole_text_in_pieces(tokenizer, trained, tmp_path, kind):
+    """Of any ids, cut anywhere: broken characters, special tokens, spaces at the beginning."""
+    if kind == "byte-level":
+        tokenizer = Tokenizer(trained)
+    elif kind == "byte-fallback":
+        tokenizer = Tokenizer(save_byte_fallback(tmp_path))
+    rng = random.Random(0)
+    text = [token for each in TEXTS for token in tokenizer.encode(each)]
+    some = [*range(280 if kind != "byte-level" else 600)]
+    for _ in range(300):
+        ids = [rng.choice(text if rng.random() < 0.5 else some) for _ in range(rng.randrange(40))]
+        stream, shown = TextStream(tokenizer), ""
+        rest = list(ids)
+        while rest:
+            size = rng.randrange(1, 4)
+            shown += stream.push(rest[:size])
+            rest = rest[size:]
+        assert shown + stream.push([], last=True) == tokenizer.decode(ids)
+
+
+def test_streaming_takes_a_time_that_is_linear_in_the_text(tokenizer):
+    decoded = []
+    counting = SimpleNamespace(
+        model=tokenizer.model, decode=lambda ids: decoded.append(len(ids)) or tokenizer.decode(ids)
+    )
+    ids = tokenizer.encode("Hello world. " * 300)
+    stream = TextStream(counting)
+    for token in ids:
+        stream.push([token])
+    assert sum(decoded) < 10 * len(ids)
 
 
 def test_streaming_shows_a_broken_end_at_last(tokenizer):
@@ -75,6 +112,44 @@ def test_llama_2_on_spec_bench():
             assert theirs(turn).input_ids == ours.encode(turn)
 
 
+def test_a_tokenizer_model_that_is_not_sentencepieces_is_passed_over(trained):
+    """As Llama 3's, which lies next to the tokenizer.json that says the same."""
+    expected = Tokenizer(trained).encode("Hello")
+    (trained / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")
+    assert Tokenizer(trained).encode("Hello") == expected
+    assert Tokenizer(trained).encode("<unk>")[0] < 600  # no name is made up
+    (trained / "tokenizer.model").unlink()
+
+
+def test_special_tokens_leave_no_text_even_if_they_are_normalized(tmp_path):
+    """As in folders of Llama 1 and 2 from older versions of transformers."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 3, "H": 4, "i": 5}
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>"))
+    spaces = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    model.normalizer = tokenizers.normalizers.Sequence(spaces)
+    parts = [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Fuse()]
+    strip = tokenizers.decoders.Strip(" ", 1, 0)
+    model.decoder = tokenizers.decoders.Sequence([*parts, strip])
+    model.add_special_tokens(
+        [tokenizers.AddedToken(name, normalized=True) for name in ("<s>", "</s>")]
+    )
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    ours = Tokenizer(tmp_path)
+    assert ours.decode([1, 3, 4, 5, ours.eos_id]) == "Hi"
+
+
+@pytest.mark.parametrize("own", [b"", b"\x1a\x02\x18\x00", b"\x1a\x02\x18\x01"])
+@pytest.mark.parametrize("config", [{}, {"legacy": False}, {"add_prefix_space": False}])
+def test_the_first_space_is_the_configs_and_not_the_models(tmp_path, own, config):
+    """transformers 4 saves a tokenizer.model without it, and puts the space there itself."""
+    folder = sentencepiece_folder(tmp_path / "m", config)
+    file = folder / "tokenizer.model"
+    file.write_bytes(file.read_bytes() + own)
+    ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    assert_agree(ours, theirs, ["Hello world", "Hey", "a</s>b", "line\nbreak"])
+
+
 NAMES = ["<|im_start|>", "<|im_end|>", "<|im_end|>x", "<mask>"]
 IDS = {name: number for number, name in enumerate(NAMES, 1024)}
 BY_ID = {str(IDS[name]): added(name, special=name != "<mask>") for name in NAMES}
@@ -85,6 +160,19 @@ FOLDERS = [
     ({"added_tokens_decoder": BY_ID, "eos_token": "<|im_end|>"}, {"added_tokens": IDS}),
     ({"added_tokens_decoder": BY_ID, "legacy": True}, {}),
     ({"bos_token": added("<s>", __type="AddedToken")}, {}),
+    ({}, {"added_tokens": IDS, "special_tokens_map": {"eos_token": {"content": "<|im_end|>"}}}),
+    ({"extra_special_tokens": {"image_token": "<|im_end|>"}}, {"added_tokens": IDS}),
+    (
+        {
+            "added_tokens_decoder": BY_ID
+            | {
+                str(IDS[NAMES[0]]): added(NAMES[0], rstrip=True),
+                str(IDS[NAMES[1]]): added(NAMES[1], lstrip=True),
+                str(IDS[NAMES[3]]): added(NAMES[3], single_word=True),
+            }
+        },
+        {},
+    ),
 ]
 
 
@@ -104,6 +192,22 @@ def equals_transformers(folder, legacy):
     own_space = re.compile("^(?=[ ▁])" + behind)
     texts = odd_texts([*NAMES, "<s>", "</s>", "<unk>"], without=["▁"] if legacy else ())
     assert_agree(ours, theirs, texts, lambda text: own_space.sub(" ", text))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"additional_special_tokens": [added("<|im_end|>", __type="AddedToken")]},
+        {"additional_special_tokens": [{"content": "<|im_end|>"}]},
+        {"extra_special_tokens": {"end_of_turn": "<|im_end|>"}},
+        {"extra_special_tokens": ["<|im_end|>"]},
+    ],
+)
+def test_special_tokens_are_named_in_several_ways(tmp_path, names):
+    """And leave no text, whichever it is."""
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", names, added_tokens=IDS))
+    assert ours.decode([IDS["<|im_end|>"], *ours.encode("Hi")]) == "Hi"
+    assert ours.encode("<|im_end|>")[1:] == [IDS["<|im_end|>"]]
 
 
 def test_tokens_that_transformers_added_and_saved(tmp_path):
@@ -129,6 +233,21 @@ def test_what_is_null_is_none(tmp_path, name):
     assert chat_template(folder).render(["Hi"]) == expected
 
 
+def test_tokens_that_a_tokenizer_json_lacks_are_added(tmp_path):
+    """Those of tokenizer_config.json, and those that it or special_tokens_map.json names."""
+    new = {"600": added("<|new|>", rstrip=True), "601": added("<|plain|>", special=False)}
+    for config, names in (
+        (dict(added_tokens_decoder=new), {}),
+        (dict(extra_special_tokens=["<|new|>"]), {}),
+        (dict(), dict(additional_special_tokens=["<|new|>"], eos_token="<|new|>")),
+    ):
+        save_trained(tmp_path)
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+        ours, theirs = with_config(tmp_path, **config)
+        assert_agree(ours, theirs, ["a<|new|> b", "<|plain|>", "<|new|>\n<|new|>"])
+        assert ours.eos_id == theirs.eos_token_id
+
+
 @pytest.mark.parametrize("like", ["llama-3", "smollm2"])
 def test_tokenizer_json_gives_the_ids_of_transformers(tmp_path, like):
     save_trained(tmp_path, like)
@@ -146,7 +265,8 @@ def test_missing_and_damaged_files(tmp_path, trained, monkeypatch):
     for content in ("", "{}", "[" * 100_000, '{"version": "1.0", "model": {"type": "New"}}'):
         (tmp_path / "tokenizer.json").write_text(content)
         raises_line(Tokenizer, ValueError, "is damaged", tmp_path)
-    for content in (b"not a model", b""):
+    (tmp_path / "tokenizer.json").unlink()
+    for content in (b"not a model", b"\n", b""):
         (tmp_path / "tokenizer.model").write_bytes(content)
         raises_line(Tokenizer, ValueError, "is damaged", tmp_path)
     config = {"added_tokens_decoder": {"7": {"id": 7}}}

@@ -66,6 +66,22 @@ def save_trained(folder, like="llama-3"):
     return folder
 
 
+def save_byte_fallback(folder):
+    """A tokenizer.json of Llama 2's kind, in which a run of bytes is decoded at once."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "日"]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    bpe = tokenizers.models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
+    model = tokenizers.Tokenizer(bpe)
+    spaces = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    model.normalizer = tokenizers.normalizers.Sequence(spaces)
+    replace, strip = tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.Strip(" ", 1, 0)
+    fallback, fuse = tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()
+    model.decoder = tokenizers.decoders.Sequence([replace, fallback, fuse, strip])
+    model.add_special_tokens(["<unk>", "<s>", "</s>"])
+    model.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 def with_config(folder, **changes):
     """Our tokenizer and transformers' of a trained folder with another tokenizer_config.json."""
     eos = {"__type": "AddedToken", "content": "<|eot|>", "special": True}

@@ -1,11 +1,12 @@
 """Chat templates: a folder's own, in jinja, or Vicuna's format, which no folder brings."""
 
 import json
+import os
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
-from .tokenizer_model import read_special_tokens
+from ..files import read_text
+from .special import read_special_tokens
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -46,32 +47,66 @@ class ChatTemplate:
             raise ValueError(f"the chat template of {self.folder} fails: {error}") from None
 
 
-def chat_template(folder):
-    """A folder's own ChatTemplate, or "vicuna" where its name says so, or None."""
+def chat_template(folder: Path | str) -> "ChatTemplate | str | None":
+    """A folder's own ChatTemplate, or "vicuna" if its name says so, or None.
+
+    Raises ValueError if the folder has several templates, and none of them is the default.
+    """
     folder = Path(folder)
-    config, names = read_special_tokens(folder)
-    source, file = config.get("chat_template"), folder / "chat_template.jinja"
-    if file.is_file():
-        source = file.read_text(encoding="utf-8")
+    tokens = read_special_tokens(folder)
+    templates = {}
+    source = tokens.config.get("chat_template")
     if isinstance(source, list):  # several, by name
-        source = {each["name"]: each["template"] for each in source}.get("default")
-    if source:
-        return ChatTemplate(folder, source, names)
-    name = folder.resolve().name.lower()
+        templates = {each["name"]: each["template"] for each in source}
+    elif source:
+        templates = {"default": source}
+    files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    if files:  # they take the place of those in tokenizer_config.json, as in transformers
+        templates = {name: read_text(path) for name, path in files.items()}
+    if "default" in templates:
+        return ChatTemplate(folder, templates["default"], tokens.names)
+    if templates:
+        names = ", ".join(sorted(templates))
+        raise ValueError(f"{folder} has chat templates called {names}, but no default one")
+    name = Path(os.path.abspath(folder)).name.lower()  # of a link, the link's own name
     return "vicuna" if "vicuna" in name or name.startswith("mini-") else None
 
 
 def sandbox():
     """Jinja as transformers sets it up for chat templates."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # not every model needs the package
+    from jinja2 import nodes  # not every model needs the package
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """{% generation %} ... {% endgeneration %}, which marks what the assistant says."""
+
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return nodes.CallBlock(self.call_method("as_it_is"), [], [], body).set_lineno(line)
+
+        def as_it_is(self, caller):
+            return caller()
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
     )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    """The filter ``tojson`` with the arguments, and the order of them, that templates rely on."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def raise_exception(message):

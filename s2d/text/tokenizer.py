@@ -6,27 +6,30 @@ A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``,
 from pathlib import Path
 
 from .chat import ChatTemplate, render_vicuna
-from .tokenizer_model import SentencePieceModel, read_special_tokens
+from .special import is_sentencepiece, read_special_tokens
+from .tokenizer_model import SentencePieceModel
 
 
 class Tokenizer:
     """The tokenizer of a Llama's folder; FileNotFoundError: there is none, ValueError: damaged.
 
-    ``eos`` is the text of the EOS and ``eos_id`` its id, None where the tokenizer has none.
+    ``eos`` is the text of the EOS and ``eos_id`` its id, None if the tokenizer has none.
     """
 
     def __init__(self, path):
-        folder, kind = Path(path), SentencePieceModel
-        if not (folder / "tokenizer.model").is_file():
-            if not (folder / "tokenizer.json").is_file():
-                raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
+        folder = Path(path)
+        pieces, json = folder / "tokenizer.model", folder / "tokenizer.json"
+        if not (pieces.is_file() or json.is_file()):
+            raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
+        kind = SentencePieceModel
+        if json.is_file() and not is_sentencepiece(pieces):
             from .tokenizer_json import JsonModel as kind  # not every model needs the package
         try:
-            config, names = read_special_tokens(folder)
-            self.model = kind(folder, config, names)
+            tokens = read_special_tokens(folder)
+            self.model = kind(folder, tokens)
         except Exception as error:
             raise ValueError(f"the tokenizer in {folder} is damaged ({error})") from None
-        self.eos, self.eos_id = names.get("eos_token", ""), self.model.eos_id
+        self.eos, self.eos_id = tokens.names.get("eos_token", ""), self.model.eos_id
 
     def encode(self, text, with_bos=True):
         """Text -> ids, BOS first where the model expects one.
@@ -71,16 +74,32 @@ class Tokenizer:
 
 
 class TextStream:
-    """Turns tokens that arrive in groups into text that can be printed at once."""
+    """Turns tokens that arrive in groups into text that can be printed at once.
+
+    A group is decoded after the one before it, and not after all that came before: that is enough
+    to know whether the group begins with a space.
+    """
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.ids, self.shown = tokenizer, [], 0
+        self.tokenizer = tokenizer
+        self.before: list[int] = []  # ids whose text was returned, the latest that had any
+        self.waiting: list[int] = []  # ids whose text is not certain yet
 
     def push(self, ids, last=False):
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
-        self.ids += ids
-        text = self.tokenizer.decode(self.ids)
+        self.waiting += ids
+        if not self.waiting:
+            return ""
+        if not last and self.tokenizer.model.is_open(self.waiting):
+            return ""
+        text = self.tokenizer.decode(self.before + self.waiting)
         if text.endswith("\ufffd") and not last:  # half a character
             return ""
-        new, self.shown = text[self.shown :], len(text)
+        shown = self.tokenizer.decode(self.before)
+        new = text[len(shown) :]
+        # A group without text of its own cannot show where the next one begins.
+        self.before = (
+            self.waiting if self.tokenizer.decode(self.waiting) else [*self.before, *self.waiting]
+        )
+        self.waiting = []
         return new

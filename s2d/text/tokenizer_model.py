@@ -1,79 +1,125 @@
 """tokenizer.model: SentencePiece's pieces, and the tokens that other files of its folder add."""
 
 import re
+import unicodedata
+from collections.abc import Callable, Iterator
 from itertools import groupby
+from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
 
-from ..files import read_json
+from .special import AddedToken, SpecialTokens
 
-NO_PREFIX = b"\x1a\x02\x18\x00"  # in a tokenizer.model: normalizer_spec { add_dummy_prefix: false }
-LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}  # of a tokenizer.model
+# Appended to a tokenizer.model, these change one of its settings: normalizer_spec {
+# add_dummy_prefix }, whether a space is put before a text.
+# Unicode's white space, of which Python knows four separators more.
+SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
+SPACES += "".join(map(chr, range(0x2000, 0x200B)))
+WITH_PREFIX, NO_PREFIX = b"\x1a\x02\x18\x01", b"\x1a\x02\x18\x00"
+
+
+WORD = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc".split()  # categories of what belongs to a word
 
 
 class SentencePieceModel:
-    """Text <-> ids by tokenizer.model; ``names``: {"bos_token": text, ...}."""
+    """Text <-> ids by the tokenizer.model in ``folder``."""
 
-    def __init__(self, folder, config, names):
+    def __init__(self, folder: Path, tokens: SpecialTokens) -> None:
+        config = tokens.config
         proto = (folder / "tokenizer.model").read_bytes()
-        self.pieces, self.bare = SentencePieceProcessor(), SentencePieceProcessor()
-        self.pieces.load_from_serialized_proto(proto)
-        self.bare.load_from_serialized_proto(proto + NO_PREFIX)
-        added = read_added_tokens(folder, config)
-        for text in names.values():
-            number, _ = added.get(text, (self.pieces.piece_to_id(text), True))
-            if text in added or self.pieces.id_to_piece(number) == text:  # else it is no token
-                added[text] = (number, True)
-        # Where one token's text begins with another's: the special one is found, then the longer.
-        order = sorted(added, key=lambda text: (not added[text][1], -len(text)))
-        self.ids = {text: added[text][0] for text in order}
-        self.texts = {number: "" if special else text for text, (number, special) in added.items()}
-        names_of_all = "|".join(map(re.escape, self.ids)) or "(?!)"  # else one that never matches
-        self.split = re.compile(f"({names_of_all})").split
-        self.bos_id = self.ids.get(names.get("bos_token"))
-        self.eos_id = self.ids.get(names.get("eos_token"))
-        self.legacy, self.add_bos = config.get("legacy"), config.get("add_bos_token", True)
+        self.pieces = processor(proto)
+        self.bare = processor(proto + NO_PREFIX)
+        self.legacy = config.get("legacy")
+        self.add_prefix_space = config.get("add_prefix_space") is not False
+        if not self.add_prefix_space:
+            self.first = self.later = self.bare
+        elif self.legacy:
+            self.first = self.later = self.pieces  # each part between two added tokens
+        else:
+            self.first, self.later = processor(proto + WITH_PREFIX), self.bare
+        added = self.control_tokens() | tokens.added
+        for text in tokens.others:
+            number = self.pieces.piece_to_id(text)
+            if self.pieces.id_to_piece(number) == text:  # else it is no token
+                added[number] = AddedToken(text)
+        every = {token.text: (number, token) for number, token in added.items()}
+        # Those that are not to be found in normalised text are found first.
+        kinds = [[each for each in every if every[each][1].normalized is n] for n in (False, True)]
+        self.added = every
+        self.find = [finder(texts) for texts in kinds if texts]
+        self.texts = {
+            number: "" if token.special else token.text for number, token in added.items()
+        }
+        self.bos_id, _ = every.get(tokens.names.get("bos_token"), (None, None))
+        self.eos_id, _ = every.get(tokens.names.get("eos_token"), (None, None))
+        self.add_bos = config.get("add_bos_token", True)
 
-    def encode(self, text, with_bos):
-        ids = []
-        for part in filter(None, self.split(text)):
-            if part in self.ids:
-                ids.append(self.ids[part])
-            else:
-                # SentencePiece's space: before the whole text; with ``legacy`` before each part.
-                pieces = self.pieces if self.legacy or not ids else self.bare
-                ids += pieces.encode(part)
+    def control_tokens(self) -> dict[int, AddedToken]:
+        """The model's own special tokens, which stand for themselves in a text."""
+        numbers = range(self.pieces.vocab_size())
+        control = [number for number in numbers if self.pieces.is_control(number)]
+        return {number: AddedToken(self.pieces.id_to_piece(number)) for number in control}
+
+    def encode(self, text: str, with_bos: bool) -> list[int]:
+        parts: list[str | int] = [text]
+        for find in self.find:
+            parts = [piece for part in parts for piece in self.divided(part, find)]
+        ids: list[int] = []
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+            elif part:
+                ids += (self.later if ids else self.first).encode(part)
         begins = with_bos and self.add_bos and self.bos_id is not None
         return [self.bos_id, *ids] if begins else ids
 
-    def decode(self, ids):
+    def divided(self, part: str | int, find: Callable) -> Iterator[str | int]:
+        """The ids of the added tokens in a text, and the texts between them."""
+        if isinstance(part, int):
+            yield part
+            return
+        end = 0
+        for match in find(part):
+            number, token = self.added[match[0]]
+            start, stop = match.span()
+            if token.single_word and is_inside_a_word(part, start, stop):
+                continue
+            before = part[end:start]
+            yield before.rstrip(SPACES) if token.lstrip else before
+            yield number
+            end = stop
+            if token.rstrip:
+                end = len(part) - len(part[stop:].lstrip(SPACES))
+        yield part[end:]
+
+    def decode(self, ids: list[int]) -> str:
         parts, size = [], self.pieces.vocab_size()
         for plain, run in groupby(ids, lambda token: token < size and token not in self.texts):
             if plain:
                 parts.append(self.bare.decode(list(run)))
             else:
                 parts += [self.texts.get(token, "") for token in run]
-        return "".join(parts).removeprefix(" ")
+        text = "".join(parts)
+        return text.removeprefix(" ") if self.add_prefix_space else text
+
+    def is_open(self, ids: list[int]) -> bool:
+        """Whether what follows may change the text of ``ids``, but for half a character."""
+        return False
 
 
-def read_special_tokens(folder):
-    """(tokenizer_config.json, {"bos_token": text, ...}) of a folder."""
-    config = read_json(folder / "tokenizer_config.json", missing={})
-    names = dict(LLAMA) if (folder / "tokenizer.model").is_file() else {}
-    for key, token in config.items():
-        if key.endswith("_token") and not key.startswith("add_"):
-            names[key] = token["content"] if isinstance(token, dict) else token
-    return config, {key: text for key, text in names.items() if text}
+def processor(proto: bytes) -> SentencePieceProcessor:
+    made = SentencePieceProcessor()
+    made.load_from_serialized_proto(proto)
+    return made
 
 
-def read_added_tokens(folder, config):
-    """{text: (id, special)} of the tokens that a folder adds to its tokenizer.model."""
-    by_id = config.get("added_tokens_decoder")
-    if by_id is not None:
-        return {token["content"]: (int(id), token["special"]) for id, token in by_id.items()}
-    special = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    by_text = read_json(folder / "added_tokens.json", missing={})
-    added = {text: (id, text in special) for text, id in by_text.items()}
-    for token in read_json(folder / "tokenizer.json", missing={}).get("added_tokens", []):
-        added[token["content"]] = (token["id"], token["special"])
-    return added
+def finder(texts: list[str]) -> Callable:
+    """text -> matches of any of ``texts``; if one begins another, of the longest."""
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))).finditer
+
+
+def is_inside_a_word(text: str, start: int, stop: int) -> bool:
+    """Whether a word goes on right before ``start`` or right after ``stop``."""
+    around = text[max(0, start - 1) : start] + text[stop : stop + 1]
+    return any(unicodedata.category(each) in WORD for each in around)
