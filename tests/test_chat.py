@@ -6,7 +6,7 @@ import re
 import pytest
 from helpers import WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer
-from vocabularies import PROMPT, SAID, messages, sentencepiece_folder, with_config
+from vocabularies import PROMPT, SAID, messages, save_trained, sentencepiece_folder, with_config
 
 from s2d import Tokenizer
 from s2d.text.chat import VICUNA_SYSTEM, ChatTemplate, chat_template
@@ -115,8 +115,54 @@ def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
     assert list(ours.rounds(said[:1], template)) == [(ours.encode_chat(said[:1], template), [])]
     counted = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
     with_config(trained, chat_template=counted)
-    with pytest.raises(ValueError, match="rewrites earlier turns"):
+    with pytest.raises(ValueError, match="rewrites what was said"):
         list(ours.rounds(said, chat_template(trained)))
+
+
+def slow_rounds(tokenizer, said, template):
+    """By encoding the dialogue anew for each round, if no tokens melt at a border."""
+    ids = []
+    for turn in range(0, len(said), 2):
+        asked = tokenizer.encode_chat(said[: turn + 1], template)
+        answer = tokenizer.encode_chat(said[: turn + 2], template)[len(asked) :]
+        answer = answer[: answer.index(tokenizer.eos_id) + 1]
+        yield asked[len(ids) :], answer
+        ids += asked[len(ids) :] + answer
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_rounds_are_the_dialogue_in_pieces(tmp_path, legacy):
+    """By Vicuna's format, and by templates, in a tokenizer.model."""
+    said = ["Where is Nora?", "In the north.", " Why?", "Because. ", "日本", "24."]
+    for template in (None, BRACKETS):
+        config = {"legacy": legacy, "chat_template": template}
+        folder = sentencepiece_folder(tmp_path / "m", config)
+        ours, own = Tokenizer(folder), template and chat_template(folder)
+        assert list(ours.rounds(said, own)) == list(slow_rounds(ours, said, own))
+
+
+def test_rounds_whose_borders_melt(tmp_path):
+    """An answer's tokens are those that a model writes after the prompt."""
+    end_only = "{% for m in messages %}{{ m['role'] }}\n{{ m['content'] }}\n{% endfor %}"
+    end_only += "{% if add_generation_prompt %}assistant\n{% else %}{{ eos_token }}{% endif %}"
+    folders = {
+        "model": sentencepiece_folder(tmp_path / "m", {"chat_template": end_only}),
+        "bytes": save_trained(tmp_path),
+    }
+    with_config(tmp_path, chat_template=end_only)
+    for folder in folders.values():
+        ours, template = Tokenizer(folder), chat_template(folder)
+        said = ["Hi", "\n\n\nOK", "And?", "Bye"]
+        rounds = list(ours.rounds(said, template))
+        for turn, (prompt, answer) in enumerate(rounds):
+            assert ours.decode(answer) == said[2 * turn + 1] + "\n" and answer[-1] == ours.eos_id
+            assert ours.eos_id not in prompt
+        assert rounds[0][0] == ours.encode_chat(said[:1], template)
+        assert [*rounds[1][0], *rounds[1][1]].count(ours.eos_id) == 1
+    thinking = "{% if add_generation_prompt %}<think>{% endif %}"
+    change_json(tmp_path / "tokenizer_config.json", chat_template=end_only + thinking)
+    with pytest.raises(ValueError, match="rewrites what was said"):
+        list(ours.rounds(["Hi", "OK"], chat_template(tmp_path)))
 
 
 def test_a_folder_of_several_templates_without_a_default_is_refused(tmp_path):

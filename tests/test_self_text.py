@@ -1,6 +1,8 @@
 """Text that a model samples from itself, and what is made of it: drafts and datastores."""
 
+import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from helpers import WEIGHTS, assert_refused, change_json, program
@@ -28,10 +30,10 @@ def base(tmp_path_factory):
         yield folder
 
 
-def test_the_model_asks_and_answers(base):
+def test_the_model_asks_and_answers(base, tmp_path):
     """Every question begins as the template and phrases.txt say, and ends; answers are its own."""
     beginnings, after = self_text.ways_to_ask(base)
-    pairs, model = self_text.sample(base, 0.0002, fit.Run(base, seed=1)), load_model(base)
+    pairs, model = self_text.sample(base, 0.0002, fit.Run(tmp_path / "a", seed=1)), load_model(base)
     assert 6 < len(pairs) <= 20
     flat = [tuple(each) for kind in beginnings for each in kind]
     for prompt, answer in pairs:
@@ -57,6 +59,21 @@ def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch
     assert labels.flatten().tolist()[:10] == [-100, -100, 7, 8, 9, 2, -100, -100, 31, 2]
 
 
+def test_what_was_written_is_kept_and_resumed(base, tmp_path, monkeypatch):
+    """Cut short in the middle of a line, while it asks and while it answers."""
+    whole = self_text.sample(base, 0.0002, fit.Run(tmp_path / "whole", seed=1))
+    lines = (tmp_path / "whole.answers.jsonl").read_text().split("\n")
+    for count in (3, 15, 25):
+        run = fit.Run(tmp_path / f"cut-{count}", seed=1, resume=True)
+        run.answers.write_text("\n".join(lines[:count]) + "\n" + lines[count][:9])
+        assert self_text.sample(base, 0.0002, run) == whole
+        assert run.answers.read_text().split("\n") == lines
+    with pytest.raises(ValueError, match="is there already"):
+        self_text.sample(base, 0.0002, replace(run, resume=False))
+    with pytest.raises(ValueError, match="is of .* not of"):
+        self_text.sample(base, 0.0002, replace(run, seed=2))
+
+
 def make(folder, *more):
     return program(train.main, "text", "--target", folder, "--device", "cpu", *more)
 
@@ -69,7 +86,8 @@ def test_a_datastore_of_a_models_answers(base, tmp_path):
     """Every answer behind the template's words and before an EOS."""
     assert make(base, "--millions", "0.00005", "--out", tmp_path / "new/d.safetensors") == 0
     expected, (_, after) = [], self_text.ways_to_ask(base)
-    for _, answer in self_text.sample(base, 0.00005, fit.Run(tmp_path)):
+    assert os.listdir(tmp_path / "new") == ["d.safetensors"]
+    for _, answer in self_text.sample(base, 0.00005, fit.Run(tmp_path / "again")):
         expected += after[1:] + answer + [2] * (answer[-1] != 2)
     assert read_datastore(tmp_path / "new/d.safetensors") == expected
 
@@ -93,7 +111,7 @@ def test_a_datastore_of_any_text(tmp_path, capsys):
     out = "--out", tmp_path / "none"
     for message, *more in (
         ("No such file", "--from", tmp_path / "none.txt"),
-        ("codec can't decode", "--from", tmp_path / "latin.txt"),
+        ("is not in UTF-8", "--from", tmp_path / "latin.txt"),
         ("give one of --millions and --from",),
         ("has no chat template to ask itself", "--millions", "1"),
     ):

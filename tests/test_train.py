@@ -39,17 +39,20 @@ def student():
     return random_llama(2, scale=0.1, num_hidden_layers=3).float().requires_grad_(True)
 
 
-def losses_of(out, model=None, stop_after=None, exits=EXITS, rows=ROWS, run=None, **changes):
+def losses_of(
+    out, model=None, stop_after=None, exits=EXITS, rows=ROWS, run=None, distillation=None, **changes
+):
     """Losses (6, E) of a training of 6 steps."""
-    run = run or fit.Run(out)
-    training = fit.fit(model or student(), exits, (rows, LABELS), replace(RECIPE, **changes), run)
+    run, recipe = run or fit.Run(out), replace(RECIPE, **changes)
+    training = fit.fit(model or student(), exits, (rows, LABELS), recipe, run, distillation)
     return torch.stack([losses for _, losses in islice(training, stop_after)])
 
 
 def test_the_loop_beside_a_plain_one(tmp_path):
     """AdamW, warm-up and cosine, clipping, an order of rows per epoch, the mean over all labels."""
     plain, trained, expected = student(), student(), []
-    orders = [torch.arange(24), torch.randperm(24, generator=seeded(0))]
+    generator = seeded(0)
+    orders = [torch.randperm(24, generator=generator) for _ in range(2)]
     decay, rest = ([p for p in plain.parameters() if (p.dim() > 1) == d] for d in (True, False))
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
@@ -78,15 +81,61 @@ def test_the_loop_beside_a_plain_one(tmp_path):
 def test_a_resumed_training_gives_the_same_losses(tmp_path, monkeypatch):
     """Stopped in each epoch; and only with the settings and data that it was begun with."""
     whole = losses_of(tmp_path / "whole")
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step,
+    monkeypatch.setattr(fit, "SAVING", math.inf)  # whatever it takes
     for stop_after in (2, 4):
         run = fit.Run(tmp_path / f"{stop_after}", resume=True)
         losses_of(run.out, run=run, stop_after=stop_after)
         assert [path.name for path in run.checkpoints.iterdir()] == [f"{stop_after}"]
         (run.checkpoints / "unfinished").mkdir()  # as a kill leaves it
-        for change in (dict(lr=1e-3), dict(exits=(2, 3)), dict(rows=ROWS.flip(0))):
+        other = random_llama(3, scale=0.1, num_hidden_layers=3).float().requires_grad_(True)
+        teacher = Distillation(student())
+        changes = dict(lr=1e-3), dict(exits=(2, 3)), dict(rows=ROWS.flip(0)), dict(model=other)
+        for change in (*changes, dict(distillation=teacher)):
             raises_line(losses_of, ValueError, "of another training", run.out, run=run, **change)
-        assert torch.equal(losses_of(run.out, run=run), whole[stop_after:])
+        found = losses_of(run.out, run=run, micro_batch=4)  # which changes nothing
+        assert (found - whole[stop_after:]).abs().max() < 1e-5
+
+
+def test_saving_takes_a_small_part_of_the_time(tmp_path, monkeypatch):
+    """Also if one save takes longer than the time between two: 60 steps of 1 s, saves of 20 s."""
+    clock, saves = [0.0], []
+
+    def save(*arguments):
+        clock[0] += 20
+        saves.append(clock[0])
+
+    def step(function):
+        clock[0] += 1
+        return function()
+
+    monkeypatch.setattr(fit, "save_checkpoint", save)
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", 5)
+    monkeypatch.setattr(fit, "from_rank_0", step)
+    monkeypatch.setattr(fit.time, "monotonic", lambda: clock[0])
+    losses_of(tmp_path / "a", epochs=20)
+    assert len(saves) == 1
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_before_it_is_saved(tmp_path, monkeypatch):
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
+    monkeypatch.setattr(fit, "SAVING", math.inf)
+    model, run = student(), fit.Run(tmp_path / "a")
+    training = fit.fit(model, EXITS, (ROWS, LABELS), RECIPE, run)
+    next(training)
+    model.lm_head.weight.data[0, 0] = math.nan
+    raises_line(next, ValueError, "the loss of step 2 is not finite", training)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["1"]
+
+
+def test_every_epoch_is_shuffled_but_the_first_of_the_corpus(tmp_path):
+    rows = torch.arange(50)
+    first, second = fit.row_order(50, 2, 0, shuffle_first=True).split(50)
+    assert not torch.equal(first, rows) and not torch.equal(first, second)
+    assert torch.equal(first.sort().values, rows)
+    first, second = fit.row_order(50, 2, 0, shuffle_first=False).split(50)
+    assert torch.equal(first, rows) and not torch.equal(second, rows)
+    assert nested.SELF.shuffle_first and not nested.MINI.shuffle_first
 
 
 def torchrun(*arguments):
@@ -114,6 +163,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
 
 def train_on_every_rank(out):
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9  # rank 0's clock counts
+    fit.SAVING = math.inf
     with tensor_parallel.joined(torch.device("cpu")) as mesh:
         model, run = student(), fit.Run(out, mesh=mesh)
         losses = losses_of(out, model, run=run, micro_batch=4, stop_after=5)
@@ -164,7 +214,7 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
 MISTAKES = """
 --data TMP/bad.json | is not JSON
 --data TMP/few.json | gives 0 rows; one batch needs 4
---data self | has no chat template
+--data self --micro-batch 4 | has no chat template
 --exits 0,3 | exits must increase and end with layer 3
 --exits 2,1,3 | exits must increase and end with layer 3
 --layers 7 --exits 2,7 | layers
@@ -217,6 +267,17 @@ def test_sharegpt_records(tmp_path, capsys):
     file.write_text(json.dumps(records, indent=1, ensure_ascii=False), encoding="utf-8")
     assert list(dialogues.read_sharegpt(file)) == [["a", "b"], ["d", "é\n]}"]]
     assert "8 of 10 records are no dialogue" in capsys.readouterr().err
+    for content in ("null", '{"a": 1}', "7"):
+        file.write_text(content)
+        raises_line(dialogues.read_sharegpt, ValueError, "is no list of dialogues", file)
+
+
+def test_dialogues_that_cannot_be_encoded_or_divided_are_passed_over(tokenizer, capsys):
+    """Half a character in one file ended a training."""
+    found = [["Hi", "Hello"], ["\ud800", "Hello"], ["And?", "Bye"]]
+    pairs = list(dialogues.pairs_of(found, tokenizer, None))
+    assert pairs == [pair for each in (found[0], found[2]) for pair in tokenizer.rounds(each)]
+    assert "1 dialogues were passed over, the last one since the text" in capsys.readouterr().err
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
@@ -225,7 +286,7 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     targets = {name: (small, 0.003, 1e-3, True) for name in family.TARGETS}
     monkeypatch.setattr(family, "TARGETS", targets)
     assert program(train.main, "mini", "--out", out, "--millions", "0.002") == 0
-    assert {path.name for path in out.iterdir()} == {*family.TARGETS, "mini-draft"}
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {*family.TARGETS, "mini-draft"}
     for name in family.TARGETS:
         assert load_model(out / name).config == small
     draft = load_model(out / "mini-draft")
@@ -234,7 +295,7 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert shipped.encode(text) == made.encode(text)
     capsys.readouterr()
-    assert program(train.main, "mini", "--out", out, "--resume") == 0
+    assert program(train.main, "mini", "--out", out, "--millions", "0.002", "--resume") == 0
     assert capsys.readouterr().err == ""
     refuses(train.main, capsys, "is there already", "mini", "--out", out)
 
@@ -251,7 +312,7 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     out = tmp_path / "drafts"
     arguments = ["ablations", "--millions", "0.002", "--out", out]
     assert program(train.main, *arguments) == 0
-    made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors"}
+    made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors", "settings.json"}
     assert {each.name for each in out.iterdir()} == made
     drafts = {name: load_model(out / f"{name}-1") for name in DRAFTS}
     first = load_model(WEIGHTS / "mini-7b").state_dict()
@@ -268,6 +329,8 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     assert (out / "random-1/model.safetensors").stat().st_mtime_ns == kept
     capsys.readouterr()
     refuses(train.main, capsys, "is there already", *arguments)
+    others = ["ablations", "--millions", "0.003", "--out", out, "--resume"]
+    refuses(train.main, capsys, "was begun with {'millions': 0.002, 'seed': 0}, not", *others)
 
 
 def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):

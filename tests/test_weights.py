@@ -14,7 +14,7 @@ from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
 from s2d import load_model
-from s2d.weights import check_device, empty_model, placement, save_model
+from s2d.weights import check_device, choose_dtype, empty_model, placement, save_model
 from s2d.weights.config import config_from_dict
 
 refused = partial(raises_line, load_model)
@@ -121,7 +121,7 @@ def test_tensors_that_do_not_fit(folder):
 
 REFUSED = [
     (dict(model_type="mistral"), "model_type is 'mistral'; only 'llama'"),
-    (dict(architectures=["LlamaBiModel"]), "architectures is .'LlamaBiModel'.; only"),
+    (dict(architectures=["LlamaBiModel"]), "architectures has 'LlamaBiModel'; only"),
     (dict(quantization_config={"quant_method": "x"}), "quantization_config is .*; only None"),
     (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
     (dict(attention_bias=True), "attention_bias is True"),
@@ -132,7 +132,7 @@ REFUSED = [
     (dict(head_dim=7), "key/value heads of size 7"),
     (dict(hidden_size="wide"), "hidden_size is 'wide'; expected a whole number"),
     (dict(max_position_embeddings=10**300), "expected a whole number from 1 to 1048576"),
-    (dict(eos_token_id=61), "eos_token_id is 61; expected a whole number from 0 to 60"),
+    (dict(eos_token_id="2"), "eos_token_id is '2'; expected a whole number from 0 to 60"),
     (dict(exit_layers=[2, 9]), "exit_layers is 9; expected a whole number from 1 to 4"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "a threshold per exit layer"),
     (dict(exit_layers="1,2"), "exit_layers is '1,2'; expected a list of numbers"),
@@ -147,6 +147,48 @@ def test_configs_that_are_refused(folder):
         change_json(folder / "config.json", **changes)
         refused(ValueError, message, folder)
         (folder / "config.json").write_text(before)
+
+
+def test_a_pickle_in_pytorchs_old_format_is_read(folder):
+    """From before version 1.6, when it was no zip file."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    loaded = load_model(folder).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_other_spellings_of_the_same_model_are_read(folder):
+    expected = load_model(folder).config
+    spelled = dict(architectures=["LLaMAForCausalLM"], hidden_act="swish")
+    change_json(folder / "config.json", **spelled)
+    assert load_model(folder).config == expected
+
+
+def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
+    """A draft of the first layers of a large model needs no memory for the others."""
+    whole, read = load_model(sharded).state_dict(), []
+    to = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda x, *a, **o: read.append(x.shape) or to(x, *a, **o)
+    )
+    model = load_model(sharded, layers=2)
+    assert len(model.model.layers) == model.config.num_hidden_layers == 2
+    assert model.drafting.exits == (2,)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, whole[name])
+    wide = [shape for shape in read if len(shape) == 2 and 48 in shape]
+    assert len(wide) == 2 * 3 * 3  # three of a layer: to the device, to the dtype, in the end
+    raises_line(load_model, ValueError, "has 4 layers, not 5", sharded, layers=5)
+
+
+def test_bfloat16_is_not_fast_on_every_gpu(folder, monkeypatch):
+    change_json(folder / "config.json", torch_dtype="bfloat16")
+    gpu = torch.device("cuda", 0)
+    for capability, expected in (((7, 5), torch.float32), ((8, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, own=capability: own)
+        assert choose_dtype("auto", gpu, folder) == expected
+    assert choose_dtype("bfloat16", gpu, folder) == torch.bfloat16  # if it is asked for
 
 
 def test_what_changes_no_llama_is_ignored(folder):
@@ -189,7 +231,7 @@ def test_where_an_answer_ends(folder):
 
     assert ends() == ends(eos_token_id=None) == ends(temperature=1.0) == (2,)
     assert ends(eos_token_id=[7, 2]) == (7, 2) and ends(eos_token_id=5) == (5,)
-    raises_line(ends, ValueError, "eos_token_id is 61; expected", eos_token_id=61)
+    assert ends(eos_token_id=[61, -1, 7]) == (7,)  # the others are the ids of no token
     change_json(folder / "config.json", eos_token_id=None)
     assert ends() == () and ends(eos_token_id=[7, 8]) == (7, 8)
 

@@ -1,5 +1,6 @@
 """What an experiment of the papers is, and how the miniatures are measured for it."""
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -57,6 +58,9 @@ class Lab:
 
     def __init__(self, args):
         self.args = args
+        self.drafts = 0  # a checksum of those that were trained for this
+        for file in sorted(args.drafts.rglob("*.safetensors")) if args.drafts else ():
+            self.drafts = zlib.crc32(file.read_bytes(), self.drafts)
         self.load = cache(partial(load_model, device=args.device, dtype=args.dtype))
         self.targets = {size: self.load(WEIGHTS / f"mini-{size}") for size in SIZES}
         self.tokenizer = Tokenizer(WEIGHTS / "mini-7b")  # of the whole family

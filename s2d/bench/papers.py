@@ -28,6 +28,7 @@ def measured(lab, name):
     """An experiment's result {column: {row: {measure: value}}}, from --out where it is there."""
     options = "limit rounds max_new_tokens device dtype".split()
     settings = {option: str(getattr(lab.args, option)) for option in options}
+    settings["drafts"] = lab.drafts
     file = lab.args.out and lab.args.out / f"{name}.json"
     if file and file.exists():
         kept = json.loads(file.read_text())

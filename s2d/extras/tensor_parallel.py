@@ -11,6 +11,7 @@ that fails just ends; torchrun notices, and ends the others, whatever they are w
 """
 
 import io
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
@@ -56,6 +57,23 @@ def from_rank_0(function: Callable[[], Any], group: Any = None) -> Any:
     box = [function() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box, group=group)
     return box[0]
+
+
+def checked_by_rank_0(check: Callable[[], Any]) -> Any:
+    """What ``check()`` returns on every rank; if it raises on rank 0, the others just end."""
+
+    def outcome():
+        try:
+            return check(), None
+        except (ValueError, OSError) as error:
+            return None, error
+
+    result, error = from_rank_0(outcome)
+    if error is None:
+        return result
+    if dist.is_initialized() and dist.get_rank() > 0:
+        sys.exit(2)
+    raise error
 
 
 def run_on_rank_0(program: Callable, load_part: Callable) -> Any:

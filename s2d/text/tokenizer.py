@@ -53,24 +53,39 @@ class Tokenizer:
         ``messages`` are texts, user and assistant in turn. ``template`` is a folder's ChatTemplate;
         without one it is Vicuna's format. ``system`` says how the assistant is to answer.
         """
+        with_bos = not isinstance(template, ChatTemplate)  # which puts it there itself
+        return self.encode(self.render(messages, template, system), with_bos)
+
+    def render(self, messages, template=None, system=None):
+        """A dialogue -> its text; ``encode_chat`` says what is what."""
         if isinstance(template, ChatTemplate):
-            return self.encode(template.render(messages, system), with_bos=False)
-        return self.encode(render_vicuna(messages, system, self.eos))
+            return template.render(messages, system)
+        return render_vicuna(messages, system, self.eos)
 
     def rounds(self, messages, template=None):
-        """Yield (ids of the prompt, ids of the answer up to its EOS) of each round."""
-        ids = []
+        """Yield (ids of the prompt, ids of the answer up to its EOS) of each round.
+
+        The ids of an answer are those that a model has to write after the prompt, also if another
+        token would stand for the end of the one and the beginning of the other together. Raises
+        ValueError if the template does not let the two be divided.
+        """
+        done, last_id = "", None  # the text of the rounds so far, without the last EOS
         for turn in range(0, len(messages), 2):
-            asked = self.encode_chat(messages[: turn + 1], template)
-            answered = self.encode_chat(messages[: turn + 2], template)
-            answer = answered[len(asked) :]
-            if self.eos_id in answer:  # what comes after it belongs to the next prompt
-                answer = answer[: answer.index(self.eos_id) + 1]
-            prompt = asked[len(ids) :]
-            ids = ids + prompt + answer
-            if answered[: len(ids)] != ids:
-                raise ValueError("the chat template rewrites earlier turns; no round is by itself")
+            asked = self.render(messages[: turn + 1], template)
+            answered = self.render(messages[: turn + 2], template)
+            if not (asked.startswith(done) and answered.startswith(asked)):
+                raise ValueError("the chat template rewrites what was said; no round is by itself")
+            prompt_text, answer_text = asked[len(done) :], answered[len(asked) :]
+            if last_id is None:
+                prompt = self.encode(prompt_text, with_bos=not isinstance(template, ChatTemplate))
+            else:
+                if last_id == self.eos_id:  # some templates have an EOS only at the very end
+                    prompt_text = prompt_text.removeprefix(self.eos)
+                prompt = self.model.encode_after(prompt_text, last_id)
+            said, ends, _ = answer_text.partition(self.eos) if self.eos else (answer_text, "", "")
+            answer = self.model.encode_after(said + ends, prompt[-1]) if said + ends else []
             yield prompt, answer
+            done, last_id = asked + said, (answer or prompt)[-1]
 
 
 class TextStream:

@@ -7,6 +7,7 @@ import tokenizers
 
 from .special import AddedToken, SpecialTokens
 
+SPACE = "▁"  # how SentencePiece writes it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece that stands for one byte
 
 
@@ -25,6 +26,7 @@ class JsonModel:
         by_id = self.tokenizer.get_added_tokens_decoder()
         # Dropped here, since the package forgets to if a special token is ``normalized``.
         self.special = {number for number, token in by_id.items() if token.special}
+        self.added = {number: token.content for number, token in by_id.items() if not token.rstrip}
         self.eos_id = self.tokenizer.token_to_id(tokens.names.get("eos_token", ""))
 
     def add(self, token: AddedToken) -> None:
@@ -36,6 +38,33 @@ class JsonModel:
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=with_bos).ids
+
+    def encode_after(self, text: str, last_id: int) -> list[int]:
+        """The ids of a text that goes on after others, of which the last one is ``last_id``.
+
+        The text is encoded after an added token, so that it is not taken for the beginning. Some
+        tokenizers put a space even there. Raises ValueError if that cannot be taken away again.
+        """
+        if last_id in self.added or not self.spaces("a"):
+            return self.after_anchor(text)
+        if text.startswith(" "):
+            return self.after_anchor(text[1:])
+        ids = self.after_anchor(text)
+        if ids and self.tokenizer.id_to_token(ids[0]) != SPACE:
+            raise ValueError(f"no tokens stand for {text[:9]!r} after other text")
+        return ids[1:]
+
+    def after_anchor(self, text: str) -> list[int]:
+        """The ids of a text after some added token."""
+        if not self.added:
+            return self.encode(text, with_bos=False)
+        anchor = next(iter(self.added.values()))
+        return self.encode(anchor + text, with_bos=False)[1:]
+
+    def spaces(self, text: str) -> bool:
+        """Whether a space is put before a text that comes after an added token."""
+        ids = self.after_anchor(text)
+        return bool(ids) and self.tokenizer.id_to_token(ids[0]).startswith(SPACE)
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([token for token in ids if token not in self.special])

@@ -61,6 +61,16 @@ class SentencePieceModel:
         return {number: AddedToken(self.pieces.id_to_piece(number)) for number in control}
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
+        ids = self.encode_parts(text, self.first)
+        begins = with_bos and self.add_bos and self.bos_id is not None
+        return [self.bos_id, *ids] if begins else ids
+
+    def encode_after(self, text: str, last_id: int) -> list[int]:
+        """The ids of a text that goes on after others, of which the last one is ``last_id``."""
+        return self.encode_parts(text, self.later if last_id in self.texts else self.bare)
+
+    def encode_parts(self, text: str, pieces: SentencePieceProcessor) -> list[int]:
+        """The ids of a text; if it does not begin with an added token, ``pieces`` begin it."""
         parts: list[str | int] = [text]
         for find in self.find:
             parts = [piece for part in parts for piece in self.divided(part, find)]
@@ -69,9 +79,8 @@ class SentencePieceModel:
             if isinstance(part, int):
                 ids.append(part)
             elif part:
-                ids += (self.later if ids else self.first).encode(part)
-        begins = with_bos and self.add_bos and self.bos_id is not None
-        return [self.bos_id, *ids] if begins else ids
+                ids += (self.later if ids else pieces).encode(part)
+        return ids
 
     def divided(self, part: str | int, find: Callable) -> Iterator[str | int]:
         """The ids of the added tokens in a text, and the texts between them."""

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+from ..cli.program import tell
 from ..files import refuse_existing
 from ..model import Drafting
 from ..weights import load_model, save_model
@@ -62,7 +63,10 @@ def train_ablations(run, millions):
     """Train all DRAFTS for each of SEEDS, then decision models. --resume keeps what is there."""
     if not run.resume:
         refuse_existing(run.out)
-    for seed, name in product(SEEDS, DRAFTS):
+    run.remember(millions=millions)
+    every = list(product(SEEDS, DRAFTS))
+    for number, (seed, name) in enumerate(every, start=1):
+        tell(f"draft {number} of {len(every)}: {name}, seed {seed}")
         own = replace(run, out=folder_of(run.out, name, seed), seed=run.seed + seed)
         same_again = name == "untrained" and seed != SEEDS[0]
         if not (own.out.exists() or same_again):

@@ -8,7 +8,9 @@ from itertools import islice
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ..cli.program import progress
 from ..extras.decision import Decision, fingerprint, save_decision
+from ..files import refuse_other_than_file
 from ..generation import start
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
@@ -34,7 +36,8 @@ def collect(decision, target, draft, prompts):
 
     options = dict(draft_length=DRAFT_LENGTH, coupled=False, decision=Remember())
     for temperature in (0.0, 1.0):
-        for seed, prompt in enumerate(prompts):
+        what = f"answers to draft for at temperature {temperature:g}"
+        for seed, prompt in enumerate(progress(prompts, what, len(prompts))):
             law = dict(temperature=temperature, seed=seed)
             for step in start(target, prompt, draft, **law, **options):
                 labels.append(accepted(step, temperature))
@@ -67,6 +70,7 @@ def fit_decision(decision, features, labels, epochs, seed):
 
 def train_decision(run, target, draft, features, data="mini", prompts=400, epochs=6):
     """Learn from four fifths of the ``prompts``, print how good it is on the others, save."""
+    refuse_other_than_file(run.out)
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
     model, drafter = load_model(target, run.device), load_model(draft, run.device)

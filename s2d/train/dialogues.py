@@ -2,11 +2,11 @@
 
 import json
 from array import array
-from pathlib import Path
 
 import torch
 
 from ..cli.program import tell
+from ..files import read_text
 from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
@@ -27,14 +27,34 @@ def read_sharegpt(path):
     Records that are no dialogue are passed over; a line on stderr says how many.
     """
     try:
-        records = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        records = json.loads(read_text(path))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error})") from None
+    if not isinstance(records, list):
+        raise ValueError(f"{path} is no list of dialogues, as ShareGPT's files are")
     dialogues = [messages_of(record) for record in records]
     found = [messages for messages in dialogues if messages]
     if len(found) < len(records):
         tell(f"{path}: {len(records) - len(found)} of {len(records)} records are no dialogue")
     return found
+
+
+def pairs_of(dialogues, tokenizer, template):
+    """Yield the rounds of ``dialogues`` as pairs of ids (prompt, answer).
+
+    Dialogues that cannot be encoded, or whose rounds cannot be divided, are passed over; a line on
+    stderr says how many.
+    """
+    passed_over, why = 0, ""
+    for messages in dialogues:
+        try:
+            rounds = list(tokenizer.rounds(messages, template))
+        except ValueError as error:
+            passed_over, why = passed_over + 1, error
+            continue
+        yield from rounds
+    if passed_over:
+        tell(f"{passed_over} dialogues were passed over, the last one since {why}")
 
 
 def messages_of(record):

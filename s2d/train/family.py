@@ -11,6 +11,7 @@ from pathlib import Path
 import sentencepiece
 import torch
 
+from ..cli.program import tell
 from ..files import refuse_existing
 from ..model import Drafting, Llama, LlamaConfig
 from ..text.chat import VICUNA_SYSTEM
@@ -99,9 +100,12 @@ def train_mini(run, millions=None):
     """Train all, each on so many ``millions`` of tokens or its own; --resume keeps those there."""
     if not run.resume:
         refuse_existing(run.out)
+    run.remember(millions=millions)
     with tempfile.TemporaryDirectory() as tokenizer:
         make_tokenizer(Path(tokenizer), run.seed)
-        for name in ("mini-7b", "mini-draft", "mini-13b", "mini-70b"):
+        members = "mini-7b", "mini-draft", "mini-13b", "mini-70b"
+        for number, name in enumerate(members, start=1):
+            tell(f"{name}, {number} of {len(members)}")
             member = replace(run, out=run.out / name)
             train = train_draft if name == "mini-draft" else train_target
             if not member.out.exists():

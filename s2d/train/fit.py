@@ -20,14 +20,16 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import state_dict
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
-from ..cli.program import tell
+from ..cli.program import PROGRESS_SECONDS, tell
 from ..extras.tensor_parallel import from_rank_0
+from ..files import read_json, staged_file
 from ..soft import soft_losses
-from ..weights import empty_model
+from ..weights import empty_model, is_fast
 
-CHECKPOINT_SECONDS, TELL_SECONDS = 120, 10
+CHECKPOINT_SECONDS = 120  # between two checkpoints, at least
+SAVING = 0.05  # the part of the time that saving them may take
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Recipe:
     lr: float  # at its peak
     epochs: int = 1
     weight_decay: float = 0.1
-    bf16: bool = True  # matmuls in bfloat16 where the device has them; all else stays float32
+    bf16: bool = True  # matmuls in bfloat16 if the device has them; all else stays float32
+    shuffle_first: bool = True  # whether the first epoch is shuffled as the others are
 
 
 @dataclass(frozen=True)
@@ -53,36 +56,54 @@ class Run:
     def checkpoints(self):
         return self.out.with_name(f"{self.out.name}.checkpoint")
 
+    @property
+    def answers(self):
+        """The file of answers that a model has written to be learnt from (self_text.py)."""
+        return self.out.with_name(f"{self.out.name}.answers.jsonl")
+
+    def remember(self, **settings):
+        """Keep what a folder of several members is made with, and compare it with a later run's."""
+        file, settings = self.out / "settings.json", settings | {"seed": self.seed}
+        if file.is_file():
+            found = read_json(file)
+            if found != settings:
+                raise ValueError(f"{self.out} was begun with {found}, not {settings}")
+            return
+        with staged_file(file) as stage:
+            stage.write_text(json.dumps(settings))
+
 
 def fit(model, exits, rows, recipe, run, distillation=None):
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
     ``rows`` are (tokens, labels), (R, T) each. The loss is the mean over all labelled tokens of a
     step, however they are divided among micro-batches and processes. A resumed run has the losses
-    of an uninterrupted one. Raises ValueError where its checkpoint is another training's.
+    of an uninterrupted one. Raises ValueError if its checkpoint is another training's, and if the
+    loss is not finite any more.
     """
     (tokens, labels), device, mesh = rows, model.device, run.mesh
     rank, ranks = (mesh.get_local_rank(), mesh.size()) if mesh else (0, 1)
-    if recipe.batch % (ranks * recipe.micro_batch):
-        parts = f"{ranks} processes and micro-batches of {recipe.micro_batch}"
-        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
-    data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
-    settings = json.dumps(asdict(recipe) | {"exits": exits, "seed": run.seed, "data": data})
+    check_batch(recipe, ranks)
+    settings = asdict(recipe) | {"exits": exits, "seed": run.seed, "weights": checksum(model)}
+    del settings["micro_batch"]  # which changes nothing
+    settings["data"] = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
+    settings["aim"] = distillation and [repr(type(distillation)), checksum(distillation.teacher)]
+    settings = json.dumps(settings)
 
-    # A processor without bfloat16 emulates it, several times slower than float32.
-    fast = device.type == "cuda" or torch.cpu.get_capabilities().get("avx512_bf16", False)
-    bf16 = recipe.bf16 and fast
+    bf16 = recipe.bf16 and is_fast(torch.bfloat16, device)
     objective = Objective(model, partial(soft_losses, exits=exits, distillation=distillation))
     if mesh:
-        shard(objective, mesh, bf16)
+        shard(objective, mesh)
     matrices = [p for p in model.parameters() if p.dim() == 2]
     decay = {"params": matrices, "weight_decay": recipe.weight_decay}
     others = {"params": [p for p in model.parameters() if p.dim() != 2], "weight_decay": 0.0}
     optimizer = torch.optim.AdamW([decay, others], betas=(0.9, 0.95), fused=True)
-    batches = row_order(len(tokens), recipe.epochs, run.seed).split(recipe.batch)
+    order = row_order(len(tokens), recipe.epochs, run.seed, recipe.shuffle_first)
+    batches = order.split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
     done = load_checkpoint(run.checkpoints, model, optimizer, settings) if run.resume else 0
     began = told = saved = time.monotonic()
+    until_save = CHECKPOINT_SECONDS
     for step in range(done, steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, recipe.lr)
@@ -95,18 +116,25 @@ def fit(model, exits, rows, recipe, run, distillation=None):
             losses += own.detach()
         if mesh:
             dist.all_reduce(losses)
+        if not losses.isfinite().all():
+            raise ValueError(f"the loss of step {step + 1} is not finite; try a lower --lr")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         now = time.monotonic()
-        due = now - saved > CHECKPOINT_SECONDS
+        due = now - saved > until_save
         if from_rank_0(lambda due=due: due):  # clocks differ
             save_checkpoint(run.checkpoints, model, optimizer, step + 1, settings)
-            saved = now
-        if now - told > TELL_SECONDS or step + 1 == steps:
+            saved = time.monotonic()
+            until_save = max(CHECKPOINT_SECONDS, (saved - now) / SAVING)
+        if now - told > PROGRESS_SECONDS or step + 1 == steps:
             told, speed = now, (step + 1 - done) / (now - began)
+            left = (steps - step - 1) / speed
             by_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
-            tell(f"{run.out.name} step {step + 1}/{steps}, {speed:.2f} per second  {by_exit}")
+            at = (
+                f"{run.out.name} step {step + 1}/{steps}, {speed:.2f} per second, {left:.0f} s left"
+            )
+            tell(f"{at}  {by_exit}")
         yield step + 1, losses
 
 
@@ -116,11 +144,28 @@ def learning_rate(step, steps, peak, warmup=0.04):
     return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def row_order(rows, epochs, seed):
-    """Row numbers: first in their own order, in every further epoch shuffled anew."""
+def check_batch(recipe, ranks):
+    """Raise ValueError if a batch cannot be divided among so many processes."""
+    if recipe.batch % (ranks * recipe.micro_batch):
+        parts = f"{ranks} processes and micro-batches of {recipe.micro_batch}"
+        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
+
+
+def checksum(model):
+    """A number for the weights of a model, by up to a thousand of each tensor."""
+    total = 0
+    for parameter in model.parameters():
+        some = parameter.detach().flatten()[:: max(1, parameter.numel() // 1000)]
+        total = zlib.crc32(some.float().cpu().numpy().tobytes(), total)
+    return total
+
+
+def row_order(rows, epochs, seed, shuffle_first):
+    """Row numbers, shuffled anew in every epoch, or in their own order in the first."""
     generator = torch.Generator().manual_seed(seed)
-    shuffled = [torch.randperm(rows, generator=generator) for _ in range(epochs - 1)]
-    return torch.cat([torch.arange(rows), *shuffled])
+    first = [] if shuffle_first else [torch.arange(rows)]
+    later = [torch.randperm(rows, generator=generator) for _ in range(epochs - len(first))]
+    return torch.cat([*first, *later])
 
 
 class Objective(nn.Module):
@@ -134,14 +179,12 @@ class Objective(nn.Module):
         return self.loss(self.model, *args, **options)
 
 
-def shard(objective, mesh, bf16):
-    """Divide the model by layers; gradients are added in float32."""
+def shard(objective, mesh):
+    """Divide the model by layers; all that is not in a matmul stays float32, as in one process."""
     for parameter in objective.parameters():
         parameter.data = parameter.data.contiguous()  # FSDP asks for it
-    dtype = torch.bfloat16 if bf16 else None
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for module in (*objective.model.model.layers, objective):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh)
 
 
 def gathered(model, mesh):

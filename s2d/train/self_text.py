@@ -5,13 +5,19 @@ writes the user's question (Magpie, Xu et al. 2024, arXiv 2406.08464). Its answe
 temperatures, are what a draft learns from, or become a datastore for exit 0.
 """
 
+import json
 import random
+from collections import defaultdict
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from ..cli.program import tell
+from ..cli.program import progress, tell
 from ..extras.batch import generate_many
 from ..extras.datastore import save_datastore
-from ..files import refuse_existing
+from ..files import read_text, refuse_existing, staged_file
+from ..model import Llama
 from ..text.chat import ChatTemplate, chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
@@ -38,24 +44,62 @@ def ways_to_ask(folder):
     return prompts, encode(after)
 
 
+class Journal:
+    """What a model has written so far, a line of JSON each, so that --resume can go on from it."""
+
+    def __init__(self, file: Path, settings: dict, resume: bool) -> None:
+        self.file = file
+        self.lines: dict[str, list[list[int]]] = defaultdict(list)  # by what they are
+        if not resume:
+            refuse_existing(file)
+        if file.exists():
+            first, *others = file.read_text().split("\n")
+            if json.loads(first) != settings:
+                raise ValueError(f"{file} is of {first}, not of {json.dumps(settings)}")
+            for line in others[:-1]:  # the last one may be cut short
+                kind, ids = json.loads(line)
+                self.lines[kind].append(ids)
+            kept = [first, *others[:-1]]
+        else:
+            kept = [json.dumps(settings)]
+        with staged_file(file) as stage:
+            stage.write_text("".join(f"{line}\n" for line in kept))
+
+    def said(self, kind: str, prompts: list, model: Llama, **options: Any) -> list[list[int]]:
+        """Ids of what the model says to each of ``prompts``; it goes on where it had stopped."""
+        known = self.lines[kind]
+        begun = len(known)
+        options["seed"] += begun
+        rest = generate_many(model, prompts[begun:], method="ar", **options)
+        with self.file.open("a") as opened:
+            for generation in progress(rest, kind, len(prompts) - begun):
+                known.append(generation.tokens)
+                opened.write(json.dumps([kind, generation.tokens]) + "\n")
+                opened.flush()
+        return known
+
+
 def sample(folder, millions, run):
     """[(prompt, answer)] of ids that the model in ``folder`` writes, with about so many tokens."""
     (prompts, after), model = ways_to_ask(folder), load_model(folder, run.device, "auto")
     rng, ends = random.Random(run.seed), {after[0], *model.config.eos_token_ids}
     count = max(len(TEMPERATURES), round(millions * 1e6 / (ANSWER_TOKENS / 2)))
-    tell(f"{count} questions, then their answers at temperatures {TEMPERATURES}")
+    settings = {"target": str(folder), "questions": count, "seed": run.seed}
+    journal = Journal(run.answers, settings, run.resume)
     beginnings = [rng.choice(rng.choice(prompts)) for _ in range(count)]
-    alone, questions, pairs = dict(method="ar", seed=run.seed), [], []
-    options = alone | dict(temperature=ASKING, max_new_tokens=QUESTION_TOKENS)
-    for beginning, asked in zip(beginnings, generate_many(model, beginnings, **options)):
-        length = next((i for i, token in enumerate(asked.tokens) if token in ends), None)
+    options = dict(seed=run.seed, temperature=ASKING, max_new_tokens=QUESTION_TOKENS)
+    questions = []
+    asked = journal.said("questions", beginnings, model, **options)
+    for beginning, tokens in zip(beginnings, asked):
+        length = next((i for i, token in enumerate(tokens) if token in ends), None)
         if length is not None:
-            questions.append([*beginning, *asked.tokens[:length], *after])
+            questions.append([*beginning, *tokens[:length], *after])
+    pairs = []
     for number, temperature in enumerate(TEMPERATURES):
         some = questions[number :: len(TEMPERATURES)]
-        options = alone | dict(temperature=temperature, max_new_tokens=ANSWER_TOKENS)
-        answers = generate_many(model, some, **options)
-        pairs += [(question, answer.tokens) for question, answer in zip(some, answers)]
+        options = dict(seed=run.seed, temperature=temperature, max_new_tokens=ANSWER_TOKENS)
+        answers = journal.said(f"answers at temperature {temperature:g}", some, model, **options)
+        pairs += list(zip(some, answers))
     return pairs
 
 
@@ -66,11 +110,13 @@ def make_datastore(run, target, millions=None, files=None):
     out = run.out or datastore_path(target)
     if run.out is None:
         refuse_existing(out)
+    run = replace(run, out=Path(out))
     if files:
         tokenizer = Tokenizer(target)
-        documents = [tokenizer.encode(file.read_text(encoding="utf-8")) for file in files]
+        documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
         _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
         documents = [after[1:] + answer for _, answer in sample(target, millions, run)]
     count = save_datastore(out, documents, read_config(target))
+    run.answers.unlink(missing_ok=True)
     tell(f"{out}: {len(documents)} documents, {count} tokens")

@@ -3,12 +3,15 @@
 import json
 import os
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from ..cli.program import progress
 from ..files import read_json, staged_folder
 from ..model import Llama, default_drafting
 from .config import config_to_dict, read_config, read_drafting
@@ -20,25 +23,49 @@ COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_token
 COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json"
 
 
-def load_model(path, device="cpu", dtype="auto", share=None, compile=False, quick=True):
+def load_model(
+    path: Path | str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = "auto",
+    share: Callable | None = None,
+    compile: bool = False,
+    quick: bool = True,
+    layers: int | None = None,
+) -> Llama:
     """Load a Llama from the folder ``path``, tensor by tensor straight onto ``device``.
 
-    ``device`` and ``dtype``: see ``check_device`` and ``choose_dtype``. ``share``, a function of a
-    tensor's name and shape, gives the slices of it to load (tensor_parallel.py). With ``compile``,
-    short passes run compiled code; with ``quick``, matmuls of a few rows on a CPU use the fastest
-    kernel there is. Both take their time when first used. Raises FileNotFoundError, or ValueError
-    for what is not a Llama this project can run.
+    Args:
+        device: see ``check_device``.
+        dtype: see ``choose_dtype``.
+        share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
+        compile: short passes run compiled code, which takes its time when first used.
+        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise.
+        layers: how many of the first layers to read; the others are left out.
+
+    Raises FileNotFoundError, or ValueError for what is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config, dtype = read_config(path), choose_dtype(dtype, device, path)
+    drafting = read_drafting(path)
+    if layers is not None:
+        if not 0 < layers <= config.num_hidden_layers:
+            raise ValueError(f"{path} has {config.num_hidden_layers} layers, not {layers}")
+        left_out = range(layers, config.num_hidden_layers)
+        config = replace(config, num_hidden_layers=layers)
+        drafting = default_drafting(config)
+    else:
+        left_out = range(0)
+    unread = tuple(f"model.layers.{layer}." for layer in left_out)
     kind = Llama
     if compile:
         from ..cpu.static import CompiledLlama as kind
     model = empty_model(config, kind)
-    model.drafting = read_drafting(path)
+    model.drafting = drafting
     known = model.state_dict().keys()
     missing = dict(model.named_parameters())  # a tied LM head is not among them
-    for file, name, tensor in read_tensors(path):
+    for file, name, tensor in progress(read_tensors(path), f"reading {path}: tensors", len(known)):
+        if name.startswith(unread):
+            continue
         if name not in known and not name.endswith(".rotary_emb.inv_freq"):  # of old checkpoints
             raise ValueError(f"{file} has the tensor {name!r}, which no Llama of config.json has")
         if name not in missing:
@@ -120,9 +147,18 @@ def choose_dtype(dtype, device, path):
     name = str(own if dtype == "auto" else dtype)
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
-    native = name == "bfloat16" and torch.cpu.get_capabilities().get("avx512_bf16")
-    slow = device.type == "cpu" and DTYPES[name].itemsize == 2 and not native
-    return torch.float32 if dtype == "auto" and slow else DTYPES[name]
+    if dtype == "auto" and DTYPES[name].itemsize == 2 and not is_fast(DTYPES[name], device):
+        return torch.float32
+    return DTYPES[name]
+
+
+def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a device computes in half precision; some emulate it, slower than float32."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        return dtype == torch.float16 or capability >= (8, 0)  # T4 and V100 have no bfloat16
+    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return dtype == torch.bfloat16 and native
 
 
 def placement(model):

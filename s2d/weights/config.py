@@ -7,7 +7,8 @@ from ..files import read_json
 from ..model import Drafting, LlamaConfig
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
-REQUIRED = LLAMA | {"attention_bias": False, "mlp_bias": False, "quantization_config": None}
+REQUIRED = {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
+REQUIRED |= {"quantization_config": None}
 LARGEST = 2**24  # of any size: far above any Llama, and what is larger cannot be computed with
 SIZES = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), LARGEST)
 SIZES |= dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1024)
@@ -51,6 +52,11 @@ def config_from_dict(raw):
     for key, only in REQUIRED.items():
         if raw.get(key) not in (None, only):
             raise ValueError(f"{key} is {raw[key]!r}; only {only!r} is supported")
+    for name in raw.get("architectures") or []:
+        if name.lower() != "llamaforcausallm":  # which many write as LLaMAForCausalLM
+            raise ValueError(f"architectures has {name!r}; only LlamaForCausalLM is supported")
+    if raw.get("hidden_act") not in (None, "silu", "swish"):  # two names of one function
+        raise ValueError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
     heads = number(raw, "num_attention_heads")
     defaults = {"num_key_value_heads": heads, "max_position_embeddings": 2048}
     defaults["head_dim"] = number(raw, "hidden_size") // heads
@@ -61,6 +67,8 @@ def config_from_dict(raw):
     eos = raw.get("eos_token_id", 2)
     if not isinstance(eos, list):
         eos = [] if eos is None else [eos]
+    # Some files have the id of no token, such as -1; it ends no answer.
+    eos = [token for token in eos if type(token) is not int or 0 <= token < sizes["vocab_size"]]
     return LlamaConfig(
         **sizes,
         **read_rope(raw),

@@ -1,5 +1,6 @@
 """Models by name: where their folders are, and the draft of each family."""
 
+import os
 from pathlib import Path
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
@@ -22,12 +23,12 @@ def find_target(name):
 
 def draft_beside(target):
     """The folder where the draft of the target's family is, or would be."""
-    target = target.resolve()
+    target = Path(os.path.abspath(target))  # the name that was given, also of a link
     family = "vicuna" if target.name in REAL.values() else target.name.split("-")[0]
     return target.parent / f"{family}-draft"
 
 
 def datastore_path(folder):
     """The file of the datastore of the model in ``folder``, which is next to it."""
-    folder = Path(folder).resolve()
+    folder = Path(os.path.abspath(folder))
     return folder.with_name(f"{folder.name}-datastore.safetensors")

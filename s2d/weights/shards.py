@@ -3,6 +3,8 @@
 ``read_tensors`` maps the files into memory: a tensor is read when it is copied or computed with.
 """
 
+from zipfile import is_zipfile
+
 import torch
 from safetensors import safe_open
 
@@ -43,7 +45,9 @@ def files_of(folder):
 def tensors_of(file):
     """{name: tensor} of a file, none of them read yet. Nothing that a pickle holds is run."""
     if file.suffix == ".bin":
-        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        # PyTorch's format from before version 1.6 is no zip file, and cannot be mapped.
+        mapped = is_zipfile(file)
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         return {str(name): state[name].detach() for name in state}
     with safe_open(file, framework="pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}
