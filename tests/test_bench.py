@@ -237,4 +237,5 @@ def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsy
 
 def test_mistakes_are_one_line(capsys):
     refuses(bench.main, capsys, "no decision model at nowhere", "--methods", "s2d:stop=nowhere")
+    refuses(bench.main, capsys, "no model folder at TYPO", "--draft", "TYPO")
     refuses(bench.main, capsys, "--rounds: must be at least 1, got 0", "--rounds", "0")

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +38,31 @@ def test_a_file_is_replaced_in_one_piece(tmp_path):
         stage.write_text("3")
         raise RuntimeError("stopped")
     assert (tmp_path / "f").read_text() == "1" and os.listdir(tmp_path) == ["f"]
+
+
+def test_what_is_no_file_is_refused_and_a_links_target_is_written(tmp_path):
+    """As root, a rename would put a file in the place of /dev/null for everybody."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    for taken in (tmp_path, fifo, Path("/dev/null")):
+        raises_line(staged_file(taken).__enter__, ValueError, "is no regular file")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    for text in ("1", "2"):
+        with staged_file(tmp_path / "link") as stage:
+            stage.write_text(text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == text
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_the_umask_is_kept(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        with staged_folder(tmp_path / "m") as stage:
+            save_file({"a": torch.ones(2)}, stage / "w.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "m/w.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert (tmp_path / "m").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
 def write_slowly(folder):

@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from helpers import ROOT, WEIGHTS, program, random_llama, random_tokens, refuses
 
 import run
 from s2d import load_model
+from s2d.cli.program import run_program
+from s2d.extras import tensor_parallel
 from s2d.extras.tensor_parallel import load_part, run_on_rank_0
 from s2d.generation import start
 from s2d.weights import save_model
@@ -110,6 +114,31 @@ def test_a_folder_that_cannot_be_divided_is_one_line_and_no_hang(tmp_path):
     assert "Traceback" not in own and "exitcode  : 2 " in done.stderr and not done.stdout
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_inside_a_pass_ends_all(family, rank):
+    """With its one line, and at once, though the other one waits for its part of a sum."""
+    began = time.monotonic()
+    done = torchrun(__file__, family, rank, timeout=60)
+    own = done.stderr.partition("torch/distributed")[0]
+    assert done.returncode != 0 and own.count("test: there is not enough memory") == 1, own
+    assert "Traceback" not in own and time.monotonic() - began < 60
+
+
+def test_what_does_not_go_with_torchrun_is_one_line(launched, monkeypatch, capsys):
+    for message, *line in (
+        ("--prompts and --compile do not go with torchrun", "--compile"),
+        ("under torchrun each process has its own GPU", "--device", "cuda:1"),
+    ):
+        refuses_last(capsys, message, "--target", "70b", *line)
+        dist.destroy_process_group()
+    dist.init_process_group()  # for the fixture to end
+
+
+def refuses_last(capsys, message, *arguments):
+    assert program(run.main, *arguments) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.fixture
 def launched(monkeypatch):
     """This process is one that torchrun started, the only one."""
@@ -128,5 +157,15 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(line, launched, capsys):
     refuses(run.main, capsys, REFUSED[line], "--target", "70b", *line.split())
 
 
+def fail_on(rank):
+    """Have a rank run out of memory where it adds its part of a sum."""
+    if int(os.environ["RANK"]) == rank:
+        failing = Mock(side_effect=MemoryError("in the middle of a pass"))
+        tensor_parallel.sum_over_ranks = failing
+
+
 if __name__ == "__main__":
-    run_on_rank_0(partial(answer_on_two_ranks, Path(sys.argv[1])), load_part)
+    if len(sys.argv) > 2:
+        fail_on(int(sys.argv[2]))
+    program = partial(answer_on_two_ranks, Path(sys.argv[1]))
+    sys.exit(run_program("test", run_on_rank_0, program, load_part))

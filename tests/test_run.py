@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import re
 import shlex
@@ -15,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from helpers import ROOT, WEIGHTS, change_json, program, random_llama
+from safetensors import SafetensorError
 from vocabularies import save_trained
 
 import run
@@ -176,7 +178,8 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = io.StringIO()
     out.isatty = lambda: True
-    tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+    certain = SimpleNamespace(is_open=lambda ids: False)
+    tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)), model=certain)
     streamed = Streamed(tokenizer, out, exits=(2,))
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     nodes = range(len(tokens))
@@ -218,6 +221,12 @@ MISTAKES = {
     "--device tpu9": "device 'tpu9'",
     "--raw --system x": "need a chat template",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
+    "--prompts /dev/null --prompt x": "--prompts and --prompt do not go together",
+    "--prompts /dev/null --batch 0": "must be at least 1, got 0",
+    "--interactive --json": "--interactive and --json do not go together",
+    "--interactive --prompt -": "it does not go with --prompt -",
+    "--trace /dev/null": "is there already and is no regular file",
+    "--trace {m}": "is there already and is no regular file",
 }
 
 
@@ -300,6 +309,78 @@ def test_what_a_program_raises_becomes_an_exit_code(capsys):
         assert capsys.readouterr().err == message
     with pytest.raises(RuntimeError, match="a fault of ours"):
         run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")))
+
+
+def test_no_room_is_one_line(capsys, tmp_path):
+    """A full disk, as Python, safetensors and PyTorch tell it, and memory that is not there."""
+
+    def allocate():
+        torch.empty(2**50)
+
+    def save():
+        torch.save(torch.zeros(9), "/dev/full")
+
+    def write():
+        with open("/dev/full", "w") as opened:
+            opened.write("x" * 10**6)
+
+    memory = Mock(side_effect=MemoryError())
+    words = "I/O error: No space left on device (os error 28)"  # as on a full disk
+    save_tensors = Mock(side_effect=SafetensorError(words))
+    on_gpu = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate"))
+    for what, message in (
+        (allocate, "run.py: there is not enough memory ("),
+        (memory, "run.py: there is not enough memory ("),
+        (on_gpu, "run.py: there is not enough memory (CUDA out of memory. Tried)"),
+        (save, "run.py: the disk is full, or cannot be written to ("),
+        (save_tensors, "run.py: the disk is full, or cannot be written to (I/O error"),
+        (write, "run.py: [Errno 28] No space left on device"),
+    ):
+        assert run_program("run.py", what) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(message) and error.count("\n") == 1, error
+
+
+def shell(line, **options):
+    options = dict(cwd=ROOT, capture_output=True) | options
+    return subprocess.run(["bash", "-c", f"exec {shlex.quote(sys.executable)} {line}"], **options)
+
+
+def test_streams_that_are_closed_or_not_utf_8(tmp_path):
+    """No traceback, and nothing but JSON in the output; no letter ends an answer."""
+    common = "run.py --target 7b --max-new-tokens 4 --json --prompt"
+    closed = shell(f"{common} Hi 2>&-")
+    assert closed.returncode == 0 and json.loads(closed.stdout)["text"]
+    for line in (f"{common} Hi >&-", f"{common} - <&-"):
+        done = shell(line)
+        assert done.returncode in (0, 2) and b"Traceback" not in done.stderr, done.stderr
+    (tmp_path / "prompts").write_text("Translate into German: the green house\n" * 2)
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    line = f"run.py --target 7b --prompts {tmp_path / 'prompts'} --max-new-tokens 12"
+    done = shell(line, env=ascii_only)
+    assert done.returncode == 0 and done.stdout.count(b"## line") == 2, done.stderr
+
+
+def test_ctrl_c_is_one_word(monkeypatch, capsys):
+    monkeypatch.setattr(run, "load", Mock(side_effect=KeyboardInterrupt))
+    assert program(run.main, "--target", "7b") == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_byte_order_mark_is_no_token(tmp_path, capsys):
+    file = tmp_path / "prompts.txt"
+    file.write_text(QUESTION, encoding="utf-8-sig")
+    assert program(run.main, "--target", "7b", "--prompts", file, "--json") == 0
+    with_mark = json.loads(capsys.readouterr().out)
+    assert with_mark["tokens"] == run_json(capsys, "--target", "7b", "--prompt", QUESTION)["tokens"]
+    file.write_bytes(b"caf\xe9\n")
+    refuses_last(capsys, "is not in UTF-8", "--target", "7b", "--prompts", file)
+
+
+def refuses_last(capsys, message, *arguments):
+    """Assert that run.py exits with 2, with ``message`` in its last line on stderr."""
+    assert program(run.main, *arguments) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_reader_who_has_enough_is_met_with_silence():

@@ -46,7 +46,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
 
 def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
     """Earlier turns are in context while they fit; after Ctrl-C what was shown of an answer is."""
-    add, encode, prompts = Streamed.add, tokenizer.encode_chat, []
+    add, encode, prompts, written = Streamed.add, tokenizer.encode_chat, [], []
 
     def begin(prompt):
         prompts.append(prompt)
@@ -54,7 +54,8 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
 
     def interrupted(self, step):
         add(self, step)
-        if len(prompts) == 1 and len(self.stream.ids) == 2:
+        written.append(step)
+        if len(prompts) == 1 and len(written) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Streamed, "add", interrupted)
@@ -65,6 +66,26 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
     assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
     expected = [[QUESTION], [QUESTION, begun, NEXT], [NEXT, answer, "And?"]]
     assert prompts == [encode(messages) for messages in expected]
+
+
+def test_a_line_that_cannot_be_answered_is_forgotten(mini, tokenizer, monkeypatch, capsys):
+    """It is too long, or no text; and Ctrl-C at the prompt ends the conversation quietly."""
+    prompts, lines = [], [QUESTION, "word " * 600, "\ud800", NEXT, KeyboardInterrupt()]
+
+    def begin(prompt):
+        decoder = start(mini("mini-7b"), prompt, method="ar", max_new_tokens=3)
+        prompts.append(prompt)
+        return decoder
+
+    monkeypatch.setattr(builtins, "input", Mock(side_effect=lines))
+    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512)
+    out, error = capsys.readouterr()
+    _, too_long, no_text = error.splitlines()
+    assert "the prompt has" in too_long and "not valid UTF-8" in no_text
+    answer = out.splitlines()[0]
+    assert prompts == [
+        tokenizer.encode_chat(each) for each in ([QUESTION], [QUESTION, answer, NEXT])
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
@@ -214,6 +215,7 @@ class Hostile:
     """A tokenizer whose every token is something to be careful with."""
 
     TEXTS = ["</script><script>hacked = 1</script>", "<img src=x onerror='hacked = 1'>", '"&amp;']
+    model = SimpleNamespace(is_open=lambda ids: False)
     TEXTS += ["שלום", "👩‍🔬", "\n", "\u2028", "@@data@@", "${1}", ""]
 
     def decode(self, ids):

@@ -4,18 +4,11 @@ python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=
 """
 
 import sys
-from argparse import ArgumentTypeError
 from pathlib import Path
 
-from ..cli.program import Parser, comma_separated, run_program
+from ..cli.program import Parser, comma_separated, count, run_program
 from ..weights import DTYPES
 from . import exit0, papers, speed
-
-
-def count(text):
-    if int(text) < 1:
-        raise ArgumentTypeError(f"must be at least 1, got {text}")
-    return int(text)
 
 
 def main(arguments=None):

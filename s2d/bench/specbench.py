@@ -5,9 +5,8 @@ import re
 import time
 from collections import Counter, defaultdict
 from itertools import islice
-from pathlib import Path
 
-from ..files import staged_file
+from ..files import read_text, staged_file
 from ..train.corpus import GROUPS, conversations
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
@@ -28,7 +27,7 @@ def read_questions(path, limit):
     """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
     taken, questions = Counter(), []
     try:
-        for line in Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n"):
+        for line in read_text(path).rstrip("\n").split("\n"):
             question = json.loads(line)
             question = {key: question[key] for key in ("question_id", "category", "turns")}
             texts = [question["category"], *question["turns"]]

@@ -8,6 +8,7 @@ import torch
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
+from ..weights.config import read_config
 from ..weights.names import draft_beside, find_target
 from .check import check
 from .measure import answer, measure, run_ours
@@ -24,7 +25,10 @@ def report(args):
     if args.out and args.out.exists():
         raise ValueError(f"{args.out} is there already; remove it or name another")
     folders = [find_target(name) for name in args.targets]
-    args.draft = args.draft or draft_beside(folders[0])
+    if args.draft is None:
+        args.draft = draft_beside(folders[0])
+    else:
+        read_config(args.draft)  # a name that is mistyped shows
     names = ["ar", *(args.methods or default_methods(args.draft))]
     names += [f"{name}:compile" for name in names if args.compile]
     names += [f"{name}:batch={batch}" for batch in args.batch or () for name in names]

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 from ..tree import GrowingShape
 
+# How safetensors and PyTorch say that a file cannot be written.
+DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error"
 PROGRESS_SECONDS = 10  # between two notices of a long run
 
 
@@ -118,6 +120,6 @@ def lack_of_room(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     if isinstance(error, MemoryError) or "out of memory" in first or "allocate memory" in first:
         return f"there is not enough memory ({first or 'MemoryError'})"
-    if "No space left on device" in str(error) or "PytorchStreamWriter failed" in first:
+    if any(words in str(error) for words in DISK):
         return f"the disk is full, or cannot be written to ({first})"
     return ""

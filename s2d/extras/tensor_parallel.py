@@ -14,7 +14,7 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -85,24 +85,28 @@ def run_on_rank_0(program: Callable, load_part: Callable) -> Any:
             from_rank_0(lambda: command, commands)
 
         if dist.get_rank() > 0:
-            return follow(load_part, commands)
-        result = program(partial(DividedTarget, send, load_part))
-        send("end")
+            with suppress(ConnectionError), connected():  # a rank that fails says why
+                return follow(load_part, commands)
+        with connected():
+            result = program(partial(DividedTarget, send, load_part))
+            send("end")
         return result
 
 
-def follow(load_part: Callable, commands: Any) -> None:
-    """On the other ranks: do what rank 0 sends, until it ends."""
+@contextmanager
+def connected() -> Iterator[None]:
+    """Raise ConnectionError, and not PyTorch's RuntimeError, if another process has ended."""
     try:
-        obey(load_part, commands)
+        yield
     except RuntimeError as error:
         if "by peer" not in str(error):
             raise
-        # Rank 0 has ended before it was done, and has said why.
+        raise ConnectionError("another process has ended") from None
 
 
 @torch.inference_mode()
-def obey(load_part: Callable, commands: Any) -> None:
+def follow(load_part: Callable, commands: Any) -> None:
+    """On the other ranks: do what rank 0 sends, until it ends."""
     error = None
     while (command := from_rank_0(lambda: None, commands)) != ("end",):
         if error is not None:

@@ -66,10 +66,10 @@ def train_ablations(run, millions):
     run.remember(millions=millions)
     every = list(product(SEEDS, DRAFTS))
     for number, (seed, name) in enumerate(every, start=1):
-        tell(f"draft {number} of {len(every)}: {name}, seed {seed}")
         own = replace(run, out=folder_of(run.out, name, seed), seed=run.seed + seed)
         same_again = name == "untrained" and seed != SEEDS[0]
         if not (own.out.exists() or same_again):
+            tell(f"draft {number} of {len(every)}: {name}, seed {seed}")
             train_draft(name, seed, own, millions)
     prompts = max(5, round(PROMPTS * millions))
     for target, features in product(TARGETS, FEATURES):

@@ -105,10 +105,10 @@ def train_mini(run, millions=None):
         make_tokenizer(Path(tokenizer), run.seed)
         members = "mini-7b", "mini-draft", "mini-13b", "mini-70b"
         for number, name in enumerate(members, start=1):
-            tell(f"{name}, {number} of {len(members)}")
             member = replace(run, out=run.out / name)
             train = train_draft if name == "mini-draft" else train_target
             if not member.out.exists():
+                tell(f"{name}, {number} of {len(members)}")
                 train(member, tokenizer, millions)
 
 
