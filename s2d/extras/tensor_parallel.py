@@ -11,10 +11,11 @@ that fails just ends; torchrun notices, and ends the others, whatever they are w
 """
 
 import io
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -84,12 +85,17 @@ def run_on_rank_0(program: Callable, load_part: Callable) -> Any:
         def send(*command: Any) -> None:
             from_rank_0(lambda: command, commands)
 
+        result = None
         if dist.get_rank() > 0:
-            with suppress(ConnectionError), connected():  # a rank that fails says why
-                return follow(load_part, commands)
-        with connected():
-            result = program(partial(DividedTarget, send, load_part))
-            send("end")
+            try:
+                with connected():
+                    follow(load_part, commands)
+            except ConnectionError:  # rank 0 has said why
+                os._exit(2)  # without Python's end, which aborts while gloo's threads run
+        else:
+            with connected():
+                result = program(partial(DividedTarget, send, load_part))
+                send("end")
         return result
 
 
