@@ -1,6 +1,14 @@
 """Generate text with Sorted Speculative Decoding: ``python run.py --target 13b``."""
 
 import sys
+
+if __name__ == "__main__":  # before the imports that take a second, which Ctrl-C may end
+    sys.excepthook = lambda kind, *error: (
+        print("interrupted", file=sys.stderr)
+        if kind is KeyboardInterrupt
+        else sys.__excepthook__(kind, *error)
+    )
+
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace

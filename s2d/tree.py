@@ -121,6 +121,7 @@ class Shape(Protocol):
         """The nodes for the target to check, the most probable first if some may be left out."""
 
 
+@dataclass(frozen=True)
 class FixedShape:
     """A shape that is known beforehand: each node of level d - 1 has ``widths[d]`` children.
 
@@ -129,9 +130,11 @@ class FixedShape:
     the product of the levels' confidences is below ``tree.min_prob``.
     """
 
-    def __init__(self, widths: tuple[int, ...]) -> None:
-        self.widths = widths
-        self.max_nodes = sum(accumulate(widths, mul))
+    widths: tuple[int, ...]
+
+    @property
+    def max_nodes(self) -> int:
+        return sum(accumulate(self.widths, mul))
 
     @cached_property
     def ancestors(self) -> np.ndarray:

@@ -12,11 +12,13 @@ import definition
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
-from helpers import nearly_equal, raises_line, random_llama, random_tokens
+from helpers import ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
 
 from s2d import generate
 from s2d.extras.datastore import Datastore
+from s2d.extras.decision import PathStop
 from s2d.generation import start
+from s2d.model import Drafting
 from s2d.options import Options
 from s2d.rules import SharedNoise
 from s2d.sampling import Noise
@@ -118,6 +120,42 @@ def test_one_seed_one_text(part):
     assert differing(60, part) == 0
 
 
+def test_roots_from_the_target_end_where_the_drafts_own_context_does():
+    target, draft = random_llama(5, eos_token_ids=()), random_llama(6, max_position_embeddings=40)
+    for n in (30, 39, 60):
+        for tree in ((3, 2, 1), GrowingShape(3, 4, 9)):
+            prompt, law = random_tokens(n, n), dict(temperature=1.0, max_new_tokens=25)
+            alone = generate(target, prompt, method="ar", **law)
+            options = dict(method="s2d-tree", tree=tree, init="target", **law)
+            assert generate(target, prompt, draft, **options).tokens == alone.tokens
+
+
+def test_thresholds_of_other_exits_than_the_drafts_own():
+    """None of 0 stays in the middle, where it would hide the exits after it."""
+    drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.0, 0.0))
+    config = random_llama(0).config
+    for exits, expected in (
+        ((1, 2, 4), (0.3, 0.0, 0.0)),
+        ((1, 2, 3), (0.3, 0.5, 0.0)),
+        ((0, 1, 2, 4), (0.9, 0.3, 0.0, 0.0)),
+        ((2, 3), (0.5, 0.0)),
+        ((3, 4), (0.5, 0.0)),
+    ):
+        options = Options("s2d", exits=exits).resolved(config, config, drafting)
+        assert options.thresholds == expected
+
+
+def test_what_rejection_sampling_drafts_does_not_depend_on_measured_times():
+    """Or the text of a seed would depend on the machine."""
+    target = random_llama(3).config
+    for method, tree in (("s2d", None), ("s2d-tree", (2, 1))):
+        options = Options(method, exits=(0,), tree=tree, coupled=False)
+        costs = [1.0 + rows for rows in range(17)]
+        assert options.resolved(target, costs=costs) == options.resolved(target)
+    tuned = Options(exits=(0,)).resolved(target, costs=costs)
+    assert tuned.tree_size is not None and tuned.stop == 1.0
+
+
 def causal(start, n, parents, model, ancestors=None):
     """Attention that knows nothing of branches."""
     end = n + len(parents)
@@ -175,6 +213,9 @@ REJECTION = [
     dict(method="mcsd", tree=(2, 1), exits=[4]),
     dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3, 0.0]),
     dict(method="mcsd", tree=(2,), exits=[0]),
+    dict(method="mcsd", tree=(2,), exits=[0], datastore=Datastore([0, 1, 1, 2, 1], end=())),
+    dict(method="s2d", draft_length=2, exits=[2], decision=PathStop(ByLastToken(0.9))),
+    dict(method="mcsd", tree=(1, 2), exits=[4], init="target"),
 ]
 
 

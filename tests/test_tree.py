@@ -66,6 +66,15 @@ def test_the_picture_of_the_numberings():
     assert tree.next_positions([CONTEXT, 1, 4]) == [2, 3, 4]
 
 
+def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
+    """Some that were expanded are less probable than what came later; caches must hold them."""
+    shape = GrowingShape(top_k=8, depth=3, size=8)
+    tree = Tree([1], shape, max_levels=3)
+    tree.add_level([[*range(8)]], [[0.93, *[0.01] * 7]], exit_layer=1)
+    tree.add_level([[*range(8)]] * 8, [[0.12] * 8] * 8, exit_layer=1)
+    assert len(tree.expanded) == 15 and shape.size < 15 <= shape.max_nodes
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
     """From every position on, behind a cache of what is before it; chains as well as trees."""

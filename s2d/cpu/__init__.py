@@ -6,7 +6,8 @@ private parts of PyTorch, because there is no public way to the same speed:
 - linear.py: ``torch._C._set_mkldnn_enabled`` switches oneDNN off for one matmul, where the public
   context manager takes longer than a small matmul does; ``torch.ops.mkldnn`` packs weights;
 - compiled.py: ``torch._inductor`` (compiler options, its cache directory, the code for a matmul
-  with packed weights) and ``torch._dynamo.mark_dynamic``, which has no public name.
+  with packed weights) and ``torch._dynamo.mark_dynamic``, which has no public name;
+- static.py: ``torch._dynamo.config``, for how many kinds of passes a GPU's code is compiled.
 """
 
 from functools import partial

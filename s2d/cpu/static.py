@@ -34,6 +34,8 @@ class CompiledLlama(Llama):
         run (torch.compile); that was not tried on one.
         """
         if self.device.type != "cpu":
+            # After 8 kinds of passes the compiler would leave the others to eager code in silence.
+            torch._dynamo.config.recompile_limit = 64
             self.plain = torch.compile(self.plain, dynamic=True)
             return
         replace_linears(self)

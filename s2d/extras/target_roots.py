@@ -78,9 +78,11 @@ class RootsDecoder(Decoder):
         count = self.drafter.shape.widths[0]
         p = self.rule.distribution(self.after_context)  # (V,)
         rest = without(p, first)
-        if isinstance(self.rule, Rejection):
+        if count == 1:
+            others = torch.tensor([], dtype=torch.long)
+        elif isinstance(self.rule, Rejection):
             rest = rest.cpu()
-            others = self.rule.draws.candidates(rest[None], count)[0, : count - 1]
+            others = self.rule.draws.candidates(rest[None], count - 1)[0]
         else:
             others = rest.topk(count - 1).indices
         # A token that is not possible is no root: the first one takes its place.
