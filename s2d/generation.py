@@ -53,21 +53,21 @@ def start(
     return make_decoder(target, tokens, draft, resolved)
 
 
-def resolve(target: Llama, draft: Llama | None, options: Options, batch: int = 1) -> Options:
+def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: int = 1) -> Options:
     """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
     costs = None
-    alone = draft is None or list(options.exits or ()) == [0]
+    alone = draft_model is None or list(options.exits or ()) == [0]
     if options.method != "ar" and alone:
         costs = target.pass_costs(rows=batch * MAX_ROWS)
         if costs is not None:
             costs = costs[batch - 1 :: batch]  # all are taken to send as many nodes
-    if draft is None:
+    if draft_model is None:
         return options.resolved(target.config, costs=costs)
-    return options.resolved(target.config, draft.config, draft.drafting, costs)
+    return options.resolved(target.config, draft_model.config, draft_model.drafting, costs)
 
 
 def make_decoder(
-    target: Llama, tokens: Sequence[int] | torch.Tensor, draft: Llama | None, options: Options
+    target: Llama, tokens: Sequence[int] | torch.Tensor, draft_model: Llama | None, options: Options
 ) -> Decoder:
     """A Decoder for resolved ``options``. Raises ValueError if the prompt cannot be continued."""
     if isinstance(tokens, torch.Tensor):
@@ -81,7 +81,7 @@ def make_decoder(
     drafter = None
     decoder_class = Decoder
     if options.method != "ar":
-        drafter = make_drafter(target, draft, options, limit)
+        drafter = make_drafter(target, draft_model, options, limit)
         decoder_class = DECODERS[options.init]
     rule = make_rule(target, options)
     return decoder_class(target, drafter, rule, list(tokens), limit, options)
@@ -99,7 +99,9 @@ def make_rule(target: Llama, options: Options) -> Rule:
     return Rejection(*law, target.config.vocab_size, Draws(options.seed))
 
 
-def make_drafter(target: Llama, draft: Llama | None, options: Options, limit: int) -> SortedDraft:
+def make_drafter(
+    target: Llama, draft_model: Llama | None, options: Options, limit: int
+) -> SortedDraft:
     """The draft that resolved ``options`` ask for, with room for a context of ``limit`` tokens."""
     exits: list[Exit] = []
     below = None
@@ -109,6 +111,6 @@ def make_drafter(target: Llama, draft: Llama | None, options: Options, limit: in
             exits.append(TableExit(options.datastore, threshold, vocab_size, target.device))
         else:
             capacity = limit + options.tree.max_nodes
-            below = LayerExit(draft, below, layers, threshold, capacity)
+            below = LayerExit(draft_model, below, layers, threshold, capacity)
             exits.append(below)
     return SortedDraft(exits, options.tree, options.stop, options.decision, options.tree_size)

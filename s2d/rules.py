@@ -193,7 +193,9 @@ class Rejection(Sampled):
     per level and once per pass. ``tests`` are those of the last tree.
     """
 
-    def __init__(self, temperature: float, top_p: float, top_k: int, vocab_size: int, draws: Draws):
+    def __init__(
+        self, temperature: float, top_p: float, top_k: int, vocab_size: int, draws: Draws
+    ) -> None:
         super().__init__(temperature, top_p, top_k)
         self.vocab_size = vocab_size
         self.draws = draws

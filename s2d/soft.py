@@ -1,14 +1,34 @@
-"""The SoFT losses: every exit of a draft learns the next token at once (arXiv 2407.01955, 4)."""
+"""The loss of SoFT, sorted fine-tuning: every exit of a draft learns the next token at once.
+
+S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4), after Sorted LLaMA (arXiv 2309.08968,
+section 3): L = mean over the exits of the cross entropy of lm_head(norm(hidden states there)).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from .model import Llama
 
 CHUNK = 1024  # positions whose logits are in memory at a time
 
 
-def exit_hidden(model, tokens: torch.Tensor, exits):
-    """Yields the hidden states (B, T, hidden) of tokens (B, T) at each of the rising ``exits``."""
+class Aim(Protocol):
+    """A second aim of the loss, such as to imitate a teacher (train/distil.py)."""
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """What the teacher has for tokens (B, T): (B, T, its hidden size)."""
+
+    def loss(self, taught: Tensor, features: Tensor, logits: Tensor) -> Tensor:
+        """What is added to the loss of N positions at an exit, a sum over them."""
+
+
+def exit_hidden(model: Llama, tokens: Tensor, exits: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the hidden states (B, T, hidden) of tokens (B, T) at each of the rising ``exits``."""
     hidden, first = model.embed(tokens), 0
     for exit_layer in exits:
         hidden = model.run_layers(hidden, first, exit_layer)
@@ -16,37 +36,50 @@ def exit_hidden(model, tokens: torch.Tensor, exits):
         first = exit_layer
 
 
-def soft_losses(model, tokens, labels, exits, count=None, distillation=None):
-    """Next-token cross entropy (E,) in nats at each of ``exits``, from one pass.
+def soft_losses(
+    model: Llama,
+    tokens: Tensor,
+    labels: Tensor,
+    exits: Sequence[int],
+    count: int | None = None,
+    aim: Aim | None = None,
+) -> Tensor:
+    """The loss at each of E ``exits``, (E,) in nats, from one pass. Their mean is SoFT's loss.
 
-    ``labels`` (B, T) is the token that follows each of ``tokens`` (B, T), -100 where nothing is to
-    be learnt. The losses of labelled tokens are summed and divided by ``count``, by default their
-    number. The mean over the exits, which share the final norm and the LM head, is the loss of
-    Sorted LLaMA (arXiv 2309.08968, section 3). ``distillation`` (train/distil.py) adds its term.
+    Args:
+        tokens: (B, T).
+        labels: (B, T), the token that follows each; -100 if it is not to be learnt.
+        count: what the sum over labelled tokens is divided by; by default their number. If a batch
+            goes through the model in parts, it is the number in the whole batch.
+        aim: a second aim, which adds its term.
 
-    With a real vocabulary nothing takes more memory than logits: they are made for CHUNK positions
-    at a time, and once more in the backward pass.
+    With a large vocabulary nothing takes more memory than logits. So they are made for CHUNK
+    positions at a time, and once more in the backward pass.
     """
     learnt = labels != -100  # (B, T)
     labels = labels[learnt].long()  # (N,)
-    taught = distillation.hidden(tokens)[learnt] if distillation else None  # (N, teacher's hidden)
+    if count is None:
+        count = len(labels)
+    taught = labels if aim is None else aim.hidden(tokens)[learnt]  # (N, ...)
     losses = []
     for hidden in exit_hidden(model, tokens, exits):
-        hidden, loss = hidden[learnt], 0.0  # (N, hidden)
+        hidden = hidden[learnt]  # (N, hidden)
+        loss = hidden.new_zeros(())
         for start in range(0, max(1, len(labels)), CHUNK):
             part = slice(start, start + CHUNK)
-            taught_part = taught[part] if distillation else None
-            arguments = (model, hidden[part], labels[part], distillation, taught_part)
-            loss = loss + checkpoint(chunk_loss, *arguments, use_reentrant=False)
+            inputs = (model, hidden[part], labels[part], taught[part], aim)
+            loss = loss + checkpoint(chunk_loss, *inputs, use_reentrant=False)
         losses.append(loss)
-    return torch.stack(losses) / max(1, len(labels) if count is None else count)
+    return torch.stack(losses) / max(1, count)
 
 
-def chunk_loss(model, hidden, labels, distillation, taught):
-    """Summed loss of hidden states (N, hidden) at one exit, by the ``labels`` (N,) that follow."""
+def chunk_loss(
+    model: Llama, hidden: Tensor, labels: Tensor, taught: Tensor, aim: Aim | None
+) -> Tensor:
+    """The loss of hidden states (N, hidden) at an exit, summed; ``labels`` (N,) follow them."""
     features = model.model.norm(hidden)  # (N, hidden), what the head reads
     logits = F.linear(features, model.lm_head.weight).float()  # (N, V)
     loss = F.cross_entropy(logits, labels, reduction="sum")
-    if distillation:
-        loss = loss + distillation.loss(taught, features, logits)
+    if aim is not None:
+        loss = loss + aim.loss(taught, features, logits)
     return loss

@@ -76,6 +76,15 @@ def test_a_model_that_is_saved_loads_in_transformers(tmp_path, changes):
     assert (loaded.config, loaded.drafting) == (model.config, model.drafting)
 
 
+def test_several_positions_after_a_cache_need_a_mask():
+    """Without one, attention would be aligned to the top left, and hide the cache's end."""
+    model, tokens = random_llama(0), torch.tensor([[1, 2, 3]])
+    cache = model.new_cache(9)
+    model(tokens, cache=cache)
+    with pytest.raises(ValueError, match="3 positions after a cache of 3 need a mask"):
+        model(tokens, cache=cache)
+
+
 def test_greedy_text_equals_transformers_by_every_method(mini, tokenizer):
     target, draft = mini("mini-7b"), mini("mini-draft")
     prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])

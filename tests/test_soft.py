@@ -46,14 +46,14 @@ def test_the_teachers_term(monkeypatch):
     tokens, labels = example()
     model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
     plain, learnt = soft_losses(model, tokens, labels, (2, 4)), labels != -100
-    losses = soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(teacher))
+    losses = soft_losses(model, tokens, labels, (2, 4), aim=Distillation(teacher))
     p = Categorical(logits=teacher(tokens)[learnt])
     for number, hidden in enumerate(exit_hidden(model, tokens, (2, 4))):
         q = Categorical(logits=model.logits(hidden)[learnt])
         assert abs(losses[number] - plain[number] - kl_divergence(p, q).mean()) < 1e-5
     model.requires_grad_(True)
     teacher.requires_grad_(True)
-    losses = soft_losses(model, tokens, labels, (2, 4), distillation=Distillation(teacher))
+    losses = soft_losses(model, tokens, labels, (2, 4), aim=Distillation(teacher))
     losses.mean().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
@@ -62,7 +62,7 @@ def test_alignment_is_the_mean_square_between_features():
     (tokens, labels), exits = example(), (2, 4)
     model, teacher = random_llama(1).requires_grad_(True), random_llama(2)
     plain, learnt = soft_losses(model, tokens, labels, exits), labels != -100
-    losses = soft_losses(model, tokens, labels, exits, distillation=Alignment(teacher, 3.0))
+    losses = soft_losses(model, tokens, labels, exits, aim=Alignment(teacher, 3.0))
     taught = teacher.model.norm(teacher.run_layers(teacher.embed(tokens)))[learnt]
     for one, other, hidden in zip(losses, plain, exit_hidden(model, tokens, exits)):
         expected = 3 * ((model.model.norm(hidden)[learnt] - taught) ** 2).mean()

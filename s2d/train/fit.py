@@ -91,7 +91,7 @@ def fit(model, exits, rows, recipe, run, distillation=None):
     settings = json.dumps(settings)
 
     bf16 = recipe.bf16 and is_fast(torch.bfloat16, device)
-    objective = Objective(model, partial(soft_losses, exits=exits, distillation=distillation))
+    objective = Objective(model, partial(soft_losses, exits=exits, aim=distillation))
     if mesh:
         shard(objective, mesh)
     matrices = [p for p in model.parameters() if p.dim() == 2]
