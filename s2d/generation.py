@@ -56,8 +56,7 @@ def start(
 def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: int = 1) -> Options:
     """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
     costs = None
-    alone = draft_model is None or list(options.exits or ()) == [0]
-    if options.method != "ar" and alone:
+    if options.may_need_costs(draft_model is not None):
         costs = target.pass_costs(rows=batch * MAX_ROWS)
         if costs is not None:
             costs = costs[batch - 1 :: batch]  # all are taken to send as many nodes

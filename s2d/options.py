@@ -103,8 +103,7 @@ class Options:
             raise ValueError(f"method {method} has one exit, not {list(exits)}; use s2d")
         tree = self.resolved_tree(method, drafting, target.vocab_size)
         stop, tree_size = self.resolved_stop(method, exits, drafting), self.tree_size
-        # What rejection sampling writes depends on what is drafted, and must not depend on clocks.
-        if exits == (0,) and self.stop is None and self.coupled and costs is not None:
+        if costs is not None and self.may_need_costs(draft is not None):
             stop = min(1.0, max(MIN_PROB, min_paying_prob(costs)))
             if tree_size is None and isinstance(tree, GrowingShape):
                 tree_size = partial(node_count, costs=costs)
@@ -117,6 +116,16 @@ class Options:
             stop=stop,
             tree_size=tree_size,
         )
+
+    def may_need_costs(self, has_draft_model: bool) -> bool:
+        """Whether ``resolved`` may look at costs: they are measured once, which takes a moment.
+
+        They choose the size of exit 0's trees. What rejection sampling writes depends on what is
+        drafted, so there it must not depend on clocks.
+        """
+        alone = not has_draft_model or list(self.exits or ()) == [0]
+        asked = self.stop is not None or self.init != "draft" or self.decision is not None
+        return self.method != "ar" and alone and self.coupled and not asked
 
     def check(self) -> None:
         """Raise ValueError for what is wrong whatever the models are."""
