@@ -145,10 +145,9 @@ def main() -> None:
     elif args.method:
         measure_one(args.folder, args.method, args.tokens)
     else:
-        print(
-            "| | seconds per token | tokens per step | first token | load | weights, GB | peak, GB |"
-        )
-        print("|---|---|---|---|---|---|---|", flush=True)
+        titles = "seconds per token, tokens per step, first token, load, weights in GB, peak in GB"
+        print("| | " + " | ".join(titles.split(", ")) + " |")
+        print("|---" * 7 + "|", flush=True)
         again = [
             sys.executable,
             __file__,
