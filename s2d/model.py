@@ -203,11 +203,11 @@ class Llama(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.lm_head.weight.device
+        return self.model.norm.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.lm_head.weight.dtype
+        return self.model.norm.weight.dtype
 
     def pass_costs(self, rows: int) -> list[float] | None:
         """Seconds of a pass over 1, 2, ... ``rows`` rows, if they are known (cpu/costs.py)."""

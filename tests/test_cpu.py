@@ -29,10 +29,15 @@ def cache(tmp_path, monkeypatch):
 def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
     torch.manual_seed(0)
     weight = torch.randn(96, 160).to(dtype)
-    for kernel in linear.ONE_ROW.values():
+    for kernel, packed in (*((each, False) for each in linear.ONE_ROW.values()), (None, True)):
         for rows in (1, 2, 3, 16, 17):
             module = FastLinear(torch.nn.Parameter(weight, requires_grad=False))
-            module.few_kernel = kernel
+            module.one_row, module.keep_plain, module.waits = kernel, not packed, False
+            if packed and can_pack(dtype):
+                module.pack()
+                assert module.weight is None
+            elif packed:
+                continue
             x = torch.randn(1, rows, 160).to(dtype)
             truth, plain, found = (
                 F.linear(x.double(), weight.double()),
@@ -68,11 +73,31 @@ def test_large_models_are_packed_on_demand_and_small_ones_lie_by_columns(cache, 
     assert len(fast_linears(large)) == 1 + 7 * 4
     assert not any(each.packed.is_mkldnn for each in fast_linears(large))
     long = torch.tensor([random_tokens(0, 100)])
-    large(long), large(tokens[:, :1])  # a prompt, and plain decoding
+    large(long), large(tokens), large(tokens[:, :1])  # prompts, and plain decoding
     assert not any(each.packed.is_mkldnn for each in fast_linears(large))
     for model, logits in zip((small, large), expected):
         torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-4)
     assert {each.packed.is_mkldnn for each in fast_linears(large)} == {can_pack(torch.float32)}
+
+
+@pytest.mark.parametrize(("packed", "free", "both"), [(1, 1e9, 0), (2, 1e9, 1), (2, 1e3, 0)])
+def test_weights_are_kept_twice_only_if_that_pays_and_fits(packed, free, both, cache, monkeypatch):
+    """If one row is faster with the plain ones, and there is memory for both."""
+    if not can_pack(torch.float32):
+        return
+    seconds = dict.fromkeys(linear.ONE_ROW, 1.0) | {"packed": packed}
+    monkeypatch.setattr(linear, "timed_once", lambda what, measure: seconds)
+    monkeypatch.setattr(linear, "free_memory", lambda: free)
+    model = random_llama(0).float()
+    tokens = torch.tensor([random_tokens(0, 9)])
+    expected = model(tokens)
+    use_fastest(model)
+    for _ in range(2):
+        torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(tokens[:, :1]), expected[:, :1], rtol=1e-4, atol=1e-4)
+    linears = fast_linears(model)
+    assert all(each.packed.is_mkldnn and (each.weight is not None) == both for each in linears)
+    assert model.device.type == "cpu" and model.dtype == torch.float32
 
 
 def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monkeypatch):

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch._inductor import config, utils
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
@@ -19,9 +18,9 @@ from ..cache import KVCache, attend
 from ..cli.program import tell
 from . import is_large
 from .costs import cache_folder, key_of
-from .linear import can_pack, fast_linears, packed_linear
+from .linear import can_pack, fast_linears
 
-FEW = 2  # rows for which sums are always the fastest
+FEW_SUMS = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
 SOURCES = "model.py", "cache.py", "cpu/linear.py", "cpu/compiled.py"  # of what is compiled
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
@@ -62,24 +61,13 @@ def run_head(norm, head, hidden):
     return head(norm(hidden))  # (R, hidden) -> (R, V)
 
 
-def sums(x, weight):
-    """F.linear with one sum per row, which the compiler fuses into one loop over the weights."""
-    x = x.contiguous()
-    x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once per use
-    each = [(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]
-    return torch.stack(each).view(*x.shape[:-1], -1)
-
-
 def use_compiled(model, rows):
-    """Give the FastLinears of ``model`` their kernel for ``rows``; returns its name."""
-    kernel = packed_linear if is_large(model) and can_pack(model.dtype) else F.linear
-    if rows <= FEW or (rows <= MOST_SUMS and kernel is F.linear):
-        kernel = sums
+    """Tell the FastLinears of ``model`` their kernel for ``rows``; returns its name."""
+    library = "packed" if is_large(model) and can_pack(model.dtype) else "plain"
+    summed = rows <= FEW_SUMS or (rows <= MOST_SUMS and library == "plain")
     for linear in fast_linears(model):
-        linear.few = 0 if kernel is packed_linear else rows
-        linear.few_kernel = kernel
-        linear.can_pack = False  # not while it is compiled
-    return kernel.__name__
+        linear.sums = rows if summed else 0
+    return "sums" if summed else library
 
 
 def compiled_passes(model, rows):

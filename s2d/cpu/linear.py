@@ -1,32 +1,37 @@
 """Linear layers of a Llama that are faster for a few rows.
 
 A pass over a few tokens reads every weight once and takes as long as that, with the right kernel.
-For one row it differs by processor and dtype, by up to two times, so it is timed once (costs.py).
-For several rows it is oneDNN's, with weights that were packed for it once.
+For several rows it is oneDNN's, with weights that were packed for it. For one row it differs by
+processor and dtype, by up to two times, so it is timed once (costs.py).
 """
 
+import math
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .costs import fastest_calls, timed_once
 
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
-PACK_AT = 32  # rows; more are a prompt, and plain decoding needs no packed weights
+FEW = 32  # rows; more are a prompt
+SPARE = 0.05  # the part of the free memory that plain weights may take next to packed ones
 TIMED_BYTES = 48e6  # of weights that kernels are timed with: more than caches hold
 
 
-def transposed(x, weight):
+def transposed(x: Tensor, weight: Tensor) -> Tensor:
     """The weight (out, in) times the row (..., in) as two equal columns."""
     row = x.reshape(1, -1)
     columns = torch.cat((row, row)).t()  # (in, 2), in memory of its own
     return (weight @ columns)[:, 0].contiguous().view(*x.shape[:-1], -1)
 
 
-def native(x, weight):
+def native(x: Tensor, weight: Tensor) -> Tensor:
     """PyTorch's own kernel instead of oneDNN's."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
@@ -39,7 +44,7 @@ def native(x, weight):
 ONE_ROW = {"linear": F.linear, "transposed": transposed, "native": native}
 
 
-def packed_linear(x, weight):
+def packed_linear(x: Tensor, weight: Tensor) -> Tensor:
     """F.linear for a weight that may be packed."""
     if torch.compiler.is_compiling():
         return torch.ops.s2d.packed_linear(x, weight)  # compiled.py
@@ -48,13 +53,13 @@ def packed_linear(x, weight):
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
-def pack(weight):
+def pack(weight: Tensor) -> Tensor:
     """A copy of ``weight`` (out, in) in oneDNN's own layout."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
 
 
 @cache
-def can_pack(dtype):
+def can_pack(dtype: torch.dtype) -> bool:
     """Whether this processor and this PyTorch have packed matmuls in ``dtype``."""
     try:
         packed_linear(torch.ones(2, 32, dtype=dtype), pack(torch.ones(32, 32, dtype=dtype)))
@@ -66,31 +71,52 @@ def can_pack(dtype):
 class FastLinear(nn.Module):
     """An nn.Linear without bias that is fast for a few rows.
 
-    Up to ``few`` rows it uses ``few_kernel``. The first time it meets more than that, but not as
-    many as a prompt has, it packs its weight.
+    It packs its weight when it meets a few rows for the second time: the first time may be a short
+    prompt, and plain decoding, of one row, needs no packed weight. The packed weight takes the
+    place of the plain one, unless ``keep_plain`` says that one row is faster with that.
     """
 
-    def __init__(self, weight):
+    def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
-        self.weight = weight
-        self.packed = weight.detach()
-        self.can_pack = can_pack(weight.dtype)
-        self.few, self.few_kernel = 1, F.linear
+        self.weight = weight  # (out, in), or None once it is packed
+        self.packed = weight.detach()  # the plain one until then
+        self.one_row: Callable = F.linear  # kernel for one row of the plain weight
+        self.keep_plain = True
+        self.waits = can_pack(weight.dtype)  # for few rows, to pack
+        self.passes = 0  # over a few rows
+        self.sums = 0  # rows that compiled code sums by itself, see compiled.py
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.size(-1)
-        if rows <= self.few:
-            return self.few_kernel(x, self.weight)
-        if rows <= PACK_AT and self.can_pack:
-            self.pack()
+        if torch.compiler.is_compiling():
+            return self.compiled(x, rows)
+        if self.waits and 1 < rows <= FEW:
+            self.passes += 1
+            if self.passes == 2:
+                self.pack()
+        if rows == 1 and self.weight is not None:
+            return self.one_row(x, self.weight)
         return packed_linear(x, self.packed)
 
-    def pack(self):
+    def compiled(self, x: Tensor, rows: int) -> Tensor:
+        return sums(x, self.weight) if rows <= self.sums else packed_linear(x, self.packed)
+
+    def pack(self) -> None:
         self.packed = pack(self.weight.detach())
-        self.can_pack = False
+        self.waits = False
+        if not self.keep_plain:
+            self.weight = None
 
 
-def replace_linears(module):
+def sums(x: Tensor, weight: Tensor) -> Tensor:
+    """F.linear with one sum per row, which the compiler fuses into one loop over the weights."""
+    x = x.contiguous()
+    x = x.as_strided(x.shape, x.stride())  # has the compiler store x once, not once per use
+    each = [(weight * row).sum(dim=-1) for row in x.flatten(0, -2)]
+    return torch.stack(each).view(*x.shape[:-1], -1)
+
+
+def replace_linears(module: nn.Module) -> None:
     """Replace each nn.Linear in ``module`` by a FastLinear with its weight."""
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
@@ -98,29 +124,51 @@ def replace_linears(module):
                 setattr(parent, name, FastLinear(layer.weight))
 
 
-def fast_linears(module):
+def fast_linears(module: nn.Module) -> list[FastLinear]:
     return [each for each in module.modules() if isinstance(each, FastLinear)]
 
 
-def use_fastest(model):
-    """Replace the linear layers of ``model``, and choose the fastest kernel for one row."""
+def use_fastest(model: nn.Module) -> None:
+    """Replace the linear layers of ``model``, and choose the fastest kernel for one row.
+
+    Memory of both plain and packed weights is taken only if one row is faster with the plain ones,
+    and if the plain ones take no more than SPARE of the memory that is free.
+    """
     replace_linears(model)
+    linears = fast_linears(model)
     weights = [linear.weight for linear in fast_linears(model.model.layers)]
-    what = ["one row", model.dtype, [weight.shape for weight in weights[:7]]]  # of one block
+    what = ["one row, plain and packed", model.dtype, [each.shape for each in weights[:7]]]
     seconds = timed_once(what, lambda: time_one_row(weights))
-    for linear in fast_linears(model):
-        linear.few, linear.few_kernel = 1, ONE_ROW[min(ONE_ROW, key=seconds.get)]
+    fastest = min(ONE_ROW, key=lambda name: seconds[name])
+    slower = seconds.get("packed", 0.0) > 1.05 * seconds[fastest]
+    fits = sum(linear.weight.nbytes for linear in linears) < SPARE * free_memory()
+    for linear in linears:
+        linear.one_row = ONE_ROW[fastest]
+        linear.keep_plain = slower and fits
+
+
+def free_memory() -> float:
+    """Bytes that programs may still take."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * float(line.split()[1])
+    return math.inf  # not known here
 
 
 @torch.inference_mode()
-def time_one_row(weights):
-    """{name in ONE_ROW: seconds} of matmuls with TIMED_BYTES of ``weights``, one after another."""
+def time_one_row(weights: list[Tensor]) -> dict[str, float]:
+    """{kernel: seconds} of matmuls with TIMED_BYTES of ``weights``, one after another."""
     before = accumulate((weight.nbytes for weight in weights), initial=0)
     weights = [weight for weight, size in zip(weights, before) if size < TIMED_BYTES]
     rows = [weight.new_ones(1, 1, weight.shape[1]) for weight in weights]
+    ways = {name: (kernel, weights) for name, kernel in ONE_ROW.items()}
+    if can_pack(weights[0].dtype):
+        ways["packed"] = packed_linear, [pack(weight) for weight in weights]
 
-    def multiply(name):
-        for x, weight in zip(rows, weights):
-            ONE_ROW[name](x, weight)
+    def multiply(name: str) -> None:
+        kernel, given = ways[name]
+        for x, weight in zip(rows, given):
+            kernel(x, weight)
 
-    return dict(zip(ONE_ROW, fastest_calls(multiply, list(ONE_ROW))))
+    return dict(zip(ways, fastest_calls(multiply, list(ways))))

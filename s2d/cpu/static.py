@@ -44,6 +44,7 @@ class CompiledLlama(Llama):
         use_fastest(self)  # for passes that are not compiled
         if is_large(self) and can_pack(self.dtype):
             for linear in fast_linears(self):
+                linear.keep_plain = True  # compiled sums read it
                 linear.pack()
 
     def pass_costs(self, rows):

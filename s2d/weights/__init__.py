@@ -77,7 +77,8 @@ def load_model(
         if share:
             tensor = tensor[share(name, shape)].contiguous()
         module, _, leaf = name.rpartition(".")
-        parameter = nn.Parameter(tensor.to(device).to(dtype), requires_grad=False)
+        tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
+        parameter = nn.Parameter(tensor, requires_grad=False)
         setattr(model.get_submodule(module), leaf, parameter)
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")

@@ -1,6 +1,6 @@
 """The weights in a Hugging Face folder: safetensors or pickled ``.bin``, one file or shards.
 
-``read_tensors`` maps the files into memory: a tensor is read when it is copied or computed with.
+``read_tensors`` maps the files into memory: a tensor is read when it is copied.
 """
 
 from zipfile import is_zipfile
@@ -19,13 +19,12 @@ def read_tensors(folder):
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing; download it again")
         try:
-            tensors = tensors_of(file)
+            for name, tensor in tensors_of(file):
+                yield file, name, tensor
         except Exception as error:  # reading a damaged file can fail in many ways
             reason = str(error).partition("\n")[0]
             what = f"{file} is damaged, or holds more than tensors ({reason})"
             raise ValueError(f"{what}; download it again") from None
-        for name, tensor in tensors.items():
-            yield file, name, tensor
 
 
 def files_of(folder):
@@ -43,11 +42,20 @@ def files_of(folder):
 
 
 def tensors_of(file):
-    """{name: tensor} of a file, none of them read yet. Nothing that a pickle holds is run."""
+    """Yield (name, tensor) of a file. Nothing that a pickle holds is run.
+
+    Each tensor has a mapping of its own: what was read of the file before is not in memory any
+    more.
+    """
     if file.suffix == ".bin":
         # PyTorch's format from before version 1.6 is no zip file, and cannot be mapped.
         mapped = is_zipfile(file)
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
-        return {str(name): state[name].detach() for name in state}
+        for name in state:
+            yield str(name), state[name].detach()
+        return
     with safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in opened.keys()}
+        names = list(opened.keys())
+    for name in names:
+        with safe_open(file, framework="pt") as opened:
+            yield name, opened.get_tensor(name)

@@ -1,0 +1,164 @@
+"""What full-size models take here: not a test, and not run by CI.
+
+    python tests/full_size.py make DIR [--shape 7b]     # random weights, 19 GB for 7b
+    python tests/full_size.py measure DIR               # a table in markdown
+
+The target has a published shape and random weights. Its layers after the 6th change little, and
+those after the 9th and 12th even less, so that a draft of its first 12 layers is often right. The
+text means nothing; times and memory are those of a trained model of this shape, but tokens per
+step are what the random weights were made for.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from s2d import generate, load_model  # noqa: E402
+from s2d.files import staged_folder  # noqa: E402
+from s2d.model import Drafting, LlamaConfig  # noqa: E402
+from s2d.weights import empty_model, placement  # noqa: E402
+from s2d.weights.config import config_to_dict  # noqa: E402
+
+SHAPES = {  # hidden size, MLP width, layers, heads, key/value heads, vocabulary
+    "7b": (4096, 11008, 32, 32, 32, 32000),  # Vicuna 7B, Llama 2 7B
+    "1b": (2048, 5632, 22, 32, 4, 32000),  # TinyLlama
+    "tiny": (256, 688, 16, 4, 4, 1000),
+}
+EXITS, DRAFT_LAYERS = (6, 9, 12), 12
+# How much a layer adds to the residual stream, by its number: up to 6, up to 9, up to 12, above.
+WEIGHT_OF = {6: 1.0, 9: 0.35, 12: 0.25, 10**9: 0.1}
+METHODS = {
+    "`ar`": dict(method="ar"),
+    "`sd`, exit 6": dict(method="sd", exits=(6,)),
+    "`sd`, exit 9": dict(method="sd", exits=(9,)),
+    "`sd`, exit 12": dict(method="sd", exits=(12,)),
+    "`s2d`": dict(method="s2d"),
+}
+
+
+def make(folder: Path, shape: str) -> None:
+    """Write DIR/target and DIR/draft, a file for each layer."""
+    hidden, width, layers, heads, kv_heads, vocab_size = SHAPES[shape]
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=hidden // heads,
+        eos_token_ids=(),
+    )
+    generator = torch.Generator().manual_seed(0)
+    with staged_folder(folder) as stage:
+        (stage / "target").mkdir()
+        files = {}
+        for name, parameter in empty_model(config).named_parameters():
+            layer = re.search(r"layers\.(\d+)\.", name)
+            number = int(layer[1]) + 1 if layer else 0
+            std = parameter.shape[-1] ** -0.5
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                std *= next(weight for last, weight in WEIGHT_OF.items() if number <= last)
+            if name == "lm_head.weight":
+                std *= 4  # distributions that are far from uniform
+            tensor = torch.ones(parameter.shape, dtype=torch.bfloat16)
+            if parameter.dim() == 2:
+                tensor.normal_(0.0, 1.0 if "embed" in name else std, generator=generator)
+            file = f"model-{len(files):05}.safetensors"
+            save_file({name: tensor}, stage / "target" / file, metadata={"format": "pt"})
+            files[name] = file
+        write_index(stage / "target", files, config, None)
+        (stage / "draft").mkdir()
+        kept = {
+            name: file
+            for name, file in files.items()
+            if not (layer := re.search(r"layers\.(\d+)\.", name)) or int(layer[1]) < DRAFT_LAYERS
+        }
+        for file in kept.values():
+            (stage / "draft" / file).symlink_to(Path("..", "target", file))
+        drafting = Drafting(EXITS, thresholds=(0.5, 0.5, 0.0), length=5)
+        cut = LlamaConfig(**vars(config) | {"num_hidden_layers": DRAFT_LAYERS})
+        write_index(stage / "draft", kept, cut, drafting)
+
+
+def write_index(
+    folder: Path, files: dict[str, str], config: LlamaConfig, drafting: Drafting | None
+) -> None:
+    raw = config_to_dict(config, torch.bfloat16, drafting)
+    (folder / "config.json").write_text(json.dumps(raw))
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def measure_one(folder: Path, name: str, tokens: int) -> None:
+    """Print what one method takes, as a row of a table; in a process of its own."""
+    began = time.perf_counter()
+    options = METHODS[name]
+    target = load_model(folder / "target", dtype="bfloat16")
+    weights = sum(parameter.nbytes for parameter in target.parameters())
+    draft = None
+    if options["method"] != "ar":
+        draft = load_model(folder / "draft", dtype="bfloat16")
+        weights += sum(parameter.nbytes for parameter in draft.parameters())
+    loaded = time.perf_counter() - began
+    print(placement(target), file=sys.stderr)
+    prompt = torch.randint(target.config.vocab_size, (64,), generator=torch.Generator()).tolist()
+    generate(target, prompt, draft, max_new_tokens=16, **options)  # packs what is to be packed
+    began = time.perf_counter()
+    generate(target, prompt, draft, max_new_tokens=1, **options)
+    first = time.perf_counter() - began
+    stats = generate(target, prompt, draft, max_new_tokens=tokens, **options).stats
+    decoding = stats.seconds - first
+    peak = 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    cells = [
+        name,
+        f"{decoding / (tokens - 1):.3f}",
+        f"{stats.mean_accepted_tokens:.2f}",
+        f"{first:.2f}",
+        f"{loaded:.0f}",
+        f"{weights / 1e9:.1f}",
+        f"{peak / 1e9:.1f}",
+    ]
+    print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("program", choices=("make", "measure"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="7b")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--method", choices=METHODS)
+    args = parser.parse_args()
+    if args.program == "make":
+        make(args.folder, args.shape)
+    elif args.method:
+        measure_one(args.folder, args.method, args.tokens)
+    else:
+        titles = "seconds per token, tokens per step, first token, load, weights in GB, peak in GB"
+        print("| | " + " | ".join(titles.split(", ")) + " |")
+        print("|---" * 7 + "|", flush=True)
+        again = [
+            sys.executable,
+            __file__,
+            "measure",
+            str(args.folder),
+            "--tokens",
+            str(args.tokens),
+        ]
+        for name in METHODS:
+            subprocess.run([*again, "--method", name], check=True)
+
+
+if __name__ == "__main__":
+    main()
