@@ -47,9 +47,10 @@ MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its ma
 def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    from s2d.extras.tensor_parallel import load_part, run_on_rank_0  # takes a second to import
+    # This takes a second to import.
+    from s2d.extras.tensor_parallel import load_part, run_in_each, run_on_rank_0
 
-    return run_program("run.py", run_on_rank_0, partial(run, arguments), load_part)
+    return run_in_each("run.py", run_on_rank_0, partial(run, arguments), load_part)
 
 
 def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None = None) -> int:

@@ -15,6 +15,7 @@ from s2d.bench import __main__ as bench
 from s2d.bench import experiments, lab, papers
 from s2d.bench.experiments import EXPERIMENTS
 from s2d.bench.lab import Finding
+from s2d.cli import program as cli_program
 from s2d.text.tokenizer import Tokenizer
 
 # Copied from the papers' tables once more, by another hand: speedups, then accepted tokens.
@@ -85,13 +86,15 @@ def test_findings_are_judged_by_their_factor_or_by_what_seeds_differ_by():
     assert judged("other", "one", -1.0, result) == "holds"
 
 
-def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(monkeypatch):
+def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(monkeypatch, capsys):
     monkeypatch.setattr(lab, "SIZES", ("7b",))
     monkeypatch.setattr(lab, "folder_of", lambda drafts, name, seed: WEIGHTS / name)
     settings = dict(limit=1, rounds=1, max_new_tokens=6, device="cpu", dtype="auto", drafts=None)
     here = lab.Lab(SimpleNamespace(**settings))
     row = dict(draft="mini-draft", method="s2d", thresholds=(0.9, 0.9, 0.0), draft_length=4)
+    monkeypatch.setattr(cli_program, "PROGRESS_SECONDS", 0)
     found = here.counted(replace(EXPERIMENTS["sorted"], rows={"row": row | {"stop": 0.0}}))
+    assert ": 3 of 4, " in capsys.readouterr().err.splitlines()[-1]
     assert [*found] == ["seed 1 T=0", "seed 1 T=1", "seed 2 T=0", "seed 2 T=1"]
     target, draft = load_model(WEIGHTS / "mini-7b"), load_model(WEIGHTS / "mini-draft")
     del row["draft"]

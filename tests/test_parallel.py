@@ -4,11 +4,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,11 +15,11 @@ from helpers import ROOT, WEIGHTS, program, random_llama, random_tokens, refuses
 
 import run
 from s2d import load_model
-from s2d.cli.program import run_program
 from s2d.extras import tensor_parallel
-from s2d.extras.tensor_parallel import load_part, run_on_rank_0
+from s2d.extras.tensor_parallel import load_part, run_in_each, run_on_rank_0
 from s2d.generation import start
-from s2d.weights import save_model
+from s2d.train import __main__ as train
+from s2d.weights import check_device, save_model
 
 SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
 SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own
@@ -115,41 +113,57 @@ def test_a_folder_that_cannot_be_divided_is_one_line_and_no_hang(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_fails_inside_a_pass_ends_all(family, rank):
-    """With its one line, and at once, though the other one waits for its part of a sum."""
-    began = time.monotonic()
-    done = torchrun(__file__, family, rank, timeout=60)
+def test_a_rank_that_fails_inside_a_pass_ends_all(rank):
+    """With its one line; the other one waits for its part of a sum meanwhile, and says nothing."""
+    line = "--target", "70b", "--prompt", "What is the capital of Tadastan?"
+    done = torchrun(__file__, "fail", rank, *line, timeout=60)
     own = done.stderr.partition("torch/distributed")[0]
-    assert done.returncode != 0 and own.count("test: there is not enough memory") == 1, own
-    assert "Traceback" not in own and time.monotonic() - began < 60
+    message = f"run.py: there is not enough memory (on rank {rank})"
+    assert own.count(message) == own.count("run.py: ") == 1, own
+    assert "exitcode  : 2 " in done.stderr and not done.stdout and "[rank" not in done.stderr
 
 
-def test_what_does_not_go_with_torchrun_is_one_line(launched, monkeypatch, capsys):
-    for message, *line in (
-        ("--prompts and --compile do not go with torchrun", "--compile"),
-        ("under torchrun each process has its own GPU", "--device", "cuda:1"),
-    ):
-        refuses_last(capsys, message, "--target", "70b", *line)
-        dist.destroy_process_group()
-    dist.init_process_group()  # for the fixture to end
+def fail_inside_a_pass(rank, *line):
+    """run.py, in which this ``rank`` has no memory for its third target pass or so."""
+    outputs = []
+
+    def sum_over_ranks(module, inputs, output):
+        outputs.append(output)
+        if os.environ["RANK"] == rank and len(outputs) == 25:
+            raise MemoryError(f"on rank {rank}")
+        dist.all_reduce(output)
+
+    tensor_parallel.sum_over_ranks = sum_over_ranks
+    return run.main(line)
 
 
-def refuses_last(capsys, message, *arguments):
-    assert program(run.main, *arguments) == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+def test_all_ranks_end_with_rank_0(tmp_path):
+    """Help is printed once, and so is what is wrong with a training."""
+    done = torchrun(ROOT / "run.py", "--help")
+    assert done.returncode == 0 and done.stdout.count("usage: ") == 1, done.stderr
+    line = f"--init {WEIGHTS / 'mini-7b'} --layers 3 --exits 3 --out {tmp_path / 'x'} --device cpu"
+    done = torchrun("-m", "s2d.train", "soft", *line.split())
+    own = done.stderr.partition("torch/distributed")[0]
+    assert own.count("train: ") == own.count("cannot be divided among 2 processes") == 1, own
+    assert "Traceback" not in own and "exitcode  : 2 " in done.stderr
 
 
 @pytest.fixture
 def launched(monkeypatch):
     """This process is one that torchrun started, the only one."""
-    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "localhost"}
-    for name, value in (names | {"MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "x"}).items():
+    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+    names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "x"}
+    for name, value in names.items():
         monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(os, "_exit", sys.exit)
     yield
-    dist.destroy_process_group()  # which a program that fails leaves to its end
+    dist.destroy_process_group()
 
 
 REFUSED = {"--exits 9": "exits of 4 draft layers", "--prompts x": "torchrun", "--tree": "--tree"}
+REFUSED |= {"--compile": "--prompts and --compile do not go with torchrun"}
+SHARED_GPU = "under torchrun each process has its own GPU: cuda, not 'cuda:1'"
+MORE_THAN_GPUS = "torchrun started 2 processes, and there are 1 GPUs"
 
 
 @pytest.mark.parametrize("line", REFUSED)
@@ -157,15 +171,46 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(line, launched, capsys):
     refuses(run.main, capsys, REFUSED[line], "--target", "70b", *line.split())
 
 
-def fail_on(rank):
-    """Have a rank run out of memory where it adds its part of a sum."""
-    if int(os.environ["RANK"]) == rank:
-        failing = Mock(side_effect=MemoryError("in the middle of a pass"))
-        tensor_parallel.sum_over_ranks = failing
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
+def test_each_process_has_a_gpu_of_its_own_or_none_has(device, launched, monkeypatch, capsys):
+    """By run.py and in training, before weights are read."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    message = SHARED_GPU if device == "cuda:1" else MORE_THAN_GPUS
+    assert program(run.main, "--target", "70b", "--device", device) == 2
+    assert capsys.readouterr().err.endswith(f"\nrun.py: {message}\n")
+    dist.destroy_process_group()
+    line = "soft --init x --layers 3 --exits 3 --out y --device".split()
+    refuses(train.main, capsys, message, *line, device)
+
+
+def test_a_training_loads_its_models_onto_the_gpu_of_the_process(monkeypatch):
+    current = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name, value in {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    device = tensor_parallel.own_device("auto")
+    assert check_device(str(device)) == device == torch.device("cuda:1") and current == [device]
+
+
+def test_only_the_wait_for_a_command_is_long(launched):
+    """In it rank 0 may wait for a person; for all else ranks wait as long as PyTorch has them."""
+    seconds = []
+
+    def program(load_target):
+        for group in dist.distributed_c10d._world.pg_map:
+            timeout = group._get_backend(torch.device("cpu")).options._timeout
+            seconds.append(timeout.total_seconds())
+        raise OSError("launched destroys the process group")
+
+    with pytest.raises(SystemExit):
+        run_in_each("test", run_on_rank_0, program, load_part)
+    assert seconds == [1800, 86400]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        fail_on(int(sys.argv[2]))
+    if sys.argv[1] == "fail":
+        sys.exit(fail_inside_a_pass(*sys.argv[2:]))
     program = partial(answer_on_two_ranks, Path(sys.argv[1]))
-    sys.exit(run_program("test", run_on_rank_0, program, load_part))
+    sys.exit(run_in_each("test", run_on_rank_0, program, load_part))

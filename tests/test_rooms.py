@@ -19,7 +19,7 @@ ROOMS = {  # room -> the rooms it may import
     "cli": {"text"},
     "cpu": {"cli"},
     "weights": {"cpu", "cli"},
-    "extras": {"weights"},
+    "extras": {"weights", "cli"},
     "train": {"weights", "extras", "text", "cli"},
     "bench": {"weights", "extras", "text", "train", "cli"},
     "trace": {"text", "cli"},

@@ -15,9 +15,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
+from torch.distributed.device_mesh import init_device_mesh
 
 from s2d import Tokenizer, load_model
-from s2d.extras import tensor_parallel
+from s2d.extras.tensor_parallel import run_in_each
 from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import ablations, dialogues, family, fit, nested
@@ -164,18 +165,18 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
 def train_on_every_rank(out):
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9  # rank 0's clock counts
     fit.SAVING = math.inf
-    with tensor_parallel.joined(torch.device("cpu")) as mesh:
-        model, run = student(), fit.Run(out, mesh=mesh)
-        losses = losses_of(out, model, run=run, micro_batch=4, stop_after=5)
-        fit.CHECKPOINT_SECONDS = 1e9
-        again = student()
-        whole = losses_of(out, again, run=replace(run, resume=True), micro_batch=4)
-        held = sum(parameter.to_local().numel() for parameter in again.parameters())
-        gathered = fit.gathered(again, mesh)
-        if gathered:
-            weights = {name: each.tolist() for name, each in gathered.named_parameters()}
-            losses = torch.cat([losses, whole]).tolist()
-            print(json.dumps({"losses": losses, "weights": weights, "held": held}))
+    mesh = init_device_mesh("cpu", (2,))
+    model, run = student(), fit.Run(out, mesh=mesh)
+    losses = losses_of(out, model, run=run, micro_batch=4, stop_after=5)
+    fit.CHECKPOINT_SECONDS = 1e9
+    again = student()
+    whole = losses_of(out, again, run=replace(run, resume=True), micro_batch=4)
+    held = sum(parameter.to_local().numel() for parameter in again.parameters())
+    gathered = fit.gathered(again, mesh)
+    if gathered:
+        weights = {name: each.tolist() for name, each in gathered.named_parameters()}
+        losses = torch.cat([losses, whole]).tolist()
+        print(json.dumps({"losses": losses, "weights": weights, "held": held}))
 
 
 @pytest.fixture
@@ -357,4 +358,4 @@ def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
 if __name__ == "__main__":
     from pathlib import Path
 
-    train_on_every_rank(Path(sys.argv[1]))
+    sys.exit(run_in_each("test", train_on_every_rank, Path(sys.argv[1])))

@@ -10,6 +10,7 @@ from math import inf
 
 import torch
 
+from ..cli.program import progress
 from ..sampling import Noise
 
 LIKELY = 10  # tokens by whose logits a plain pass is judged
@@ -27,7 +28,8 @@ def check(name, target, precise, methods, records):
         own = [record for record in records if record["method"] == method]
         first = own[0]["generations"][0]
         if first.exact and (first.options.coupled or first.options.temperature == 0):
-            found = [first_difference(target, precise, *pair) for pair in zip(alone, own)]
+            pairs = progress(zip(alone, own), f"comparing {name} {method}: answers", len(own))
+            found = [first_difference(target, precise, *pair) for pair in pairs]
             line, lossless = verdict([difference for difference in found if difference])
             print(f"{name} {method}: {len(own)} answers compared: {line}", flush=True)
             if not lossless:

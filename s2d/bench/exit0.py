@@ -8,6 +8,7 @@ import math
 from collections import defaultdict
 from statistics import mean
 
+from ..cli.program import progress
 from ..extras.datastore import load_datastore
 from ..generation import generate
 from ..ngram import ORDER, Text, distribution
@@ -26,7 +27,8 @@ def report(args):
     datastore = load_datastore(file, target.config) if file.is_file() else None
     options = dict(method="s2d-tree", exits=(0,), datastore=datastore)
     tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
-    for question in corpus_questions(args.limit):
+    questions = corpus_questions(args.limit)
+    for question in progress(questions, f"{folder.name}: questions", len(questions)):
         prompt = tokenizer.encode_chat(question["turns"][:1], chat_template(folder))
         answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
         for confidence, right in judged(prompt, answer.tokens, datastore):

@@ -1,6 +1,7 @@
 """What an experiment of the papers is, and how the miniatures are measured for it."""
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -10,6 +11,7 @@ from timeit import repeat
 
 import torch
 
+from ..cli.program import progress
 from ..extras.batch import generate_many
 from ..text.tokenizer import Tokenizer
 from ..train.ablations import FEATURES, SEEDS, decision_of, folder_of
@@ -105,17 +107,16 @@ class Lab:
     def counted(self, about):
         """A column is a seed drafts were trained with, at a temperature; over all targets."""
         prompts = [self.tokenizer.encode_chat(each["turns"]) for each in self.questions]
-        result = {}
-        for seed, temperature in product(SEEDS, TEMPERATURES):
-            common = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
-            column = result[f"seed {seed} T={temperature:g}"] = {}
-            for name, row in about.rows.items():
-                found = []
-                for size in SIZES:
-                    draft, options = self.ready(row, size, seed)
-                    found += generate_many(self.targets[size], prompts, draft, **common, **options)
-                column[name] = counts(found)
-        return result
+        found, cells = defaultdict(list), [*product(SEEDS, TEMPERATURES, about.rows, SIZES)]
+        for seed, temperature, name, size in progress(cells, about.title, len(cells)):
+            draft, options = self.ready(about.rows[name], size, seed)
+            options |= dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
+            answers = generate_many(self.targets[size], prompts, draft, **options)
+            found[f"seed {seed} T={temperature:g}", name] += answers
+        result = defaultdict(dict)
+        for (column, name), generations in found.items():
+            result[column][name] = counts(generations)
+        return dict(result)
 
     @torch.inference_mode()
     def quality(self, about):
@@ -127,7 +128,8 @@ class Lab:
         held_out = [islice(conversations(0, "held-out", [g]), count) for g in EXACT_GROUPS]
         turns = [each.turns[0] for group in held_out for each in group]
         prompts = [self.tokenizer.encode_chat([question]) for question, _ in turns]
-        for size, (name, row) in product(SIZES, about.rows.items()):
+        cells = [*product(SIZES, about.rows.items())]
+        for size, (name, row) in progress(cells, about.title, len(cells)):
             target, (draft, options) = self.targets[size], self.ready(row, size)
             right, log_probs = [], []
             answers = generate_many(target, prompts, draft, max_new_tokens=128, **options)

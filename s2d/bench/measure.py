@@ -4,7 +4,7 @@ import random
 import time
 from itertools import product
 
-from ..cli.program import tell
+from ..cli.program import progress
 from ..extras.batch import generate_many
 from ..generation import generate
 
@@ -58,12 +58,12 @@ def measure(runs, questions, rounds, label, ask, at_once=1, **options):
     slows all alike. In round 0, which does not count, each warms up on the first questions.
     """
     records, starts = [], range(0, len(questions), at_once)
-    for number, start in [(0, 0), *product(range(1, rounds + 1), starts)]:
+    turns = [(0, 0), *product(range(1, rounds + 1), starts)]
+    for number, start in progress(turns, f"{label}: turns of all methods", len(turns)):
         seed = 1000 * number + start
         order = random.Random(seed).sample(list(runs), len(runs))
         some = questions[start : start + at_once]
         answers = {name: ask(runs[name], some, seed, **options) for name in order}
         for name in runs:
             records += [{"round": number, "method": name, **each} for each in answers[name]]
-        tell(f"{label}: round {number} of {rounds}, question {start + 1} of {len(questions)}")
     return [record for record in records if record["round"] > 0]

@@ -6,7 +6,7 @@ What was measured is kept as JSON in --out; a later run with the same settings t
 import json
 from statistics import mean
 
-from ..cli.program import tell
+from ..cli.program import progress, tell
 from ..files import staged_file
 from .experiments import EXPERIMENTS
 from .lab import Lab
@@ -20,7 +20,7 @@ def report(args):
         if EXPERIMENTS[name].trained and not args.drafts:
             raise ValueError(f"{name}: give --drafts, made by python -m s2d.train ablations")
     lab = Lab(args)
-    for name in names:
+    for name in progress(names, "papers: experiments", len(names)):
         print(told(name, measured(lab, name), args.markdown), flush=True)
 
 

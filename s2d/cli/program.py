@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from typing import Any, NoReturn
 
 from ..tree import GrowingShape
@@ -63,12 +64,10 @@ def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
         if now - told >= PROGRESS_SECONDS:
             told = now
             rate = done / (now - began)
-            line = f"{what}: {done}"
-            if total:
-                left = (total - done) / rate if rate else 0
-                line += f" of {total}, {rate:.3g} per second, {left:.0f} s left"
-            else:
-                line += f", {rate:.3g} per second"
+            line = f"{what}: {done} of {total}" if total else f"{what}: {done}"
+            line += f", {rate:.0f} per second" if rate >= 10 else f", {rate:.2g} per second"
+            if total and rate:
+                line += f", {timedelta(seconds=round((total - done) / rate))} left"
             tell(line)
         yield item
 

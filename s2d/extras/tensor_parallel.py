@@ -6,16 +6,16 @@ sums over the ranks, after ``o_proj`` and after ``down_proj``. Embedding and LM 
 a large model, are whole on every rank.
 
 Each pass is made on all ranks at once, for which rank 0 sends commands. It alone drafts and
-verifies: one bit of difference at a threshold, and another rank would have another tree. A rank
-that fails just ends; torchrun notices, and ends the others, whatever they are waiting for.
+verifies: one bit of difference at a threshold, and another rank would have another tree.
 """
 
 import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -25,8 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ..cli.program import run_program
 from ..model import Llama
 from ..weights import check_device, load_model
 from ..weights.config import read_config
@@ -34,95 +34,103 @@ from ..weights.config import read_config
 # Which dimension of a weight is divided; everything else is whole on every rank.
 DIVIDED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0)
 DIVIDED |= {"o_proj": 1, "down_proj": 1}
-A_PASS = timedelta(minutes=5)  # to wait for another rank that does the same
-A_PERSON = timedelta(days=1)  # to wait for the next command, if somebody types
+A_PERSON = timedelta(days=1)  # to wait for rank 0's next command, while somebody types
 
 
-@contextmanager
-def joined(device: torch.device) -> Iterator[DeviceMesh]:
-    """A mesh of the processes on such a ``device``; only rank 0 of them gives notices."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(timeout=A_PASS)
-    with redirect_stderr(io.StringIO()) if dist.get_rank() > 0 else nullcontext():
-        yield init_device_mesh(device.type, (dist.get_world_size(),))
-    # Not after an error: with others in the middle of a pass, this could wait for them for ever.
+def run_in_each(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
+    """``run_program`` in each of the processes; rank 0 alone gives notices.
+
+    The first rank that fails says why and exits, and torchrun then ends the others, whatever they
+    wait for. Nothing is sent to them, and the process group is only destroyed after success: both
+    would wait for ranks that are in some other collective (with NCCL for ever).
+    """
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    dist.init_process_group(store=store, rank=rank, world_size=ranks)
+
+    def in_this_process() -> int | None:
+        try:
+            with redirect_stderr(io.StringIO()) if rank > 0 else nullcontext():
+                return function(*arguments)
+        except (Exception, KeyboardInterrupt):
+            if store.add("failures", 1) > 1:
+                time.sleep(30)  # another rank says why; torchrun ends this one meanwhile
+            raise
+
+    code = 1
+    try:
+        code = run_program(name, in_this_process)
+    except SystemExit as end:  # of a command line's parser
+        code = end.code
+    except Exception:  # a bug; or another rank was killed, and torchrun ends this one as well
+        time.sleep(1)
+        traceback.print_exc()
+    if code:
+        with suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)  # Python's own end would destroy the process group
     time.sleep(0.1)  # gloo's threads abort if Python ends before they do
     dist.destroy_process_group()
+    return 0
 
 
 def from_rank_0(function: Callable[[], Any], group: Any = None) -> Any:
-    """What ``function()`` returns on rank 0, or in the one process; no other rank calls it."""
+    """What ``function()`` returns on rank 0, or in the one process; no other rank calls it.
+
+    A user's mistake, or the end of the program, is raised on all ranks.
+    """
     if not dist.is_initialized():
         return function()
-    box = [function() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box, group=group)
-    return box[0]
-
-
-def checked_by_rank_0(check: Callable[[], Any]) -> Any:
-    """What ``check()`` returns on every rank; if it raises on rank 0, the others just end."""
-
-    def outcome():
+    result = error = None
+    if dist.get_rank() == 0:
         try:
-            return check(), None
-        except (ValueError, OSError) as error:
-            return None, error
+            result = function()
+        except (ValueError, OSError, SystemExit) as raised:
+            error = raised
+    box = [result, error]
+    dist.broadcast_object_list(box, group=group)
+    result, error = box
+    if error is not None:
+        raise error
+    return result
 
-    result, error = from_rank_0(outcome)
-    if error is None:
-        return result
-    if dist.is_initialized() and dist.get_rank() > 0:
-        sys.exit(2)
-    raise error
+
+def own_device(name: str) -> torch.device:
+    """The device of this one of torchrun's processes: the CPU, or a GPU that no other has."""
+    processes, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"under torchrun each process has its own GPU: cuda, not {name!r}")
+    if name != "cpu" and 0 < gpus < processes:
+        raise ValueError(f"torchrun started {processes} processes, and there are {gpus} GPUs")
+    device = check_device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
 
 
-def run_on_rank_0(program: Callable, load_part: Callable) -> Any:
+def run_on_rank_0(program: Callable, load_part: Callable) -> int | None:
     """``program(load_target)`` on rank 0; the other ranks make that target's passes with it."""
-    with joined(torch.device("cpu")):
-        commands = dist.new_group(timeout=A_PERSON)
+    commands = dist.new_group(backend="gloo", timeout=A_PERSON)
 
-        def send(*command: Any) -> None:
-            from_rank_0(lambda: command, commands)
+    def send(*command: Any) -> None:
+        from_rank_0(lambda: command, commands)
 
-        result = None
-        if dist.get_rank() > 0:
-            try:
-                with connected():
-                    follow(load_part, commands)
-            except ConnectionError:  # rank 0 has said why
-                os._exit(2)  # without Python's end, which aborts while gloo's threads run
-        else:
-            with connected():
-                result = program(partial(DividedTarget, send, load_part))
-                send("end")
-        return result
-
-
-@contextmanager
-def connected() -> Iterator[None]:
-    """Raise ConnectionError, and not PyTorch's RuntimeError, if another process has ended."""
+    if dist.get_rank() > 0:
+        return follow(load_part, commands)
     try:
-        yield
-    except RuntimeError as error:
-        if "by peer" not in str(error):
-            raise
-        raise ConnectionError("another process has ended") from None
+        code = program(partial(DividedTarget, send, load_part))
+    except SystemExit as end:  # of the command line's parser
+        code = end.code
+    send("end")
+    return code
 
 
 @torch.inference_mode()
 def follow(load_part: Callable, commands: Any) -> None:
     """On the other ranks: do what rank 0 sends, until it ends."""
-    error = None
     while (command := from_rank_0(lambda: None, commands)) != ("end",):
-        if error is not None:
-            raise error
         name, *arguments = command
         if name == "load":
-            try:
-                part = load_part(*arguments)
-            except (ValueError, OSError) as failed:
-                error = failed  # if rank 0 has the same error, it prints it, and sends no more
+            part = load_part(*arguments)
         elif name == "new_cache":
             cache = part.new_cache(*arguments)
         elif name == "keep":
@@ -178,8 +186,7 @@ def load_part(path: Path, device: str, dtype: str) -> Llama:
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if kv_heads % ranks:
         raise ValueError(f"{path}: {kv_heads} key/value heads cannot be divided among {ranks}")
-    if check_device(device).type == "cuda":
-        torch.cuda.set_device(check_device(device))
+    device = own_device(device)
 
     def share(name: str, shape: tuple[int, ...]) -> Any:
         dim = DIVIDED.get(name.split(".")[-2])

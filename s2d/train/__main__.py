@@ -1,13 +1,13 @@
 """Train drafts, the miniatures, decision models; make datastores."""
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
-import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from ..cli.program import Parser, comma_separated, run_program
-from ..extras.tensor_parallel import joined
+from ..extras.tensor_parallel import from_rank_0, own_device, run_in_each
 from ..weights import check_device
 from .ablations import ABLATION_TOKENS, train_ablations
 from .decision import FEATURES, train_decision
@@ -18,17 +18,19 @@ from .self_text import make_datastore
 
 
 def main(arguments=None):
-    return run_program("train", lambda: start(**vars(parse(arguments))))
+    run = run_in_each if dist.is_torchelastic_launched() else run_program
+    return run("train", lambda: start(**vars(from_rank_0(lambda: parse(arguments)))))
 
 
 def start(train, out, device, seed, resume=False, **options):
     """Call the function ``train``, in each of the processes that torchrun started, if it did."""
-    launched = torch.distributed.is_torchelastic_launched()
-    if launched and (train is not train_soft or options["data"] == "self"):
+    if not dist.is_initialized():
+        return train(Run(out, str(check_device(device)), seed, resume), **options)
+    if train is not train_soft or options["data"] == "self":
         raise ValueError("this trains in a single process; start it without torchrun")
-    device = check_device(device)
-    with joined(device) if launched else nullcontext() as mesh:
-        train(Run(out, str(device), seed, resume, mesh), **options)
+    device = own_device(device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    train(Run(out, str(device), seed, resume, mesh), **options)
 
 
 def parse(arguments):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..cli.program import progress
-from ..extras.tensor_parallel import checked_by_rank_0
+from ..extras.tensor_parallel import from_rank_0
 from ..files import refuse_existing
 from ..model import Drafting
 from ..text.chat import chat_template
@@ -30,7 +30,7 @@ PAPER = Recipe(128, 2, length=2048, lr=2e-5, epochs=3, weight_decay=0.0)
 
 def train_soft(run, init, layers, exits, data, millions, teacher=None, **options):
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
-    recipe = checked_by_rank_0(lambda: check(run, init, layers, exits, data, teacher, options))
+    recipe = from_rank_0(lambda: check(run, init, layers, exits, data, teacher, options))
     model, distillation = cut(init, exits, run.device), None
     if teacher:
         distillation = Distillation(load_model(teacher, run.device))

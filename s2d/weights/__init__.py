@@ -120,20 +120,11 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """A device's name, or "auto" -> torch.device; ValueError if it is not here.
-
-    Under torchrun, each process has a GPU of its own.
-    """
-    name, gpus = str(device), torch.cuda.device_count()
-    rank = os.environ.get("LOCAL_RANK")
-    if rank is not None and name.startswith("cuda:"):
-        raise ValueError(f"under torchrun each process has its own GPU: cuda, not {name!r}")
-    if name in ("auto", "cuda") and gpus > 0:
-        number = int(rank or 0)
-        if number >= gpus:
-            raise ValueError(f"torchrun started more processes than there are GPUs: {gpus}")
-        return torch.device("cuda", number)
-    here = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+    """A device's name, or "auto" -> torch.device; ValueError if it is not here."""
+    name = str(device)
+    here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if name in ("auto", "cuda") and len(here) > 1:  # under torchrun each process has its own GPU
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     if name not in ("auto", *here):
         raise ValueError(f"no device {name!r} here; expected auto, {', '.join(here)}")
     return torch.device("cpu" if name == "auto" else name)

