@@ -27,16 +27,35 @@ def read_json(path: Path, missing: Any = None) -> Any:
         raise ValueError(f"{path} holds no JSON object ({error})") from None
 
 
-def refuse_existing(path: Path | str) -> None:
-    """Raise ValueError if something is at ``path``. Programs ask this before a long run."""
-    if Path(path).exists():
+def place_of(path: Path | str) -> Path:
+    """Where an output called ``path`` is written: of a link, its target.
+
+    Raises ValueError if the folder of that is none, and cannot be made.
+    """
+    place = Path(os.path.realpath(path))
+    folder = next(each for each in place.parents if each.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ValueError(f"{path}: {folder} is no folder that can be written to")
+    return place
+
+
+def refuse_existing(path: Path | str) -> Path:
+    """The place of an output that is not there yet. Programs ask for it before a long run.
+
+    Raises ValueError if something is there, or nothing can be.
+    """
+    place = place_of(path)
+    if os.path.lexists(place):
         raise ValueError(f"{path} is there already; remove it or name another")
+    return place
 
 
-def refuse_other_than_file(path: Path | str) -> None:
-    """Raise ValueError if ``path`` is there and no file that can be replaced by another."""
-    if Path(path).exists() and not Path(path).is_file():
+def refuse_other_than_file(path: Path | str) -> Path:
+    """As ``refuse_existing``, but a file may be there, to be replaced."""
+    place = place_of(path)
+    if os.path.lexists(place) and not place.is_file():
         raise ValueError(f"{path} is there already and is no regular file; name another")
+    return place
 
 
 @contextmanager
@@ -45,17 +64,14 @@ def staged_file(path: Path | str) -> Iterator[Path]:
 
     Of a link the target is written.
     """
-    path = Path(path).resolve()
-    refuse_other_than_file(path)
-    with staged(path) as stage:
+    with staged(refuse_other_than_file(path)) as stage:
         yield stage
 
 
 @contextmanager
 def staged_folder(path: Path | str) -> Iterator[Path]:
     """A new folder to fill, which is then renamed to ``path``; ValueError if that exists."""
-    refuse_existing(path)
-    with staged(Path(path)) as stage:
+    with staged(refuse_existing(path)) as stage:
         stage.mkdir()
         yield stage
 

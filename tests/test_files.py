@@ -9,7 +9,7 @@ import torch
 from helpers import raises_line, run_and_kill
 from safetensors.torch import save_file
 
-from s2d.files import staged_file, staged_folder
+from s2d.files import refuse_existing, refuse_other_than_file, staged_file, staged_folder
 
 
 def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
@@ -51,6 +51,23 @@ def test_what_is_no_file_is_refused_and_a_links_target_is_written(tmp_path):
         with staged_file(tmp_path / "link") as stage:
             stage.write_text(text)
         assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == text
+
+
+def test_what_cannot_be_written_is_refused_before_the_work(tmp_path):
+    """A name under a file or in a circle of links; a link to a folder that is yet to be made."""
+    (tmp_path / "plain").touch()
+    for refuse in (refuse_existing, refuse_other_than_file):
+        for name in ("plain/f", "plain/new/f"):
+            message = "plain is no folder that can be written to"
+            raises_line(refuse, ValueError, message, tmp_path / name)
+        refuse(tmp_path / "new/folder/f")
+    (tmp_path / "circle").symlink_to("circle")
+    raises_line(refuse_other_than_file, ValueError, "no regular file", tmp_path / "circle")
+    raises_line(refuse_existing, ValueError, "is there already", tmp_path / "circle")
+    (tmp_path / "link").symlink_to("target")
+    with staged_folder(tmp_path / "link") as stage:
+        (stage / "f").touch()
+    assert (tmp_path / "link").is_symlink() and os.listdir(tmp_path / "target") == ["f"]
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

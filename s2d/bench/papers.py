@@ -7,7 +7,7 @@ import json
 from statistics import mean
 
 from ..cli.program import progress, tell
-from ..files import staged_file
+from ..files import refuse_other_than_file, staged_file
 from .experiments import EXPERIMENTS
 from .lab import Lab
 from .tables import FORMATS, render, table
@@ -19,6 +19,8 @@ def report(args):
     for name in names:
         if EXPERIMENTS[name].trained and not args.drafts:
             raise ValueError(f"{name}: give --drafts, made by python -m s2d.train ablations")
+        if args.out:
+            refuse_other_than_file(args.out / f"{name}.json")
     lab = Lab(args)
     for name in progress(names, "papers: experiments", len(names)):
         print(told(name, measured(lab, name), args.markdown), flush=True)

@@ -5,6 +5,7 @@ from importlib import import_module
 
 import torch
 
+from ..files import refuse_existing, refuse_other_than_file
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
@@ -22,8 +23,9 @@ def report(args):
     """Measure; print a table for each target and temperature, and one of all. The exit code."""
     if args.plot:
         import_module("matplotlib")  # a missing one shows before anything is measured
-    if args.out and args.out.exists():
-        raise ValueError(f"{args.out} is there already; remove it or name another")
+        refuse_other_than_file(args.plot)
+    if args.out:
+        refuse_existing(args.out)
     folders = [find_target(name) for name in args.targets]
     if args.draft is None:
         args.draft = draft_beside(folders[0])

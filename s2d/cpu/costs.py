@@ -41,8 +41,9 @@ def timed_once(what, measure):
         known = dict(json.loads(file.read_text()))
     if key not in known:
         known[key] = measure()
-        with suppress(OSError), staged_file(file) as stage:  # nowhere to keep it: timed again
-            stage.write_text(json.dumps(known, indent=1))
+        with suppress(OSError, ValueError):  # nowhere to keep it: timed again
+            with staged_file(file) as stage:
+                stage.write_text(json.dumps(known, indent=1))
     return known[key]
 
 
