@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import islice, pairwise
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -353,6 +354,16 @@ def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
     assert [each[2] for each in learnt.values()] == ["mini-7b"] * 6 + ["mini-13b", "mini-7b"]
     aims = {name: each[3] for name, each in learnt.items() if each[3] is not type(None)}
     assert aims == {"distilled": Distillation, "aligned-1": Alignment}
+
+
+def test_a_checkpoint_that_finds_no_room_says_so(tmp_path, monkeypatch):
+    """PyTorch would raise what is no Exception, with a traceback for its text."""
+    model = student()
+    optimizer = torch.optim.AdamW(model.parameters())
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(torch, "save", full)
+    folder = tmp_path / "checkpoint"
+    raises_line(fit.save_checkpoint, OSError, "No space left", folder, model, optimizer, 1, "{}")
 
 
 if __name__ == "__main__":

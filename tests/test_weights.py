@@ -5,6 +5,7 @@ import random
 import shutil
 from functools import partial
 from math import prod
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
 from s2d import load_model
-from s2d.weights import check_device, choose_dtype, empty_model, placement, save_model
+from s2d.weights import check_device, choose_dtype, empty_model, placement, save_model, shards
 from s2d.weights.config import config_from_dict
 
 refused = partial(raises_line, load_model)
@@ -54,6 +55,19 @@ def test_shards_and_pickled_shards_are_the_same_model(folder, sharded):
     for each in (sharded, pickled(sharded)):
         loaded = load_model(each).state_dict()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+
+
+def test_memory_that_is_not_there_is_no_damage_to_a_file(folder, monkeypatch):
+    """As mmap and safetensors tell it: nobody is to download the file again."""
+    for error in (
+        RuntimeError("unable to mmap 9 bytes from file <f>: Cannot allocate memory (12)"),
+        OSError("Cannot allocate memory (os error 12)"),
+        MemoryError(),
+    ):
+        monkeypatch.setattr(shards, "tensors_of", Mock(side_effect=error))
+        with pytest.raises(type(error)) as caught:
+            load_model(folder)
+        assert caught.value is error
 
 
 def test_a_pickle_is_not_run(sharded, capsys):

@@ -10,6 +10,7 @@ import shutil
 import time
 import warnings
 import zlib
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import state_dict
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import fully_shard
 
 from ..cli.program import PROGRESS_SECONDS, tell
@@ -206,6 +208,20 @@ def state_of(model, optimizer):
     return {"model_state_dict": model_state, "optim_state_dict": optimizer_state}
 
 
+@contextmanager
+def plain_errors():
+    """Have PyTorch's checkpoints raise what went wrong; and not warn of a single process.
+
+    Its CheckpointException is no Exception, and its text is a traceback.
+    """
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        try:
+            yield
+        except CheckpointException as error:
+            (first, _), *_ = error.failures.values()
+            raise first from None
+
+
 def save_checkpoint(folder, model, optimizer, step, settings):
     """Write the state after ``step`` to ``folder/STEP``, each rank its part; older ones go then."""
     stage = folder / "unfinished"
@@ -217,7 +233,7 @@ def save_checkpoint(folder, model, optimizer, step, settings):
         for path in older:
             shutil.rmtree(path)
 
-    with warnings.catch_warnings(action="ignore", category=UserWarning):  # of a single process
+    with plain_errors():
         dcp.save(state_of(model, optimizer), checkpoint_id=stage, no_dist=not dist.is_initialized())
     from_rank_0(finish)  # the other ranks wait for it
 
@@ -230,7 +246,7 @@ def load_checkpoint(folder, model, optimizer, settings):
         if found != settings:
             raise ValueError(f"{folder} is of another training: {found}, not {settings}")
         state = state_of(model, optimizer)
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
+        with plain_errors():
             dcp.load(state, checkpoint_id=folder / str(step), no_dist=not dist.is_initialized())
         state_dict.set_state_dict(model, optimizer, **state)
     return step

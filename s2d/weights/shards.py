@@ -8,6 +8,7 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
+from ..cli.program import lack_of_room
 from ..files import read_json
 
 FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there, as in transformers
@@ -22,6 +23,8 @@ def read_tensors(folder):
             for name, tensor in tensors_of(file):
                 yield file, name, tensor
         except Exception as error:  # reading a damaged file can fail in many ways
+            if lack_of_room(error):
+                raise
             reason = str(error).partition("\n")[0]
             what = f"{file} is damaged, or holds more than tensors ({reason})"
             raise ValueError(f"{what}; download it again") from None
