@@ -62,11 +62,13 @@ def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None =
     args = parse(arguments)
     if load_divided and (args.prompts or args.compile):
         raise ValueError("--prompts and --compile do not go with torchrun")
-    models = load(args, choose(args), load_divided)
+    choice = choose(args)
+    lines = read_text(args.prompts).split("\n") if args.prompts else []
+    models = load(args, choice, load_divided)
     if args.interactive:
         return hold_conversation(args, models)
     if args.prompts:
-        return answer_file(args, models)
+        return answer_file(args, lines, models)
     return answer_prompt(args, models)
 
 
@@ -110,7 +112,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         ("prompts", "trace"),
         ("prompts", "prompt"),
     ):
-        if getattr(args, one) and getattr(args, other):
+        if getattr(args, one) and getattr(args, other) not in (None, False):
             parser.error(f"--{one} and --{other} do not go together")
     if args.interactive and args.prompt == "-":
         parser.error("--interactive reads stdin itself; it does not go with --prompt -")
@@ -266,11 +268,10 @@ def hold_conversation(args: Namespace, models: Models) -> int:
     return 0
 
 
-def answer_file(args: Namespace, models: Models) -> int:
-    """Answer each line of a file; 2 if one could not be run, else 0."""
+def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
+    """Answer each of the ``lines`` of a file; 2 if one could not be run, else 0."""
     from s2d.extras.batch import decode_many
 
-    lines = read_text(args.prompts).split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     prompts = [models.encode([line]) for _, line in numbered]
     code = 0

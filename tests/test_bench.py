@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import program, raises_line, random_llama, refuses
+from helpers import ROOT, program, raises_line, random_llama, refuses
 
 from s2d import generate
 from s2d.bench import __main__ as bench
@@ -62,7 +62,7 @@ def test_methods_are_names_with_options():
     for text, options in asked.items():
         expected = {"method": text.split(":")[0], "compile": False, "batch": 1, **options}
         assert methods.parse_method(text) == expected
-    for text in ("fast", "s2d:speed=9", "s2d:draft_length=x", "s2d-tree:tree=4x8"):
+    for text in ("fast", "s2d:speed=9", "s2d:draft_length=x", "s2d-tree:tree=4x8", "s2d:batch=0"):
         with pytest.raises(ValueError):
             methods.parse_method(text)
 
@@ -239,3 +239,6 @@ def test_mistakes_are_one_line(capsys):
     refuses(bench.main, capsys, "no decision model at nowhere", "--methods", "s2d:stop=nowhere")
     refuses(bench.main, capsys, "no model folder at TYPO", "--draft", "TYPO")
     refuses(bench.main, capsys, "--rounds: must be at least 1, got 0", "--rounds", "0")
+    refuses(bench.main, capsys, "tests is there already", "--out", ROOT / "tests")
+    refuses(bench.main, capsys, "tests is there already and is no reg", "--plot", ROOT / "tests")
+    refuses(bench.main, capsys, "run.py is no folder", "papers", "--out", ROOT / "run.py")

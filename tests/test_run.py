@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, change_json, program, random_llama
+from helpers import ROOT, WEIGHTS, change_json, program, random_llama, refuses
 from safetensors import SafetensorError
 from vocabularies import save_trained
 
@@ -222,11 +223,13 @@ MISTAKES = {
     "--raw --system x": "need a chat template",
     "--prompts /nonexistent": "No such file or directory: '/nonexistent'",
     "--prompts /dev/null --prompt x": "--prompts and --prompt do not go together",
+    "--prompts /dev/null --prompt=": "--prompts and --prompt do not go together",
     "--prompts /dev/null --batch 0": "must be at least 1, got 0",
     "--interactive --json": "--interactive and --json do not go together",
     "--interactive --prompt -": "it does not go with --prompt -",
     "--trace /dev/null": "is there already and is no regular file",
     "--trace {m}": "is there already and is no regular file",
+    "--trace {m}/decision.safetensors/page.html": "is no folder that can be written to",
 }
 
 
@@ -246,6 +249,10 @@ def test_a_mistake_gives_one_line_and_exit_code_2(line, models, capsys):
     words = [line] if line.startswith("--prompt=") else line.format(m=models).split(" ")
     target = [] if "--target" in words else ["--target", "7b"]
     assert MISTAKES[line] in refused(capsys, *target, *words)
+
+
+def test_a_file_that_is_not_there_is_told_before_a_model_is_loaded(capsys):
+    refuses(run.main, capsys, "No such file", "--target", "7b", "--prompts", "/nonexistent")
 
 
 VALUES = {
@@ -359,6 +366,31 @@ def test_streams_that_are_closed_or_not_utf_8(tmp_path):
     line = f"run.py --target 7b --prompts {tmp_path / 'prompts'} --max-new-tokens 12"
     done = shell(line, env=ascii_only)
     assert done.returncode == 0 and done.stdout.count(b"## line") == 2, done.stderr
+
+
+def test_stdin_is_read_as_a_file_is(tmp_path):
+    """A mark is no token, and a line that is no text is refused by itself."""
+    common = "run.py --target 7b --max-new-tokens 4 --method ar"
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    done = shell(f"{common} --prompt - --json", input=b"\xef\xbb\xbfHi", env=strict)
+    tokenizer = Tokenizer(WEIGHTS / "mini-7b")
+    assert json.loads(done.stdout)["prompt_tokens"] == len(tokenizer.encode_chat(["Hi"]))
+    done = shell(f"{common} --interactive", input=b"caf\xe9\nHi\n", env=strict)
+    assert done.returncode == 0 and done.stderr.count(b"not valid UTF-8") == 1
+    assert len(done.stdout.splitlines()) == 2  # an answer, and the end of the conversation
+
+
+def test_a_notice_that_cannot_be_written_costs_no_answer():
+    done = shell("run.py --target 7b --max-new-tokens 4 --json --prompt Hi 2>/dev/full")
+    assert json.loads(done.stdout)["text"]
+
+
+@pytest.mark.parametrize("line", ["run.py", "-m s2d.bench", "-m s2d.train", "-m s2d.weights"])
+def test_ctrl_c_while_a_program_imports_is_one_word(tmp_path, line):
+    """It comes in the middle of PyTorch."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    done = shell(line, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"interrupted\n")
 
 
 def test_ctrl_c_is_one_word(monkeypatch, capsys):

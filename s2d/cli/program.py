@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -52,8 +53,9 @@ def parse_stop(text: str) -> float | str:
 
 
 def tell(message: Any) -> None:
-    """A notice, one line on stderr."""
-    print(" ".join(str(message).split()), file=sys.stderr, flush=True)
+    """A notice, one line on stderr; one that nobody can read costs no answer."""
+    with suppress(OSError):
+        print(" ".join(str(message).split()), file=sys.stderr, flush=True)
 
 
 def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
@@ -100,13 +102,16 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
 
 
 def open_streams() -> None:
-    """Streams that the caller closed lead nowhere; no character ends an output that is not UTF-8.
+    """Streams that the caller closed lead nowhere, and no character ends one.
 
-    Without this, Python would print notices to stdout when stderr is closed.
+    Without this, Python would print notices to stdout when stderr is closed. Input is UTF-8 with or
+    without a byte order mark, as files are; what is not, the tokenizer refuses line by line.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
