@@ -6,11 +6,12 @@ Under torchrun this file is what the processes do.
 import json
 import math
 import os
+import re
+import resource
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import islice, pairwise
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 from torch.distributed.device_mesh import init_device_mesh
 
 from s2d import Tokenizer, load_model
+from s2d.cli.program import run_program
 from s2d.extras.tensor_parallel import run_in_each
 from s2d.soft import soft_losses
 from s2d.train import __main__ as train
@@ -356,14 +358,20 @@ def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
     assert aims == {"distilled": Distillation, "aligned-1": Alignment}
 
 
-def test_a_checkpoint_that_finds_no_room_says_so(tmp_path, monkeypatch):
-    """PyTorch would raise what is no Exception, with a traceback for its text."""
-    model = student()
+@pytest.mark.parametrize("room", [2_000, 20_000])
+def test_a_checkpoint_that_finds_no_room_is_one_line(room, tmp_path, capsys):
+    """And leaves nothing. No file may have more bytes: within one of its tensors, or at its end."""
+    model, folder = student(), tmp_path / "checkpoint"
     optimizer = torch.optim.AdamW(model.parameters())
-    full = Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr(torch, "save", full)
-    folder = tmp_path / "checkpoint"
-    raises_line(fit.save_checkpoint, OSError, "No space left", folder, model, optimizer, 1, "{}")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        code = run_program("train", fit.save_checkpoint, folder, model, optimizer, 1, "{}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    error = capsys.readouterr().err
+    assert code == 2 and re.fullmatch("train: .*(File too large|the disk is full).*\n", error)
+    assert not os.listdir(folder)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ def corpus_questions(per_group):
 def read_questions(path, limit):
     """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
     taken, questions = Counter(), []
+    lines = read_text(path).rstrip("\n").split("\n")
     try:
-        for line in read_text(path).rstrip("\n").split("\n"):
+        for line in lines:
             question = json.loads(line)
             question = {key: question[key] for key in ("question_id", "category", "turns")}
             texts = [question["category"], *question["turns"]]

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from ..tree import GrowingShape
 
 # How safetensors and PyTorch say that a file cannot be written.
-DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error"
+DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error", "unexpected pos"
 PROGRESS_SECONDS = 10  # between two notices of a long run
 
 

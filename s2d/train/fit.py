@@ -233,8 +233,13 @@ def save_checkpoint(folder, model, optimizer, step, settings):
         for path in older:
             shutil.rmtree(path)
 
-    with plain_errors():
-        dcp.save(state_of(model, optimizer), checkpoint_id=stage, no_dist=not dist.is_initialized())
+    state = state_of(model, optimizer)
+    try:
+        with plain_errors():
+            dcp.save(state, checkpoint_id=stage, no_dist=not dist.is_initialized())
+    except (OSError, RuntimeError):
+        shutil.rmtree(stage, ignore_errors=True)  # it would take up a disk that may be full
+        raise
     from_rank_0(finish)  # the other ranks wait for it
 
 
