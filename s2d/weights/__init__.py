@@ -1,5 +1,5 @@
-"""A Hugging Face folder <-> a Llama: ``load`` (weights), ``config`` (config.json), ``shards`` (files
-of tensors), ``names`` (models by name). ``python -m s2d.weights get`` brings a real model."""
+"""A Hugging Face folder <-> a Llama: ``load`` (weights), ``config`` (config.json), ``shards``
+(files of tensors), ``names`` (models by name). ``python -m s2d.weights get`` brings a real one."""
 
 from .load import (
     DTYPES,
