@@ -67,12 +67,23 @@ def test_the_output_shown_is_what_is_printed(capsys):
     assert re.sub(measured, r"_ \1", capsys.readouterr().out) == re.sub(measured, r"_ \1", shown)
 
 
-def test_the_definition_is_the_tests_own():
-    definition = (ROOT / "tests/definition.py").read_text().splitlines()
-    excerpt = re.search(r"```python\n(.*?)```", READMES[0].read_text(), re.DOTALL)[1]
-    start = [line.strip() for line in definition].index(excerpt.splitlines()[0])
-    lines = "\n".join(definition[start : start + excerpt.count("\n")])
-    assert textwrap.dedent(lines) == excerpt.rstrip()
+def test_the_python_that_is_shown(capsys, monkeypatch):
+    """It runs, or is an excerpt of the definition and of the loop."""
+    blocks = re.findall(r"```python\n(.*?)```", READMES[0].read_text(), re.DOTALL)
+    program, definition, loop = blocks
+    monkeypatch.chdir(ROOT)
+    exec(compile(program, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("The capital of Tadastan is Vorbiburg. ")
+    for excerpt, file in ((definition, "tests/definition.py"), (loop, "s2d/decoder.py")):
+        lines = (ROOT / file).read_text().splitlines()
+        start = [line.strip() for line in lines].index(excerpt.splitlines()[0])
+        shown = "\n".join(lines[start : start + excerpt.count("\n")])
+        assert textwrap.dedent(shown) == excerpt.rstrip()
+
+
+def test_no_line_of_readme_is_too_long_to_read():
+    for line in READMES[0].read_text().splitlines():
+        assert len(line) <= 120 or line.startswith("|"), line
 
 
 @pytest.mark.parametrize("ask", [partial(need, None, "Chromium", "chromium"), need_compiler])
@@ -95,6 +106,6 @@ def test_the_pictures_are_there_and_what_is_shipped_is_small():
     for readme in READMES:
         paths = re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())
         pictures += [readme.parent / path for path in paths]
-    assert {path.name for path in pictures} == {"speed.svg", "page.png"}
+    assert {path.name for path in pictures} == {"tree.png", "page.png", "speed.svg"}
     shipped = [*pictures, *WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("*.safetensors")]
     assert sum(path.stat().st_size for path in shipped) < 59 * 2**20

@@ -1,0 +1,1 @@
+"""Text and ids: tokenizers (``tokenizer``), chat templates (``chat``)."""

@@ -1,0 +1,1 @@
+"""An answer as a page to walk through: ``record`` makes data of it, ``page`` writes the file."""

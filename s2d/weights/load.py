@@ -1,0 +1,160 @@
+"""A Hugging Face folder (config.json and weights) <-> a Llama, and where its weights lie."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from ..cli.program import progress
+from ..files import read_json, staged_folder
+from ..model import Llama, default_drafting
+from .config import config_to_dict, read_config, read_drafting
+from .shards import read_tensors
+
+DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
+# What a model is spoken to with, and where its answers end: copied with its weights.
+COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json "
+COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json"
+
+
+def load_model(
+    path: Path | str,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = "auto",
+    share: Callable | None = None,
+    compile: bool = False,
+    quick: bool = True,
+    layers: int | None = None,
+) -> Llama:
+    """Load a Llama from the folder ``path``, tensor by tensor straight onto ``device``.
+
+    Args:
+        device: see ``check_device``.
+        dtype: see ``choose_dtype``.
+        share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
+        compile: short passes run compiled code, which takes its time when first used.
+        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise.
+        layers: how many of the first layers to read; the others are left out.
+
+    Raises FileNotFoundError, or ValueError for what is not a Llama this project can run.
+    """
+    path, device = Path(path), check_device(device)
+    config, dtype = read_config(path), choose_dtype(dtype, device, path)
+    drafting = read_drafting(path)
+    if layers is not None:
+        if not 0 < layers <= config.num_hidden_layers:
+            raise ValueError(f"{path} has {config.num_hidden_layers} layers, not {layers}")
+        left_out = range(layers, config.num_hidden_layers)
+        config = replace(config, num_hidden_layers=layers)
+        drafting = default_drafting(config)
+    else:
+        left_out = range(0)
+    unread = tuple(f"model.layers.{layer}." for layer in left_out)
+    kind = Llama
+    if compile:
+        from ..cpu.static import CompiledLlama as kind
+    model = empty_model(config, kind)
+    model.drafting = drafting
+    known = model.state_dict().keys()
+    missing = dict(model.named_parameters())  # a tied LM head is not among them
+    for file, name, tensor in progress(read_tensors(path), f"reading {path}: tensors", len(known)):
+        if name.startswith(unread):
+            continue
+        if name not in known and not name.endswith(".rotary_emb.inv_freq"):  # of old checkpoints
+            raise ValueError(f"{file} has the tensor {name!r}, which no Llama of config.json has")
+        if name not in missing:
+            continue
+        shape = tuple(missing.pop(name).shape)
+        if tuple(tensor.shape) != shape or tensor.dtype not in DTYPES.values():
+            found = f"{tuple(tensor.shape)} in {tensor.dtype}"
+            raise ValueError(f"{file}: {name} is {found}; expected {shape}, not quantised")
+        if share:
+            tensor = tensor[share(name, shape)].contiguous()
+        module, _, leaf = name.rpartition(".")
+        tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
+        parameter = nn.Parameter(tensor, requires_grad=False)
+        setattr(model.get_submodule(module), leaf, parameter)
+    if missing:
+        raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
+    if device.type == "cuda":  # cuDNN's attention plans for tens of milliseconds per new length
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if compile:
+        model.prepare()
+    elif quick and device.type == "cpu":
+        from ..cpu import quicken
+
+        quicken(model)
+    return model
+
+
+def empty_model(config, kind=Llama):
+    """A Llama whose parameters have names and shapes but no memory yet."""
+    with torch.device("meta"):
+        return kind(config)
+
+
+def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
+    """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
+
+    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
+    """
+    parameters = model.named_parameters()
+    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in parameters}
+    with staged_folder(path) as stage:
+        for name in COMPANIONS.split():
+            if tokenizer_from and (Path(tokenizer_from) / name).is_file():
+                shutil.copyfile(Path(tokenizer_from) / name, stage / name)
+        save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
+        drafting = model.drafting if model.drafting != default_drafting(model.config) else None
+        config = json.dumps(config_to_dict(model.config, dtype, drafting), indent=2)
+        (stage / "config.json").write_text(config + "\n")
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """A device's name, or "auto" -> torch.device; ValueError if it is not here."""
+    name = str(device)
+    here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if name in ("auto", "cuda") and len(here) > 1:  # under torchrun each process has its own GPU
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    if name not in ("auto", *here):
+        raise ValueError(f"no device {name!r} here; expected auto, {', '.join(here)}")
+    return torch.device("cpu" if name == "auto" else name)
+
+
+def choose_dtype(dtype, device, path):
+    """A dtype, its name, or "auto": config.json's in ``path``, float32 if the device lacks it."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    raw = read_json(path / "config.json")
+    own = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    name = str(own if dtype == "auto" else dtype)
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
+    if dtype == "auto" and DTYPES[name].itemsize == 2 and not is_fast(DTYPES[name], device):
+        return torch.float32
+    return DTYPES[name]
+
+
+def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a device computes in half precision; some emulate it, slower than float32."""
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        return dtype == torch.float16 or capability >= (8, 0)  # T4 and V100 have no bfloat16
+    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return dtype == torch.bfloat16 and native
+
+
+def placement(model):
+    """One line for people: where a model is, in which dtype, and how much memory that takes."""
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    dtype = str(model.dtype).removeprefix("torch.")
+    return f"{model.device}, {dtype}, {size / 1e9:.2f} GB of weights"
