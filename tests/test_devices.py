@@ -1,21 +1,125 @@
-"""On every device there is, each method writes the text that the target alone writes on the CPU."""
+"""On every device each method writes the text of the CPU, and waits for the device rarely.
+
+Under pytest this starts a process of its own for the device in other_device.py, which cannot be
+taken back; run as a program, this file is what that process does.
+"""
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
-from helpers import random_llama
+from helpers import ROOT, ByLastToken, random_llama, random_tokens
 
-from s2d import generate
+from s2d import generate, generate_many
+from s2d.extras.datastore import Datastore
+from s2d.extras.decision import PathStop
+from s2d.generation import start
 from s2d.tree import GrowingShape
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+EXITS = dict(exits=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
+WAYS = [
+    dict(method="ar"),
+    dict(method="sd"),
+    dict(method="s2d"),
+    dict(method="mcsd", tree=(3, 2, 1)),
+    dict(method="s2d-tree", tree=GrowingShape(3, 4, 10)),
+    dict(exits=[0]),
+    dict(method="s2d", exits=[0, 1, 2, 4], datastore=Datastore(random_tokens(0, 300), end=5)),
+    dict(method="s2d", coupled=False),
+    dict(method="mcsd", tree=(3, 2, 1), coupled=False),
+    dict(method="s2d", exits=[0, 2], coupled=False),
+    dict(method="mcsd", tree=(3, 2, 1), init="target"),
+    dict(method="mcsd", tree=(3, 2, 1), init="target", coupled=False),
+    dict(method="s2d", decision=PathStop(ByLastToken())),
+]
+
+
+def models(device: str, dtype: torch.dtype = torch.float64) -> tuple:
+    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, **EXITS)
+    return target.to(device, dtype), draft.to(device, dtype)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_device_writes_the_same_text(device):
-    target = random_llama(0, eos_token_ids=())
-    draft = random_llama(1, exits=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
-    expected = generate(target, [5, 3, 1], method="ar", max_new_tokens=60).tokens
-    models = [model.to(device) for model in (target, draft)]
-    for method, tree in (("s2d", None), ("mcsd", (3, 2, 1)), ("s2d-tree", GrowingShape(3, 4, 10))):
-        output = generate(models[0], [5, 3, 1], models[1], method, max_new_tokens=60, tree=tree)
-        assert output.tokens == expected
+    expected = generate(models("cpu")[0], [5, 3, 1], method="ar", max_new_tokens=60).tokens
+    target, draft = models(device)
+    for way in WAYS:
+        output = generate(target, [5, 3, 1], draft, max_new_tokens=60, **way)
+        assert output.tokens == expected or not output.exact
+
+
+def test_a_device_that_is_not_the_cpu():
+    command = [sys.executable, __file__]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def check_text_and_waits() -> None:
+    """Each way writes on the device what it writes on the CPU, and waits no more than it must.
+
+    That is once for each exit with layers that was tried, once for each level (twice if a decision
+    model is asked about it), and twice a step.
+    """
+    import other_device
+
+    for way in WAYS:
+        for temperature in (0.0, 1.0):
+            options = dict(max_new_tokens=14, temperature=temperature, seed=3, **way)
+            expected = generate(*place(models("cpu")), **options).tokens
+            decoder = start(*place(models(other_device.NAME)), **options)
+            other_device.waits[0] = 0
+            allowed = 1 if way.get("init") == "target" else 0  # for the first roots
+            for step in decoder:
+                allowed += 2 + step.tree.level_count * (2 if "decision" in way else 1)
+                allowed += sum(tried.layers > 0 for tried in step.tree.tried)
+            assert decoder.tokens == expected, (way, temperature)
+            found = other_device.waits[0]
+            assert found <= allowed, f"{way}, T = {temperature:g}: {found} waits, not {allowed}"
+
+
+def check_batches_and_dtypes() -> None:
+    import other_device
+
+    prompts = [[5, 3, 1], [2], [7, 7]]
+    for options in (WAYS[2], WAYS[4]):
+        texts = []
+        for device in ("cpu", other_device.NAME):
+            target, draft = models(device)
+            found = generate_many(target, prompts, draft, batch=2, max_new_tokens=12, **options)
+            texts.append([each.tokens for each in found])
+        assert texts[0] == texts[1]
+    for dtype in (torch.float16, torch.bfloat16):
+        target, draft = models(other_device.NAME, dtype)
+        for options in (dict(method="s2d", temperature=1.0), WAYS[3], WAYS[7]):
+            generate(target, [5, 3, 1], draft, max_new_tokens=8, **options)
+
+
+def check_that_mixed_devices_raise() -> None:
+    import other_device
+
+    try:
+        torch.ones(2, device=other_device.NAME) + torch.ones(2)
+    except RuntimeError as error:
+        assert "tensors on two devices" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+
+
+def place(pair: tuple) -> tuple:
+    """Arguments of ``generate``."""
+    target, draft = pair
+    return target, [5, 3, 1], draft
+
+
+if __name__ == "__main__":
+    from other_device import register
+
+    kept = register()
+    check_that_mixed_devices_raise()
+    check_text_and_waits()
+    check_batches_and_dtypes()

@@ -80,14 +80,14 @@ def decode_many(
         yield from run_step(target, active)
 
 
-@torch.inference_mode()
 def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Generation]]:
     """A Step of each of ``active`` {i: Decoder}; those that end leave it and are returned."""
     decoders = list(active.values())
-    trees = [decoder.draft() for decoder in decoders]
-    inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
-    for decoder, tree, logits in zip(decoders, trees, run_together(target, inputs)):
-        decoder.accept(tree, logits)
+    with torch.inference_mode():
+        trees = [decoder.draft() for decoder in decoders]
+        inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
+        for decoder, tree, logits in zip(decoders, trees, run_together(target, inputs)):
+            decoder.accept(tree, logits)
     ended = [index for index, decoder in active.items() if decoder.ended]
     return [(index, active.pop(index).result()) for index in ended]
 

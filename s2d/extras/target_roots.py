@@ -46,6 +46,8 @@ class RootsDecoder(Decoder):
     def accept(self, tree: Tree, logits: Tensor) -> Step:
         check_finite(logits)
         scored_at = time.perf_counter()
+        if self.every_root_counts:
+            logits = logits.cpu()  # the tree is walked once for each root
         if self.after_context is not None:
             # The target has read all of the context before, so this pass began with the roots.
             logits = torch.cat((self.after_context[None], logits))
@@ -76,19 +78,18 @@ class RootsDecoder(Decoder):
     def choose_roots(self, first: int) -> None:
         """The roots of the next tree: ``first``, which the target has taken, then others."""
         count = self.drafter.shape.widths[0]
-        p = self.rule.distribution(self.after_context)  # (V,)
+        p = self.rule.distribution(self.after_context).cpu()  # (V,)
         rest = without(p, first)
         if count == 1:
             others = torch.tensor([], dtype=torch.long)
         elif isinstance(self.rule, Rejection):
-            rest = rest.cpu()
             others = self.rule.draws.candidates(rest[None], count - 1)[0]
         else:
             others = rest.topk(count - 1).indices
         # A token that is not possible is no root: the first one takes its place.
-        others = [token if rest[token] > 0 else first for token in others.tolist()]
-        self.roots = [first, *others]
+        others = torch.where(rest[others] > 0, others, first)
+        self.roots = [first, *others.tolist()]
         if self.every_root_counts:
             self.ranks = p[self.roots].tolist()
         else:  # the target's choice is known: it will take no other root
-            self.ranks = [1.0] + [0.0] * len(others)
+            self.ranks = [1.0] + [0.0] * (count - 1)
