@@ -41,6 +41,7 @@ from s2d.weights.config import read_config, read_drafting
 from s2d.weights.names import datastore_path, draft_beside, find_target
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
+LONG_PROMPT = 1000  # tokens; a CPU reads them in a single pass, for seconds or minutes
 MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its main export."
 
 
@@ -193,6 +194,8 @@ class Models:
         return self.tokenizer.encode_chat(texts, self.template, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
+        if len(prompt) > LONG_PROMPT:
+            tell(f"reading a prompt of {len(prompt)} tokens")
         return make_decoder(self.target, prompt, self.draft, self.options)
 
     def generate(self, prompt: list[int], options: Options) -> Generation:

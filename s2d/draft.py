@@ -103,7 +103,7 @@ class LayerExit:
         return hidden
 
     def keep(self, n: int, slots: list[int]) -> None:
-        held = [slot for slot in slots if n + slot < self.cache.length]
+        held = [slot for slot in slots if n + slot < self.cache.length]  # those that it has read
         self.cache.keep(n, held)
         move_up(self.hidden, n, held)
 
@@ -133,7 +133,7 @@ class SortedDraft:
         self.min_prob = min_prob
         self.decision = decision
         self.tree_size = tree_size
-        self.max_positions = min(exit.max_positions for exit in exits)
+        self.max_positions = min(each.max_positions for each in exits)
 
     def new_tree(self, context: list[int], max_levels: int) -> Tree:
         return Tree(context, self.shape, max_levels, self.min_prob)

@@ -119,6 +119,9 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         shutil.copyfile(WEIGHTS / "mini-7b/config.json", folder / "config.json")
     assert run.find_target("7b") == target
     assert chosen(target) == (tmp_path / "vicuna-draft", None, None, None)
+    target.rename(tmp_path / "0a1b2c")  # as into a cache, whose folders are called by checksums
+    target.symlink_to(tmp_path / "0a1b2c")
+    assert chosen(target) == (tmp_path / "vicuna-draft", None, None, None)
 
 
 def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, capsys):
