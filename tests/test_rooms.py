@@ -21,7 +21,7 @@ ROOMS = {  # room -> the rooms it may import
     "weights": {"cpu", "cli"},
     "extras": {"weights", "cli"},
     "train": {"weights", "extras", "text", "cli"},
-    "bench": {"weights", "extras", "text", "train", "cli"},
+    "bench": {"weights", "extras", "text", "train", "cli", "cpu"},
     "trace": {"text", "cli"},
 }
 

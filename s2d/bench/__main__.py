@@ -1,4 +1,4 @@
-"""The benchmark's command line: speed, or a subcommand, ``papers`` or ``exit0``.
+"""The benchmark's command line: speed, or a subcommand, ``hf``, ``papers`` or ``exit0``.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=0.4
 """
@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ..cli.program import Parser, comma_separated, count, run_program
 from ..weights import DTYPES
-from . import exit0, papers, speed
+from . import exit0, hf, papers, speed
 
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    name = arguments.pop(0) if arguments[:1] in (["papers"], ["exit0"]) else ""
-    module = {"papers": papers, "exit0": exit0, "": speed}[name]
+    modules = {"hf": hf, "papers": papers, "exit0": exit0}
+    name = arguments.pop(0) if arguments[:1] and arguments[0] in modules else ""
+    module = modules.get(name, speed)
     parser = Parser(f"bench {name}".strip(), description=module.__doc__)
     add = parser.add_argument
     if name == "papers":
@@ -22,6 +23,10 @@ def main(arguments=None):
         add("--only", nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these")
         add("--out", type=Path, metavar="DIR", help="keeps what was measured; used again")
         parser.set_defaults(rounds=1, max_new_tokens=48)
+    elif name == "hf":
+        add("--target", required=True, metavar="7b|PATH", help="the folder to check")
+        add("--draft", type=Path, help="default: the one next to the target, or exit 0")
+        parser.set_defaults(max_new_tokens=48)
     elif name == "exit0":
         add("--target", required=True, metavar="7b|PATH", help="the model")
         parser.set_defaults(max_new_tokens=128)
@@ -39,7 +44,7 @@ def main(arguments=None):
         add("--out", type=Path, help="folder for answer files, as Spec-Bench's scripts read them")
         add("--plot", type=Path, metavar="FILE.svg", help="the last table as a picture")
         parser.set_defaults(rounds=3, max_new_tokens=128)
-    if name != "exit0":
+    if name not in ("exit0", "hf"):
         add("--rounds", type=count, help="in each all methods take turns (%(default)s)")
     add("--limit", type=count, default=2, help="questions of each of the six groups (%(default)s)")
     add("--max-new-tokens", type=count, help="an answer ends there (%(default)s)")

@@ -69,7 +69,7 @@ def decision_model(path, draft):
     return decision
 
 
-def peer_of(model):
+def as_transformers(model):
     """transformers' Llama with the weights of ``model``, in the same memory."""
     import transformers  # which only this needs
 
@@ -82,10 +82,10 @@ def peer_of(model):
 
 def peers_of(target, draft):
     """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up."""
-    run = partial(run_peer, peer_of(target))
+    run = partial(run_peer, as_transformers(target))
     peers = {"transformers": run}
     if draft:
-        peers["transformers assisted"] = partial(run, assistant_model=peer_of(draft))
+        peers["transformers assisted"] = partial(run, assistant_model=as_transformers(draft))
     return peers | {"transformers look-up": partial(run, prompt_lookup_num_tokens=10)}
 
 

@@ -1,0 +1,57 @@
+"""``bench hf``: it finds nothing on models that are read rightly, and what is planted in others."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from helpers import program
+from test_model import SIZES, VARIANTS
+from vocabularies import save_trained
+
+from s2d import model
+from s2d.bench import __main__ as bench
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+
+
+def check(folder, *more):
+    return program(bench.main, "hf", "--target", folder, "--max-new-tokens", 8, *more)
+
+
+@pytest.fixture(params=["wide-heads", "one-kv-head", "llama3-rope"])
+def folder(request, tmp_path):
+    """A random model with a tokenizer.json and a chat template, written by transformers."""
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(**SIZES | {"vocab_size": 600} | VARIANTS[request.param])
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    save_trained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE})
+    )
+    return tmp_path
+
+
+def test_models_that_are_read_rightly(folder, capsys):
+    assert check(folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == ["tokenizer", "chat template", "logits"]
+    assert all(line.endswith(": ok") for line in lines) and len(lines) == 5
+
+
+def test_a_miniature_with_its_draft_by_every_method(capsys):
+    assert check("7b") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 7
+
+
+def test_faults_are_found(folder, capsys, monkeypatch):
+    rotate = model.rotate
+    monkeypatch.setattr(model, "rotate", lambda x, cos, sin: rotate(x, cos, 0.999 * sin))
+    assert check(folder) == 1
+    assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
+    monkeypatch.undo()
+    monkeypatch.setattr("s2d.text.chat.ChatTemplate.render", lambda *arguments: "x")
+    assert check(folder) == 1
+    assert "chat template" in "".join(
+        x for x in capsys.readouterr().out.splitlines() if "FAULT" in x
+    )
