@@ -38,7 +38,7 @@ from s2d.options import METHODS, Options
 from s2d.text.chat import ChatTemplate, chat_template
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config, read_drafting
-from s2d.weights.names import datastore_path, draft_beside, find_target
+from s2d.weights.names import datastore_path, draft_beside, find_target, why_miniature
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 LONG_PROMPT = 1000  # tokens; a CPU reads them in a single pass, for seconds or minutes
@@ -194,9 +194,10 @@ class Models:
         return self.tokenizer.encode_chat(texts, self.template, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
+        decoder = make_decoder(self.target, prompt, self.draft, self.options)
         if len(prompt) > LONG_PROMPT:
             tell(f"reading a prompt of {len(prompt)} tokens")
-        return make_decoder(self.target, prompt, self.draft, self.options)
+        return decoder
 
     def generate(self, prompt: list[int], options: Options) -> Generation:
         decoder = make_decoder(self.target, prompt, self.draft, options)
@@ -212,7 +213,8 @@ def load(
     template = None if args.raw else chat_template(choice.target)
     if template is None and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
-    tell(f"loading target {choice.target}, draft {choice.draft or choice.datastore or 'none'}")
+    drafts = choice.draft or choice.datastore or "none"
+    tell(f"{why_miniature(args.target)}loading target {choice.target}, draft {drafts}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)
     else:

@@ -32,7 +32,7 @@ from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
-NOTICES = "loading target |target on |timing the |Ctrl-C "
+NOTICES = r"(\w+, since .*: )?loading target |target on |timing the |Ctrl-C "
 
 
 def run_json(capsys, *arguments):
@@ -46,7 +46,9 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     assert program(run.main, "--target", "13b") == 0
     out, error = capsys.readouterr()
     first, second, third = error.splitlines()
-    assert re.fullmatch(r"loading target .*/mini-13b, draft .*/mini-draft", first)
+    why = "13b, since weights/vicuna-13b is not there: "
+    assert re.fullmatch(rf"{why}loading target .*/mini-13b, draft .*/mini-draft", first)
+    assert "6.1 M parameters" in second
     assert second.startswith("target on ") and third.startswith("timing the target")
     text, _, block = out.partition("\n\n")
     assert text == EXAMPLE_ANSWER

@@ -265,7 +265,8 @@ def test_devices_and_dtypes(folder, monkeypatch):
         raises_line(check_device, ValueError, f"no device '{wrong}' here; expected auto", wrong)
     model = load_model(folder, dtype="float64")
     size = sum(p.nbytes for p in model.parameters()) / 1e9
-    assert placement(model) == f"cpu, float64, {size:.2f} GB of weights"
+    count = sum(p.numel() for p in model.parameters()) / 1e6
+    assert placement(model) == f"cpu, float64, {count:.1f} M parameters, {size:.2f} GB of weights"
     refused(ValueError, "unknown dtype 'float8'", folder, dtype="float8")
     assert load_model(folder).dtype == torch.float32
     assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16

@@ -154,7 +154,9 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def placement(model):
-    """One line for people: where a model is, in which dtype, and how much memory that takes."""
+    """One line for people: where a model is, in which dtype, how large, and its memory."""
+    count = sum(parameter.numel() for parameter in model.parameters())
     size = sum(parameter.nbytes for parameter in model.parameters())
     dtype = str(model.dtype).removeprefix("torch.")
-    return f"{model.device}, {dtype}, {size / 1e9:.2f} GB of weights"
+    millions = f"{count / 1e6:,.1f} M parameters"
+    return f"{model.device}, {dtype}, {millions}, {size / 1e9:.2f} GB of weights"
