@@ -14,7 +14,8 @@ from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
 from .tree_size import MAX_ROWS
 
-DECODERS: dict[str, type[Decoder]] = {"draft": Decoder}  # by ``Options.init``
+# By ``Options.init``; s2d/__init__.py adds the Decoder of extras/target_roots.py.
+DECODERS: dict[str, type[Decoder]] = {"draft": Decoder}
 
 
 def generate(
