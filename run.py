@@ -28,6 +28,7 @@ from s2d.cli.program import (
     parse_tree,
     run_program,
     tell,
+    tell_of_next_pass,
 )
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Generation
@@ -41,7 +42,7 @@ from s2d.weights.config import read_config, read_drafting
 from s2d.weights.names import datastore_path, draft_beside, find_target, why_miniature
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
-LONG_PROMPT = 1000  # tokens; a CPU reads them in a single pass, for seconds or minutes
+LONG_PROMPT = 1000  # tokens; a CPU may read them, in a single pass, for minutes
 MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its main export."
 
 
@@ -195,8 +196,8 @@ class Models:
 
     def start(self, prompt: list[int]) -> Decoder:
         decoder = make_decoder(self.target, prompt, self.draft, self.options)
-        if len(prompt) > LONG_PROMPT:
-            tell(f"reading a prompt of {len(prompt)} tokens")
+        if len(prompt) > LONG_PROMPT and isinstance(self.target, Llama):
+            tell_of_next_pass(self.target, f"reading a prompt of {len(prompt)} tokens: layers")
         return decoder
 
     def generate(self, prompt: list[int], options: Options) -> Generation:

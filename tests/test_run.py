@@ -398,6 +398,21 @@ def test_ctrl_c_while_a_program_imports_is_one_word(tmp_path, line):
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"interrupted\n")
 
 
+def test_a_long_prompt_shows_how_far_it_is_read(monkeypatch, capsys):
+    """Layer by layer, in the first pass alone."""
+    monkeypatch.setattr(run, "LONG_PROMPT", 100)
+    monkeypatch.setattr("s2d.cli.program.PROGRESS_SECONDS", 0)
+    for prompt, shown in (("word " * 60, True), ("Hi", False)):
+        common = "--target", "7b", "--method", "ar", "--max-new-tokens", 3, "--json"
+        assert program(run.main, *common, "--prompt", prompt) == 0
+        lines = re.findall(r"reading a prompt of \d+ tokens: layers: (\d+) of 10", error_of(capsys))
+        assert lines == ([str(number) for number in range(10)] if shown else [])
+
+
+def error_of(capsys):
+    return capsys.readouterr().err
+
+
 def test_ctrl_c_is_one_word(monkeypatch, capsys):
     monkeypatch.setattr(run, "load", Mock(side_effect=KeyboardInterrupt))
     assert program(run.main, "--target", "7b") == 130

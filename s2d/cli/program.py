@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
+from ..model import Llama
 from ..tree import GrowingShape
 
 # How safetensors and PyTorch say that a file cannot be written.
@@ -72,6 +73,24 @@ def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
                 line += f", {timedelta(seconds=round((total - done) / rate))} left"
             tell(line)
         yield item
+
+
+def tell_of_next_pass(model: Llama, what: str) -> None:
+    """Tell how far the next pass of ``model`` is, layer by layer, if it takes long."""
+    layers = model.model.layers
+    done = progress(layers, what, len(layers))
+    next(done)  # the first layer begins
+
+    def count_layer(*_: Any) -> None:
+        next(done, None)
+
+    hooks = [layer.register_forward_hook(count_layer) for layer in layers]
+
+    def remove_all(*_: Any) -> None:
+        for hook in hooks:
+            hook.remove()
+
+    hooks.append(layers[-1].register_forward_hook(remove_all))
 
 
 def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
