@@ -2,7 +2,7 @@
 
 import sys
 
-if __name__ == "__main__":  # before the imports that take a second, which Ctrl-C may end
+if __name__ == "__main__":  # first, so that Ctrl-C during the imports that follow is quiet
     sys.excepthook = lambda kind, *error: (
         print("interrupted", file=sys.stderr)
         if kind is KeyboardInterrupt
@@ -49,7 +49,7 @@ MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its ma
 def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    # This takes a second to import.
+    # Each rank calls run_on_rank_0: rank 0 calls run, the others load their part and follow.
     from s2d.extras.tensor_parallel import load_part, run_in_each, run_on_rank_0
 
     return run_in_each("run.py", run_on_rank_0, partial(run, arguments), load_part)
@@ -158,6 +158,7 @@ def choose(args: Namespace) -> Choice:
         from s2d.extras.decision import PathStop, load_decision
 
         options = replace(options, stop=None, decision=PathStop(load_decision(options.stop)))
+    # Only to refuse early: ``load`` resolves the options, when it knows what passes cost.
     config = read_config(target)
     if draft is None:
         options.resolved(config)
@@ -214,7 +215,9 @@ def load(
     template = None if args.raw else chat_template(choice.target)
     if template is None and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
-    drafts = choice.draft or choice.datastore or "none"
+    drafts = choice.draft or choice.datastore or "exit 0, the n-grams of the text"
+    if choice.options.method == "ar":
+        drafts = "none"
     tell(f"{why_miniature(args.target)}loading target {choice.target}, draft {drafts}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)
@@ -259,7 +262,7 @@ def answer_prompt(args: Namespace, models: Models) -> int:
         streamed.finish()
         answer = decoder.result()
         print(f"\n{report(answer, streamed.colors)}", flush=True)
-        if args.prompt is None and answer.options.method != "ar":
+        if args.prompt is None and answer.options.method != "ar":  # it takes ten more turns
             print(compare(partial(models.generate, prompt), answer))
     if args.trace:
         from s2d.trace.page import write_page
@@ -285,7 +288,7 @@ def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
         models.target, prompts, models.draft, models.options, args.batch
     ):
         number, line = numbered[index]
-        if isinstance(result, ValueError):
+        if isinstance(result, ValueError):  # stands for a prompt that cannot be run
             tell(f"line {number}: {result}")
             code = 2
         elif args.json:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-WIDE = 1024  # numbers in all query heads of a position, see ``attend``
+WIDE = 1024  # H·D from which it pays on a CPU to fold groups of heads, see ``attend``
 
 
 class Cache(Protocol):
@@ -32,7 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     masked = mask is not None
     if G < H and (T == 1 or masked and (H * D >= WIDE or not q.is_cpu)):
         # The same result, faster: the heads of a group become queries of one head, so that its keys
-        # and values are read once. A GPU has no fast kernel for a mask and groups together. On a
+        # and values are read once. A GPU has no fast kernel for grouped heads with a mask. On a
         # CPU, copying the mask takes longer than it saves if the heads are small.
         q = q.reshape(-1, G, H // G * T, D)
         if masked:

@@ -18,7 +18,9 @@ from .options import Options
 from .rules import Rule
 from .tree import FixedShape, Tree, positions_and_mask
 
-PREFILL = 256  # after more unread positions, a step drafts nothing: masks would grow with T squared
+# If more positions than this are unread, as with a long prompt, a step reads them and drafts
+# nothing: the mask of a tree after them would grow with their square.
+PREFILL = 256
 NOTHING = FixedShape(())  # the shape of an empty tree
 
 
@@ -28,7 +30,7 @@ class Step:
 
     tree: Tree
     logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
-    accepted: list[int]  # places of ``tree.sent``, from the top down
+    accepted: list[int]  # places, that is, indices into ``tree.sent``, from the top down
     tokens: list[int]  # emitted: those accepted and the bonus token, up to EOS
     draft_seconds: float
     target_seconds: float  # of its pass
@@ -100,7 +102,7 @@ class Decoder:
         options: what the other arguments were made from.
     """
 
-    exact = True  # the output is the target's own
+    exact = True  # lossless; False only for several roots from the target (RootsDecoder)
 
     def __init__(
         self,
@@ -136,8 +138,8 @@ class Decoder:
         if self.drafter is None or n - self.cache.length > PREFILL:
             tree = Tree(self.context, NOTHING, max_levels=0)
         else:
-            # The bonus token needs room as well. The draft's own context may be shorter than the
-            # target's; it reads the text and the tree, but for the last level.
+            # One place is for the bonus token. The draft's own context may be shorter than the
+            # target's; it has to read all levels but the last, hence + 1.
             levels = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
             tree = self.drafter.new_tree(self.context, levels)
             self.drafter.grow(tree, self.rule)

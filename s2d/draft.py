@@ -49,10 +49,10 @@ class LayerExit:
 
     A token that left at an earlier exit has no keys and values in this segment. When a later token
     needs them, the segment first runs on all that it has not read, from the hidden states that the
-    exit ``below`` kept (catch-up). This rests on an invariant: what an exit has read is a prefix of
-    what the exit below has read, in the same slots. So what is missing is always one range. Reading
-    keeps the invariant, since exits are asked from below; and ``keep`` does, since all roll back to
-    the same slots.
+    exit ``below``, the one with fewer layers, kept (catch-up). This rests on an invariant: what an
+    exit has read is a prefix of what the exit below has read, in the same slots. So what is missing
+    is always one range. Reading keeps the invariant, since exits are asked from below; and ``keep``
+    does, since all roll back to the same slots.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class LayerExit:
         n = len(tree.context)
         while n - self.cache.length > WINDOW:
             self.read(tree, end=self.cache.length + WINDOW)
+        # Unread are at least the frontier's nodes, or the last bonus token, which nobody has read.
         hidden = self.read(tree, end=n + len(tree.expanded))
         hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden): the frontier was expanded last
         # At temperature 1, so that thresholds mean the same at any temperature.
@@ -149,7 +150,7 @@ class SortedDraft:
             tokens, ranks = as_lists(prediction.tokens(proposal.columns), proposal.ranks)
             expanded = tree.frontier
             tree.add_level(tokens, ranks, exit_layer, prediction.confidence, proposal.q)
-            # Not before: a token that was drawn is sent (see rules.py).
+            # Asked after the level was added: a token that was drawn must be sent (see rules.py).
             if self.decision is not None and self.decision.stops(tree, expanded, prediction):
                 break
         nodes = self.shape.nodes_to_send(tree)

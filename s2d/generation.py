@@ -60,7 +60,7 @@ def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: i
     if options.may_need_costs(draft_model is not None):
         costs = target.pass_costs(rows=batch * MAX_ROWS)
         if costs is not None:
-            costs = costs[batch - 1 :: batch]  # all are taken to send as many nodes
+            costs = costs[batch - 1 :: batch]  # k rows of each prompt are k * batch rows of a pass
     if draft_model is None:
         return options.resolved(target.config, costs=costs)
     return options.resolved(target.config, draft_model.config, draft_model.drafting, costs)

@@ -1,6 +1,6 @@
 """Exit 0, a table of n-grams: which tokens followed the last few tokens where they stood before.
 
-There are two tables: a ``Text`` grows with every accepted token, a datastore is fixed
+There are two tables: a ``Text`` grows with the text, drafted tokens excepted, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
 often. ``distribution`` blends these counts, from the longest suffix to the shortest. For a suffix
 that was seen c times with u different followers, a table takes c / (c + doubt · u) of the
@@ -116,4 +116,4 @@ class TableExit:
         )
 
     def keep(self, n: int, slots: list[int]) -> None:
-        """Nothing to roll back: the table has read accepted tokens alone."""
+        """Nothing to roll back: the table reads the text so far, never drafted tokens."""

@@ -40,15 +40,17 @@ class Options:
         top_k: the number of tokens that may be sampled; 0 keeps all.
         seed: of all random numbers.
         exits: the numbers of layers after which the draft may predict; 0 is the n-gram table.
-        thresholds: one per exit, a confidence above it is enough; the last exit always drafts.
+        thresholds: one per exit, a confidence above it is enough. The last exit always drafts,
+            whatever its own is.
         draft_length: tokens in a chain.
         tree: children per level, such as (4, 2, 2, 1), or a shape. Resolved, it is always a shape,
             also of chains.
         init: "target" gives each tree its first level from the target (extras/target_roots.py).
-        stop: drafting stops below this probability; see ``FixedShape`` and ``GrowingShape``.
+        stop: a probability. Chains and fixed trees end when the product of their levels'
+            confidences is below it; of growing trees it leaves out less probable paths.
         decision: a decision model that may end drafting earlier (extras/decision.py).
         coupled: draft and target share their noise, so that one seed gives one text; False is
-            rejection sampling, as in the papers.
+            rejection sampling, as in the papers (``--rejection``).
         datastore: what exit 0 knows besides the text (extras/datastore.py).
         tree_size: how many nodes of a growing tree to send, see ``SortedDraft``.
     """
@@ -170,8 +172,8 @@ class Options:
         thresholds = []
         for layers in exits[:-1]:
             threshold = TABLE_THRESHOLD if layers == 0 else known.get(layers, THRESHOLD)
-            # Among other exits than its own, an exit with a threshold of 0, behind which nothing
-            # was meant to come, would make those after it unreachable.
+            # The last of the exits that the draft was trained with has a threshold of 0. If another
+            # exit comes after it here, that would never be reached.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
             thresholds.append(threshold)

@@ -13,8 +13,8 @@ q one of the draft, both after temperature, top-k and top-p.
   follows p, as in the papers.
 
 ``Greedy`` and ``SharedNoise`` are exact for any tree, however it was made. ``Rejection`` is exact
-if each token was really drawn from q, was chosen to be drawn before it was known, and is sent: see
-``Rejection.test_children``.
+if each token was really drawn from q, if the decision to draw it did not depend on it, and if it is
+not dropped afterwards: see ``Rejection.test_children``.
 """
 
 from collections.abc import Sequence
@@ -55,10 +55,10 @@ class Prediction(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """Children for each of R nodes, the first one first.
+    """Children for each of R nodes: the best first, or in the order in which they were drawn.
 
-    Ranks say which path is better than which, and when to stop. They are no claim about
-    probabilities: what is accepted never depends on them.
+    Ranks estimate how likely a child is to be accepted. Their product along a path orders paths
+    and says when to stop; what is accepted never depends on them.
     """
 
     columns: Tensor  # (R, children) of the Prediction
@@ -83,7 +83,8 @@ class Rule(Protocol):
         """The accepted places of ``tree.sent``, from the top down, and the bonus token.
 
         ``logits`` (N+1, V) are the target's, see tree.py for the numbers of rows and places. The
-        path starts after the place ``below``. An empty tree is plain decoding.
+        path starts after the place ``below`` (extras/target_roots.py). An empty tree is plain
+        decoding.
         """
 
 
@@ -141,9 +142,9 @@ class Sampled:
 
         If it knows none after a node, q is uniform there: any children will do.
         """
-        known = prediction.probs.sum(dim=-1, keepdim=True) > 0  # (R, 1)
-        logits = torch.where(known, prediction.probs, 1.0).log()
-        return self.distribution(logits)
+        knows_any = prediction.probs.sum(dim=-1, keepdim=True) > 0  # (R, 1)
+        log_probs = torch.where(knows_any, prediction.probs, 1.0).log()
+        return self.distribution(log_probs)
 
 
 class SharedNoise(Sampled):
@@ -157,8 +158,8 @@ class SharedNoise(Sampled):
         """The children are the tokens with the largest q / √e.
 
         q is only near p, and more of these are accepted, as measured, than of the largest q or
-        q / e. A rank is a token's part of the sum over all tokens. Those that exit 0 does not know
-        are in that sum with their probability.
+        q / e. A token's rank is its share of the sum of all scores. Tokens that exit 0 does not
+        know have no score; what is left of its probability stands for them in the sum.
         """
         noise = prediction.columns_of(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
@@ -252,7 +253,7 @@ class Rejection(Sampled):
         return None, p
 
     def verify_chain(self, tree: Tree, tokens: list[int], p: Tensor) -> tuple[list[int], int]:
-        """As a walk with ``test_children`` gives it, with all tests of a chain at once."""
+        """As a walk with ``test_children`` gives it, with all tests of a chain at once: faster."""
         count = len(tokens)
         if count == 0:
             return [], self.draws.draw(p).item()

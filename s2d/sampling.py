@@ -59,7 +59,7 @@ class Noise:
         return row.clamp_(min=1e-30).to(self.device, self.dtype)  # never 0, to be divided by
 
     def forget(self, before: int) -> None:
-        """Free the rows of the positions up to ``before``: they have their tokens."""
+        """Free the rows of the positions below ``before``, which have their tokens."""
         self.rows = {position: row for position, row in self.rows.items() if position >= before}
 
 

@@ -78,6 +78,7 @@ def chunk_loss(
 ) -> Tensor:
     """The loss of hidden states (N, hidden) at an exit, summed; ``labels`` (N,) follow them."""
     features = model.model.norm(hidden)  # (N, hidden), what the head reads
+    # Not model.logits(hidden): a second aim needs the features as well.
     logits = F.linear(features, model.lm_head.weight).float()  # (N, V)
     loss = F.cross_entropy(logits, labels, reduction="sum")
     if aim is not None:

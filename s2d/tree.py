@@ -3,7 +3,8 @@
 A ``Tree`` grows level by level while it is drafted, and is then sent to the target. A chain is a
 tree in which each node has one child. One example shows the four numberings that the code uses. The
 draft proposed six nodes. It expanded 0, 1, 4 and 2, in this order: it ran on them, to propose their
-children. All but node 3 are sent to the target:
+children. Node 4 came before 2 because it was more probable, and what 2 proposed was too improbable
+to keep. All but node 3 are sent to the target:
 
     context ─┬─ 0 ─┬─ 2             node                            0   1   2   3   4   5
              │     └─ 3             slot, among those expanded      0   1   3   ·   2   ·
@@ -108,7 +109,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape`` or ``GrowingShape``."""
 
     widths: tuple[int, ...]  # by level, counted from 0: children of each node that is expanded
-    max_nodes: int  # that the target or the draft has in its KV cache at once
+    max_nodes: int  # the larger of two: nodes that may be sent, nodes that may be expanded
     ancestors: np.ndarray | None  # the ancestor mask of the whole tree, if it is known beforehand
 
     def keeps(self, prob: float, min_prob: float) -> bool:
@@ -123,7 +124,8 @@ class Shape(Protocol):
 
 @dataclass(frozen=True)
 class FixedShape:
-    """A shape that is known beforehand: each node of level d - 1 has ``widths[d]`` children.
+    """A shape that is known beforehand: the context gets ``widths[0]`` children, each of these gets
+    ``widths[1]``, and so on.
 
     (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains: the k-config of multi-candidate
     speculative decoding (arXiv 2401.06706, section 3). All nodes are sent. Drafting ends early once
@@ -165,10 +167,11 @@ class FixedShape:
 class GrowingShape:
     """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
-    In each of ``depth`` levels the ``top_k`` most probable nodes that were not expanded yet are
-    expanded, whatever their depth, and get their ``top_k`` best children; at first that is the
-    context alone. Paths less probable than ``tree.min_prob`` are left out. The ``size`` most
-    probable nodes are sent.
+    It is drafted in ``depth`` rounds, which the code calls levels as well. The first one gives the
+    context its ``top_k`` best children. Each later one expands the ``top_k`` most probable nodes
+    that were not expanded yet, whatever their depth, and gives each its ``top_k`` best children.
+    Paths less probable than ``tree.min_prob`` are left out. The ``size`` most probable nodes are
+    sent.
     """
 
     top_k: int
@@ -219,8 +222,9 @@ class Tree:
         probs: by node, the product of its path's ranks (``rules.Proposal``), to order and to stop.
         exits: by node, the layers of the exit that proposed it; None for a root from the target.
         frontier: the nodes to expand next; at first the context.
-        expanded: the nodes that were expanded, and last those of the frontier.
-        sent: the nodes that the target checks, level by level.
+        expanded: the nodes that have a slot in the draft's caches, or are about to get one: last
+            come those of the frontier.
+        sent: the nodes that the target checks, sorted by depth.
         likelihood: the product of the levels' confidences.
         q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
             rule tests them against it.

@@ -6,9 +6,9 @@ pays if it is accepted often enough.
 
 from itertools import accumulate
 
-TRUST = 0.8  # of what exit 0 says of its paths; tuned on text that SmolLM2-135M sampled
-MIN_PROB = 0.03  # of a path that exit 0 follows, however cheap rows are
-MAX_ROWS = 17  # of a pass over one prompt and its tree whose cost is asked for
+TRUST = 0.8  # factor for exit 0's probabilities, which are too high; tuned on SmolLM2-135M
+MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap rows are
+MAX_ROWS = 17  # costs are measured for up to this many rows per prompt
 
 
 def node_count(probs: list[float], costs: list[float]) -> int:
@@ -19,7 +19,7 @@ def node_count(probs: list[float], costs: list[float]) -> int:
         costs: seconds of a target pass over 1, 2, ... rows.
 
     A pass over N nodes and the position before them emits one token, and as many more as nodes are
-    accepted: the sum of their probabilities, if the draft were not a little too sure.
+    accepted: TRUST times the sum of their probabilities.
 
     >>> node_count([0.8, 0.5, 0.1], costs=[1.0, 1.2, 1.3, 1.5])
     2
@@ -30,5 +30,9 @@ def node_count(probs: list[float], costs: list[float]) -> int:
 
 
 def min_paying_prob(costs: list[float]) -> float:
-    """The probability of a path below which no node pays, however many there are."""
+    """The probability of a path below which no node pays, however many there are.
+
+    N more rows of probability P give N · TRUST · P more tokens in costs[N] / costs[0] of the time,
+    so they pay if 1 + N · TRUST · P > costs[N] / costs[0].
+    """
     return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST

@@ -1,6 +1,7 @@
-"""S2D by definition (T > 0, fixed trees, exits with layers): whole models over the whole text.
+"""S2D by definition: whole models over the whole text. For fixed trees, and exits with layers.
 
-The definition that the fast code is compared with: no cache, no tree, no mask, no batch.
+The definition that the fast code is compared with: no cache, no tree, no mask, no batch. The
+temperature is above 0; greedy decoding is the same with noise that is 1 everywhere.
 """
 
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ def logits_after(model: Llama, text: list[int], layers: int | None = None) -> Te
 
 
 def choose_exit(draft: Llama, texts: list[list[int]], options: Options) -> tuple[Tensor, float]:
-    """The first exit that is confident enough about one of ``texts``, or the last exit.
+    """The first exit that is confident enough, or the last one.
 
-    Returns what it says about each, logits (R, V), and its confidence.
+    Its confidence is the largest probability after any of ``texts``: one text about which it is
+    sure is enough for all. Returns what the exit says, logits (R, V), and its confidence.
     """
     for layers, threshold in zip(options.exits, options.thresholds):
         logits = torch.stack([logits_after(draft, text, layers) for text in texts])
@@ -35,13 +37,16 @@ def propose(
     draft: Llama, text: list[int], widths: tuple[int, ...], options: Options, chance: Noise | Draws
 ) -> dict[tuple[int, ...], tuple[list[int], Tensor]]:
     """{path of tokens: those proposed after it, and the q (V,) they come from}, level by level."""
-    proposed, level, likelihood = {}, [()], 1.0
+    proposed = {}
+    level = [()]
+    likelihood = 1.0  # the product of the levels' confidences
     for width in widths:  # children per path; (1, 1, 1) is a chain
         logits, confidence = choose_exit(draft, [[*text, *path] for path in level], options)
         for path, row in zip(level, logits):
             q = warp(row, options.temperature, options.top_p, options.top_k)
             if isinstance(chance, Noise):
                 e = chance.at([len(text) + len(path)])[0]
+                # More of these are accepted, as measured, than of the largest q / e.
                 children = (q / e.sqrt()).topk(width).indices
             else:
                 children = chance.candidates(q[None], width)[0]
@@ -67,7 +72,9 @@ def verify(
         if accepted:
             return token, True
         p, q = (p - q).clamp(min=0.0), q.index_fill(0, torch.tensor(token), 0.0)
-        p, q = p / p.sum(), q / q.sum()
+        p = p / p.sum()
+        if q.sum() > 0:
+            q = q / q.sum()
     return chance.draw(p[None]).item(), False
 
 
@@ -82,9 +89,10 @@ def generate(
     """Yield what each step proposes and the tokens it emits, up to ``limit`` tokens or EOS."""
     ended = False
     while len(text) < limit and not ended:
-        widths = options.tree.widths[: limit - len(text) - 1]  # the last token needs no draft
+        widths = options.tree.widths[: limit - len(text) - 1]  # the bonus token takes one place
         proposed = propose(draft, text, widths, options, chance)
-        path, accepted = [], True
+        path = []
+        accepted = True  # what the path ends with: at first nothing
         while accepted and not ended:
             children, q = proposed.get(tuple(path), ([], torch.tensor([])))
             logits = logits_after(target, [*text, *path])

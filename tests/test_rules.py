@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from unittest.mock import patch
 
+import definition
 import pytest
 import torch
 from enumeration import every_outcome, joint_distribution, joint_of
@@ -106,6 +107,18 @@ def test_a_filler_stands_in_only_where_nothing_is_left_to_draw():
     assert (emitted - p).abs().max() < 1e-12
     for _, probability in every_outcome(lambda draws: one_step(p, p, 4, draws)):
         assert 0 < probability <= 1  # two are left over, and are never accepted
+
+
+def test_the_definition_never_accepts_a_filler_either():
+    """Nor does it draw from what is left of a q in which nothing is left."""
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    q = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    emitted = torch.zeros(4, dtype=torch.float64)
+    for (token, _), probability in every_outcome(
+        lambda draws: definition.verify(p, [0, 1], q, 3, draws)
+    ):
+        emitted[token] += probability
+    assert (emitted - p).abs().max() < 1e-12
 
 
 def one_step(p, q, count, draws):

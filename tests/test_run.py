@@ -53,7 +53,7 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     text, _, block = out.partition("\n\n")
     assert text == EXAMPLE_ANSWER
     assert [line.split()[0] for line in block.splitlines()[-2:]] == ["method", "speed"]
-    speed = r"\d+\.\d\d times as fast as the target alone \(median of 5 turns\)"
+    speed = r"\d+\.\d\d times as fast as the target alone \(median of 5 turns, \d+ tokens each\)"
     assert re.search(rf"^speed +{speed}$", block, re.M)
 
 

@@ -104,6 +104,8 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio)
     answer = SimpleNamespace(tokens=[7] * 80, options=Options("s2d", max_new_tokens=100))
     line = compare(generate, answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
-    assert f"{ratio:.2f} times as fast as the target alone (median of 5 turns)" in line
+    assert (
+        f"{ratio:.2f} times as fast as the target alone (median of 5 turns, 20 tokens each)" in line
+    )
     why = "15% of the drafted tokens were right: a step gives 2.0 tokens, and takes 4.0 times"
     assert (why in line) == (ratio < 1)

@@ -87,7 +87,7 @@ def compare(generate: Callable[[Options], Generation], answer: Generation) -> st
             seconds[options.method].append(again.stats.seconds)
     ratio = median(seconds["ar"]) / median(seconds[drafted.method])
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
-    lines += f"(median of {TURNS} turns)"
+    lines += f"(median of {TURNS} turns, {count} tokens each)"
     if ratio < 1:
         stats = again.stats
         right = stats.accepted_tokens / max(1, stats.exit_counts.total())

@@ -2,7 +2,7 @@
 
 A small network is asked about each node that the draft predicted from; when no path is likely
 enough to be accepted, drafting stops (Improved MCSD, arXiv 2409.10644, "decision model"). A draft
-that stops keeps every token it has drawn, so the output stays exact (see verify.py). How one is
+that stops keeps every token it has drawn, so the output stays exact (see rules.py). How one is
 trained: train/decision.py.
 """
 
