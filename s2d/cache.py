@@ -14,8 +14,10 @@ class Cache(Protocol):
 
     length: int  # positions that it holds
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store the new keys and values of a layer, and attend to all that are stored."""
+    def store_and_attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Store the new keys and values of a layer, then attend to all that are stored."""
 
     def advance(self, count: int) -> None:
         """Count the new positions, once every layer has stored theirs."""
@@ -46,7 +48,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of a run of layers, in slots that are filled from 0 up to ``length``.
+    """Keys and values of a run of layers; of ``capacity`` entries the first ``length`` are filled.
 
     Rejected tokens are forgotten by lowering ``length``, and the accepted nodes of a tree move up
     inside the cache. Nothing is ever concatenated.
@@ -54,14 +56,16 @@ class KVCache:
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
         """``shape``: layers, 1, capacity, key/value heads, head size."""
-        # The heads of a slot lie together in memory, so new ones are written in one piece.
+        # The heads of an entry lie together in memory, so new ones are written in one piece.
         self.keys = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
         self.values = torch.zeros(shape, device=device, dtype=dtype).transpose(2, 3)
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # (1, G, capacity, D)
         self.length = 0
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Store ``k`` and ``v`` (1, G, T, D) after the filled slots, and attend to all S+T.
+    def store_and_attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Store ``k`` and ``v`` (1, G, T, D) after the filled entries, and attend to all S+T.
 
         ``layer`` counts from the first layer of the cache. Once every layer has stored its keys and
         values, ``advance``.
@@ -75,17 +79,17 @@ class KVCache:
     def advance(self, count: int) -> None:
         self.length += count
 
-    def keep(self, length: int, slots: list[int]) -> None:
-        """Roll back to the first ``length`` slots and those at length + i for each i in ``slots``.
+    def keep(self, length: int, offsets: list[int]) -> None:
+        """Roll back to the first ``length`` entries and those at length + i for i in ``offsets``.
 
-        The latter move up to ``length``. ``slots`` is empty if fewer than ``length`` are filled.
+        The latter move up to ``length``. ``offsets`` is empty if fewer than ``length`` are filled.
         """
-        self.length = min(self.length, length + len(slots))
-        move_up(self.keys, length, slots)
-        move_up(self.values, length, slots)
+        self.length = min(self.length, length + len(offsets))
+        move_up(self.keys, length, offsets)
+        move_up(self.values, length, offsets)
 
 
-def move_up(rows: Tensor, length: int, slots: list[int]) -> None:
-    """In rows (..., S, D), move those at length + i for each i in ``slots`` up to ``length``."""
-    if slots != list(range(len(slots))):  # the accepted part of a chain is in its place already
-        rows[..., length : length + len(slots), :] = rows[..., [length + i for i in slots], :]
+def move_up(rows: Tensor, length: int, offsets: list[int]) -> None:
+    """In rows (..., S, D), move those at length + i for i in ``offsets`` up to ``length``."""
+    if offsets != list(range(len(offsets))):  # the accepted part of a chain is in its place already
+        rows[..., length : length + len(offsets), :] = rows[..., [length + i for i in offsets], :]

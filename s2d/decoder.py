@@ -30,8 +30,8 @@ class Step:
 
     tree: Tree
     logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
-    accepted: list[int]  # places, that is, indices into ``tree.sent``, from the top down
-    tokens: list[int]  # emitted: those accepted and the bonus token, up to EOS
+    accepted: list[int]  # places, that is, indices into ``tree.sent``, of a path up to EOS
+    tokens: list[int]  # emitted: those of the path, and the bonus token if no EOS came before it
     draft_seconds: float
     target_seconds: float  # of its pass
     seconds: float  # of the whole step
@@ -42,7 +42,7 @@ class Stats:
     """What a generation did, added up over its steps. The first pass reads the prompt."""
 
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
-    exit_counts: Counter[int] = field(default_factory=Counter)  # exit layer -> tokens sent from it
+    exit_counts: Counter[int] = field(default_factory=Counter)  # exit layer -> tokens it sent
     draft_levels: int = 0  # levels of the trees
     accepted_tokens: int = 0  # draft tokens that were emitted
     draft_seconds: float = 0.0
@@ -50,11 +50,11 @@ class Stats:
     seconds: float = 0.0
 
     def add(self, step: Step) -> None:
-        exits = [step.tree.exits[node] for node in step.tree.sent]
+        exit_layers = [step.tree.exit_layers[node] for node in step.tree.sent]
         self.accept_lengths.append(len(step.tokens))
-        self.exit_counts.update(layers for layers in exits if layers is not None)
+        self.exit_counts.update(each for each in exit_layers if each is not None)
         self.draft_levels += step.tree.level_count
-        self.accepted_tokens += min(len(step.accepted), len(step.tokens))  # EOS may come earlier
+        self.accepted_tokens += len(step.accepted)
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
         self.seconds += step.seconds
@@ -127,9 +127,9 @@ class Decoder:
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
             with torch.inference_mode():  # but not the caller's code between steps
-                tree = self.draft()  # 1. draft a tree of tokens; if it is empty, plain decoding
-                logits = self.target(**self.inputs(tree))[0]  # 2. one target pass over it: (N+1, V)
-                step = self.accept(tree, logits)  # 3. verify, 4. roll back, 5. emit
+                tree = self.draft()  # 1. draft a tree of tokens; an empty one is plain decoding
+                logits = self.run_target(tree)  # 2. one target pass over it: (N+1, V)
+                step = self.accept(tree, logits)  # 3. verify it, 4. roll back, 5. emit tokens
             yield step
 
     def draft(self) -> Tree:
@@ -146,6 +146,10 @@ class Decoder:
         tree.drafted_at = time.perf_counter()
         return tree
 
+    def run_target(self, tree: Tree) -> Tensor:
+        """The target's logits (N+1, V) after the context and after each node of ``tree.sent``."""
+        return self.target(**self.inputs(tree))[0]
+
     def inputs(self, tree: Tree) -> dict[str, Any]:
         """The arguments of the target's pass over what it has not read: context, then the tree."""
         read, n = self.cache.length, len(self.context)
@@ -157,14 +161,14 @@ class Decoder:
         )
 
     def accept(self, tree: Tree, logits: Tensor) -> Step:
-        """Accept a path of ``tree``, by the target's ``logits`` (N+1, V)."""
+        """Accept a path of ``tree``, by the target's ``logits`` (N+1, V), and emit its tokens."""
         check_finite(logits)  # a GPU is waited for here
         scored_at = time.perf_counter()
-        # 3. Verify: a path of the tree, and the target's own token after it.
+        # 3. Verify: which path of the tree is accepted, and the target's own token after it.
         accepted, bonus = self.rule.verify(tree, logits)
-        # 4. Roll back: both models forget what was rejected.
+        # 4. Roll back: both models forget what was not accepted.
         self.roll_back(tree, accepted)
-        # 5. Emit.
+        # 5. Emit: the tokens of the path and the bonus token, up to EOS.
         tokens = [tree.tokens[tree.sent[place]] for place in accepted]
         return self.emit(tree, logits, accepted, [*tokens, bonus], scored_at)
 
@@ -177,10 +181,13 @@ class Decoder:
     def emit(
         self, tree: Tree, logits: Tensor, accepted: list[int], tokens: list[int], scored_at: float
     ) -> Step:
-        """Append ``tokens``, up to EOS, to the context, and make a Step of all this."""
+        """Append ``tokens``, up to EOS, to the context, and make a Step of all this.
+
+        They are those of the ``accepted`` places, and after them perhaps a bonus token.
+        """
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
-                tokens = tokens[:count]
+                accepted, tokens = accepted[:count], tokens[:count]
                 self.ended = "eos"
                 break
         self.context = self.context + tokens  # a new list: trees keep the old one
@@ -203,6 +210,12 @@ class Decoder:
     def tokens(self) -> list[int]:
         """The new ones so far, with EOS last if it was produced."""
         return self.context[self.prompt_length :]
+
+    def run(self) -> Generation:
+        """Decode to the end."""
+        for _ in self:
+            pass
+        return self.result()
 
     def result(self) -> Generation:
         """The answer so far, without the caches and whatever else decoding takes."""

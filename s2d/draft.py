@@ -23,7 +23,7 @@ WINDOW = 256  # positions of context that a segment runs at a time, so that mask
 class Exit(Protocol):
     """A place where the draft may predict: ``LayerExit``, or ``ngram.TableExit``."""
 
-    layer: int  # number of layers before it
+    exit_layer: int  # number of layers before it
     threshold: float  # a confidence above it is enough
     max_positions: float  # of the text it can read
 
@@ -45,27 +45,32 @@ class DecisionModel(Protocol):
 
 
 class LayerExit:
-    """The exit after ``layer`` layers of a draft model, and the segment of layers that leads to it.
+    """An exit after ``exit_layer`` layers of a draft model, with the segment that leads to it.
 
     A token that left at an earlier exit has no keys and values in this segment. When a later token
     needs them, the segment first runs on all that it has not read, from the hidden states that the
-    exit ``below``, the one with fewer layers, kept (catch-up). This rests on an invariant: what an
-    exit has read is a prefix of what the exit below has read, in the same slots. So what is missing
-    is always one range. Reading keeps the invariant, since exits are asked from below; and ``keep``
-    does, since all roll back to the same slots.
+    ``previous`` exit kept (catch-up). This rests on an invariant: what an exit has read is a prefix
+    of what the previous exit has read, in the same slots. So what is missing is always one range.
+    Reading keeps the invariant, since exits are asked in order; and ``keep`` does, since all roll
+    back to the same slots.
     """
 
     def __init__(
-        self, model: Llama, below: "LayerExit | None", layer: int, threshold: float, capacity: int
+        self,
+        model: Llama,
+        previous: "LayerExit | None",
+        exit_layer: int,
+        threshold: float,
+        capacity: int,
     ) -> None:
         """``capacity``: positions of context and slots of nodes that it may hold at once."""
         self.model = model
-        self.below = below
-        self.layer = layer
+        self.previous = previous
+        self.exit_layer = exit_layer
         self.threshold = threshold
         self.max_positions = model.config.max_position_embeddings
-        self.first_layer = 0 if below is None else below.layer
-        self.cache = model.new_cache(capacity, self.first_layer, layer)
+        self.first_layer = 0 if previous is None else previous.exit_layer
+        self.cache = model.new_cache(capacity, self.first_layer, exit_layer)
         size = (1, capacity, model.config.hidden_size)
         self.hidden = torch.zeros(size, device=model.device, dtype=model.dtype)  # at this exit
 
@@ -89,16 +94,18 @@ class LayerExit:
         Positions are those of the context and, after it, the slots of the expanded nodes.
         """
         start = self.cache.length
-        n = min(len(tree.context), end)
-        tokens, parents = tree.part(tree.expanded[: end - n])
-        if self.below is None:
-            unread = (tree.context[:n] + tokens)[start:end]
+        context_end = min(len(tree.context), end)
+        tokens, parents = tree.part(tree.expanded[: end - context_end])
+        if self.previous is None:
+            unread = (tree.context[:context_end] + tokens)[start:end]
             hidden = self.model.embed(torch.tensor([unread], device=self.model.device))
         else:
-            hidden = self.below.hidden[:, start:end]
-        positions, mask = positions_and_mask(start, n, parents, self.model, tree.shape.ancestors)
+            hidden = self.previous.hidden[:, start:end]
+        positions, mask = positions_and_mask(
+            start, context_end, parents, self.model, tree.shape.ancestors
+        )
         hidden = self.model.run_layers(
-            hidden, self.first_layer, self.layer, positions, mask, self.cache
+            hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
         self.hidden[:, start:end] = hidden
         return hidden
@@ -113,12 +120,12 @@ class SortedDraft:
     """A draft of sorted exits, from the cheapest on.
 
     Args:
-        exits: the exits, the fewest layers first.
+        exits: in the order of their layers, the fewest first.
         shape: of the trees.
         min_prob: see ``FixedShape`` and ``GrowingShape``.
         decision: a decision model that may end drafting earlier.
-        tree_size: probabilities of the paths to all nodes, the largest first -> how many of them to
-            send; for growing trees only.
+        node_count: how many nodes of a growing tree to send; a function of ``Tree.probs`` of all
+            nodes, the largest first. None: all that the shape allows.
     """
 
     def __init__(
@@ -127,13 +134,13 @@ class SortedDraft:
         shape: Shape,
         min_prob: float = 0.0,
         decision: DecisionModel | None = None,
-        tree_size: Callable[[list[float]], int] | None = None,
+        node_count: Callable[[list[float]], int] | None = None,
     ) -> None:
         self.exits = exits
         self.shape = shape
         self.min_prob = min_prob
         self.decision = decision
-        self.tree_size = tree_size
+        self.node_count = node_count
         self.max_positions = min(each.max_positions for each in exits)
 
     def new_tree(self, context: list[int], max_levels: int) -> Tree:
@@ -147,15 +154,15 @@ class SortedDraft:
                 break  # nothing is known
             count = self.shape.widths[tree.level_count]
             proposal = rule.propose(prediction, count, tree.next_positions(tree.frontier))
-            tokens, ranks = as_lists(prediction.tokens(proposal.columns), proposal.ranks)
+            tokens, probs = as_lists(prediction.tokens(proposal.columns), proposal.probs)
             expanded = tree.frontier
-            tree.add_level(tokens, ranks, exit_layer, prediction.confidence, proposal.q)
+            tree.add_level(tokens, probs, exit_layer, prediction.confidence, proposal.q)
             # Asked after the level was added: a token that was drawn must be sent (see rules.py).
             if self.decision is not None and self.decision.stops(tree, expanded, prediction):
                 break
         nodes = self.shape.nodes_to_send(tree)
-        if self.tree_size is not None:
-            nodes = nodes[: self.tree_size([tree.probs[node] for node in nodes])]
+        if self.node_count is not None:
+            nodes = nodes[: self.node_count([tree.probs[node] for node in nodes])]
         tree.sent = sorted(nodes, key=lambda node: (tree.depths[node], node))
 
     def predict(self, tree: Tree) -> tuple[int, Prediction]:
@@ -167,12 +174,14 @@ class SortedDraft:
         for each in earlier:
             prediction = self.ask(each, tree)
             if prediction.confidence > each.threshold:
-                return each.layer, prediction  # the layers after it are not run
-        return last.layer, self.ask(last, tree)
+                return each.exit_layer, prediction  # the layers after it are not run
+        return last.exit_layer, self.ask(last, tree)
 
     def ask(self, each: Exit, tree: Tree) -> Prediction:
         prediction = each.predict(tree)
-        tree.tried.append(Tried(tree.level_count, tree.frontier, each.layer, prediction.confidence))
+        tree.tried.append(
+            Tried(tree.level_count, tree.frontier, each.exit_layer, prediction.confidence)
+        )
         return prediction
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
@@ -182,8 +191,8 @@ class SortedDraft:
             each.keep(len(tree.context), slots)
 
 
-def as_lists(tokens: Tensor, ranks: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens and ranks (R, children) as lists, for which a GPU is waited for once."""
-    both = torch.stack((tokens.to(ranks.dtype), ranks))  # float32 holds ids up to 2^24
-    token_rows, rank_rows = both.tolist()
-    return [[int(token) for token in row] for row in token_rows], rank_rows
+def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and probs (R, children) as lists, for which a GPU is waited for once."""
+    both = torch.stack((tokens.to(probs.dtype), probs))  # float32 holds ids up to 2^24
+    token_rows, prob_rows = both.tolist()
+    return [[int(token) for token in row] for row in token_rows], prob_rows

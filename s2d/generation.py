@@ -36,10 +36,7 @@ def generate(
     Ends at EOS, after ``max_new_tokens``, or when the target's context is full. Raises ValueError
     for anything that cannot be run.
     """
-    decoder = start(target, tokens, draft, method, **options)
-    for _ in decoder:
-        pass
-    return decoder.result()
+    return start(target, tokens, draft, method, **options).run()
 
 
 def start(
@@ -104,13 +101,13 @@ def make_drafter(
 ) -> SortedDraft:
     """The draft that resolved ``options`` ask for, with room for a context of ``limit`` tokens."""
     exits: list[Exit] = []
-    below = None
-    for layers, threshold in zip(options.exits, options.thresholds):
-        if layers == 0:
+    previous = None
+    for exit_layer, threshold in zip(options.exits, options.thresholds):
+        if exit_layer == 0:
             vocab_size = target.config.vocab_size
             exits.append(TableExit(options.datastore, threshold, vocab_size, target.device))
         else:
             capacity = limit + options.tree.max_nodes
-            below = LayerExit(draft_model, below, layers, threshold, capacity)
-            exits.append(below)
-    return SortedDraft(exits, options.tree, options.stop, options.decision, options.tree_size)
+            previous = LayerExit(draft_model, previous, exit_layer, threshold, capacity)
+            exits.append(previous)
+    return SortedDraft(exits, options.tree, options.stop, options.decision, options.node_count)

@@ -132,7 +132,7 @@ class Attention(nn.Module):
         cos, sin = rope
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
-            attended = cache.attend(layer, q, k, v, mask)
+            attended = cache.store_and_attend(layer, q, k, v, mask)
         else:
             attended = attend(q, k, v, mask)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
@@ -214,7 +214,7 @@ class Llama(nn.Module):
         return None
 
     def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
-        """An empty KV cache of ``capacity`` slots for layers first..end-1."""
+        """An empty KV cache of ``capacity`` entries for layers first..end-1."""
         config = self.config
         layers = len(self.model.layers[first:end])
         shape = (layers, 1, capacity, config.num_key_value_heads, config.head_dim)

@@ -82,7 +82,7 @@ def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
 class TableExit:
     """Exit 0: what followed the last tokens where they stood before, here or in a datastore."""
 
-    layer = 0
+    exit_layer = 0
     max_positions = float("inf")
 
     def __init__(

@@ -12,7 +12,7 @@ from .draft import DecisionModel
 from .model import Drafting, LlamaConfig
 from .ngram import Table
 from .tree import FixedShape, GrowingShape, Shape
-from .tree_size import MIN_PROB, min_paying_prob, node_count
+from .tree_size import MIN_PROB, best_node_count, min_paying_prob
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS = ("sd", "s2d")
@@ -52,7 +52,7 @@ class Options:
         coupled: draft and target share their noise, so that one seed gives one text; False is
             rejection sampling, as in the papers (``--rejection``).
         datastore: what exit 0 knows besides the text (extras/datastore.py).
-        tree_size: how many nodes of a growing tree to send, see ``SortedDraft``.
+        node_count: how many nodes of a growing tree to send, see ``SortedDraft``.
     """
 
     method: str | None = None
@@ -70,7 +70,7 @@ class Options:
     decision: DecisionModel | None = None
     coupled: bool = True
     datastore: Table | None = None
-    tree_size: Callable[[list[float]], int] | None = None
+    node_count: Callable[[list[float]], int] | None = None
 
     def resolved(
         self,
@@ -90,34 +90,32 @@ class Options:
         self.check()
         if self.method == "ar":
             return replace(self, exits=(), thresholds=(), tree=FixedShape(()))
-        if draft is None:
-            drafting = TABLE_ALONE
-        elif draft.vocab_size != target.vocab_size:
+        if draft is not None and draft.vocab_size != target.vocab_size:
             sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
             raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
+        if self.table_alone(draft is not None):
+            drafting = TABLE_ALONE
         depth = 0 if draft is None else draft.num_hidden_layers
         exits = self.resolved_exits(drafting, depth)
-        thresholds = self.resolved_thresholds(exits, drafting)
-        if exits == (0,):
-            drafting = TABLE_ALONE
         method = self.resolved_method(exits)
         if len(exits) > 1 and method not in SORTED:
             raise ValueError(f"method {method} has one exit, not {list(exits)}; use s2d")
+        if not self.may_need_costs(draft is not None):
+            costs = None
         tree = self.resolved_tree(method, drafting, target.vocab_size)
-        stop, tree_size = self.resolved_stop(method, exits, drafting), self.tree_size
-        if costs is not None and self.may_need_costs(draft is not None):
-            stop = min(1.0, max(MIN_PROB, min_paying_prob(costs)))
-            if tree_size is None and isinstance(tree, GrowingShape):
-                tree_size = partial(node_count, costs=costs)
         return replace(
             self,
             method=method,
             exits=exits,
-            thresholds=thresholds,
+            thresholds=self.resolved_thresholds(exits, drafting),
             tree=tree,
-            stop=stop,
-            tree_size=tree_size,
+            stop=self.resolved_stop(method, exits, drafting, costs),
+            node_count=self.resolved_node_count(tree, costs),
         )
+
+    def table_alone(self, has_draft_model: bool) -> bool:
+        """Whether exit 0 drafts alone."""
+        return not has_draft_model or tuple(self.exits or ()) == (0,)
 
     def may_need_costs(self, has_draft_model: bool) -> bool:
         """Whether ``resolved`` may look at costs: they are measured once, which takes a moment.
@@ -125,9 +123,9 @@ class Options:
         They choose the size of exit 0's trees. What rejection sampling writes depends on what is
         drafted, so there it must not depend on clocks.
         """
-        alone = not has_draft_model or list(self.exits or ()) == [0]
-        asked = self.stop is not None or self.init != "draft" or self.decision is not None
-        return self.method != "ar" and alone and self.coupled and not asked
+        if self.method == "ar" or not self.table_alone(has_draft_model) or not self.coupled:
+            return False
+        return self.stop is None and self.decision is None and self.init == "draft"
 
     def check(self) -> None:
         """Raise ValueError for what is wrong whatever the models are."""
@@ -154,8 +152,8 @@ class Options:
         if exits is None:
             several = self.method in (None, *SORTED)
             exits = drafting.exits if several else drafting.exits[-1:]
-        for layers in exits:
-            check_range(f"exits of {depth} draft layers", layers, 0, depth)
+        for exit_layer in exits:
+            check_range(f"exits of {depth} draft layers", exit_layer, 0, depth)
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must increase, got {list(exits)}")
         return tuple(exits)
@@ -168,10 +166,12 @@ class Options:
                 raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
             return tuple(self.thresholds)
         known = dict(zip(drafting.exits, drafting.thresholds))
-        as_trained = tuple(layers for layers in exits if layers > 0) == drafting.exits
+        as_trained = tuple(exit_layer for exit_layer in exits if exit_layer > 0) == drafting.exits
         thresholds = []
-        for layers in exits[:-1]:
-            threshold = TABLE_THRESHOLD if layers == 0 else known.get(layers, THRESHOLD)
+        for exit_layer in exits[:-1]:
+            threshold = known.get(exit_layer, THRESHOLD)
+            if exit_layer == 0:
+                threshold = TABLE_THRESHOLD
             # The last of the exits that the draft was trained with has a threshold of 0. If another
             # exit comes after it here, that would never be reached.
             if threshold == 0 and not as_trained:
@@ -204,23 +204,34 @@ class Options:
         else:
             numbers = tuple(getattr(tree, "widths", tree))
             tree = FixedShape(numbers)
-            if self.tree_size is not None:
-                raise ValueError("tree_size is for growing trees; all of a fixed tree is sent")
+            if self.node_count is not None:
+                raise ValueError("node_count is for growing trees; all of a fixed tree is sent")
         for number in numbers:
             check_range("tree", number, 1, MAX_NODES)
         check_range("nodes of a tree", tree.max_nodes, 1, MAX_NODES)
         check_range("children of a node", max(tree.widths), 1, vocab_size)
         return tree
 
-    def resolved_stop(self, method: str, exits: tuple[int, ...], drafting: Drafting) -> float:
+    def resolved_stop(
+        self, method: str, exits: tuple[int, ...], drafting: Drafting, costs: list[float] | None
+    ) -> float:
         if self.decision is not None and exits[0] == 0:
             raise ValueError("a decision model judges layers; exit 0 has none")
         if self.stop is not None:
             check_range("stop", self.stop, 0, 1)
             return self.stop
+        if costs is not None:
+            return min(1.0, max(MIN_PROB, min_paying_prob(costs)))
         if self.decision is None and (method in CHAINS or exits == (0,)):
             return drafting.stop
         return 0.0
+
+    def resolved_node_count(
+        self, tree: Shape, costs: list[float] | None
+    ) -> Callable[[list[float]], int] | None:
+        if self.node_count is None and costs is not None and isinstance(tree, GrowingShape):
+            return partial(best_node_count, costs=costs)
+        return self.node_count
 
 
 def check_range(what: str, value: float, low: float, high: float = 2**63 - 1) -> None:

@@ -57,12 +57,12 @@ class Prediction(NamedTuple):
 class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn.
 
-    Ranks estimate how likely a child is to be accepted. Their product along a path orders paths
-    and says when to stop; what is accepted never depends on them.
+    ``probs`` are estimates of how likely each child is to be accepted. Their product along a path
+    orders paths and says when to stop; what is accepted never depends on them.
     """
 
     columns: Tensor  # (R, children) of the Prediction
-    ranks: Tensor  # (R, children)
+    probs: Tensor  # (R, children)
     q: Sequence[Tensor] = ()  # R times (V,), what they were drawn from, if they are tested by it
 
 
@@ -70,7 +70,7 @@ class Rule(Protocol):
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
 
-        At temperature 0 they are those of temperature 1, to be shown and ranked by.
+        At temperature 0 they are those of temperature 1, to be shown and ordered by.
         """
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
@@ -79,17 +79,17 @@ class Rule(Protocol):
         ``positions`` (R,) are those of the children in the text.
         """
 
-    def verify(self, tree: Tree, logits: Tensor, below: int = CONTEXT) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor, start: int = CONTEXT) -> tuple[list[int], int]:
         """The accepted places of ``tree.sent``, from the top down, and the bonus token.
 
         ``logits`` (N+1, V) are the target's, see tree.py for the numbers of rows and places. The
-        path starts after the place ``below`` (extras/target_roots.py). An empty tree is plain
+        path starts after the place ``start`` (extras/target_roots.py). An empty tree is plain
         decoding.
         """
 
 
 def follow(
-    tokens: list[int], parents: list[int], choices: Tensor, below: int = CONTEXT
+    tokens: list[int], parents: list[int], choices: Tensor, start: int = CONTEXT
 ) -> tuple[list[int], int]:
     """Walk to the child that is the target's choice, and on from there.
 
@@ -104,7 +104,7 @@ def follow(
     child_of = {
         (parent, token): place for place, (parent, token) in enumerate(zip(parents, tokens))
     }
-    accepted, place = [], below
+    accepted, place = [], start
     while (place, choices[place + 1]) in child_of:
         place = child_of[place, choices[place + 1]]
         accepted.append(place)
@@ -118,12 +118,12 @@ class Greedy:
         return warp(logits, temperature=1.0)
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        ranks, columns = prediction.probs.topk(count)
-        return Proposal(columns, ranks)
+        probs, columns = prediction.probs.topk(count)
+        return Proposal(columns, probs)
 
-    def verify(self, tree: Tree, logits: Tensor, below: int = CONTEXT) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor, start: int = CONTEXT) -> tuple[list[int], int]:
         tokens, parents = tree.part(tree.sent)
-        return follow(tokens, parents, logits.argmax(dim=-1), below)
+        return follow(tokens, parents, logits.argmax(dim=-1), start)
 
 
 class Sampled:
@@ -158,21 +158,21 @@ class SharedNoise(Sampled):
         """The children are the tokens with the largest q / √e.
 
         q is only near p, and more of these are accepted, as measured, than of the largest q or
-        q / e. A token's rank is its share of the sum of all scores. Tokens that exit 0 does not
+        q / e. Its estimate is a token's share of the sum of all scores. Tokens that exit 0 does not
         know have no score; what is left of its probability stands for them in the sum.
         """
         noise = prediction.columns_of(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
         scores = self.draft_distribution(prediction) * known / noise.sqrt()
         total = scores.sum(dim=-1, keepdim=True) + (1.0 - known).clamp(min=0.0)
-        ranks, columns = (scores / total).topk(count)
-        return Proposal(columns, ranks)
+        probs, columns = (scores / total).topk(count)
+        return Proposal(columns, probs)
 
-    def verify(self, tree: Tree, logits: Tensor, below: int = CONTEXT) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor, start: int = CONTEXT) -> tuple[list[int], int]:
         tokens, parents = tree.part(tree.sent)
         noise = self.noise.at(tree.next_positions([CONTEXT, *tree.sent]))  # (N+1, V)
         choices = (self.distribution(logits) / noise).argmax(dim=-1)
-        accepted, bonus = follow(tokens, parents, choices, below)
+        accepted, bonus = follow(tokens, parents, choices, start)
         self.noise.forget(before=len(tree.context) + len(accepted))
         return accepted, bonus
 
@@ -205,16 +205,16 @@ class Rejection(Sampled):
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         q = self.draft_distribution(prediction).cpu()  # (R, K)
         columns = self.draws.candidates(q, count)
-        ranks = q.gather(1, columns)
-        return Proposal(columns, ranks, prediction.over_vocabulary(q, self.vocab_size).unbind())
+        probs = q.gather(1, columns)
+        return Proposal(columns, probs, prediction.over_vocabulary(q, self.vocab_size).unbind())
 
-    def verify(self, tree: Tree, logits: Tensor, below: int = CONTEXT) -> tuple[list[int], int]:
+    def verify(self, tree: Tree, logits: Tensor, start: int = CONTEXT) -> tuple[list[int], int]:
         self.tests = []
         tokens, parents = tree.part(tree.sent)
         p = self.distribution(logits).cpu()  # (N+1, V)
-        if below == CONTEXT and is_chain(parents):
+        if start == CONTEXT and is_chain(parents):
             return self.verify_chain(tree, tokens, p)
-        accepted, place = [], below
+        accepted, place = [], start
         while children := [child for child, parent in enumerate(parents) if parent == place]:
             node = CONTEXT if place == CONTEXT else tree.sent[place]
             child, rest = self.test_children(children, tokens, p[place + 1], tree.q[node])
@@ -245,7 +245,7 @@ class Rejection(Sampled):
             token = tokens[child]
             if q[token] == 0:
                 continue  # it was never drawn: q has fewer tokens than the node has children
-            accepted, numbers = self.draws.accept((p[token] / q[token])[None])
+            accepted, numbers = self.draws.flip((p[token] / q[token])[None])
             self.tests.append(Tested(child, p, q, numbers.item(), accepted.item()))
             if accepted:
                 return child, p
@@ -260,7 +260,7 @@ class Rejection(Sampled):
         q = torch.stack([tree.q[node] for node in [CONTEXT, *tree.sent[:-1]]])  # (N, V)
         index = torch.tensor(tokens)[:, None]
         ratios = (p[:-1].gather(1, index) / q.gather(1, index))[:, 0]  # (N,)
-        passed, numbers = self.draws.accept(ratios)
+        passed, numbers = self.draws.flip(ratios)
         # The first that is rejected ends the chain: with [True, True, False, True], two are kept.
         kept = int(passed.cumprod(dim=0).sum())
         for place, number in enumerate(numbers[: kept + 1].tolist()):

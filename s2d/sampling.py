@@ -72,10 +72,10 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
-    def accept(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities (N,), 1 or more being certain -> (N,) bool, and the numbers drawn (N,).
+    def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+        """Flip a coin for each of ``probabilities`` (N,); from 1 on, heads are certain.
 
-        Each is accepted with its probability, independently of the others.
+        Returns which show heads, (N,) bool, and the uniform numbers that decided it (N,).
         """
         numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
         return numbers < probabilities, numbers

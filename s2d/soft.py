@@ -60,21 +60,22 @@ def soft_losses(
     labels = labels[learnt].long()  # (N,)
     if count is None:
         count = len(labels)
-    taught = labels if aim is None else aim.hidden(tokens)[learnt]  # (N, ...)
+    taught = None if aim is None else aim.hidden(tokens)[learnt]  # (N, the teacher's hidden size)
     losses = []
     for hidden in exit_hidden(model, tokens, exits):
         hidden = hidden[learnt]  # (N, hidden)
         loss = hidden.new_zeros(())
         for start in range(0, max(1, len(labels)), CHUNK):
             part = slice(start, start + CHUNK)
-            inputs = (model, hidden[part], labels[part], taught[part], aim)
+            part_taught = None if taught is None else taught[part]
+            inputs = (model, hidden[part], labels[part], part_taught, aim)
             loss = loss + checkpoint(chunk_loss, *inputs, use_reentrant=False)
         losses.append(loss)
     return torch.stack(losses) / max(1, count)
 
 
 def chunk_loss(
-    model: Llama, hidden: Tensor, labels: Tensor, taught: Tensor, aim: Aim | None
+    model: Llama, hidden: Tensor, labels: Tensor, taught: Tensor | None, aim: Aim | None
 ) -> Tensor:
     """The loss of hidden states (N, hidden) at an exit, summed; ``labels`` (N,) follow them."""
     features = model.model.norm(hidden)  # (N, hidden), what the head reads

@@ -210,7 +210,7 @@ class Tried:
 
     level: int
     frontier: list[int]  # the nodes it was asked about
-    layers: int  # of the exit
+    exit_layer: int
     confidence: float
 
 
@@ -219,8 +219,10 @@ class Tree:
 
     Attributes:
         tokens, parents, depths: by node; depths count from 0.
-        probs: by node, the product of its path's ranks (``rules.Proposal``), to order and to stop.
-        exits: by node, the layers of the exit that proposed it; None for a root from the target.
+        probs: by node, the estimated probability that its path is accepted, the product of what
+            rules estimate (``rules.Proposal``); to order paths and to stop, never to accept.
+        exit_layers: by node, which exit proposed it, by its number of layers; None for a root from
+            the target.
         frontier: the nodes to expand next; at first the context.
         expanded: the nodes that have a slot in the draft's caches, or are about to get one: last
             come those of the frontier.
@@ -243,7 +245,7 @@ class Tree:
         self.parents: list[int] = []
         self.depths: list[int] = []
         self.probs: list[float] = []
-        self.exits: list[int | None] = []
+        self.exit_layers: list[int | None] = []
         self.level_count = 0
         self.likelihood = 1.0
         self.frontier = [CONTEXT] if self.max_levels > 0 else []
@@ -256,7 +258,7 @@ class Tree:
     def add_level(
         self,
         tokens: list[list[int]],
-        ranks: list[list[float]],
+        probs: list[list[float]],
         exit_layer: int | None,
         confidence: float = 1.0,
         q: Sequence[Tensor] = (),
@@ -264,24 +266,24 @@ class Tree:
         """Give each node of the frontier children, and choose the next frontier.
 
         Args:
-            tokens, ranks: of the children, one list for each node of the frontier.
-            exit_layer: the layers of the exit that proposed them; None: the target did.
+            tokens: of the children, one list for each node of the frontier.
+            probs: of each child, the estimated probability that it is accepted after its parent.
+            exit_layer: of the exit that proposed them; None: the target did.
             confidence: of the exit in this level.
             q: what the children were drawn from (V,), one for each node of the frontier, or none.
         """
         self.q.update(zip(self.frontier, q))
-        for parent, own_tokens, own_ranks in zip(self.frontier, tokens, ranks):
-            depth, above = 0, 1.0
-            if parent != CONTEXT:
-                depth, above = self.depths[parent] + 1, self.probs[parent]
-            for token, rank in zip(own_tokens, own_ranks):
-                prob = above * rank
-                if self.shape.keeps(prob, self.min_prob):
+        for parent, own_tokens, own_probs in zip(self.frontier, tokens, probs):
+            depth = 0 if parent == CONTEXT else self.depths[parent] + 1
+            parent_prob = 1.0 if parent == CONTEXT else self.probs[parent]
+            for token, prob in zip(own_tokens, own_probs):
+                path_prob = parent_prob * prob
+                if self.shape.keeps(path_prob, self.min_prob):
                     self.tokens.append(token)
                     self.parents.append(parent)
                     self.depths.append(depth)
-                    self.probs.append(prob)
-                    self.exits.append(exit_layer)
+                    self.probs.append(path_prob)
+                    self.exit_layers.append(exit_layer)
         self.level_count += 1
         self.likelihood *= confidence
         self.frontier = []

@@ -11,7 +11,7 @@ MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap ro
 MAX_ROWS = 17  # costs are measured for up to this many rows per prompt
 
 
-def node_count(probs: list[float], costs: list[float]) -> int:
+def best_node_count(probs: list[float], costs: list[float]) -> int:
     """The number of nodes with the most tokens per second.
 
     Args:
@@ -21,7 +21,7 @@ def node_count(probs: list[float], costs: list[float]) -> int:
     A pass over N nodes and the position before them emits one token, and as many more as nodes are
     accepted: TRUST times the sum of their probabilities.
 
-    >>> node_count([0.8, 0.5, 0.1], costs=[1.0, 1.2, 1.3, 1.5])
+    >>> best_node_count([0.8, 0.5, 0.1], costs=[1.0, 1.2, 1.3, 1.5])
     2
     """
     tokens = accumulate((TRUST * prob for prob in probs), initial=1.0)

@@ -5,6 +5,7 @@ temperature is above 0; greedy decoding is the same with noise that is 1 everywh
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,17 +27,27 @@ def choose_exit(draft: Llama, texts: list[list[int]], options: Options) -> tuple
     Its confidence is the largest probability after any of ``texts``: one text about which it is
     sure is enough for all. Returns what the exit says, logits (R, V), and its confidence.
     """
-    for layers, threshold in zip(options.exits, options.thresholds):
-        logits = torch.stack([logits_after(draft, text, layers) for text in texts])
+    for exit_layer, threshold in zip(options.exits, options.thresholds):
+        logits = torch.stack([logits_after(draft, text, exit_layer) for text in texts])
         confidence = logits.softmax(dim=-1).max().item()
-        if confidence > threshold or layers == options.exits[-1]:
+        if confidence > threshold or exit_layer == options.exits[-1]:
             return logits, confidence
+
+
+class Proposed(NamedTuple):
+    """What the draft proposes after a path."""
+
+    children: list[int]  # tokens
+    q: Tensor | None  # (V,) the distribution they come from; None if there are none
+
+
+NOTHING = Proposed([], None)
 
 
 def propose(
     draft: Llama, text: list[int], widths: tuple[int, ...], options: Options, chance: Noise | Draws
-) -> dict[tuple[int, ...], tuple[list[int], Tensor]]:
-    """{path of tokens: those proposed after it, and the q (V,) they come from}, level by level."""
+) -> dict[tuple[int, ...], Proposed]:
+    """What is proposed after each path of tokens, level by level; () is the path after the text."""
     proposed = {}
     level = [()]
     likelihood = 1.0  # the product of the levels' confidences
@@ -50,25 +61,24 @@ def propose(
                 children = (q / e.sqrt()).topk(width).indices
             else:
                 children = chance.candidates(q[None], width)[0]
-            proposed[path] = children.tolist(), q
-        level = [(*path, token) for path in level for token in proposed[path][0]]
+            proposed[path] = Proposed(children.tolist(), q)
+        level = [(*path, token) for path in level for token in proposed[path].children]
         likelihood *= confidence
         if likelihood < options.stop:
             break
     return proposed
 
 
-def verify(
-    p: Tensor, children: list[int], q: Tensor, position: int, chance: Noise | Draws
-) -> tuple[int, bool]:
+def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) -> tuple[int, bool]:
     """The next token, a draw from p (V,), and whether it is one of the children, accepted."""
+    children, q = proposed
     if isinstance(chance, Noise):  # the draft met the same noise
         token = (p / chance.at([position])[0]).argmax().item()
         return token, token in children
     for token in children:  # rejection sampling
         if q[token] == 0:
             continue  # q has fewer tokens than there are children: this one was never drawn
-        accepted, _ = chance.accept((p[token] / q[token])[None])
+        accepted, _ = chance.flip((p[token] / q[token])[None])
         if accepted:
             return token, True
         p, q = (p - q).clamp(min=0.0), q.index_fill(0, torch.tensor(token), 0.0)
@@ -94,10 +104,10 @@ def generate(
         path = []
         accepted = True  # what the path ends with: at first nothing
         while accepted and not ended:
-            children, q = proposed.get(tuple(path), ([], torch.tensor([])))
             logits = logits_after(target, [*text, *path])
             p = warp(logits, options.temperature, options.top_p, options.top_k)
-            token, accepted = verify(p, children, q, len(text) + len(path), chance)
+            children = proposed.get(tuple(path), NOTHING)
+            token, accepted = verify(p, children, len(text) + len(path), chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
         yield proposed, path

@@ -28,10 +28,10 @@ class EveryOutcome(Draws):
         self.probability *= probs[choice]
         return choice
 
-    def accept(self, probabilities):
+    def flip(self, probabilities):
         heads = [min(1.0, probability) for probability in probabilities.tolist()]
-        accepted = torch.tensor([self.choose([1.0 - p, p]) == 1 for p in heads])
-        return accepted, probabilities
+        shown = torch.tensor([self.choose([1.0 - p, p]) == 1 for p in heads])
+        return shown, probabilities
 
     def draw(self, probs):
         return torch.tensor([self.choose((row / row.sum()).tolist()) for row in probs])

@@ -36,7 +36,7 @@ SHAPES = {  # hidden size, MLP width, layers, heads, key/value heads, vocabulary
 }
 EXITS, DRAFT_LAYERS = (6, 9, 12), 12
 # How much a layer adds to the residual stream, by its number: up to 6, up to 9, up to 12, above.
-WEIGHT_OF = {6: 1.0, 9: 0.35, 12: 0.25, 10**9: 0.1}
+WEIGHT_OF = {6: 1.0, 9: 0.2, 12: 0.12, 10**9: 0.05}
 METHODS = {
     "`ar`": dict(method="ar"),
     "`sd`, exit 6": dict(method="sd", exits=(6,)),

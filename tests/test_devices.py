@@ -76,7 +76,7 @@ def check_text_and_waits() -> None:
             allowed = 1 if way.get("init") == "target" else 0  # for the first roots
             for step in decoder:
                 allowed += 2 + step.tree.level_count * (2 if "decision" in way else 1)
-                allowed += sum(tried.layers > 0 for tried in step.tree.tried)
+                allowed += sum(tried.exit_layer > 0 for tried in step.tree.tried)
             assert decoder.tokens == expected, (way, temperature)
             found = other_device.waits[0]
             assert found <= allowed, f"{way}, T = {temperature:g}: {found} waits, not {allowed}"

@@ -21,10 +21,10 @@ def cache_free_logits(model, tokens, layer):
 
 def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
     """A SortedDraft of a model's layers; ``options``: of SortedDraft."""
-    exits, below = [], None
+    exits, previous = [], None
     for layer, threshold in zip(layers, thresholds):
-        below = LayerExit(model, below, layer, threshold, capacity + shape.max_nodes)
-        exits.append(below)
+        previous = LayerExit(model, previous, layer, threshold, capacity + shape.max_nodes)
+        exits.append(previous)
     return SortedDraft(exits, shape, **options)
 
 
@@ -52,21 +52,21 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
         tree.sent = list(range(size))
         for level in range(rng.randrange(max(tree.depths) + 1)):
             if level > 0:  # else what follows the context
-                below = [i for i in range(size) if parents[i] in tree.frontier]
-                tree.frontier = rng.sample(below, rng.randrange(len(below) + 1))
+                previous = [i for i in range(size) if parents[i] in tree.frontier]
+                tree.frontier = rng.sample(previous, rng.randrange(len(previous) + 1))
                 tree.expanded += tree.frontier
                 if not tree.frontier:
                     break
             exit = rng.choice(drafter.exits)
             for each in drafter.exits:  # no confidence, or every one, is above this
-                each.threshold = 0.0 if each.layer >= exit.layer else 1.0
+                each.threshold = 0.0 if each.exit_layer >= exit.exit_layer else 1.0
             end = len(context) + len(tree.expanded)
             caught_up += end - exit.cache.length > len(tree.frontier)
             used, prediction = drafter.predict(tree)
             paths = [context + tree.path(node) for node in tree.frontier]
-            expected = [cache_free_logits(model, path, exit.layer) for path in paths]
+            expected = [cache_free_logits(model, path, exit.exit_layer) for path in paths]
             expected = torch.stack(expected).softmax(dim=-1)
-            assert used == exit.layer and (prediction.probs - expected).abs().max() < 1e-10
+            assert used == exit.exit_layer and (prediction.probs - expected).abs().max() < 1e-10
             assert prediction.confidence == pytest.approx(expected.max().item(), abs=1e-10)
         reached = {CONTEXT, *tree.expanded}
         last = rng.choice([CONTEXT, *(i for i in range(size) if parents[i] in reached)])
@@ -95,7 +95,7 @@ def test_no_layers_run_behind_the_exit_that_drafts():
     for seed in range(20):
         runs.clear()
         drafter = sorted_draft(model, exits, thresholds, CHAIN)
-        [exit] = grown(drafter, random_tokens(seed, 12), levels=1).exits
+        [exit] = grown(drafter, random_tokens(seed, 12), levels=1).exit_layers
         assert runs == list(range(1, exit + 1))
         left.add(exit)
     assert left == set(exits)
@@ -143,7 +143,7 @@ def test_a_growing_tree_keeps_no_unlikely_path_and_sends_the_best_level_by_level
     assert min(tree.probs) >= 0.05 and 0 < len(tree.sent) < 9
     tree = grown(sorted_draft(model, (4,), [0.0], shape), context)
     assert tree.sent == sorted(tree.sent, key=tree.depths.__getitem__) != sorted(tree.sent)
-    fewer = sorted_draft(model, (4,), [0.0], shape, tree_size=lambda probs: 5)
+    fewer = sorted_draft(model, (4,), [0.0], shape, node_count=lambda probs: 5)
     best = sorted(tree.sent, key=tree.probs.__getitem__, reverse=True)[:5]
     assert sorted(grown(fewer, context).sent) == sorted(best)
 

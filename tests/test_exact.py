@@ -153,7 +153,7 @@ def test_what_rejection_sampling_drafts_does_not_depend_on_measured_times():
         costs = [1.0 + rows for rows in range(17)]
         assert options.resolved(target, costs=costs) == options.resolved(target)
     tuned = Options(exits=(0,)).resolved(target, costs=costs)
-    assert tuned.tree_size is not None and tuned.stop == 1.0
+    assert tuned.node_count is not None and tuned.stop == 1.0
 
 
 def causal(start, n, parents, model, ancestors=None):
@@ -300,7 +300,7 @@ WRONG = {
     "children of a node: expected": dict(method="mcsd", tree=(62,)),
     "rejection sampling needs drawn children": dict(method="s2d-tree", coupled=False),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
-    "tree_size is for growing trees": dict(method="mcsd", tree_size=len),
+    "node_count is for growing trees": dict(method="mcsd", node_count=len),
 }
 
 

@@ -28,8 +28,8 @@ def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
         while tree.frontier:
             rows = torch.stack([q(tuple(tree.path(node))) for node in tree.frontier])
             drawn = draws.candidates(rows, widths[tree.level_count]).tolist()
-            ranks = [[1.0] * len(tokens) for tokens in drawn]
-            tree.add_level(drawn, ranks, exit_layer=1, q=rows.unbind())
+            probs = [[1.0] * len(tokens) for tokens in drawn]
+            tree.add_level(drawn, probs, exit_layer=1, q=rows.unbind())
         if change is not None:
             tree.tokens = change(tree.tokens, q(()))
         tree.sent = list(range(len(tree.tokens)))
@@ -115,7 +115,7 @@ def test_the_definition_never_accepts_a_filler_either():
     q = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     emitted = torch.zeros(4, dtype=torch.float64)
     for (token, _), probability in every_outcome(
-        lambda draws: definition.verify(p, [0, 1], q, 3, draws)
+        lambda draws: definition.verify(p, definition.Proposed([0, 1], q), 3, draws)
     ):
         emitted[token] += probability
     assert (emitted - p).abs().max() < 1e-12

@@ -189,7 +189,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     streamed = Streamed(tokenizer, out, exits=(2,))
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     nodes = range(len(tokens))
-    tree = SimpleNamespace(exits=[2] * len(tokens), sent=nodes)
+    tree = SimpleNamespace(exit_layers=[2] * len(tokens), sent=nodes)
     streamed.add(SimpleNamespace(tokens=tokens, tree=tree, accepted=nodes))
     streamed.finish()
     assert out.getvalue() == "\x1b[36ma\\x1b[2Jb\n\x1b[0m\n"

@@ -87,7 +87,7 @@ def test_a_record_is_what_happened(case, known):
         assert [nodes["tokens"], nodes["parents"]] == [tokens, parents]
         for node, level in zip(tree.sent, nodes["levels"], strict=True):
             *below, last = shown["levels"].get(str(level), [[None, 1.0]])
-            assert last[0] == tree.exits[node]
+            assert last[0] == tree.exit_layers[node]
             for exit, confidence in below:
                 assert confidence <= about["thresholds"][about["exits"].index(exit)]
         if case == "chain":  # of the likeliest tokens, whose probability is the confidence

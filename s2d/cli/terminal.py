@@ -26,7 +26,7 @@ def paint(text: str, color: int | None) -> str:
 
 def sources(step: Step) -> list[int | None]:
     """For each token of a Step the exit that drafted it, None for the target's own."""
-    accepted = [step.tree.exits[step.tree.sent[place]] for place in step.accepted]
+    accepted = [step.tree.exit_layers[step.tree.sent[place]] for place in step.accepted]
     return [*accepted, None][: len(step.tokens)]
 
 
@@ -41,9 +41,9 @@ class Streamed:
         self.colors = dict(zip(exits, cycle(COLORS))) if colored else {}
 
     def add(self, step: Step) -> None:
-        for layers, run in groupby(zip(sources(step), step.tokens), key=lambda pair: pair[0]):
+        for exit_layer, run in groupby(zip(sources(step), step.tokens), key=lambda pair: pair[0]):
             text = self.stream.push([token for _, token in run]).translate(self.controls)
-            print(paint(text, self.colors.get(layers)), end="", file=self.out, flush=True)
+            print(paint(text, self.colors.get(exit_layer)), end="", file=self.out, flush=True)
 
     def finish(self) -> None:
         print(self.stream.push([], last=True).translate(self.controls), file=self.out, flush=True)
@@ -56,14 +56,14 @@ def report(generation: Generation, colors: dict[int, int]) -> str:
     lines = [
         f"tokens         {len(generation.tokens)} in {stats.seconds:.2f} s, {speed:.1f} tokens/s",
         f"ended by       {generation.ended}",
-        f"steps          {stats.steps}, mean accepted tokens {stats.mean_accepted_tokens:.2f}",
+        f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
     if drafted := stats.exit_counts.total():
         counts = sorted(stats.exit_counts.items())
-        parts = [f"{count / drafted:.0%} from exit {layers}" for layers, count in counts]
+        parts = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
         lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
     if colors:
-        legend = [paint(f"exit {layers}", color) for layers, color in colors.items()]
+        legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
     kind = "lossless" if generation.exact else "not lossless (several roots from the target)"
     lines.append(f"method         {generation.options.method}, {kind}")
@@ -109,7 +109,7 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
     options = {
         field.name: getattr(generation.options, field.name)
         for field in fields(Options)
-        if field.name not in ("method", "seed", "tree_size", "tree", "decision", "datastore")
+        if field.name not in ("method", "seed", "node_count", "tree", "decision", "datastore")
     }
     shape = generation.options.tree
     if generation.options.method in CHAINS:

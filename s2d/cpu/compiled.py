@@ -38,7 +38,7 @@ class Slots(KVCache):
     def __init__(self, slots, keys, values):
         self.slots, self.keys, self.values = slots, keys, values
 
-    def attend(self, layer, q, k, v, mask):
+    def store_and_attend(self, layer, q, k, v, mask):
         # Not index_copy_: compiled, that copies the whole cache onto itself.
         self.keys[:, :, self.slots] = k
         self.values[:, :, self.slots] = v
@@ -121,7 +121,9 @@ def compile_to(file, function, example, what):
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a folder that cannot be written
         reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"--compile needs a C++ compiler, such as g++: {reason}") from None
+        raise ValueError(
+            f"--compile failed (it needs a C++ compiler, such as g++): {reason}"
+        ) from None
     return result
 
 

@@ -116,9 +116,13 @@ class JoinedCache:
             positions.append(follow if each["positions"] is None else each["positions"])
         self.positions = torch.cat(positions)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def store_and_attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+    ) -> Tensor:
         parts = zip(self.inputs, *(heads.split(self.sizes, dim=2) for heads in (q, k, v)))
-        attended = [each["cache"].attend(layer, *qkv, each["mask"]) for each, *qkv in parts]
+        attended = [
+            each["cache"].store_and_attend(layer, *qkv, each["mask"]) for each, *qkv in parts
+        ]
         return torch.cat(attended, dim=2)
 
     def advance(self, count: int) -> None:

@@ -73,7 +73,7 @@ class PathStop:
         if tree is not self.tree:
             self.tree = tree
             self.accepted = {CONTEXT: 1.0}
-            for node, exit_layer in enumerate(tree.exits):
+            for node, exit_layer in enumerate(tree.exit_layers):
                 if exit_layer is None:  # a root from the target
                     self.accepted[node] = 1.0
         children: dict[int, list[int]] = {node: [] for node in expanded}
@@ -84,7 +84,7 @@ class PathStop:
                 continue
             first, *others = children[parent]
             self.accepted[first] = self.accepted[parent] * prob
-            # What the first child leaves is divided in proportion to the draft's ranks.
+            # What the first child leaves is divided in proportion to the draft's estimates.
             left = self.accepted[parent] * (1.0 - prob)
             total = sum(tree.probs[node] for node in others)
             for node in others:

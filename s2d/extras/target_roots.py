@@ -28,7 +28,7 @@ class RootsDecoder(Decoder):
         self.every_root_counts = not options.coupled
         self.exact = options.coupled or drafter.shape.widths[0] == 1
         self.roots: list[int] = []  # of the next tree
-        self.ranks: list[float] = []  # of these
+        self.probs: list[float] = []  # of these
         self.after_context: Tensor | None = None  # logits (V,) for the token after the context
 
     def draft(self) -> Tree:
@@ -38,7 +38,7 @@ class RootsDecoder(Decoder):
         else:
             levels = min(self.limit - n, self.drafter.max_positions - n + 1)
             tree = self.drafter.new_tree(self.context, max(1, levels))
-            tree.add_level([self.roots], [self.ranks], exit_layer=None)
+            tree.add_level([self.roots], [self.probs], exit_layer=None)
             self.drafter.grow(tree, self.rule)
         tree.drafted_at = time.perf_counter()
         return tree
@@ -71,7 +71,7 @@ class RootsDecoder(Decoder):
                 place_of_root.setdefault(token, place)  # a root that is there twice counts once
         walks = []
         for place in place_of_root.values():
-            accepted, bonus = self.rule.verify(tree, logits, below=place)
+            accepted, bonus = self.rule.verify(tree, logits, start=place)
             walks.append(([place, *accepted], bonus))
         return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first
 
@@ -90,6 +90,6 @@ class RootsDecoder(Decoder):
         others = torch.where(rest[others] > 0, others, first)
         self.roots = [first, *others.tolist()]
         if self.every_root_counts:
-            self.ranks = p[self.roots].tolist()
+            self.probs = p[self.roots].tolist()
         else:  # the target's choice is known: it will take no other root
-            self.ranks = [1.0] + [0.0] * (count - 1)
+            self.probs = [1.0] + [0.0] * (count - 1)

@@ -164,9 +164,9 @@ class DividedTarget(nn.Module):
     def length(self) -> int:
         return self.cache.length
 
-    def keep(self, length: int, slots: list[int]) -> None:
-        self.send("keep", length, slots)
-        self.cache.keep(length, slots)
+    def keep(self, length: int, offsets: list[int]) -> None:
+        self.send("keep", length, offsets)
+        self.cache.keep(length, offsets)
 
     def forward(self, cache: "DividedTarget", **inputs: Any) -> Tensor:
         self.send("forward", moved(inputs, "cpu"))

@@ -47,15 +47,15 @@ class Recorder:
         tree = step.tree
         tokens, parents = tree.part(tree.sent)
         p = self.rule.distribution(step.logits)  # (N+1, V)
-        exits_asked = defaultdict(list)  # level -> (layers, confidence) of each exit
+        exits_asked = defaultdict(list)  # level -> (exit layer, confidence) of each
         level_below = {}  # node -> the level of its children
         for tried in tree.tried:
-            exits_asked[tried.level].append((tried.layers, short(tried.confidence)))
+            exits_asked[tried.level].append((tried.exit_layer, short(tried.confidence)))
             level_below |= dict.fromkeys(tried.frontier, tried.level)
         nodes = {
             "tokens": tokens,
             "parents": parents,
-            "exits": [tree.exits[node] for node in tree.sent],
+            "exits": [tree.exit_layers[node] for node in tree.sent],
             "levels": [level_below.get(tree.parents[node]) for node in tree.sent],
             "probs": short([tree.probs[node] for node in tree.sent]),
             "p": short(p[[parent + 1 for parent in parents], tokens]),
