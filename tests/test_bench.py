@@ -241,4 +241,3 @@ def test_mistakes_are_one_line(capsys):
     refuses(bench.main, capsys, "--rounds: must be at least 1, got 0", "--rounds", "0")
     refuses(bench.main, capsys, "tests is there already", "--out", ROOT / "tests")
     refuses(bench.main, capsys, "tests is there already and is no reg", "--plot", ROOT / "tests")
-    refuses(bench.main, capsys, "run.py is no folder", "papers", "--out", ROOT / "run.py")

@@ -288,6 +288,8 @@ def test_a_compiler_that_is_missing_is_one_line(cache, monkeypatch):
     from torch._inductor import config
 
     with config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        with pytest.raises(ValueError, match="--compile failed .it needs a C\\+\\+ compiler.*: ") as caught:
+        with pytest.raises(
+            ValueError, match="--compile failed .it needs a C\\+\\+ compiler.*: "
+        ) as caught:
             compiled.compiled(double, (torch.ones(3),), "it", key=[])
     assert "\n" not in str(caught.value)

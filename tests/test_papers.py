@@ -11,11 +11,11 @@ import torch
 from helpers import WEIGHTS, program, refuses
 
 from s2d import generate, load_model
-from s2d.bench import __main__ as bench
-from s2d.bench import experiments, lab, papers
-from s2d.bench.experiments import EXPERIMENTS
-from s2d.bench.lab import Finding
 from s2d.cli import program as cli_program
+from s2d.papers import __main__ as papers
+from s2d.papers import experiments, lab, report
+from s2d.papers.experiments import EXPERIMENTS
+from s2d.papers.lab import Finding
 from s2d.text.tokenizer import Tokenizer
 
 # Copied from the papers' tables once more, by another hand: speedups, then accepted tokens.
@@ -56,14 +56,14 @@ def test_tables_and_verdicts_are_made_of_the_result_alone(name):
         for column in (f"{kind} {number} T={T}" for number, T in product((1, 2), (0, 1))):
             drawn = (0.2 + 3 * torch.rand(len(rows), generator=generator)).tolist()
             result[column] = {row: dict.fromkeys(about.measures, x) for row, x in zip(rows, drawn)}
-        text = papers.told(name, result, True)
+        text = report.told(name, result, True)
         verdicts.add(re.search(r"(\w[\w ]*) here: ", text)[1])
     assert "holds" in verdicts and len(verdicts) > 1
     key, last = about.measures[0], list(rows)[-1]
     cells = re.search(rf"^\| {re.escape(last)} \| (.*) \|$", text, re.M)[1].split(" | ")
     figures = [column[last][key] for column in result.values()]
     for cell, figure in zip(cells, [*figures, sum(figures) / 4], strict=True):
-        assert cell.split(" / ")[0] == format(figure, papers.FORMATS[key])
+        assert cell.split(" / ")[0] == format(figure, report.FORMATS[key])
 
 
 def test_findings_are_judged_by_their_factor_or_by_what_seeds_differ_by():
@@ -73,7 +73,7 @@ def test_findings_are_judged_by_their_factor_or_by_what_seeds_differ_by():
         result[column] = {"one": {"mat": 2.0}, "other": {"mat": 2.0 + gain}}  # 0.8 and 0.4 more
 
     def judged(row, other, factor, result):
-        return papers.judge(Finding([row], [other], "mat", factor), result)[0]
+        return report.judge(Finding([row], [other], "mat", factor), result)[0]
 
     by_size = {column.replace("seed", "size"): cells for column, cells in result.items()}
     assert judged("other", "one", 1.29, by_size) == "holds"
@@ -113,15 +113,15 @@ def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(mo
 def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lab, "SIZES", ("7b",))
     monkeypatch.setattr(lab, "TEMPERATURES", (1.0,))
-    arguments = ["papers", "--limit", "1", "--max-new-tokens", "4"]
+    arguments = ["--limit", "1", "--max-new-tokens", "4"]
     arguments += ["--only", "masks", "roots", "--out", tmp_path]
-    assert program(bench.main, *arguments) == 0
+    assert program(papers.main, *arguments) == 0
     first = capsys.readouterr().out
     cells = json.loads((tmp_path / "roots.json").read_text())["result"]["7b T=1"]
     assert all(cell["mat"] > 1 and cell["accepted"] > 0.5 for cell in cells.values())
     for name in ("timed", "masks"):
         monkeypatch.setattr(lab.Lab, name, None)
-    assert program(bench.main, *arguments) == 0 and capsys.readouterr().out == first
-    refuses(bench.main, capsys, "name another folder", *arguments, "--max-new-tokens", "5")
-    missing = "alignment: give --drafts, made by python -m s2d.train ablations"
-    refuses(bench.main, capsys, missing, "papers", "--only", "alignment")
+    assert program(papers.main, *arguments) == 0 and capsys.readouterr().out == first
+    refuses(papers.main, capsys, "name another folder", *arguments, "--max-new-tokens", "5")
+    missing = "alignment: give --drafts, made by python -m s2d.papers train"
+    refuses(papers.main, capsys, missing, "--only", "alignment")

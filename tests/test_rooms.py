@@ -22,6 +22,7 @@ ROOMS = {  # room -> the rooms it may import
     "extras": {"weights", "cli"},
     "train": {"weights", "extras", "text", "cli"},
     "bench": {"weights", "extras", "text", "train", "cli", "cpu"},
+    "papers": {"weights", "extras", "text", "train", "cli", "bench"},
     "trace": {"text", "cli"},
 }
 

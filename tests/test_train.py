@@ -22,9 +22,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from s2d import Tokenizer, load_model
 from s2d.cli.program import run_program
 from s2d.extras.tensor_parallel import run_in_each
+from s2d.papers import __main__ as papers
+from s2d.papers import drafts as papers_drafts
 from s2d.soft import soft_losses
 from s2d.train import __main__ as train
-from s2d.train import ablations, dialogues, family, fit, nested
+from s2d.train import dialogues, family, fit, nested
 from s2d.train.distil import Alignment, Distillation
 from s2d.weights import save_model
 
@@ -308,14 +310,16 @@ DRAFTS = "untrained", "random", "pretraining", "pretrained"
 
 
 def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(ablations, "DRAFTS", {name: ablations.DRAFTS[name] for name in DRAFTS})
-    monkeypatch.setattr(ablations, "FEATURES", ("stats",))
-    monkeypatch.setattr(ablations, "TARGETS", {"mini-7b": None})
-    monkeypatch.setattr(ablations, "SEEDS", (1,))
-    monkeypatch.setattr(ablations, "MINI", replace(nested.MINI, bf16=False))
+    monkeypatch.setattr(
+        papers_drafts, "DRAFTS", {name: papers_drafts.DRAFTS[name] for name in DRAFTS}
+    )
+    monkeypatch.setattr(papers_drafts, "FEATURES", ("stats",))
+    monkeypatch.setattr(papers_drafts, "TARGETS", {"mini-7b": None})
+    monkeypatch.setattr(papers_drafts, "SEEDS", (1,))
+    monkeypatch.setattr(papers_drafts, "MINI", replace(nested.MINI, bf16=False))
     out = tmp_path / "drafts"
-    arguments = ["ablations", "--millions", "0.002", "--out", out]
-    assert program(train.main, *arguments) == 0
+    arguments = ["train", "--millions", "0.002", "--out", out]
+    assert program(papers.main, *arguments) == 0
     made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors", "settings.json"}
     assert {each.name for each in out.iterdir()} == made
     drafts = {name: load_model(out / f"{name}-1") for name in DRAFTS}
@@ -328,13 +332,13 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     assert drafts["pretraining"].drafting.exits == (2, 3, 4)
     kept = (out / "random-1/model.safetensors").stat().st_mtime_ns
     (out / "decision-stats-7b.safetensors").unlink()
-    assert program(train.main, *arguments, "--resume") == 0
+    assert program(papers.main, *arguments, "--resume") == 0
     assert {each.name for each in out.iterdir()} == made
     assert (out / "random-1/model.safetensors").stat().st_mtime_ns == kept
     capsys.readouterr()
-    refuses(train.main, capsys, "is there already", *arguments)
-    others = ["ablations", "--millions", "0.003", "--out", out, "--resume"]
-    refuses(train.main, capsys, "was begun with {'millions': 0.002, 'seed': 0}, not", *others)
+    refuses(papers.main, capsys, "is there already", *arguments)
+    others = ["train", "--millions", "0.003", "--out", out, "--resume"]
+    refuses(papers.main, capsys, "was begun with {'millions': 0.002, 'seed': 0}, not", *others)
 
 
 def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
@@ -345,10 +349,10 @@ def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
         assert recipe == nested.MINI
         learnt[run.out.name] = exits, rows[0], init.name, type(aim)
 
-    monkeypatch.setattr(ablations, "train_and_save", remember)
+    monkeypatch.setattr(papers_drafts, "train_and_save", remember)
     names = "sorted alone-3 alone-4 random distilled aligned-1 of-13b pretraining".split()
     for name in names:
-        ablations.train_draft(name, 1, fit.Run(tmp_path / name, seed=1), 0.002)
+        papers_drafts.train_draft(name, 1, fit.Run(tmp_path / name, seed=1), 0.002)
     exits = [each[0] for each in learnt.values()]
     assert exits == [(2, 3, 4), (3,), (4,), *[(2, 3, 4)] * 4, (4,)]
     equal = [torch.equal(one[1], other[1]) for one, other in pairwise(learnt.values())]

@@ -1,2 +1,2 @@
-"""Measuring: speed next to transformers (``speed``), exit 0 (``exit0``), the papers' experiments
-(``papers``, ``experiments``, ``lab``), Spec-Bench's files (``specbench``)."""
+"""Measuring: speed next to transformers (``speed``), a check of a folder against transformers
+(``hf``), exit 0 (``exit0``); Spec-Bench's files (``specbench``)."""

@@ -1,4 +1,4 @@
-"""The benchmark's command line: speed, or a subcommand, ``hf``, ``papers`` or ``exit0``.
+"""The benchmark's command line: speed, or a subcommand, ``hf`` or ``exit0``.
 
 python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=0.4
 """
@@ -8,22 +8,17 @@ from pathlib import Path
 
 from ..cli.program import Parser, comma_separated, count, run_program
 from ..weights import DTYPES
-from . import exit0, hf, papers, speed
+from . import exit0, hf, speed
 
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    modules = {"hf": hf, "papers": papers, "exit0": exit0}
+    modules = {"hf": hf, "exit0": exit0}
     name = arguments.pop(0) if arguments[:1] and arguments[0] in modules else ""
     module = modules.get(name, speed)
     parser = Parser(f"bench {name}".strip(), description=module.__doc__)
     add = parser.add_argument
-    if name == "papers":
-        add("--drafts", type=Path, metavar="DIR", help="what python -m s2d.train ablations made")
-        add("--only", nargs="+", choices=papers.EXPERIMENTS, metavar="NAME", help="of these")
-        add("--out", type=Path, metavar="DIR", help="keeps what was measured; used again")
-        parser.set_defaults(rounds=1, max_new_tokens=48)
-    elif name == "hf":
+    if name == "hf":
         add("--target", required=True, metavar="7b|PATH", help="the folder to check")
         add("--draft", type=Path, help="default: the one next to the target, or exit 0")
         parser.set_defaults(max_new_tokens=48)
@@ -43,9 +38,8 @@ def main(arguments=None):
         add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
         add("--out", type=Path, help="folder for answer files, as Spec-Bench's scripts read them")
         add("--plot", type=Path, metavar="FILE.svg", help="the last table as a picture")
-        parser.set_defaults(rounds=3, max_new_tokens=128)
-    if name not in ("exit0", "hf"):
-        add("--rounds", type=count, help="in each all methods take turns (%(default)s)")
+        add("--rounds", type=count, default=3, help="in each all methods take turns (%(default)s)")
+        parser.set_defaults(max_new_tokens=128)
     add("--limit", type=count, default=2, help="questions of each of the six groups (%(default)s)")
     add("--max-new-tokens", type=count, help="an answer ends there (%(default)s)")
     add("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto: a GPU if there is one")

@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from ..cli.program import Parser, comma_separated, run_program
 from ..extras.tensor_parallel import from_rank_0, own_device, run_in_each
 from ..weights import check_device
-from .ablations import ABLATION_TOKENS, train_ablations
 from .decision import FEATURES, train_decision
 from .family import DRAFT_TOKENS, train_mini
 from .fit import Run
@@ -63,11 +62,6 @@ def parse(arguments):
     add("--out", type=Path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
     add("--millions", type=float, help="million training tokens of each; default: its own")
-
-    add = program("ablations", train_ablations, "drafts to compare: what bench papers measures")
-    add("--out", type=Path, default=Path("ablations"), help="folder for all of them")
-    add("--resume", action="store_true", help="go on where it was cut short")
-    add("--millions", type=float, default=ABLATION_TOKENS, help="million training tokens of each")
 
     add = program("decision", train_decision, "when a draft should stop")
     add("--target", type=Path, required=True, help="folder of the model that accepts or not")

@@ -11,18 +11,18 @@ from timeit import repeat
 
 import torch
 
+from ..bench.measure import answer, measure, run_ours
+from ..bench.methods import decision_model
+from ..bench.specbench import corpus_questions
+from ..bench.tables import counts, summarise
 from ..cli.program import progress
 from ..extras.batch import generate_many
 from ..text.tokenizer import Tokenizer
-from ..train.ablations import FEATURES, SEEDS, decision_of, folder_of
 from ..train.corpus import EXACT_GROUPS, conversations
 from ..tree import FixedShape, positions_and_mask
 from ..weights import load_model
 from ..weights.names import WEIGHTS
-from .measure import answer, measure, run_ours
-from .methods import decision_model
-from .specbench import corpus_questions
-from .tables import counts, summarise
+from .drafts import FEATURES, SEEDS, decision_of, folder_of
 
 SIZES, TEMPERATURES = ("7b", "13b", "70b"), (0.0, 1.0)
 TREES = {"fork of 6, 10 deep": (6, *(1,) * 9), "4,2,2,1": (4, 2, 2, 1), "10,4,2": (10, 4, 2)}
@@ -52,7 +52,7 @@ class Experiment:
     findings: list[Finding]
     note: str = ""  # what was published in words
     published: dict = field(default_factory=dict)  # row: a text for each column, the mean last
-    trained: bool = False  # whether it needs what "train ablations" makes
+    trained: bool = False  # whether it needs what ``drafts.py`` makes
 
 
 class Lab:

@@ -1,4 +1,4 @@
-"""The drafts that the papers' ablations compare: same tokens, same schedule, two seeds each."""
+"""The drafts that the experiments compare: same tokens, same schedule, two seeds each."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,14 +8,14 @@ from typing import Any
 from ..cli.program import tell
 from ..files import refuse_existing
 from ..model import Drafting
+from ..train.decision import FEATURES, train_decision
+from ..train.distil import Alignment, Distillation
+from ..train.family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
+from ..train.nested import MINI, cut, rows_of, train_and_save
 from ..weights import load_model, save_model
 from ..weights.names import WEIGHTS
-from .decision import FEATURES, train_decision
-from .distil import Alignment, Distillation
-from .family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
-from .nested import MINI, cut, rows_of, train_and_save
 
-ABLATION_TOKENS = 0.5  # millions, of each draft
+MILLIONS = 0.5  # tokens that each draft learns from
 SEEDS = (1, 2)  # of text and of random layers: what differs less than these do is noise
 ALIGNED = (0.1, 1.0, 10.0)  # weights of feature alignment
 PROMPTS = 200  # that a decision model learns from, for each million of tokens of a draft
@@ -59,7 +59,7 @@ def decision_of(out, features, target):
     return out / f"decision-{features}-{target.removeprefix('mini-')}.safetensors"
 
 
-def train_ablations(run, millions):
+def train_drafts(run, millions):
     """Train all DRAFTS for each of SEEDS, then decision models. --resume keeps what is there."""
     if not run.resume:
         refuse_existing(run.out)

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from ..train.ablations import ALIGNED, FEATURES
 from ..train.family import DRAFT_EXITS
 from ..tree import GrowingShape
+from .drafts import ALIGNED, FEATURES
 from .lab import Experiment, Finding, Lab
 
 of_s2d = partial(Experiment, source="S2D, arXiv 2407.01955")
@@ -57,7 +57,10 @@ EXPERIMENTS = {
     "targets": timed(
         "One draft for three targets, and each of its exits",
         rows={"s2d": S2D, **{f"sd, exit {e}": SINGLE[e] for e in DRAFT_EXITS}},
-        findings=[Finding(["s2d"])],
+        findings=[
+            Finding(["s2d"]),
+            Finding(["s2d"], [f"sd, exit {e}" for e in DRAFT_EXITS], factor=1.0),
+        ],
         published={f"SoFT + S2D ({MODELS})": SORTED},
     ),
     "ordinary": timed(

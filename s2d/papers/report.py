@@ -6,11 +6,11 @@ What was measured is kept as JSON in --out; a later run with the same settings t
 import json
 from statistics import mean
 
+from ..bench.tables import FORMATS, render, table
 from ..cli.program import progress, tell
 from ..files import refuse_other_than_file, staged_file
 from .experiments import EXPERIMENTS
 from .lab import Lab
-from .tables import FORMATS, render, table
 
 
 def report(args):
@@ -18,7 +18,7 @@ def report(args):
     names = args.only or [n for n, each in EXPERIMENTS.items() if args.drafts or not each.trained]
     for name in names:
         if EXPERIMENTS[name].trained and not args.drafts:
-            raise ValueError(f"{name}: give --drafts, made by python -m s2d.train ablations")
+            raise ValueError(f"{name}: give --drafts, made by python -m s2d.papers train")
         if args.out:
             refuse_other_than_file(args.out / f"{name}.json")
     lab = Lab(args)
