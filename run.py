@@ -31,7 +31,7 @@ from s2d.cli.program import (
     tell_of_next_pass,
 )
 from s2d.cli.terminal import Streamed, as_json, compare, report
-from s2d.decoder import Decoder, Generation
+from s2d.decoder import Decoder
 from s2d.files import read_text, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
 from s2d.model import Llama
@@ -49,17 +49,16 @@ MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its ma
 def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    # Each rank calls run_on_rank_0: rank 0 calls run, the others load their part and follow.
-    from s2d.extras.tensor_parallel import load_part, run_in_each, run_on_rank_0
+    from s2d.extras.tensor_parallel import run_divided
 
-    return run_in_each("run.py", run_on_rank_0, partial(run, arguments), load_part)
+    return run_divided("run.py", partial(run, arguments))
 
 
 def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None = None) -> int:
-    """The whole program; the exit code.
+    """The whole program; returns the exit code.
 
-    Under torchrun this is rank 0, and ``load_divided`` loads a target that is divided among the
-    ranks, as ``load_model`` loads a whole one.
+    Under torchrun, ``load_divided`` loads a target that is divided among several processes, as
+    ``load_model`` loads a whole one.
     """
     args = parse(arguments)
     if load_divided and (args.prompts or args.compile):
@@ -135,42 +134,56 @@ class Choice:
 
 
 def choose(args: Namespace) -> Choice:
-    """Find the folders, and check the options. What drafts by default, in this order:
-
-    exit 0 alone, if the target has a datastore; the draft of its family, if it is there; exit 0.
-    """
+    """Find the folders, read what is small in them, and check the options."""
     target = find_target(args.target)
-    given = {field.name: getattr(args, field.name, None) for field in fields(Options)}
-    options = Options(**{name: value for name, value in given.items() if value is not None})
-    draft, datastore = args.draft, datastore_path(target)
-    if not datastore.is_file():
-        datastore = None
-    if draft is None and options.exits is None and options.method != "ar":
-        if datastore or not draft_beside(target).is_dir():
-            options = replace(options, exits=(0,))
-    if options.method == "ar" or options.exits == (0,):
-        draft = None
-    elif draft is None:
-        draft = draft_beside(target)
-    if options.method == "ar" or not options.exits or 0 not in options.exits:
-        datastore = None
-    if isinstance(options.stop, str):
-        from s2d.extras.decision import PathStop, load_decision
-
-        options = replace(options, stop=None, decision=PathStop(load_decision(options.stop)))
-    # Only to refuse early: ``load`` resolves the options, when it knows what passes cost.
     config = read_config(target)
+    draft, exits = choose_draft(args, target)
+    options = options_of(args, exits)
+    # Only to refuse early: ``load`` resolves the options, when it knows what passes cost.
     if draft is None:
         options.resolved(config)
     else:
         options.resolved(config, read_config(draft), read_drafting(draft))
-    if args.trace:
+    if args.trace is not None:
         refuse_other_than_file(args.trace)
-    if datastore:
-        from s2d.extras.datastore import load_datastore
+    datastore = datastore_path(target)
+    if exits is None or 0 not in exits or not datastore.is_file():
+        return Choice(target, draft, None, options)
+    from s2d.extras.datastore import load_datastore
 
-        options = replace(options, datastore=load_datastore(datastore, config))
+    options = replace(options, datastore=load_datastore(datastore, config))
     return Choice(target, draft, datastore, options)
+
+
+def choose_draft(args: Namespace, target: Path) -> tuple[Path | None, tuple[int, ...] | None]:
+    """The draft's folder and the exits; None each for no draft model and for the draft's own exits.
+
+    If neither is asked for, this drafts: exit 0 alone if the target has a datastore, else the draft
+    of its family if there is one, else exit 0 alone.
+    """
+    if args.method == "ar":
+        return None, None
+    if args.exits == (0,):
+        return None, args.exits
+    if args.draft is not None:
+        return args.draft, args.exits
+    draft = draft_beside(target)
+    if args.exits is None and (datastore_path(target).is_file() or not draft.is_dir()):
+        return None, (0,)
+    return draft, args.exits
+
+
+def options_of(args: Namespace, exits: tuple[int, ...] | None) -> Options:
+    """The options that were given on the command line, by the names that Options has for them."""
+    names = {field.name for field in fields(Options)}
+    given = {name: value for name, value in vars(args).items() if name in names}
+    given["exits"] = exits
+    if isinstance(args.stop, str):  # the file of a decision model
+        from s2d.extras.decision import PathStop, load_decision
+
+        given["stop"] = None
+        given["decision"] = PathStop(load_decision(args.stop))
+    return Options(**given)
 
 
 # 3. Load
@@ -196,16 +209,11 @@ class Models:
         return self.tokenizer.encode_chat(texts, self.template, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
+        """A Decoder that continues the ids of a prompt; it tells how far a long one is read."""
         decoder = make_decoder(self.target, prompt, self.draft, self.options)
         if len(prompt) > LONG_PROMPT and isinstance(self.target, Llama):
             tell_of_next_pass(self.target, f"reading a prompt of {len(prompt)} tokens: layers")
         return decoder
-
-    def generate(self, prompt: list[int], options: Options) -> Generation:
-        decoder = make_decoder(self.target, prompt, self.draft, options)
-        for _ in decoder:
-            pass
-        return decoder.result()
 
 
 def load(
@@ -263,7 +271,7 @@ def answer_prompt(args: Namespace, models: Models) -> int:
         answer = decoder.result()
         print(f"\n{report(answer, streamed.colors)}", flush=True)
         if args.prompt is None and answer.options.method != "ar":  # it takes ten more turns
-            print(compare(partial(models.generate, prompt), answer))
+            print(compare(models.target, models.draft, prompt, answer))
     if args.trace:
         from s2d.trace.page import write_page
 

@@ -213,11 +213,17 @@ class Llama(nn.Module):
         """Seconds of a pass over 1, 2, ... ``rows`` rows, if they are known (cpu/costs.py)."""
         return None
 
-    def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
-        """An empty KV cache of ``capacity`` entries for layers first..end-1."""
-        config = self.config
+    def new_cache(
+        self, capacity: int, first: int = 0, end: int | None = None, kv_heads: int | None = None
+    ) -> KVCache:
+        """An empty KV cache of ``capacity`` entries for layers first..end-1.
+
+        ``kv_heads``: how many of the key/value heads it holds, all by default.
+        """
         layers = len(self.model.layers[first:end])
-        shape = (layers, 1, capacity, config.num_key_value_heads, config.head_dim)
+        if kv_heads is None:
+            kv_heads = self.config.num_key_value_heads
+        shape = (layers, 1, capacity, kv_heads, self.config.head_dim)
         return KVCache(shape, self.device, self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from helpers import ROOT, WEIGHTS, program, random_llama, random_tokens, refuses
 import run
 from s2d import load_model
 from s2d.extras import tensor_parallel
-from s2d.extras.tensor_parallel import load_part, run_in_each, run_on_rank_0
+from s2d.extras.tensor_parallel import run_divided
 from s2d.generation import start
 from s2d.train import __main__ as train
 from s2d.weights import check_device, save_model
@@ -82,7 +82,7 @@ def answer_on_two_ranks(family, load_target):
     for name in ("tied", "untied"):
         target = load_target(family / name, "cpu", "float64")
         held = sum(p.numel() for p in target.part.model.layers.parameters())
-        heads = target.new_cache(8).cache.keys.shape[2]
+        heads = target.new_cache(8).part.keys.shape[2]
         found[name] = {"answers": answers(target, family / name), "held": held, "heads": heads}
     print(json.dumps(found))
 
@@ -205,7 +205,7 @@ def test_only_the_wait_for_a_command_is_long(launched):
         raise OSError("launched destroys the process group")
 
     with pytest.raises(SystemExit):
-        run_in_each("test", run_on_rank_0, program, load_part)
+        run_divided("test", program)
     assert seconds == [1800, 86400]
 
 
@@ -213,4 +213,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "fail":
         sys.exit(fail_inside_a_pass(*sys.argv[2:]))
     program = partial(answer_on_two_ranks, Path(sys.argv[1]))
-    sys.exit(run_in_each("test", run_on_rank_0, program, load_part))
+    sys.exit(run_divided("test", program))

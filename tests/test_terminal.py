@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from s2d.cli import terminal
 from s2d.cli.conversation import converse
 from s2d.cli.terminal import COLORS, Streamed, compare, report, sources
 from s2d.generation import generate, start
@@ -89,20 +90,21 @@ def test_a_line_that_cannot_be_answered_is_forgotten(mini, tokenizer, monkeypatc
 
 
 @pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])
-def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(seconds, ratio):
+def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(monkeypatch, seconds, ratio):
     """The target makes a token per second, the method two per step."""
     turns = []
 
-    def generate(options):
+    def make(target, prompt, draft, options):
         turns.append((options.method, options.max_new_tokens))
         alone = options.method == "ar"
         counts = {"exit_counts": Counter({2: 20}), "accepted_tokens": 3}
         counts["seconds"] = options.max_new_tokens * (1.0 if alone else seconds / 2.0)
         stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
-        return SimpleNamespace(stats=stats)
+        return SimpleNamespace(run=lambda: SimpleNamespace(stats=stats))
 
+    monkeypatch.setattr(terminal, "make_decoder", make)
     answer = SimpleNamespace(tokens=[7] * 80, options=Options("s2d", max_new_tokens=100))
-    line = compare(generate, answer)
+    line = compare(None, None, [5], answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
     assert (
         f"{ratio:.2f} times as fast as the target alone (median of 5 turns, 20 tokens each)" in line

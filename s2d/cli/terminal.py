@@ -2,13 +2,15 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import cycle, groupby
 from statistics import median
 from typing import Any, TextIO
 
 from ..decoder import Generation, Step
+from ..generation import make_decoder
+from ..model import Llama
 from ..options import CHAINS, Options
 from ..text.tokenizer import TextStream, Tokenizer
 from ..tree import FixedShape
@@ -70,11 +72,11 @@ def report(generation: Generation, colors: dict[int, int]) -> str:
     return "\n".join(lines)
 
 
-def compare(generate: Callable[[Options], Generation], answer: Generation) -> str:
-    """How fast an ``answer`` was, next to the target alone; if that does not pay, why.
+def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Generation) -> str:
+    """How fast an ``answer`` to the ids of a prompt was, next to the target alone.
 
-    ``generate``: resolved options -> an answer to the same prompt. The target alone and the method
-    take turns on the answer's first tokens.
+    The target alone and the method take turns on the answer's first tokens. If the method does not
+    pay, the text says why.
     """
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
@@ -83,7 +85,7 @@ def compare(generate: Callable[[Options], Generation], answer: Generation) -> st
     seconds = {"ar": [], drafted.method: []}
     for _ in range(TURNS):
         for options in (alone, drafted):
-            again = generate(options)
+            again = make_decoder(target, prompt, draft, options).run()
             seconds[options.method].append(again.stats.seconds)
     ratio = median(seconds["ar"]) / median(seconds[drafted.method])
     lines = f"speed          {ratio:.2f} times as fast as the target alone "

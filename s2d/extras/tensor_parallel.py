@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, redirect_stderr, suppress
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..cache import KVCache
 from ..cli.program import run_program
 from ..model import Llama
 from ..weights import check_device, load_model
@@ -107,17 +107,25 @@ def own_device(name: str) -> torch.device:
     return device
 
 
-def run_on_rank_0(program: Callable, load_part: Callable) -> int | None:
-    """``program(load_target)`` on rank 0; the other ranks make that target's passes with it."""
+def run_divided(name: str, program: Callable) -> int:
+    """``program(load_target)`` on rank 0; the other ranks make that target's passes with it.
+
+    ``load_target`` takes a folder, a device and a dtype, as ``load_model`` does. ``name`` is the
+    program's in error messages. Returns the exit code.
+    """
+    return run_in_each(name, run_on_rank_0, program)
+
+
+def run_on_rank_0(program: Callable) -> int | None:
     commands = dist.new_group(backend="gloo", timeout=A_PERSON)
 
     def send(*command: Any) -> None:
         from_rank_0(lambda: command, commands)
 
     if dist.get_rank() > 0:
-        return follow(load_part, commands)
+        return follow(commands)
     try:
-        code = program(partial(DividedTarget, send, load_part))
+        code = program(partial(DividedTarget, send))
     except SystemExit as end:  # of the command line's parser
         code = end.code
     send("end")
@@ -125,14 +133,14 @@ def run_on_rank_0(program: Callable, load_part: Callable) -> int | None:
 
 
 @torch.inference_mode()
-def follow(load_part: Callable, commands: Any) -> None:
+def follow(commands: Any) -> None:
     """On the other ranks: do what rank 0 sends, until it ends."""
     while (command := from_rank_0(lambda: None, commands)) != ("end",):
         name, *arguments = command
         if name == "load":
             part = load_part(*arguments)
         elif name == "new_cache":
-            cache = part.new_cache(*arguments)
+            cache = part_of_cache(part, *arguments)
         elif name == "keep":
             cache.keep(*arguments)
         else:
@@ -140,12 +148,9 @@ def follow(load_part: Callable, commands: Any) -> None:
 
 
 class DividedTarget(nn.Module):
-    """The target on rank 0, and its one KV cache, the newest.
+    """The target on rank 0; what is done with it, the other ranks do with their parts of it."""
 
-    What rank 0 does with the two, the other ranks do with their parts of them.
-    """
-
-    def __init__(self, send: Callable, load_part: Callable, path: Path, device: str, dtype: str):
+    def __init__(self, send: Callable, path: Path, device: str, dtype: str) -> None:
         super().__init__()
         self.send = send
         self.send("load", path, device, dtype)
@@ -155,22 +160,36 @@ class DividedTarget(nn.Module):
     def pass_costs(self, rows: int) -> None:
         return None  # not known
 
-    def new_cache(self, capacity: int) -> "DividedTarget":
+    def new_cache(self, capacity: int) -> "DividedCache":
+        return DividedCache(self.send, self.part, capacity)
+
+    def forward(self, cache: "DividedCache", **inputs: Any) -> Tensor:
+        self.send("forward", moved(inputs, "cpu"))
+        return self.part(**inputs, cache=cache.part)
+
+
+class DividedCache:
+    """The KV cache of a DividedTarget on rank 0; the other ranks have their part of the newest."""
+
+    def __init__(self, send: Callable, part: Llama, capacity: int) -> None:
+        self.send = send
         self.send("new_cache", capacity)
-        self.cache = self.part.new_cache(capacity)
-        return self
+        self.part = part_of_cache(part, capacity)
 
     @property
     def length(self) -> int:
-        return self.cache.length
+        return self.part.length
 
     def keep(self, length: int, offsets: list[int]) -> None:
         self.send("keep", length, offsets)
-        self.cache.keep(length, offsets)
+        self.part.keep(length, offsets)
 
-    def forward(self, cache: "DividedTarget", **inputs: Any) -> Tensor:
-        self.send("forward", moved(inputs, "cpu"))
-        return self.part(**inputs, cache=self.cache)
+
+def part_of_cache(part: Llama, capacity: int) -> KVCache:
+    """A KV cache of the heads that are in this rank's part of a model."""
+    return part.new_cache(
+        capacity, kv_heads=part.config.num_key_value_heads // dist.get_world_size()
+    )
 
 
 def moved(inputs: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
@@ -182,8 +201,8 @@ def moved(inputs: dict[str, Any], device: torch.device | str) -> dict[str, Any]:
 
 def load_part(path: Path, device: str, dtype: str) -> Llama:
     """As ``load_model``, but this rank reads and keeps only its part of the blocks' weights."""
-    rank, ranks, config = dist.get_rank(), dist.get_world_size(), read_config(path)
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    kv_heads = read_config(path).num_key_value_heads
     if kv_heads % ranks:
         raise ValueError(f"{path}: {kv_heads} key/value heads cannot be divided among {ranks}")
     device = own_device(device)
@@ -200,9 +219,6 @@ def load_part(path: Path, device: str, dtype: str) -> Llama:
     for block in model.model.layers:
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
             last.register_forward_hook(sum_over_ranks)
-    # Of this rank: its KV caches hold no other heads.
-    own = {"num_attention_heads": heads // ranks, "num_key_value_heads": kv_heads // ranks}
-    model.config = replace(config, **own)
     return model
 
 
