@@ -1,10 +1,13 @@
 """Token trees: many continuations of one context, checked by the target in a single pass.
 
-A ``Tree`` grows level by level while it is drafted, and is then sent to the target. A chain is a
-tree in which each node has one child. One example shows the four numberings that the code uses. The
-draft proposed six nodes. It expanded 0, 1, 4 and 2, in this order: it ran on them, to propose their
-children. Node 4 came before 2 because it was more probable, and what 2 proposed was too improbable
-to keep. All but node 3 are sent to the target:
+A ``Tree`` grows level by level while it is drafted: a level is what the draft adds at a time, the
+children of all nodes of the *frontier*. Then the tree is sent to the target. A chain is a tree in
+which each node has one child.
+
+One example shows the four numberings that the code uses. The draft proposed six nodes. It expanded
+0, 1, 4 and 2, in this order: it ran on them, to propose their children. Node 4 came before 2
+because it was more probable, and what 2 proposed was too improbable to keep. All but node 3 are
+sent to the target:
 
     context ─┬─ 0 ─┬─ 2             node                            0   1   2   3   4   5
              │     └─ 3             slot, among those expanded      0   1   3   ·   2   ·
@@ -34,7 +37,7 @@ from torch import Tensor
 
 from .model import Llama
 
-CONTEXT = -1  # the parent of a tree's first level
+CONTEXT = -1  # the parent of the nodes of the first level
 
 
 def ancestor_mask(parents: list[int]) -> np.ndarray:
@@ -125,7 +128,7 @@ class Shape(Protocol):
 @dataclass(frozen=True)
 class FixedShape:
     """A shape that is known beforehand: the context gets ``widths[0]`` children, each of these gets
-    ``widths[1]``, and so on.
+    ``widths[1]``, and so on. So a level is all nodes of one depth.
 
     (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains: the k-config of multi-candidate
     speculative decoding (arXiv 2401.06706, section 3). All nodes are sent. Drafting ends early once
@@ -167,11 +170,10 @@ class FixedShape:
 class GrowingShape:
     """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
-    It is drafted in ``depth`` rounds, which the code calls levels as well. The first one gives the
-    context its ``top_k`` best children. Each later one expands the ``top_k`` most probable nodes
-    that were not expanded yet, whatever their depth, and gives each its ``top_k`` best children.
-    Paths less probable than ``tree.min_prob`` are left out. The ``size`` most probable nodes are
-    sent.
+    It is drafted in ``depth`` levels. The first one gives the context its ``top_k`` best children.
+    Each later one expands the ``top_k`` most probable nodes that were not expanded yet, whatever
+    their depth, and gives each its ``top_k`` best children; so its nodes may differ in depth. Paths
+    less probable than ``tree.min_prob`` are left out. The ``size`` most probable nodes are sent.
     """
 
     top_k: int
@@ -223,9 +225,9 @@ class Tree:
             rules estimate (``rules.Proposal``); to order paths and to stop, never to accept.
         exit_layers: by node, which exit proposed it, by its number of layers; None for a root from
             the target.
-        frontier: the nodes to expand next; at first the context.
-        expanded: the nodes that have a slot in the draft's caches, or are about to get one: last
-            come those of the frontier.
+        frontier: the nodes to expand next; at first the context alone.
+        expanded: the nodes that were ever in the frontier, in this order, which is that of their
+            slots in the draft's caches.
         sent: the nodes that the target checks, sorted by depth.
         likelihood: the product of the levels' confidences.
         q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
