@@ -5,12 +5,15 @@ What was measured is kept as JSON in --out; a later run with the same settings t
 
 import json
 from statistics import mean
+from textwrap import wrap
 
 from ..bench.tables import FORMATS, render, table
 from ..cli.program import progress, tell
 from ..files import refuse_other_than_file, staged_file
 from .experiments import EXPERIMENTS
 from .lab import Lab
+
+WIDTH = 120  # of a line of text
 
 
 def report(args):
@@ -49,12 +52,16 @@ def measured(lab, name):
 def told(name, result, markdown):
     """An experiment as text: title, source, whether its findings hold, and the table."""
     about = EXPERIMENTS[name]
-    shows = f"`{name}`: {' / '.join(about.measures)}; {about.source}"
-    shows += f"; published: {about.note}" if about.note else ""
+    shows = f"`{name}`, of {about.source}. A cell: {' / '.join(about.measures)}."
+    if about.note:
+        shows += f" Published: {about.note}."
+    verdicts = [" here: ".join(judge(finding, result)) for finding in about.findings]
+    text = [f"### {about.title}", "", *wrap(shows, WIDTH), ""]
+    for verdict in verdicts:
+        text += wrap(f"- {verdict}", WIDTH, subsequent_indent="  ")
     lines = table(result, about.measures, means=True)
     lines[1:1] = [[row, *cells.split("|")] for row, cells in about.published.items()]
-    verdicts = [" here: ".join(judge(finding, result)) for finding in about.findings]
-    return f"**{about.title}** ({shows}); {'; '.join(verdicts)}\n\n{render(lines, markdown)}\n"
+    return "\n".join([*text, "", render(lines, markdown), ""])
 
 
 def judge(finding, result):

@@ -1,5 +1,7 @@
 """A Hugging Face folder <-> a Llama: ``load`` (weights), ``config`` (config.json), ``shards``
-(files of tensors), ``names`` (models by name). ``python -m s2d.weights get`` brings a real one."""
+(files of tensors), ``names`` (models by name), ``gguf`` (a GGUF file becomes such a folder).
+
+``python -m s2d.weights get`` brings a real model."""
 
 from .load import (
     DTYPES,
