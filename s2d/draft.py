@@ -37,10 +37,10 @@ class Exit(Protocol):
 class DecisionModel(Protocol):
     """Decides whether to draft another level (extras/decision.py)."""
 
-    def stops(self, tree: Tree, expanded: list[int], prediction: Prediction) -> bool:
+    def stops(self, tree: Tree, parents: list[int], prediction: Prediction) -> bool:
         """Whether drafting ends, after a level was added to ``tree``.
 
-        ``prediction`` is what it came from; row i was about the node expanded[i].
+        ``prediction`` is what it came from; row i is about what follows the node parents[i].
         """
 
 
@@ -155,10 +155,10 @@ class SortedDraft:
             count = self.shape.widths[tree.level_count]
             proposal = rule.propose(prediction, count, tree.next_positions(tree.frontier))
             tokens, probs = as_lists(prediction.tokens(proposal.columns), proposal.probs)
-            expanded = tree.frontier
+            parents = tree.frontier
             tree.add_level(tokens, probs, exit_layer, prediction.confidence, proposal.q)
             # Asked after the level was added: a token that was drawn must be sent (see rules.py).
-            if self.decision is not None and self.decision.stops(tree, expanded, prediction):
+            if self.decision is not None and self.decision.stops(tree, parents, prediction):
                 break
         nodes = self.shape.nodes_to_send(tree)
         if self.node_count is not None:

@@ -67,6 +67,8 @@ class Proposal(NamedTuple):
 
 
 class Rule(Protocol):
+    """What a draft proposes, and what of it is accepted: one of the three rules below."""
+
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
 

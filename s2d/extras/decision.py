@@ -69,17 +69,17 @@ class PathStop:
             raise ValueError(f"the decision model is {made_for}")
         self.decision.to(draft.device)
 
-    def stops(self, tree: Tree, expanded: list[int], prediction: Prediction) -> bool:
+    def stops(self, tree: Tree, parents: list[int], prediction: Prediction) -> bool:
         if tree is not self.tree:
             self.tree = tree
             self.accepted = {CONTEXT: 1.0}
             for node, exit_layer in enumerate(tree.exit_layers):
                 if exit_layer is None:  # a root from the target
                     self.accepted[node] = 1.0
-        children: dict[int, list[int]] = {node: [] for node in expanded}
+        children: dict[int, list[int]] = {node: [] for node in parents}
         for node in range(len(self.accepted) - 1, len(tree.tokens)):  # those of the new level
             children[tree.parents[node]].append(node)
-        for parent, prob in zip(expanded, self.decision(prediction).tolist()):
+        for parent, prob in zip(parents, self.decision(prediction).tolist()):
             if not children[parent]:
                 continue
             first, *others = children[parent]

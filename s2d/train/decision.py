@@ -30,7 +30,7 @@ def collect(decision, target, draft, prompts):
     class Remember:
         """A decision model that never stops."""
 
-        def stops(self, tree, expanded, prediction):
+        def stops(self, tree, parents, prediction):
             inputs.append(decision.inputs(prediction))
             return False
 
