@@ -39,6 +39,12 @@ def test_models_that_are_read_rightly(folder, capsys):
     assert all(line.endswith(": ok") for line in lines) and len(lines) == 5
 
 
+def test_what_transformers_would_guess_is_not_compared(folder, capsys):
+    (folder / "tokenizer_config.json").unlink()
+    assert check(folder) == 0
+    assert capsys.readouterr().out.count("not compared") == 2
+
+
 def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert check("7b") == 0
     assert len(capsys.readouterr().out.splitlines()) == 3 + 7

@@ -35,7 +35,10 @@ def ways_to_ask(folder):
     encode = partial(Tokenizer(folder).encode, with_bos=False)
     template = chat_template(folder)
     if not isinstance(template, ChatTemplate):
-        raise ValueError(f"{folder} has no chat template to ask itself; use --data or --from FILE")
+        raise ValueError(
+            f"{folder} has no chat template to ask itself in; give --data FILE (to train a draft) "
+            "or --from FILE (for a datastore)"
+        )
     before, _, after = template.render(["\0"]).partition("\0")
     if not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
