@@ -2,12 +2,17 @@
 
 import sys
 
-if __name__ == "__main__":  # first, so that Ctrl-C during the imports that follow is quiet
-    sys.excepthook = lambda kind, *error: (
+
+def say_interrupted(kind, error, trace):
+    """One word about Ctrl-C, and a traceback of all else."""
+    if kind is KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        if kind is KeyboardInterrupt
-        else sys.__excepthook__(kind, *error)
-    )
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if __name__ == "__main__":  # before the imports that follow, which take a second or two
+    sys.excepthook = say_interrupted
 
 from argparse import Namespace
 from collections.abc import Callable
