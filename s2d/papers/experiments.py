@@ -33,6 +33,7 @@ EXITS = {
     for e in DRAFT_EXITS
 }
 EARLY = {f"trained at 4, exit {e}": SINGLE[e] | {"draft": "alone-4"} for e in DRAFT_EXITS}
+EARLIER = ["trained at 4, exit 2", "trained at 4, exit 3"]  # in the place of 6 and 9 of 12 layers
 THRESHOLDS = ((0.25, 0.25, 0.0), (0.5, 0.5, 0.0), (0.75, 0.7, 0.0), (0.9, 0.9, 0.0))
 DRAFTS = {"SoFT": "sorted"} | {f"aligned, weight {w:g}": f"aligned-{w:g}" for w in ALIGNED}
 DRAFTS["distilled (arXiv 2310.08461)"] = "distilled"
@@ -70,7 +71,10 @@ EXPERIMENTS = {
             **EARLY,
             "a draft for each target, s2d": S2D | {"draft": OWN_DRAFTS},
         },
-        findings=[Finding(["one sorted draft, s2d"], EARLY)],
+        findings=[
+            Finding(["one sorted draft, s2d"], EARLIER),
+            Finding(["one sorted draft, s2d"], ["trained at 4, exit 4"], factor=1.0),
+        ],
         published={f"early exit at {e} ({MODELS})": row for e, row in EARLY_EXITS.items()},
         trained=True,
     ),
