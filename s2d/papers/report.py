@@ -56,7 +56,7 @@ def told(name, result, markdown):
     if about.note:
         shows += f" Published: {about.note}."
     verdicts = [" here: ".join(judge(finding, result)) for finding in about.findings]
-    text = [f"### {about.title}", "", *wrap(shows, WIDTH), ""]
+    text = [f"### {about.title}", *wrap(shows, WIDTH)]
     for verdict in verdicts:
         text += wrap(f"- {verdict}", WIDTH, subsequent_indent="  ")
     lines = table(result, about.measures, means=True)
