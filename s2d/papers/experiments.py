@@ -103,7 +103,7 @@ EXPERIMENTS = {
         "Aligning the draft's features with the target's",
         rows={name: CHAIN | {"draft": draft} for name, draft in DRAFTS.items()},
         findings=[Finding([f"aligned, weight {ALIGNED[1]:g}"], ["SoFT"], "mat", factor=1.0)],
-        note="an ablation of the paper; its figures are not at hand",
+        note="an ablation; its figures are not at hand",
     ),
     "pretraining": counted(
         "Pre-training the draft before SoFT",
@@ -111,7 +111,7 @@ EXPERIMENTS = {
         findings=[
             Finding(["first layers, pre-trained"], ["the target's first layers"], "mat", factor=1.0)
         ],
-        note="an ablation of the paper; its figures are not at hand",
+        note="an ablation; its figures are not at hand",
     ),
     "configs": of_mcsd(
         "Trees of fixed shape",
@@ -151,7 +151,7 @@ EXPERIMENTS = {
         "Decision models, by both sets of features",
         rows=DECISIONS,
         findings=[Finding([f"fork, decision model ({each})" for each in FEATURES], ["fork"])],
-        note="a threshold from 0.4 to 0.5; figures of its ablation are not at hand",
+        note="a threshold from 0.4 to 0.5",
         trained=True,
     ),
 }
