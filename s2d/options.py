@@ -74,35 +74,37 @@ class Options:
 
     def resolved(
         self,
-        target: LlamaConfig,
-        draft: LlamaConfig | None = None,
+        target_config: LlamaConfig,
+        draft_config: LlamaConfig | None = None,
         drafting: Drafting | None = None,
         costs: list[float] | None = None,
     ) -> "Options":
         """These options with nothing left to decide. Raises ValueError for what cannot be run.
 
         Args:
-            target: the target's configuration.
-            draft, drafting: those of the draft model; without one, exit 0 drafts alone.
+            target_config: of the target.
+            draft_config, drafting: of the draft model; without one, exit 0 drafts alone.
             costs: seconds of a target pass over 1, 2, ... rows, if they are known; for the size of
                 exit 0's trees.
         """
         self.check()
         if self.method == "ar":
             return replace(self, exits=(), thresholds=(), tree=FixedShape(()))
-        if draft is not None and draft.vocab_size != target.vocab_size:
-            sizes = f"{draft.vocab_size} and {target.vocab_size} tokens"
+        has_draft_model = draft_config is not None
+        vocab_size = target_config.vocab_size
+        if has_draft_model and draft_config.vocab_size != vocab_size:
+            sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
             raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
-        if self.table_alone(draft is not None):
+        if self.table_alone(has_draft_model):
             drafting = TABLE_ALONE
-        depth = 0 if draft is None else draft.num_hidden_layers
+        depth = draft_config.num_hidden_layers if has_draft_model else 0
         exits = self.resolved_exits(drafting, depth)
         method = self.resolved_method(exits)
         if len(exits) > 1 and method not in SORTED:
             raise ValueError(f"method {method} has one exit, not {list(exits)}; use s2d")
-        if not self.may_need_costs(draft is not None):
+        if not self.may_need_costs(has_draft_model):
             costs = None
-        tree = self.resolved_tree(method, drafting, target.vocab_size)
+        tree = self.resolved_tree(method, drafting, vocab_size)
         return replace(
             self,
             method=method,
@@ -165,11 +167,11 @@ class Options:
             if len(self.thresholds) != len(exits):
                 raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
             return tuple(self.thresholds)
-        known = dict(zip(drafting.exits, drafting.thresholds))
+        trained = dict(zip(drafting.exits, drafting.thresholds))
         as_trained = tuple(exit_layer for exit_layer in exits if exit_layer > 0) == drafting.exits
         thresholds = []
         for exit_layer in exits[:-1]:
-            threshold = known.get(exit_layer, THRESHOLD)
+            threshold = trained.get(exit_layer, THRESHOLD)
             if exit_layer == 0:
                 threshold = TABLE_THRESHOLD
             # The last of the exits that the draft was trained with has a threshold of 0. If another

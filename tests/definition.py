@@ -15,20 +15,20 @@ from s2d.options import Options
 from s2d.sampling import Draws, Noise, warp
 
 
-def logits_after(model: Llama, text: list[int], layers: int | None = None) -> Tensor:
-    """Logits (V,) for the token after ``text``, after all layers or those before an exit."""
-    hidden = model.run_layers(model.embed(torch.tensor([text])), 0, layers)
+def logits_after(model: Llama, context: list[int], layers: int | None = None) -> Tensor:
+    """Logits (V,) for the token after the ids in ``context``, by all layers or the first ones."""
+    hidden = model.run_layers(model.embed(torch.tensor([context])), 0, layers)
     return model.logits(hidden)[0, -1]
 
 
-def choose_exit(draft: Llama, texts: list[list[int]], options: Options) -> tuple[Tensor, float]:
+def choose_exit(draft: Llama, contexts: list[list[int]], options: Options) -> tuple[Tensor, float]:
     """The first exit that is confident enough, or the last one.
 
-    Its confidence is the largest probability after any of ``texts``: one text about which it is
-    sure is enough for all. Returns what the exit says, logits (R, V), and its confidence.
+    Its confidence is the largest probability after any of the R ``contexts``, which are lists of
+    ids: one about which it is sure is enough for all. Returns its logits (R, V) and confidence.
     """
     for exit_layer, threshold in zip(options.exits, options.thresholds):
-        logits = torch.stack([logits_after(draft, text, exit_layer) for text in texts])
+        logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
         confidence = logits.softmax(dim=-1).max().item()
         if confidence > threshold or exit_layer == options.exits[-1]:
             return logits, confidence
@@ -45,18 +45,22 @@ NOTHING = Proposed([], None)
 
 
 def propose(
-    draft: Llama, text: list[int], widths: tuple[int, ...], options: Options, chance: Noise | Draws
+    draft: Llama,
+    context: list[int],
+    widths: tuple[int, ...],
+    options: Options,
+    chance: Noise | Draws,
 ) -> dict[tuple[int, ...], Proposed]:
-    """What is proposed after each path of tokens, level by level; () is the path after the text."""
+    """What is proposed after each path of tokens, level by level; () is the end of the context."""
     proposed = {}
     level = [()]
     likelihood = 1.0  # the product of the levels' confidences
     for width in widths:  # children per path; (1, 1, 1) is a chain
-        logits, confidence = choose_exit(draft, [[*text, *path] for path in level], options)
+        logits, confidence = choose_exit(draft, [[*context, *path] for path in level], options)
         for path, row in zip(level, logits):
             q = warp(row, options.temperature, options.top_p, options.top_k)
             if isinstance(chance, Noise):
-                e = chance.at([len(text) + len(path)])[0]
+                e = chance.at([len(context) + len(path)])[0]
                 # More of these are accepted, as measured, than of the largest q / e.
                 children = (q / e.sqrt()).topk(width).indices
             else:
@@ -91,24 +95,24 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
 def generate(
     target: Llama,
     draft: Llama,
-    text: list[int],
+    context: list[int],
     limit: int,
     options: Options,
     chance: Noise | Draws,
 ) -> Iterator[tuple[dict, list[int]]]:
     """Yield what each step proposes and the tokens it emits, up to ``limit`` tokens or EOS."""
     ended = False
-    while len(text) < limit and not ended:
-        widths = options.tree.widths[: limit - len(text) - 1]  # the bonus token takes one place
-        proposed = propose(draft, text, widths, options, chance)
+    while len(context) < limit and not ended:
+        widths = options.tree.widths[: limit - len(context) - 1]  # the bonus token takes one place
+        proposed = propose(draft, context, widths, options, chance)
         path = []
         accepted = True  # what the path ends with: at first nothing
         while accepted and not ended:
-            logits = logits_after(target, [*text, *path])
+            logits = logits_after(target, [*context, *path])
             p = warp(logits, options.temperature, options.top_p, options.top_k)
             children = proposed.get(tuple(path), NOTHING)
-            token, accepted = verify(p, children, len(text) + len(path), chance)
+            token, accepted = verify(p, children, len(context) + len(path), chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
         yield proposed, path
-        text = [*text, *path]
+        context = [*context, *path]
