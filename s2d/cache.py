@@ -70,7 +70,8 @@ class KVCache:
         ``layer`` counts from the first layer of the cache. Once every layer has stored its keys and
         values, ``advance``.
         """
-        T, end = k.shape[2], self.length + k.shape[2]
+        T = k.shape[2]
+        end = self.length + T
         keys, values = self.layers[layer]
         keys.narrow(2, self.length, T).copy_(k)
         values.narrow(2, self.length, T).copy_(v)

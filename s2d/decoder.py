@@ -152,7 +152,8 @@ class Decoder:
 
     def inputs(self, tree: Tree) -> dict[str, Any]:
         """The arguments of the target's pass over what it has not read: context, then the tree."""
-        read, n = self.cache.length, len(self.context)
+        read = self.cache.length
+        n = len(self.context)
         tokens, parents = tree.part(tree.sent)
         positions, mask = positions_and_mask(read, n, parents, self.target, tree.shape.ancestors)
         tokens = torch.tensor([self.context[read:] + tokens], device=self.target.device)  # (1, T)
@@ -187,7 +188,8 @@ class Decoder:
         """
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
-                accepted, tokens = accepted[:count], tokens[:count]
+                accepted = accepted[:count]
+                tokens = tokens[:count]
                 self.ended = "eos"
                 break
         self.context = self.context + tokens  # a new list: trees keep the old one

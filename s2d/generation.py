@@ -69,7 +69,8 @@ def make_decoder(
     """A Decoder for resolved ``options``. Raises ValueError if the prompt cannot be continued."""
     if isinstance(tokens, torch.Tensor):
         tokens = tokens.tolist()
-    size, vocab_size = target.config.max_position_embeddings, target.config.vocab_size
+    size = target.config.max_position_embeddings
+    vocab_size = target.config.vocab_size
     if not 0 < len(tokens) < size:
         raise ValueError(f"the prompt has {len(tokens)} tokens; expected 1 to {size - 1}")
     if not all(0 <= token < vocab_size for token in tokens):

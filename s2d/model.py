@@ -92,7 +92,8 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
         stretched = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
     angles = torch.outer(positions, stretched)  # (positions, D/2)
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
@@ -130,7 +131,8 @@ class Attention(nn.Module):
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         cos, sin = rope
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q = rotate(q, cos, sin)
+        k = rotate(k, cos, sin)
         if cache is not None:
             attended = cache.store_and_attend(layer, q, k, v, mask)
         else:

@@ -71,7 +71,8 @@ def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
             tokens, counts = table.followers(context[-length:])
             if not tokens:
                 continue
-            c, u = sum(counts), len(tokens)
+            c = sum(counts)
+            u = len(tokens)
             each = left / (c + table.doubts[length - 1] * u)
             for token, count in zip(tokens, counts):
                 blend[token] = blend.get(token, 0.0) + each * count

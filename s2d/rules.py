@@ -106,7 +106,8 @@ def follow(
     child_of = {
         (parent, token): place for place, (parent, token) in enumerate(zip(parents, tokens))
     }
-    accepted, place = [], start
+    accepted = []
+    place = start
     while (place, choices[place + 1]) in child_of:
         place = child_of[place, choices[place + 1]]
         accepted.append(place)
@@ -216,7 +217,8 @@ class Rejection(Sampled):
         p = self.distribution(logits).cpu()  # (N+1, V)
         if start == CONTEXT and is_chain(parents):
             return self.verify_chain(tree, tokens, p)
-        accepted, place = [], start
+        accepted = []
+        place = start
         while children := [child for child, parent in enumerate(parents) if parent == place]:
             node = CONTEXT if place == CONTEXT else tree.sent[place]
             child, rest = self.test_children(children, tokens, p[place + 1], tree.q[node])
@@ -247,11 +249,12 @@ class Rejection(Sampled):
             token = tokens[child]
             if q[token] == 0:
                 continue  # it was never drawn: q has fewer tokens than the node has children
-            accepted, numbers = self.draws.flip((p[token] / q[token])[None])
-            self.tests.append(Tested(child, p, q, numbers.item(), accepted.item()))
-            if accepted:
+            passed, numbers = self.draws.flip((p[token] / q[token])[None])
+            self.tests.append(Tested(child, p, q, numbers.item(), passed.item()))
+            if passed:
                 return child, p
-            p, q = residual(p, q), without(q, token)
+            p = residual(p, q)
+            q = without(q, token)
         return None, p
 
     def verify_chain(self, tree: Tree, tokens: list[int], p: Tensor) -> tuple[list[int], int]:

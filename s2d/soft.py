@@ -29,7 +29,8 @@ class Aim(Protocol):
 
 def exit_hidden(model: Llama, tokens: Tensor, exits: Sequence[int]) -> Iterator[Tensor]:
     """Yield the hidden states (B, T, hidden) of tokens (B, T) at each of the rising ``exits``."""
-    hidden, first = model.embed(tokens), 0
+    hidden = model.embed(tokens)
+    first = 0
     for exit_layer in exits:
         hidden = model.run_layers(hidden, first, exit_layer)
         yield hidden

@@ -85,7 +85,8 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         accepted, _ = chance.flip((p[token] / q[token])[None])
         if accepted:
             return token, True
-        p, q = (p - q).clamp(min=0.0), q.index_fill(0, torch.tensor(token), 0.0)
+        p = (p - q).clamp(min=0.0)
+        q = q.index_fill(0, torch.tensor(token), 0.0)
         p = p / p.sum()
         if q.sum() > 0:
             q = q / q.sum()
