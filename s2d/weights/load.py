@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from ..cli.program import progress
 from ..files import read_json, staged_folder
@@ -96,9 +97,23 @@ def load_model(
     return model
 
 
+class Uninitialised(TorchFunctionMode):
+    """In this context the functions of torch.nn.init leave tensors as they are.
+
+    On the meta device their random numbers are for nothing, and drawing them would import PyTorch's
+    compiler, which takes most of a second.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
 def empty_model(config, kind=Llama):
     """A Llama whose parameters have names and shapes but no memory yet."""
-    with torch.device("meta"):
+    with torch.device("meta"), Uninitialised():
         return kind(config)
 
 
