@@ -313,7 +313,7 @@ def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
 
 
 def about(args: Namespace, models: Models) -> dict[str, Any]:
-    """What JSON says about an answer beside the Decoder's own options."""
+    """What JSON says about an answer besides the Decoder's own options."""
     dtype = str(models.target.dtype).removeprefix("torch.")
     options = {"system": args.system, "datastore": models.choice.datastore}
     options |= {"device": models.target.device, "dtype": dtype}

@@ -18,7 +18,7 @@ from s2d.model import Drafting, Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
-SHARED = ROOT.parent / "shared/data"  # more to compare with, where it is there
+SHARED = ROOT.parent / "shared/data"  # more to compare with, if it is there
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4, head_dim=8)
 HEADS = dict(num_attention_heads=4, num_key_value_heads=2)

@@ -116,7 +116,7 @@ def every_path(model, context, depth):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_growing_tree_holds_the_most_probable_paths(seed):
-    """Three in a row, behind accepted paths; where there is one, to a leaf never expanded."""
+    """Three in a row, after accepted paths; if there is one, to a leaf never expanded."""
     model, context = random_llama(seed, vocab_size=6, scale=0.2), [5, 3, seed]
     drafter = sorted_draft(model, (4,), [0.0], GrowingShape(top_k=6, depth=3, size=6))
     for _ in range(3):

@@ -239,7 +239,7 @@ MISTAKES = {
 
 
 def refused(capsys, *words):
-    """The one line that says what is wrong with a command line, "" where there is an answer."""
+    """The one line that says what is wrong with a command line, "" if there is an answer."""
     code = program(run.main, *words)
     lines = capsys.readouterr().err.splitlines()
     errors = [line for line in lines if not re.match(NOTICES, line)]

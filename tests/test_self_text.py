@@ -83,7 +83,7 @@ def read_datastore(file):
 
 
 def test_a_datastore_of_a_models_answers(base, tmp_path):
-    """Every answer behind the template's words and before an EOS."""
+    """Every answer after the template's words and before an EOS."""
     assert make(base, "--millions", "0.00005", "--out", tmp_path / "new/d.safetensors") == 0
     expected, (_, after) = [], self_text.ways_to_ask(base)
     assert os.listdir(tmp_path / "new") == ["d.safetensors"]

@@ -1,4 +1,4 @@
-"""Training: the loop beside a plain one, alone and divided, resumed; the commands and their data.
+"""Training: the loop next to a plain one, alone and divided, resumed; the commands and their data.
 
 Under torchrun this file is what the processes do.
 """

@@ -77,7 +77,7 @@ def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
 
 @pytest.mark.parametrize("seed", range(12))
 def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
-    """From every position on, behind a cache of what is before it; chains as well as trees."""
+    """From every position on, after a cache of what is before it; chains as well as trees."""
     rng, model = random.Random(seed), random_llama(seed, num_key_value_heads=(1, 2, 4)[seed % 3])
     context, size = random_tokens(seed, rng.randrange(1, 7)), rng.randrange(10)
     parents = list(range(-1, size - 1)) if seed % 4 == 0 else random_parents(rng, size)

@@ -92,7 +92,7 @@ def with_config(folder, **changes):
 
 
 def sentencepiece_folder(folder, changes, **files):
-    """A miniature without weights whose tokenizer_config.json is changed; ``files`` beside it."""
+    """A miniature without weights whose tokenizer_config.json is changed; ``files`` next to it."""
     folder.mkdir(exist_ok=True)
     for name in ("tokenizer.model", "config.json"):
         shutil.copy(WEIGHTS / "mini-7b" / name, folder)

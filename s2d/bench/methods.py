@@ -24,7 +24,7 @@ READERS |= {"draft_length": int, "tree": parse_tree, "init": str, "batch": int}
 
 
 def default_methods(draft_path):
-    """Every method, and ``sd`` from each exit of a draft alone; exit 0 where there is no draft."""
+    """Every method, and ``sd`` from each exit of a draft alone; exit 0 if there is no draft."""
     if not draft_path.is_dir():
         return ["s2d-tree:exits=0"]
     exits = read_drafting(draft_path).exits

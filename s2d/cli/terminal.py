@@ -102,7 +102,7 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
 def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any]) -> str:
     """An answer and what it came from as one JSON object.
 
-    ``about``: model, draft, and what else was chosen beside the Decoder's own options.
+    ``about``: model, draft, and what else was chosen besides the Decoder's own options.
     """
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}

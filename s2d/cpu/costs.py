@@ -77,7 +77,7 @@ def pass_seconds(model, rows):
 
 @torch.inference_mode()
 def time_passes(model):
-    """Seconds of passes of ``model`` over each of SIZES rows, behind CONTEXT cached positions."""
+    """Seconds of passes of ``model`` over each of SIZES rows, after CONTEXT cached positions."""
     cache = model.new_cache(CONTEXT + SIZES[-1])
     cache.advance(CONTEXT)
 

@@ -17,7 +17,7 @@ from .linear import can_pack, fast_linears, replace_linears, use_fastest
 
 
 class CompiledLlama(Llama):
-    """A Llama whose passes over few tokens behind a context are compiled, once it is prepared.
+    """A Llama whose passes over few tokens after a context are compiled, once it is prepared.
 
     Prompts, large trees and passes of several prompts run as in any Llama.
     """
@@ -28,7 +28,7 @@ class CompiledLlama(Llama):
         self.plain = super().run_layers
 
     def prepare(self):
-        """Compile, which takes a minute, or seconds where that was done before.
+        """Compile, which takes a minute, or seconds if that was done before.
 
         Raises ValueError where no C++ compiler works. On a GPU, passes are compiled when they first
         run (torch.compile); that was not tried on one.
@@ -51,7 +51,7 @@ class CompiledLlama(Llama):
         return pass_seconds(self, rows)
 
     def padded(self, rows):
-        """The number of rows that a pass is padded to; None where it is not compiled."""
+        """The number of rows that a pass is padded to; None if it is not compiled."""
         return next((size for size in self.blocks if size >= rows), None)
 
     def new_cache(self, capacity, first=0, end=None):

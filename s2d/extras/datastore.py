@@ -1,4 +1,4 @@
-"""A datastore for exit 0: the n-grams of a fixed text, beside those of the text at hand (ngram.py).
+"""A datastore for exit 0: the n-grams of a fixed text, next to those of the text at hand (ngram.py).
 
 Its file is safetensors with one tensor ``tokens`` (N,): documents, with an end-of-text token after
 each, so that nothing is read across two of them.
@@ -45,14 +45,14 @@ class Datastore:
     20 bytes a token of English text.
 
     tokens: ids (N,), of any vocabulary, each at least 0
-    end: the ids that end a document; no n-gram goes on behind them
+    end: the ids that end a document; no n-gram goes on after them
     """
 
     doubts = 3.0, 3.0, 3.0, 3.0  # by the suffix's length, as Text's
 
     def __init__(self, tokens, end):
         tokens = np.asarray(tokens, dtype=np.int32)
-        windows = [tokens]  # row n: the token n after each one; -1 behind the end of its document
+        windows = [tokens]  # row n: the token n after each one; -1 after the end of its document
         for _ in range(ORDER):
             following = np.append(windows[-1][1:], np.int32(-1))
             windows.append(np.where(np.isin(tokens, end), np.int32(-1), following))
@@ -88,7 +88,7 @@ class Datastore:
                 return (), ()
         if node not in self.known:
             end = self.first[node + 1]
-            start = bisect_left(self.token, 0, self.first[node], end)  # behind -1, a text's end
+            start = bisect_left(self.token, 0, self.first[node], end)  # after -1, a text's end
             tokens, counts = self.token[start:end], self.count[start:end]
             if len(tokens) > FOLLOWERS:  # frequent tokens have thousands
                 best = np.sort(np.argsort(-np.asarray(counts), kind="stable")[:FOLLOWERS])

@@ -143,7 +143,7 @@ class Lab:
         return result
 
     def masks(self, about):
-        """A column is a tree: microseconds for its mask behind 100 tokens."""
+        """A column is a tree: microseconds for its mask after 100 tokens."""
         result, target = {}, self.targets["7b"]
         for column, widths in TREES.items():
             whole, result[column] = FixedShape(widths).ancestors, {}

@@ -30,7 +30,7 @@ def report(args):
 
 
 def measured(lab, name):
-    """An experiment's result {column: {row: {measure: value}}}, from --out where it is there."""
+    """An experiment's result {column: {row: {measure: value}}}, from --out if it is there."""
     options = "limit rounds max_new_tokens device dtype".split()
     settings = {option: str(getattr(lab.args, option)) for option in options}
     settings["drafts"] = lab.drafts

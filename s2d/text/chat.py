@@ -110,5 +110,5 @@ def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
 
 
 def raise_exception(message):
-    """What a template calls where it is given what it cannot render."""
+    """What a template calls if it is given what it cannot render."""
     raise ValueError(message)

@@ -74,7 +74,7 @@ def parse(arguments):
 
     add = program("text", make_datastore, "a datastore to draft from")
     add("--target", type=Path, required=True, help="folder of the model whose datastore it is")
-    add("--out", type=Path, help="the safetensors file; default: beside the target's folder")
+    add("--out", type=Path, help="the safetensors file; default: next to the target's folder")
     add("--resume", action="store_true", help="go on with the answers where it was cut short")
     add("--millions", type=float, help="million tokens of answers for the target to write, or")
     add("--from", type=Path, nargs="+", dest="files", metavar="FILE", help="text in UTF-8 instead")

@@ -28,7 +28,7 @@ class Alignment(Distillation):
     """What ``soft_losses`` adds to bring an exit's features near those of a ``teacher``.
 
     S2D's ablation ("feature alignment", arXiv 2407.01955) comes without a formula. Chosen here:
-    features are what the LM head reads, hidden states behind the final norm; their mean squared
+    features are what the LM head reads, hidden states after the final norm; their mean squared
     difference, times ``weight``; at every exit, as one norm and one head serve them all. Nothing
     maps one to the other: a draft that was cut from its teacher has the teacher's own features.
     """

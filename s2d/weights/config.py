@@ -113,7 +113,7 @@ def drafting_from_dict(raw):
 
 
 def number(raw, key, default=None, kind=int, least=1, most=LARGEST):
-    """raw[key], or the default where it is missing or null, as an int or a float in a range."""
+    """raw[key], or the default if it is missing or null, as an int or a float in a range."""
     value = default if raw.get(key) is None else raw[key]
     fits = type(value) is int or (kind is float and type(value) is float)
     if not fits or not least <= value <= most:
