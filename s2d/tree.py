@@ -90,18 +90,18 @@ def positions_and_mask(
     chain = is_chain(parents)
     if chain and (start == 0 or T == 1):
         return None, None  # plain causal attention, or one row that attends to everything
-    visible = np.tri(T, n + N, k=start, dtype=bool)  # causal: enough for rows of the context
+    # Causal: row i attends to columns 0..start+i. That is right for the context, and for a chain.
+    visible = np.tri(T, n + N, k=start, dtype=bool)
     positions = None
     if not chain:
-        # A row of a node attends to the whole context and to the node's ancestors.
+        # The row of a node attends to the whole context, and to the node and its ancestors.
         if ancestors is None:
             ancestors = ancestor_mask(parents)
-        first = max(0, start - n)  # nodes before it have been read
-        context_rows = max(0, n - start)
-        visible[context_rows:, n:] = ancestors[first:N, :N]
-        # Its position is one after its parent's: n, and one more for each ancestor but itself.
-        node_positions = n - 1 + ancestors[first:N, :N].sum(axis=1)
         context_positions = np.arange(start, max(start, n))
+        node_rows = ancestors[max(0, start - n) : N, :N]  # of the nodes that were not read
+        visible[len(context_positions) :, n:] = node_rows
+        # The first level is at position n, and each other node one after its parent.
+        node_positions = n - 1 + node_rows.sum(axis=1)
         positions = np.concatenate((context_positions, node_positions))
         positions = torch.from_numpy(positions).to(model.device)
     mask = torch.zeros(visible.shape, dtype=model.dtype, device=model.device)
