@@ -78,9 +78,10 @@ class LayerExit:
         n = len(tree.context)
         while n - self.cache.length > WINDOW:
             self.read(tree, end=self.cache.length + WINDOW)
-        # Unread are at least the frontier's nodes, or the last bonus token, which nobody has read.
         hidden = self.read(tree, end=n + len(tree.expanded))
-        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden): the frontier was expanded last
+        # The frontier's nodes were expanded last, and not read. If the frontier is the context, its
+        # last token is the bonus token of the step before, which was not read either.
+        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden)
         # At temperature 1, so that thresholds mean the same at any temperature.
         probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
         confidence = probs.max().item()  # one node that is sure is enough for all
@@ -89,9 +90,9 @@ class LayerExit:
         return Prediction(probs, confidence, hidden=hidden)
 
     def read(self, tree: Tree, end: int) -> Tensor:
-        """Run the segment on what it has not read up to position ``end``: (1, T, hidden).
+        """Run the segment on what it has not read, up to entry ``end`` of its cache: (1, T, hidden).
 
-        Positions are those of the context and, after it, the slots of the expanded nodes.
+        The entries are for the context and, after it, for the slots of the expanded nodes.
         """
         start = self.cache.length
         context_end = min(len(tree.context), end)
