@@ -90,7 +90,7 @@ class LayerExit:
         return Prediction(probs, confidence, hidden=hidden)
 
     def read(self, tree: Tree, end: int) -> Tensor:
-        """Run the segment on what it has not read, up to entry ``end`` of its cache: (1, T, hidden).
+        """Run the segment on what is unread, up to entry ``end`` of its cache: (1, T, hidden).
 
         The entries are for the context and, after it, for the slots of the expanded nodes.
         """
