@@ -80,7 +80,7 @@ def test_the_python_that_is_shown(capsys, monkeypatch):
     program, definition, loop = blocks
     monkeypatch.chdir(ROOT)
     exec(compile(program, "README.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("The capital of Tadastan is Vorbiburg. ")
+    assert capsys.readouterr().out.startswith("The capital of Tadastan is Vorbiburg.\n")
     for excerpt, file in ((definition, "tests/definition.py"), (loop, "s2d/decoder.py")):
         lines = (ROOT / file).read_text().splitlines()
         start = [line.strip() for line in lines].index(excerpt.splitlines()[0])
