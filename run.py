@@ -44,10 +44,10 @@ from s2d.options import METHODS, Options
 from s2d.text.chat import ChatTemplate, chat_template
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config, read_drafting
-from s2d.weights.names import datastore_path, draft_beside, find_target, why_miniature
+from s2d.weights.names import datastore_path, draft_beside, find_target, miniature_note
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
-LONG_PROMPT = 1000  # tokens; a CPU may read them, in a single pass, for minutes
+LONG_PROMPT = 1000  # tokens; a CPU may take minutes to read them, in a single pass
 MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its main export."
 
 
@@ -85,7 +85,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     parser = Parser(prog="run.py", description="Generate text with Sorted Speculative Decoding.")
     add = parser.add_argument
     add("--target", required=True, help="7b, 13b, 70b, smollm2-135m or a folder: the large model")
-    add("--draft", type=Path, help="a folder; default: the draft of the target's family, or exit 0")
+    add("--draft", type=Path, help="a folder; default: see s2d/cli/README.md")
     add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
     add("--system", metavar="TEXT", help="a system message, if the chat template has one")
@@ -107,7 +107,12 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
     add("--init", choices=("draft", "target"), default="draft", help="source of a tree's roots")
-    add("--stop", type=parse_stop, metavar="P|FILE", help="least probability; or a decision model")
+    add(
+        "--stop",
+        type=parse_stop,
+        metavar="P|FILE",
+        help="what is less probable is not drafted; or a decision model",
+    )
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
     args = parser.parse_args(arguments)
@@ -161,10 +166,10 @@ def choose(args: Namespace) -> Choice:
 
 
 def choose_draft(args: Namespace, target: Path) -> tuple[Path | None, tuple[int, ...] | None]:
-    """The draft's folder and the exits; None each for no draft model and for the draft's own exits.
+    """The folder of the draft model (None: there is none), and the exits (None: the draft's own).
 
-    If neither is asked for, this drafts: exit 0 alone if the target has a datastore, else the draft
-    of its family if there is one, else exit 0 alone.
+    If neither is asked for, exit 0 drafts alone if the target has a datastore, or if its family has
+    no draft model.
     """
     if args.method == "ar":
         return None, None
@@ -202,7 +207,7 @@ class Models:
     target: Llama
     draft: Llama | None
     tokenizer: Tokenizer
-    template: ChatTemplate | str | None
+    template: ChatTemplate | str | None  # the folder's own, the name of Vicuna's format, or none
     system: str | None
     options: Options
 
@@ -216,7 +221,8 @@ class Models:
     def start(self, prompt: list[int]) -> Decoder:
         """A Decoder that continues the ids of a prompt; it tells how far a long one is read."""
         decoder = make_decoder(self.target, prompt, self.draft, self.options)
-        if len(prompt) > LONG_PROMPT and isinstance(self.target, Llama):
+        whole = isinstance(self.target, Llama)  # not divided among processes
+        if len(prompt) > LONG_PROMPT and whole:
             tell_of_next_pass(self.target, f"reading a prompt of {len(prompt)} tokens: layers")
         return decoder
 
@@ -231,7 +237,7 @@ def load(
     drafts = choice.draft or choice.datastore or "exit 0, the n-grams of the text"
     if choice.options.method == "ar":
         drafts = "none"
-    tell(f"{why_miniature(args.target)}loading target {choice.target}, draft {drafts}")
+    tell(f"{miniature_note(args.target)}loading target {choice.target}, draft {drafts}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)
     else:
@@ -275,7 +281,8 @@ def answer_prompt(args: Namespace, models: Models) -> int:
         streamed.finish()
         answer = decoder.result()
         print(f"\n{report(answer, streamed.colors)}", flush=True)
-        if args.prompt is None and answer.options.method != "ar":  # it takes ten more turns
+        # Only for the example, as the comparison decodes the first tokens ten times more.
+        if args.prompt is None and answer.options.method != "ar":
             print(compare(models.target, models.draft, prompt, answer))
     if args.trace:
         from s2d.trace.page import write_page

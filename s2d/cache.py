@@ -40,7 +40,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if masked:
             mask = mask.repeat(H // G, 1)  # (H/G·T, S+T)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(-1, H, T, D)
-    # PyTorch aligns is_causal to the top left: after a cache it would hide the cache's end.
+    # Without a mask, several queries have no cache before them (``Llama.run_layers`` sees to it).
     causal = not masked and T > 1
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=G < H
@@ -83,7 +83,8 @@ class KVCache:
     def keep(self, length: int, offsets: list[int]) -> None:
         """Roll back to the first ``length`` entries and those at length + i for i in ``offsets``.
 
-        The latter move up to ``length``. ``offsets`` is empty if fewer than ``length`` are filled.
+        The latter move to the entries from ``length`` on. ``offsets`` is empty if fewer than
+        ``length`` are filled.
         """
         self.length = min(self.length, length + len(offsets))
         move_up(self.keys, length, offsets)
@@ -91,6 +92,9 @@ class KVCache:
 
 
 def move_up(rows: Tensor, length: int, offsets: list[int]) -> None:
-    """In rows (..., S, D), move those at length + i for i in ``offsets`` up to ``length``."""
+    """In rows (..., S, D), move those at length + i for i in ``offsets`` to length, length + 1, ...
+
+    In the order of ``offsets``, which increase.
+    """
     if offsets != list(range(len(offsets))):  # the accepted part of a chain is in its place already
         rows[..., length : length + len(offsets), :] = rows[..., [length + i for i in offsets], :]

@@ -31,7 +31,7 @@ class Step:
     tree: Tree
     logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
     accepted: list[int]  # places, that is, indices into ``tree.sent``, of a path up to EOS
-    tokens: list[int]  # emitted: those of the path, and the bonus token if no EOS came before it
+    tokens: list[int]  # emitted: the path's and, unless it has EOS, the target's own after it
     draft_seconds: float
     target_seconds: float  # of its pass
     seconds: float  # of the whole step
@@ -76,10 +76,10 @@ class Stats:
 
 @dataclass(frozen=True)
 class Generation:
-    """A finished answer, without the caches that it took."""
+    """An answer, without the caches that it took."""
 
     tokens: list[int]  # the new ones only, with EOS last if it was produced
-    ended: str  # why: "eos", "length", or "context" if the target's context is full
+    ended: str  # why: "eos", "length", or "context" if the target's is full; "" if it goes on
     stats: Stats
     options: Options  # with all defaults filled in
     exact: bool  # whether the method is lossless
@@ -102,7 +102,7 @@ class Decoder:
         options: what the other arguments were made from.
     """
 
-    exact = True  # lossless; False only for several roots from the target (RootsDecoder)
+    exact = True  # lossless; one subclass is not (extras/target_roots.py)
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Decoder:
         self.prompt_length = len(context)
         self.ended = ""  # or why, see ``Generation``
         self.stats = Stats()
-        self.cache = target.new_cache(limit + (0 if drafter is None else drafter.shape.max_nodes))
+        self.cache = target.new_cache(limit + (0 if drafter is None else drafter.shape.max_entries))
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
@@ -138,8 +138,8 @@ class Decoder:
         if self.drafter is None or n - self.cache.length > PREFILL:
             tree = Tree(self.context, NOTHING, max_levels=0)
         else:
-            # One place is for the bonus token. The draft's own context may be shorter than the
-            # target's; it has to read all levels but the last, hence + 1.
+            # One position is for the bonus token. The draft model may have fewer positions than the
+            # target; it has to read all levels but the last, hence + 1.
             levels = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
             tree = self.drafter.new_tree(self.context, levels)
             self.drafter.grow(tree, self.rule)
@@ -184,7 +184,7 @@ class Decoder:
     ) -> Step:
         """Append ``tokens``, up to EOS, to the context, and make a Step of all this.
 
-        They are those of the ``accepted`` places, and after them perhaps a bonus token.
+        These are the tokens of the ``accepted`` places and the bonus token.
         """
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:

@@ -1,7 +1,8 @@
-"""The sorted draft: several drafts in one, each token from the cheapest that is confident enough.
+"""The sorted draft: several drafts in one, each level from the cheapest that is confident enough.
 
 S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the layers of the draft model fall into
-segments, each of which ends at an exit. Exit 0, our addition, has no layers but a table (ngram.py).
+segments, each of which ends at an exit. Exit 0, our addition, has a table in the place of layers
+(ngram.py). The top of tree.py explains frontier, slot and place.
 """
 
 import math
@@ -79,8 +80,8 @@ class LayerExit:
         while n - self.cache.length > WINDOW:
             self.read(tree, end=self.cache.length + WINDOW)
         hidden = self.read(tree, end=n + len(tree.expanded))
-        # The frontier's nodes were expanded last, and not read. If the frontier is the context, its
-        # last token is the bonus token of the step before, which was not read either.
+        # The frontier's nodes are the last of ``expanded``, and this exit had not read them. If the
+        # frontier is the context, it had not read that one's last token, the bonus token.
         hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden)
         # At temperature 1, so that thresholds mean the same at any temperature.
         probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
@@ -125,8 +126,8 @@ class SortedDraft:
         shape: of the trees.
         min_prob: see ``FixedShape`` and ``GrowingShape``.
         decision: a decision model that may end drafting earlier.
-        node_count: how many nodes of a growing tree to send; a function of ``Tree.probs`` of all
-            nodes, the largest first. None: all that the shape allows.
+        node_count: how many nodes of a growing tree to send; a function of the ``Tree.probs`` of
+            those that its shape would send, the largest first. None: all of them.
     """
 
     def __init__(

@@ -90,6 +90,7 @@ def make_rule(target: Llama, options: Options) -> Rule:
     if options.temperature == 0:
         return Greedy()
     law = (options.temperature, options.top_p, options.top_k)
+    # Plain decoding has nothing to reject: it always writes the text that the noise gives.
     if options.coupled or options.method == "ar":
         dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)
@@ -108,7 +109,13 @@ def make_drafter(
             vocab_size = target.config.vocab_size
             exits.append(TableExit(options.datastore, threshold, vocab_size, target.device))
         else:
-            capacity = limit + options.tree.max_nodes
+            capacity = limit + options.tree.max_entries
             previous = LayerExit(draft_model, previous, exit_layer, threshold, capacity)
             exits.append(previous)
-    return SortedDraft(exits, options.tree, options.stop, options.decision, options.node_count)
+    return SortedDraft(
+        exits,
+        options.tree,
+        min_prob=options.stop,
+        decision=options.decision,
+        node_count=options.node_count,
+    )

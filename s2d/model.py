@@ -44,7 +44,7 @@ class Drafting:
         exits: the numbers of layers after which it may predict (draft.py).
         thresholds: one per exit, a confidence above it is enough.
         length: of a chain.
-        stop: of a chain, see ``Options``.
+        stop: of a chain, or of exit 0 alone; see ``Options``.
         tree: top_k, depth and size of a ``GrowingShape``.
     """
 
@@ -212,7 +212,7 @@ class Llama(nn.Module):
         return self.model.norm.weight.dtype
 
     def pass_costs(self, rows: int) -> list[float] | None:
-        """Seconds of a pass over 1, 2, ... ``rows`` rows, if they are known (cpu/costs.py)."""
+        """Seconds of a pass over 1, 2, ... ``rows`` positions; None: unknown. See cpu/costs.py."""
         return None
 
     def new_cache(

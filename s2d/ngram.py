@@ -1,4 +1,4 @@
-"""Exit 0, a table of n-grams: which tokens followed the last few tokens where they stood before.
+"""Exit 0, a table of n-grams: what followed earlier occurrences of the last few tokens.
 
 There are two tables: a ``Text`` grows with the text, drafted tokens excepted, a datastore is fixed
 (extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
@@ -81,7 +81,7 @@ def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
 
 
 class TableExit:
-    """Exit 0: what followed the last tokens where they stood before, here or in a datastore."""
+    """Exit 0: what followed the last tokens before, in this text or in a datastore."""
 
     exit_layer = 0
     max_positions = float("inf")

@@ -21,7 +21,7 @@ SORTED = ("s2d", "s2d-tree")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
-TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on mini-*
+TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on miniatures
 
 
 # How exit 0 drafts alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
@@ -33,7 +33,8 @@ class Options:
     """The options of a generation. ``resolved`` gives those that are None their defaults.
 
     Attributes:
-        method: one of METHODS; by default ``s2d``, and ``s2d-tree`` if exit 0 drafts alone.
+        method: one of METHODS. By default ``s2d``; but ``s2d-tree`` if ``tree`` is given, or if
+            exit 0 drafts alone with shared noise and without ``draft_length``.
         max_new_tokens: the answer ends there, if not before.
         temperature: 0 is greedy.
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
@@ -84,8 +85,8 @@ class Options:
         Args:
             target_config: of the target.
             draft_config, drafting: of the draft model; without one, exit 0 drafts alone.
-            costs: seconds of a target pass over 1, 2, ... rows, if they are known; for the size of
-                exit 0's trees.
+            costs: seconds of a target pass over 1, 2, ... positions, if they are known; see
+                ``may_need_costs``.
         """
         self.check()
         if self.method == "ar":
@@ -122,8 +123,9 @@ class Options:
     def may_need_costs(self, has_draft_model: bool) -> bool:
         """Whether ``resolved`` may look at costs: they are measured once, which takes a moment.
 
-        They choose the size of exit 0's trees. What rejection sampling writes depends on what is
-        drafted, so there it must not depend on clocks.
+        They choose ``stop`` and ``node_count`` where exit 0 drafts alone, unless a stop or a
+        decision model was given. What rejection sampling writes depends on what is drafted, so
+        there it must not depend on clocks. Roots from the target have no estimates to choose by.
         """
         if self.method == "ar" or not self.table_alone(has_draft_model) or not self.coupled:
             return False
@@ -174,8 +176,9 @@ class Options:
             threshold = trained.get(exit_layer, THRESHOLD)
             if exit_layer == 0:
                 threshold = TABLE_THRESHOLD
-            # The last of the exits that the draft was trained with has a threshold of 0. If another
-            # exit comes after it here, that would never be reached.
+            # With the trained exits, thresholds are taken as they are. With others, an exit that
+            # was trained as the last one, with a threshold of 0, may have exits after it, which
+            # would never be reached.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
             thresholds.append(threshold)
@@ -210,7 +213,7 @@ class Options:
                 raise ValueError("node_count is for growing trees; all of a fixed tree is sent")
         for number in numbers:
             check_range("tree", number, 1, MAX_NODES)
-        check_range("nodes of a tree", tree.max_nodes, 1, MAX_NODES)
+        check_range("nodes of a tree", tree.max_entries, 1, MAX_NODES)
         check_range("children of a node", max(tree.widths), 1, vocab_size)
         return tree
 

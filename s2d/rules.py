@@ -1,8 +1,9 @@
 """Three rules: which tokens a draft proposes, and which of them are accepted.
 
-Whether the output is the target's own is a property of the pair, so each rule has both halves:
-``propose`` chooses children for the nodes of a tree, and ``verify`` finds the path of the tree that
-is accepted, and one more token from the target, the bonus token. p is a distribution of the target,
+Whether the output is the target's own depends on how tokens are proposed and on how they are
+accepted, so a rule has both halves: ``propose`` chooses children for the nodes of a tree, and
+``verify`` finds the path of the tree that is accepted, and one more token from the target, the
+bonus token. p is a distribution of the target,
 q one of the draft, both after temperature, top-k and top-p.
 
 - ``Greedy``, at temperature 0: the draft proposes its most probable tokens, and what is accepted is
@@ -72,7 +73,7 @@ class Rule(Protocol):
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
 
-        At temperature 0 they are those of temperature 1, to be shown and ordered by.
+        At temperature 0 nothing is drawn; these are those of temperature 1, to show and to order.
         """
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
@@ -161,8 +162,9 @@ class SharedNoise(Sampled):
         """The children are the tokens with the largest q / √e.
 
         q is only near p, and more of these are accepted, as measured, than of the largest q or
-        q / e. Its estimate is a token's share of the sum of all scores. Tokens that exit 0 does not
-        know have no score; what is left of its probability stands for them in the sum.
+        q / e. The estimate ``Proposal.probs`` is a child's share of the sum of all scores. Tokens
+        that exit 0 does not know have no score; what is left of its probability stands for them in
+        the sum.
         """
         noise = prediction.columns_of(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
@@ -176,7 +178,7 @@ class SharedNoise(Sampled):
         noise = self.noise.at(tree.next_positions([CONTEXT, *tree.sent]))  # (N+1, V)
         choices = (self.distribution(logits) / noise).argmax(dim=-1)
         accepted, bonus = follow(tokens, parents, choices, start)
-        self.noise.forget(before=len(tree.context) + len(accepted))
+        self.noise.forget(before=len(tree.context) + len(accepted) + 1)  # 1: the bonus token
         return accepted, bonus
 
 
@@ -234,9 +236,9 @@ class Rejection(Sampled):
         """The child of a node that is accepted, or None, and what is left of p (V,).
 
         ``children`` are places in the order in which their ``tokens`` were drawn from q (V,). Token
-        x is accepted with probability min(1, p(x) / q(x)). If it is rejected, the next one is
-        tested with norm(relu(p - q)) as p and, since it was drawn without replacement, with q
-        without x as q. If all are rejected, the bonus token is drawn from what is left of p. The
+        x is accepted with probability min(1, p(x) / q(x)). If it is rejected, p becomes
+        norm(relu(p - q)) for the next child; q loses x, since the next child was drawn without
+        replacement. If all are rejected, the bonus token is drawn from what is left of p. The
         token that comes out of this follows p (Chen et al. 2023, arXiv 2302.01318, theorem 1; for
         several children Jeon et al. 2024, arXiv 2402.14160).
 
@@ -258,7 +260,7 @@ class Rejection(Sampled):
         return None, p
 
     def verify_chain(self, tree: Tree, tokens: list[int], p: Tensor) -> tuple[list[int], int]:
-        """As a walk with ``test_children`` gives it, with all tests of a chain at once: faster."""
+        """What a walk with ``test_children`` does, but all tests of a chain at once: faster."""
         count = len(tokens)
         if count == 0:
             return [], self.draws.draw(p).item()

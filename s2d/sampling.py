@@ -31,9 +31,9 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
 class Noise:
     """Exponential noise e (V,) for each position of a text, from the seed and the position alone.
 
-    The token with the largest p / e is a draw from p. So is, of another distribution q, the one
-    with the largest q / e; and if p and q are alike, the two are often the same token (Daliri et
-    al. 2024, arXiv 2408.07978). It is the Gumbel-max trick, since -log e has a Gumbel distribution.
+    The token with the largest p / e is a draw from p, and the one with the largest q / e is a draw
+    from q. If p and q are alike, the two are often the same token (Daliri et al. 2024, arXiv
+    2408.07978). It is the Gumbel-max trick, since -log e has a Gumbel distribution.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Draws:
         self.generator = torch.Generator().manual_seed(seed)
 
     def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Flip a coin for each of ``probabilities`` (N,); from 1 on, heads are certain.
+        """Flip a coin for each of ``probabilities`` (N,); 1 or more is certainly heads.
 
         Returns which show heads, (N,) bool, and the uniform numbers that decided it (N,).
         """

@@ -21,10 +21,13 @@ class Aim(Protocol):
     """A second aim of the loss, such as to imitate a teacher (train/distil.py)."""
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """What the teacher has for tokens (B, T): (B, T, its hidden size)."""
+        """The teacher's hidden states for tokens (B, T): (B, T, its hidden size)."""
 
     def loss(self, taught: Tensor, features: Tensor, logits: Tensor) -> Tensor:
-        """What is added to the loss of N positions at an exit, a sum over them."""
+        """What is added to the loss of N positions at an exit, a sum over them.
+
+        ``taught`` are the teacher's hidden states at these positions.
+        """
 
 
 def exit_hidden(model: Llama, tokens: Tensor, exits: Sequence[int]) -> Iterator[Tensor]:
@@ -66,6 +69,7 @@ def soft_losses(
     for hidden in exit_hidden(model, tokens, exits):
         hidden = hidden[learnt]  # (N, hidden)
         loss = hidden.new_zeros(())
+        # Also if there is nothing to learn, so that gradients exist, all zero.
         for start in range(0, max(1, len(labels)), CHUNK):
             part = slice(start, start + CHUNK)
             part_taught = None if taught is None else taught[part]

@@ -112,7 +112,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape`` or ``GrowingShape``."""
 
     widths: tuple[int, ...]  # by level, counted from 0: children of each node that is expanded
-    max_nodes: int  # the larger of two: nodes that may be sent, nodes that may be expanded
+    max_entries: int  # of a cache, that the nodes may take which are sent, or are expanded
     ancestors: np.ndarray | None  # the ancestor mask of the whole tree, if it is known beforehand
 
     def keeps(self, prob: float, min_prob: float) -> bool:
@@ -138,7 +138,7 @@ class FixedShape:
     widths: tuple[int, ...]
 
     @property
-    def max_nodes(self) -> int:
+    def max_entries(self) -> int:
         return sum(accumulate(self.widths, mul))
 
     @cached_property
@@ -187,7 +187,7 @@ class GrowingShape:
         return (self.top_k,) * self.depth
 
     @property
-    def max_nodes(self) -> int:
+    def max_entries(self) -> int:
         return max(self.size, self.top_k * self.depth)
 
     def keeps(self, prob: float, min_prob: float) -> bool:
@@ -223,8 +223,8 @@ class Tree:
         tokens, parents, depths: by node; depths count from 0.
         probs: by node, the estimated probability that its path is accepted, the product of what
             rules estimate (``rules.Proposal``); to order paths and to stop, never to accept.
-        exit_layers: by node, which exit proposed it, by its number of layers; None for a root from
-            the target.
+        exit_layers: by node, which exit proposed it, by its number of layers; None if the target
+            proposed it (extras/target_roots.py).
         frontier: the nodes to expand next; at first the context alone.
         expanded: the nodes that were ever in the frontier, in this order, which is that of their
             slots in the draft's caches.

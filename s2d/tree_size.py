@@ -1,14 +1,14 @@
 """How many nodes of a growing tree are worth sending, by what the target's passes cost.
 
-For exit 0 alone, whose nodes cost nothing to draft. A pass over more rows takes longer, so a node
-pays if it is accepted often enough.
+For exit 0 alone, whose nodes cost nothing to draft. A pass over more positions takes longer, so a
+node pays if it is accepted often enough.
 """
 
 from itertools import accumulate
 
 TRUST = 0.8  # factor for exit 0's probabilities, which are too high; tuned on SmolLM2-135M
-MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap rows are
-MAX_ROWS = 17  # costs are measured for up to this many rows per prompt
+MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap passes are
+MAX_ROWS = 17  # costs are measured for up to this many positions per prompt
 
 
 def best_node_count(probs: list[float], costs: list[float]) -> int:
@@ -16,7 +16,7 @@ def best_node_count(probs: list[float], costs: list[float]) -> int:
 
     Args:
         probs: of the paths to the nodes, the most probable first.
-        costs: seconds of a target pass over 1, 2, ... rows.
+        costs: seconds of a target pass over 1, 2, ... positions.
 
     A pass over N nodes and the position before them emits one token, and as many more as nodes are
     accepted: TRUST times the sum of their probabilities.
@@ -25,14 +25,14 @@ def best_node_count(probs: list[float], costs: list[float]) -> int:
     2
     """
     tokens = accumulate((TRUST * prob for prob in probs), initial=1.0)
-    rates = [count / seconds for count, seconds in zip(tokens, costs)]
+    rates = [emitted / seconds for emitted, seconds in zip(tokens, costs)]
     return max(range(len(rates)), key=lambda count: rates[count])
 
 
 def min_paying_prob(costs: list[float]) -> float:
     """The probability of a path below which no node pays, however many there are.
 
-    N more rows of probability P give N · TRUST · P more tokens in costs[N] / costs[0] of the time,
-    so they pay if 1 + N · TRUST · P > costs[N] / costs[0].
+    N nodes of probability P give N · TRUST · P more tokens in costs[N] / costs[0] of the time, so
+    they pay if 1 + N · TRUST · P > costs[N] / costs[0].
     """
     return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST

@@ -1,7 +1,9 @@
 """S2D by definition: whole models over the whole text. For fixed trees, and exits with layers.
 
-The definition that the fast code is compared with: no cache, no tree, no mask, no batch. The
-temperature is above 0; greedy decoding is the same with noise that is 1 everywhere.
+The definition that the fast code is compared with: no cache, no tree, no mask, no batch. With
+shared noise each step must equal the fast code's, token for token. With rejection sampling all
+outcomes are enumerated, and their probabilities must be those of the target. The temperature is
+above 0; greedy decoding is temperature 1 with noise that is 1 everywhere.
 """
 
 from collections.abc import Iterator
@@ -61,7 +63,7 @@ def propose(
             q = warp(row, options.temperature, options.top_p, options.top_k)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
-                # More of these are accepted, as measured, than of the largest q / e.
+                # √e, not e: see SharedNoise.propose in s2d/rules.py.
                 children = (q / e.sqrt()).topk(width).indices
             else:
                 children = chance.candidates(q[None], width)[0]
@@ -74,7 +76,7 @@ def propose(
 
 
 def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) -> tuple[int, bool]:
-    """The next token, a draw from p (V,), and whether it is one of the children, accepted."""
+    """The next token, a draw from p (V,), and whether it is an accepted child."""
     children, q = proposed
     if isinstance(chance, Noise):  # the draft met the same noise
         token = (p / chance.at([position])[0]).argmax().item()
@@ -101,13 +103,17 @@ def generate(
     options: Options,
     chance: Noise | Draws,
 ) -> Iterator[tuple[dict, list[int]]]:
-    """Yield what each step proposes and the tokens it emits, up to ``limit`` tokens or EOS."""
+    """Yield what each step proposes and the tokens that it emits.
+
+    Ends when the context, prompt included, has ``limit`` tokens, or ends with EOS.
+    """
     ended = False
     while len(context) < limit and not ended:
-        widths = options.tree.widths[: limit - len(context) - 1]  # the bonus token takes one place
+        # A step ends with a token of the target's own (the bonus token), which needs a position.
+        widths = options.tree.widths[: limit - len(context) - 1]
         proposed = propose(draft, context, widths, options, chance)
         path = []
-        accepted = True  # what the path ends with: at first nothing
+        accepted = True  # whether the path's last token was accepted; it may then go on
         while accepted and not ended:
             logits = logits_after(target, [*context, *path])
             p = warp(logits, options.temperature, options.top_p, options.top_k)

@@ -23,7 +23,7 @@ def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
     """A SortedDraft of a model's layers; ``options``: of SortedDraft."""
     exits, previous = [], None
     for layer, threshold in zip(layers, thresholds):
-        previous = LayerExit(model, previous, layer, threshold, capacity + shape.max_nodes)
+        previous = LayerExit(model, previous, layer, threshold, capacity + shape.max_entries)
         exits.append(previous)
     return SortedDraft(exits, shape, **options)
 

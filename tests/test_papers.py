@@ -58,7 +58,7 @@ def test_tables_and_verdicts_are_made_of_the_result_alone(name):
             result[column] = {row: dict.fromkeys(about.measures, x) for row, x in zip(rows, drawn)}
         text = report.told(name, result, True)
         verdicts.add(re.search(r"(\w[\w ]*) here: ", text)[1])
-    assert "holds" in verdicts and len(verdicts) > 1
+    assert "Holds" in verdicts and len(verdicts) > 1
     key, last = about.measures[0], list(rows)[-1]
     cells = re.search(rf"^\| {re.escape(last)} \| (.*) \|$", text, re.M)[1].split(" | ")
     figures = [column[last][key] for column in result.values()]
@@ -73,17 +73,17 @@ def test_findings_are_judged_by_their_factor_or_by_what_seeds_differ_by():
         result[column] = {"one": {"mat": 2.0}, "other": {"mat": 2.0 + gain}}  # 0.8 and 0.4 more
 
     def judged(row, other, factor, result):
-        return report.judge(Finding([row], [other], "mat", factor), result)[0]
+        return report.judge(Finding("", [row], [other], "mat", factor), result)[0]
 
     by_size = {column.replace("seed", "size"): cells for column, cells in result.items()}
-    assert judged("other", "one", 1.29, by_size) == "holds"
-    assert judged("other", "one", 1.31, by_size) == "does not hold"
-    assert judged("other", "one", 1.0, result) == "holds"
-    assert judged("one", "other", 1.0, result) == "does not hold"
-    assert judged("one", "other", -1.0, result) == "does not hold"
+    assert judged("other", "one", 1.29, by_size) == "Holds"
+    assert judged("other", "one", 1.31, by_size) == "Does not hold"
+    assert judged("other", "one", 1.0, result) == "Holds"
+    assert judged("one", "other", 1.0, result) == "Does not hold"
+    assert judged("one", "other", -1.0, result) == "Does not hold"
     result["seed 1 T=0"]["other"]["mat"] = 3.8  # now 1.2 and 0.4
-    assert judged("other", "one", 1.0, result) == "no difference beyond noise"
-    assert judged("other", "one", -1.0, result) == "holds"
+    assert judged("other", "one", 1.0, result) == "No difference beyond noise"
+    assert judged("other", "one", -1.0, result) == "Holds"
 
 
 def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(monkeypatch, capsys):

@@ -28,7 +28,7 @@ def test_the_mask_of_a_fixed_shape_is_made_once_and_sliced(widths):
         given = positions_and_mask(1, 1, tree.parents, CPU, shape.ancestors)
         made = positions_and_mask(1, 1, tree.parents, CPU)
         assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(given, made))
-    assert tree.frontier == [] and len(tree.tokens) == shape.max_nodes
+    assert tree.frontier == [] and len(tree.tokens) == shape.max_entries
 
 
 def test_the_pictures_of_the_docstrings():
@@ -72,7 +72,7 @@ def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
     tree = Tree([1], shape, max_levels=3)
     tree.add_level([[*range(8)]], [[0.93, *[0.01] * 7]], exit_layer=1)
     tree.add_level([[*range(8)]] * 8, [[0.12] * 8] * 8, exit_layer=1)
-    assert len(tree.expanded) == 15 and shape.size < 15 <= shape.max_nodes
+    assert len(tree.expanded) == 15 and shape.size < 15 <= shape.max_entries
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -36,6 +36,7 @@ class Finding:
     Where columns are seeds: more by ``factor`` times what the gains of two seeds differ by.
     """
 
+    claim: str
     rows: list[str]
     others: list[str] = ("the target alone",)  # whose speedup is 1
     measure: str = "speedup"
@@ -50,7 +51,8 @@ class Experiment:
     measures: tuple[str, ...]  # what a cell of its table shows
     rows: dict[str, dict]  # see Lab.ready
     findings: list[Finding]
-    note: str = ""  # what was published in words
+    about: str = ""  # what one has to know of the rows
+    note: str = ""  # what was published, in words
     published: dict = field(default_factory=dict)  # row: a text for each column, the mean last
     trained: bool = False  # whether it needs what ``drafts.py`` makes
 

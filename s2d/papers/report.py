@@ -52,14 +52,17 @@ def measured(lab, name):
 def told(name, result, markdown):
     """An experiment as text: title, source, whether its findings hold, and the table."""
     about = EXPERIMENTS[name]
-    shows = f"`{name}`, of {about.source}. A cell: {' / '.join(about.measures)}."
+    text = [f"### {about.title} (`{name}`; {about.source})"]
+    known = f"{about.about}. " if about.about else ""
     if about.note:
-        shows += f" Published: {about.note}."
-    verdicts = [" here: ".join(judge(finding, result)) for finding in about.findings]
-    text = [f"### {about.title}", *wrap(shows, WIDTH)]
-    for verdict in verdicts:
-        text += wrap(f"- {verdict}", WIDTH, subsequent_indent="  ")
+        known += f"Published: {about.note}."
+    text += wrap(known, WIDTH)
+    for finding in about.findings:
+        word, figures = judge(finding, result)
+        verdict = f"- {word} here: {finding.claim} ({figures})"
+        text += wrap(verdict, WIDTH, subsequent_indent="  ")
     lines = table(result, about.measures, means=True)
+    lines[0][0] = " / ".join(about.measures)
     lines[1:1] = [[row, *cells.split("|")] for row, cells in about.published.items()]
     return "\n".join([*text, "", render(lines, markdown), ""])
 
@@ -71,18 +74,18 @@ def judge(finding, result):
     values.setdefault("the target alone", 1.0)
     row, other = (max(rows, key=values.get) for rows in (finding.rows, finding.others))
     one, two = (format(values[each], FORMATS[key]) for each in (row, other))
-    figures = f'{key} of "{row}" {one}, of "{other}" {two}'
-    seeds = {column.split()[1] for column in result if column.startswith("seed")}
+    figures = f"{key} {one} against {two}"
+    seeds = dict.fromkeys(column.split()[1] for column in result if column.startswith("seed"))
     if not seeds:
         ratio = values[row] / values[other]
-        word = "holds" if ratio > finding.factor else "does not hold"
-        return word, f"{figures}: {ratio:.2f} times"
+        word = "Holds" if ratio > finding.factor else "Does not hold"
+        return word, figures
     gains = []
     for seed in seeds:
         cells = [each for column, each in result.items() if column.startswith(f"seed {seed} ")]
         gains.append(mean(each[row][key] - each[other][key] for each in cells))
     gain, noise = mean(gains), max(gains) - min(gains)
-    word = "holds" if gain > finding.factor * noise else "does not hold"
+    word = "Holds" if gain > finding.factor * noise else "Does not hold"
     if finding.factor > 0 and abs(gain) <= noise:
-        word = "no difference beyond noise"
-    return word, f"{figures}: {gain:+.2f} (seeds differ by {noise:.2f})"
+        word = "No difference beyond noise"
+    return word, f"{figures}; by seed {', '.join(f'{each:+.2f}' for each in gains)}"

@@ -21,8 +21,8 @@ def find_target(name):
     raise FileNotFoundError(f"no model folder at {folder}; the names are 7b, 13b, 70b, {SMOLLM2}")
 
 
-def why_miniature(name):
-    """Why a target's name stands for a miniature, as a few words; "" if it does not."""
+def miniature_note(name):
+    """A few words that say why a target's name stands for a miniature; "" if it does not."""
     if name in REAL and not (WEIGHTS / REAL[name]).is_dir():
         return f"{name}, since weights/{REAL[name]} is not there: "
     return ""
