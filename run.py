@@ -4,7 +4,7 @@ import sys
 
 
 def say_interrupted(kind, error, trace):
-    """One word about Ctrl-C, and a traceback of all else."""
+    """One word about Ctrl-C, and a traceback of all else (as s2d/cli/interrupt.py has it)."""
     if kind is KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     else:
@@ -106,12 +106,17 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
-    add("--init", choices=("draft", "target"), default="draft", help="source of a tree's roots")
+    add(
+        "--init",
+        choices=("draft", "target"),
+        default="draft",
+        help="what proposes the first level of a tree",
+    )
     add(
         "--stop",
         type=parse_stop,
         metavar="P|FILE",
-        help="what is less probable is not drafted; or a decision model",
+        help="drafting ends below this probability; or a decision model",
     )
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
@@ -168,8 +173,8 @@ def choose(args: Namespace) -> Choice:
 def choose_draft(args: Namespace, target: Path) -> tuple[Path | None, tuple[int, ...] | None]:
     """The folder of the draft model (None: there is none), and the exits (None: the draft's own).
 
-    If neither is asked for, exit 0 drafts alone if the target has a datastore, or if its family has
-    no draft model.
+    Without --draft and --exits, exit 0 drafts alone if the target has a datastore, or if its family
+    has no draft model.
     """
     if args.method == "ar":
         return None, None
@@ -204,7 +209,7 @@ class Models:
     """What answers, with options that have nothing left to decide."""
 
     choice: Choice
-    target: Llama
+    target: Llama  # or, under torchrun, one that is divided among processes
     draft: Llama | None
     tokenizer: Tokenizer
     template: ChatTemplate | str | None  # the folder's own, the name of Vicuna's format, or none
@@ -219,10 +224,10 @@ class Models:
         return self.tokenizer.encode_chat(texts, self.template, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
-        """A Decoder that continues the ids of a prompt; it tells how far a long one is read."""
+        """A Decoder that continues the ids of a prompt. Of a long one, progress will be shown."""
         decoder = make_decoder(self.target, prompt, self.draft, self.options)
-        whole = isinstance(self.target, Llama)  # not divided among processes
-        if len(prompt) > LONG_PROMPT and whole:
+        divided = not isinstance(self.target, Llama)
+        if len(prompt) > LONG_PROMPT and not divided:
             tell_of_next_pass(self.target, f"reading a prompt of {len(prompt)} tokens: layers")
         return decoder
 

@@ -50,8 +50,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 class KVCache:
     """Keys and values of a run of layers; of ``capacity`` entries the first ``length`` are filled.
 
-    Rejected tokens are forgotten by lowering ``length``, and the accepted nodes of a tree move up
-    inside the cache. Nothing is ever concatenated.
+    Rejected tokens are forgotten by lowering ``length``, and the accepted nodes of a tree move next
+    to the context. Nothing is ever concatenated.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
@@ -83,8 +83,8 @@ class KVCache:
     def keep(self, length: int, offsets: list[int]) -> None:
         """Roll back to the first ``length`` entries and those at length + i for i in ``offsets``.
 
-        The latter move to the entries from ``length`` on. ``offsets`` is empty if fewer than
-        ``length`` are filled.
+        The latter move to the entries from ``length`` on. If fewer than ``length`` are filled, as
+        in an exit that lags behind, ``offsets`` is empty and nothing changes.
         """
         self.length = min(self.length, length + len(offsets))
         move_up(self.keys, length, offsets)
@@ -92,9 +92,9 @@ class KVCache:
 
 
 def move_up(rows: Tensor, length: int, offsets: list[int]) -> None:
-    """In rows (..., S, D), move those at length + i for i in ``offsets`` to length, length + 1, ...
+    """In rows (..., capacity, D), move those at length + i for i in ``offsets`` next to ``length``.
 
-    In the order of ``offsets``, which increase.
+    They come to lie at length, length + 1, ... ``offsets`` increase.
     """
     if offsets != list(range(len(offsets))):  # the accepted part of a chain is in its place already
         rows[..., length : length + len(offsets), :] = rows[..., [length + i for i in offsets], :]

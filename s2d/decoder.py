@@ -1,6 +1,7 @@
 """The loop of speculative decoding, once, for every method: draft, verify, roll back.
 
-Start reading here: a ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm.
+A ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm. The top of tree.py
+explains nodes, slots, places and rows.
 """
 
 import time
@@ -42,7 +43,7 @@ class Stats:
     """What a generation did, added up over its steps. The first pass reads the prompt."""
 
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
-    exit_counts: Counter[int] = field(default_factory=Counter)  # exit layer -> tokens it sent
+    exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
     draft_levels: int = 0  # levels of the trees
     accepted_tokens: int = 0  # draft tokens that were emitted
     draft_seconds: float = 0.0
@@ -79,7 +80,7 @@ class Generation:
     """An answer, without the caches that it took."""
 
     tokens: list[int]  # the new ones only, with EOS last if it was produced
-    ended: str  # why: "eos", "length", or "context" if the target's is full; "" if it goes on
+    ended: str  # "eos", "length", "context" (the target's is full), or "" if it goes on
     stats: Stats
     options: Options  # with all defaults filled in
     exact: bool  # whether the method is lossless
@@ -102,7 +103,7 @@ class Decoder:
         options: what the other arguments were made from.
     """
 
-    exact = True  # lossless; one subclass is not (extras/target_roots.py)
+    exact = True  # lossless; one subclass is not always so (extras/target_roots.py)
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Decoder:
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
-            with torch.inference_mode():  # but not the caller's code between steps
+            with torch.inference_mode():  # ends before the yield: it is not for the caller's code
                 tree = self.draft()  # 1. draft a tree of tokens; an empty one is plain decoding
                 logits = self.run_target(tree)  # 2. one target pass over it: (N+1, V)
                 step = self.accept(tree, logits)  # 3. verify it, 4. roll back, 5. emit tokens
@@ -139,7 +140,7 @@ class Decoder:
             tree = Tree(self.context, NOTHING, max_levels=0)
         else:
             # One position is for the bonus token. The draft model may have fewer positions than the
-            # target; it has to read all levels but the last, hence + 1.
+            # target, but never reads the last level, hence + 1. Below 1, the tree stays empty.
             levels = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
             tree = self.drafter.new_tree(self.context, levels)
             self.drafter.grow(tree, self.rule)
@@ -154,9 +155,9 @@ class Decoder:
         """The arguments of the target's pass over what it has not read: context, then the tree."""
         read = self.cache.length
         n = len(self.context)
-        tokens, parents = tree.part(tree.sent)
+        drafted, parents = tree.part(tree.sent)
         positions, mask = positions_and_mask(read, n, parents, self.target, tree.shape.ancestors)
-        tokens = torch.tensor([self.context[read:] + tokens], device=self.target.device)  # (1, T)
+        tokens = torch.tensor([self.context[read:] + drafted], device=self.target.device)  # (1, T)
         return dict(
             tokens=tokens, last=1 + len(parents), positions=positions, mask=mask, cache=self.cache
         )
@@ -182,10 +183,7 @@ class Decoder:
     def emit(
         self, tree: Tree, logits: Tensor, accepted: list[int], tokens: list[int], scored_at: float
     ) -> Step:
-        """Append ``tokens``, up to EOS, to the context, and make a Step of all this.
-
-        These are the tokens of the ``accepted`` places and the bonus token.
-        """
+        """Append ``tokens``, up to EOS, to the context, and make a Step of all this."""
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
                 accepted = accepted[:count]

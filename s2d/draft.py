@@ -26,7 +26,7 @@ class Exit(Protocol):
 
     exit_layer: int  # number of layers before it
     threshold: float  # a confidence above it is enough
-    max_positions: float  # of the text it can read
+    max_positions: float  # in the longest text that it can read
 
     def predict(self, tree: Tree) -> Prediction:
         """What follows each node of the frontier."""
@@ -48,12 +48,12 @@ class DecisionModel(Protocol):
 class LayerExit:
     """An exit after ``exit_layer`` layers of a draft model, with the segment that leads to it.
 
-    A token that left at an earlier exit has no keys and values in this segment. When a later token
+    A token that an earlier exit drafted has no keys and values in this segment. When a later token
     needs them, the segment first runs on all that it has not read, from the hidden states that the
     ``previous`` exit kept (catch-up). This rests on an invariant: what an exit has read is a prefix
     of what the previous exit has read, in the same slots. So what is missing is always one range.
-    Reading keeps the invariant, since exits are asked in order; and ``keep`` does, since all roll
-    back to the same slots.
+    Reading keeps the invariant, since exits are asked in order; and ``keep`` does, since each exit
+    keeps those of the same accepted slots that it has read.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class LayerExit:
         while n - self.cache.length > WINDOW:
             self.read(tree, end=self.cache.length + WINDOW)
         hidden = self.read(tree, end=n + len(tree.expanded))
-        # The frontier's nodes are the last of ``expanded``, and this exit had not read them. If the
-        # frontier is the context, it had not read that one's last token, the bonus token.
+        # What was unread ends with the frontier: its nodes are the last of ``expanded``. If the
+        # frontier is the context, what was unread ends with the context's last token.
         hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden)
         # At temperature 1, so that thresholds mean the same at any temperature.
         probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
@@ -126,8 +126,8 @@ class SortedDraft:
         shape: of the trees.
         min_prob: see ``FixedShape`` and ``GrowingShape``.
         decision: a decision model that may end drafting earlier.
-        node_count: how many nodes of a growing tree to send; a function of the ``Tree.probs`` of
-            those that its shape would send, the largest first. None: all of them.
+        node_count: how many nodes of a growing tree to send, given the ``Tree.probs`` of those that
+            its shape allows, the largest first. If it is None, all of these are sent.
     """
 
     def __init__(
@@ -195,6 +195,6 @@ class SortedDraft:
 
 def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
     """Tokens and probs (R, children) as lists, for which a GPU is waited for once."""
-    both = torch.stack((tokens.to(probs.dtype), probs))  # float32 holds ids up to 2^24
+    both = torch.stack((tokens.to(probs.dtype), probs))  # float32 or better: exact up to id 2^24
     token_rows, prob_rows = both.tolist()
     return [[int(token) for token in row] for row in token_rows], prob_rows

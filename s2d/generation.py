@@ -25,7 +25,10 @@ def generate(
     method: str | None = None,
     **options: Any,
 ) -> Generation:
-    """Continue ``tokens`` as ``target`` alone would.
+    """Continue ``tokens`` by speculative decoding.
+
+    The text is what ``target`` alone would write, up to rounding. With ``coupled=False`` it is a
+    draw from the same distribution, unless ``init`` is "target" (extras/target_roots.py).
 
     Args:
         target: the model whose text is written.
@@ -55,7 +58,7 @@ def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: i
     """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
     costs = None
     if options.may_need_costs(draft_model is not None):
-        costs = target.pass_costs(rows=batch * MAX_ROWS)
+        costs = target.pass_costs(rows=batch * MAX_ROWS)  # measured once; None on a GPU
         if costs is not None:
             costs = costs[batch - 1 :: batch]  # k rows of each prompt are k * batch rows of a pass
     if draft_model is None:
@@ -89,13 +92,13 @@ def make_rule(target: Llama, options: Options) -> Rule:
     """The rule that resolved ``options`` ask for."""
     if options.temperature == 0:
         return Greedy()
-    law = (options.temperature, options.top_p, options.top_k)
+    warping = (options.temperature, options.top_p, options.top_k)  # see ``sampling.warp``
     # Plain decoding has nothing to reject: it always writes the text that the noise gives.
     if options.coupled or options.method == "ar":
         dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
         noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)
-        return SharedNoise(*law, noise)
-    return Rejection(*law, target.config.vocab_size, Draws(options.seed))
+        return SharedNoise(*warping, noise)
+    return Rejection(*warping, target.config.vocab_size, Draws(options.seed))
 
 
 def make_drafter(

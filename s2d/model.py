@@ -73,25 +73,26 @@ class RMSNorm(nn.Module):
 
 
 def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding at every position, (positions, D) float32 each.
+    """Cosines and sines of the rotary embedding at every position, (positions, D) each.
 
     Dimension i rotates together with i + D/2 (Su et al. 2021, arXiv 2104.09864, section 3.4). The
     sines of the first half have the minus sign that ``rotate`` needs.
     """
-    # On the CPU, even if the parameters are built on the meta device: the table is never loaded.
+    # In float32, and on the CPU even if parameters are built on the meta device, since the table is
+    # never loaded.
     D = config.head_dim
     exponents = torch.arange(0, D, 2, dtype=torch.float32, device="cpu") / D
     frequencies = 1.0 / config.rope_theta**exponents  # radians per position, (D/2,)
-    stretched = frequencies / config.rope_factor  # for contexts longer than the original one
+    scaled = frequencies / config.rope_factor  # for contexts longer than the original one
     if config.rope_llama3 is not None:
         # Llama 3.1: frequencies that make fewer than ``low`` turns in the original context are
-        # stretched, those that make more than ``high`` stay, and between the two they are blended.
+        # lowered, those that make more than ``high`` stay, and between the two they are blended.
         low, high, context = config.rope_llama3
         turns = context / (2 * math.pi / frequencies)
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-        stretched = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
+        scaled = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
-    angles = torch.outer(positions, stretched)  # (positions, D/2)
+    angles = torch.outer(positions, scaled)  # (positions, D/2)
     cos = angles.cos()
     sin = angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
@@ -247,7 +248,8 @@ class Llama(nn.Module):
             positions: (T,), for the rotary embedding; by default S..S+T-1.
             mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere
                 (``tree.positions_and_mask``); by default attention is causal.
-            cache: holds S positions, to which the T new ones are added; B is 1 then.
+            cache: of these layers. It holds S positions, to which the T new ones are added; B is 1
+                then, also if several prompts share a pass (extras/batch.py).
 
         Raises ValueError if several positions follow a cache that is not empty without a mask.
         """

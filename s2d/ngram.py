@@ -1,11 +1,11 @@
 """Exit 0, a table of n-grams: what followed earlier occurrences of the last few tokens.
 
-There are two tables: a ``Text`` grows with the text, drafted tokens excepted, a datastore is fixed
-(extras/datastore.py). For a suffix of the context, each gives the tokens that followed it and how
-often. ``distribution`` blends these counts, from the longest suffix to the shortest. For a suffix
-that was seen c times with u different followers, a table takes c / (c + doubt · u) of the
-probability that is left (Witten-Bell smoothing; Chen & Goodman 1999): nearly all of it if one token
-followed often, and no other. What is left at the end belongs to unknown tokens.
+There are two tables: a ``Text``, which grows with the text (without drafted tokens), and a
+datastore, which is fixed (extras/datastore.py). For a suffix of the context, each gives the tokens
+that followed it and how often. ``distribution`` blends these counts, from the longest suffix to the
+shortest. For a suffix that was seen c times with u different followers, a table takes c / (c +
+doubt · u) of the probability that is left (Witten-Bell smoothing; Chen & Goodman 1999): nearly all
+of it if one token followed often, and no other. What is left at the end belongs to unknown tokens.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -94,15 +94,16 @@ class TableExit:
         self.device = device
         self.text = Text()
         self.tables = [self.text] if datastore is None else [self.text, datastore]
-        self.read = 0  # tokens of the context that are in the table
+        self.text_length = 0  # tokens of the context that ``text`` has
 
     def predict(self, tree: Tree) -> Prediction:
         """A prediction for each node of the frontier of ``tree``.
 
-        There is a column for each token that is known after some node of the frontier.
+        There is a column for each token that is known after some node of the frontier, and for a
+        few others.
         """
-        self.text.grow(tree.context[self.read :])
-        self.read = len(tree.context)
+        self.text.grow(tree.context[self.text_length :])
+        self.text_length = len(tree.context)
         before = tree.context[-ORDER:]
         rows = [distribution(self.tables, before + tree.path(node)) for node in tree.frontier]
         ids = [token for row in rows for token in row]

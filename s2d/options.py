@@ -30,7 +30,7 @@ TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a generation. ``resolved`` gives those that are None their defaults.
+    """The options of a generation. ``resolved`` gives what was not set its default.
 
     Attributes:
         method: one of METHODS. By default ``s2d``; but ``s2d-tree`` if ``tree`` is given, or if
@@ -124,8 +124,9 @@ class Options:
         """Whether ``resolved`` may look at costs: they are measured once, which takes a moment.
 
         They choose ``stop`` and ``node_count`` where exit 0 drafts alone, unless a stop or a
-        decision model was given. What rejection sampling writes depends on what is drafted, so
-        there it must not depend on clocks. Roots from the target have no estimates to choose by.
+        decision model was given. They are not used under rejection sampling, whose text depends on
+        what is drafted and must not depend on clocks; nor with ``init="target"``, since the first
+        level then has no estimated probabilities.
         """
         if self.method == "ar" or not self.table_alone(has_draft_model) or not self.coupled:
             return False
@@ -176,9 +177,9 @@ class Options:
             threshold = trained.get(exit_layer, THRESHOLD)
             if exit_layer == 0:
                 threshold = TABLE_THRESHOLD
-            # With the trained exits, thresholds are taken as they are. With others, an exit that
-            # was trained as the last one, with a threshold of 0, may have exits after it, which
-            # would never be reached.
+            # With the trained exits, thresholds are taken as they are. But if a draft trained at 2
+            # and 4 drafts from 2, 4 and 5, then 4 needs a threshold: the trained one is 0, since it
+            # was the last exit, and 5 would never be reached.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
             thresholds.append(threshold)
@@ -187,8 +188,8 @@ class Options:
     def resolved_method(self, exits: tuple[int, ...]) -> str:
         if self.method is not None:
             return self.method
-        # Exit 0 alone costs next to nothing, so it drafts trees unless a chain is asked for. Under
-        # rejection sampling the trees that grow are not exact.
+        # Exit 0 alone costs next to nothing, so it drafts a growing tree unless a chain is asked
+        # for. Rejection sampling does not go with growing trees (rules.py).
         grows = exits == (0,) and self.coupled and self.draft_length is None
         return "s2d-tree" if self.tree is not None or grows else "s2d"
 
@@ -200,6 +201,8 @@ class Options:
         tree = self.tree
         if tree is None:
             tree = MCSD_TREE if method == "mcsd" else GrowingShape(*drafting.tree)
+        if not isinstance(tree, (FixedShape, GrowingShape)):
+            tree = FixedShape(tuple(tree))
         if isinstance(tree, GrowingShape):
             numbers = astuple(tree)
             if not self.coupled:
@@ -207,8 +210,7 @@ class Options:
                     "rejection sampling needs drawn children: a chain or a tree like 4,2,2,1"
                 )
         else:
-            numbers = tuple(getattr(tree, "widths", tree))
-            tree = FixedShape(numbers)
+            numbers = tree.widths
             if self.node_count is not None:
                 raise ValueError("node_count is for growing trees; all of a fixed tree is sent")
         for number in numbers:

@@ -3,8 +3,8 @@
 Whether the output is the target's own depends on how tokens are proposed and on how they are
 accepted, so a rule has both halves: ``propose`` chooses children for the nodes of a tree, and
 ``verify`` finds the path of the tree that is accepted, and one more token from the target, the
-bonus token. p is a distribution of the target,
-q one of the draft, both after temperature, top-k and top-p.
+bonus token. In what follows, p is a distribution of the target and q one of the draft, both after
+temperature, top-k and top-p.
 
 - ``Greedy``, at temperature 0: the draft proposes its most probable tokens, and what is accepted is
   what the target would have written.
@@ -15,7 +15,8 @@ q one of the draft, both after temperature, top-k and top-p.
 
 ``Greedy`` and ``SharedNoise`` are exact for any tree, however it was made. ``Rejection`` is exact
 if each token was really drawn from q, if the decision to draw it did not depend on it, and if it is
-not dropped afterwards: see ``Rejection.test_children``.
+not dropped afterwards: see ``Rejection.test_children``. So it does not go with growing trees, which
+drop improbable nodes.
 """
 
 from collections.abc import Sequence
@@ -58,8 +59,8 @@ class Prediction(NamedTuple):
 class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn.
 
-    ``probs`` are estimates of how likely each child is to be accepted. Their product along a path
-    orders paths and says when to stop; what is accepted never depends on them.
+    ``probs`` are estimates of how likely each child is to be accepted. By their product along a
+    path a growing tree chooses its nodes; the verification never looks at them.
     """
 
     columns: Tensor  # (R, children) of the Prediction
@@ -73,7 +74,7 @@ class Rule(Protocol):
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
 
-        At temperature 0 nothing is drawn; these are those of temperature 1, to show and to order.
+        At temperature 0 nothing is drawn. The probabilities of temperature 1 are returned.
         """
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
@@ -85,9 +86,9 @@ class Rule(Protocol):
     def verify(self, tree: Tree, logits: Tensor, start: int = CONTEXT) -> tuple[list[int], int]:
         """The accepted places of ``tree.sent``, from the top down, and the bonus token.
 
-        ``logits`` (N+1, V) are the target's, see tree.py for the numbers of rows and places. The
-        path starts after the place ``start`` (extras/target_roots.py). An empty tree is plain
-        decoding.
+        ``logits`` (N+1, V) are the target's; the top of tree.py explains rows and places. The path
+        starts after the place ``start``, here the context; extras/target_roots.py has other starts.
+        An empty tree is plain decoding.
         """
 
 
@@ -163,8 +164,8 @@ class SharedNoise(Sampled):
 
         q is only near p, and more of these are accepted, as measured, than of the largest q or
         q / e. The estimate ``Proposal.probs`` is a child's share of the sum of all scores. Tokens
-        that exit 0 does not know have no score; what is left of its probability stands for them in
-        the sum.
+        that exit 0 does not know have no score; in the sum, the probability that it leaves to them
+        stands for their scores.
         """
         noise = prediction.columns_of(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers

@@ -24,7 +24,7 @@ class Aim(Protocol):
         """The teacher's hidden states for tokens (B, T): (B, T, its hidden size)."""
 
     def loss(self, taught: Tensor, features: Tensor, logits: Tensor) -> Tensor:
-        """What is added to the loss of N positions at an exit, a sum over them.
+        """A term of the loss at one exit, summed over N positions.
 
         ``taught`` are the teacher's hidden states at these positions.
         """
@@ -57,7 +57,7 @@ def soft_losses(
             goes through the model in parts, it is the number in the whole batch.
         aim: a second aim, which adds its term.
 
-    With a large vocabulary nothing takes more memory than logits. So they are made for CHUNK
+    With a large vocabulary logits would take most of the memory. So they are made for CHUNK
     positions at a time, and once more in the backward pass.
     """
     learnt = labels != -100  # (B, T)
@@ -69,7 +69,7 @@ def soft_losses(
     for hidden in exit_hidden(model, tokens, exits):
         hidden = hidden[learnt]  # (N, hidden)
         loss = hidden.new_zeros(())
-        # Also if there is nothing to learn, so that gradients exist, all zero.
+        # If there is nothing to learn, one empty part is run: gradients then exist, and are zero.
         for start in range(0, max(1, len(labels)), CHUNK):
             part = slice(start, start + CHUNK)
             part_taught = None if taught is None else taught[part]
@@ -84,8 +84,7 @@ def chunk_loss(
 ) -> Tensor:
     """The loss of hidden states (N, hidden) at an exit, summed; ``labels`` (N,) follow them."""
     features = model.model.norm(hidden)  # (N, hidden), what the head reads
-    # Not model.logits(hidden): a second aim needs the features as well.
-    logits = F.linear(features, model.lm_head.weight).float()  # (N, V)
+    logits = model.lm_head(features).float()  # (N, V)
     loss = F.cross_entropy(logits, labels, reduction="sum")
     if aim is not None:
         loss = loss + aim.loss(taught, features, logits)

@@ -1,13 +1,13 @@
 """Token trees: many continuations of one context, checked by the target in a single pass.
 
 A ``Tree`` grows level by level while it is drafted: a level is what the draft adds at a time, the
-children of all nodes of the *frontier*. Then the tree is sent to the target. A chain is a tree in
-which each node has one child.
+children of all nodes of the *frontier*. Then the tree is sent to the target. A chain is a tree with
+one node in each level.
 
-One example shows the four numberings that the code uses. The draft proposed six nodes. It expanded
+One example shows the four numberings that the code uses. The tree has six nodes. The draft expanded
 0, 1, 4 and 2, in this order: it ran on them, to propose their children. Node 4 came before 2
-because it was more probable, and what 2 proposed was too improbable to keep. All but node 3 are
-sent to the target:
+because it was more probable, and the children of 2 were too improbable to become nodes. All but
+node 3 are sent to the target:
 
     context ─┬─ 0 ─┬─ 2             node                            0   1   2   3   4   5
              │     └─ 3             slot, among those expanded      0   1   3   ·   2   ·
@@ -70,10 +70,10 @@ def positions_and_mask(
     """What ``model`` needs to read the rest of a context and the nodes of a tree after it.
 
     Args:
-        start: how many positions the model has read already; they are in its cache.
+        start: how many positions, of context and tree, the model has read; they are in its cache.
         n: the length of the context.
         parents: of the N nodes after it, by their place among them.
-        ancestors: the ancestor mask of a tree that begins with these nodes, if it was made before.
+        ancestors: the ancestor mask of a tree that begins with these nodes; if None, it is made.
 
     Returns position ids (T,) and a mask (T, start+T) for the T = n + N - start positions that the
     model has not read; None each if the defaults of ``run_layers`` will do. With the first three
@@ -112,7 +112,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape`` or ``GrowingShape``."""
 
     widths: tuple[int, ...]  # by level, counted from 0: children of each node that is expanded
-    max_entries: int  # of a cache, that the nodes may take which are sent, or are expanded
+    max_entries: int  # that the nodes take in a cache at most: those sent, or those expanded
     ancestors: np.ndarray | None  # the ancestor mask of the whole tree, if it is known beforehand
 
     def keeps(self, prob: float, min_prob: float) -> bool:
@@ -222,11 +222,11 @@ class Tree:
     Attributes:
         tokens, parents, depths: by node; depths count from 0.
         probs: by node, the estimated probability that its path is accepted, the product of what
-            rules estimate (``rules.Proposal``); to order paths and to stop, never to accept.
+            rules estimate (``rules.Proposal``). Growing trees choose nodes by it.
         exit_layers: by node, which exit proposed it, by its number of layers; None if the target
             proposed it (extras/target_roots.py).
         frontier: the nodes to expand next; at first the context alone.
-        expanded: the nodes that were ever in the frontier, in this order, which is that of their
+        expanded: the nodes that are or were in the frontier, but not CONTEXT, in the order of their
             slots in the draft's caches.
         sent: the nodes that the target checks, sorted by depth.
         likelihood: the product of the levels' confidences.
@@ -306,7 +306,7 @@ class Tree:
         return tokens, [place_of[self.parents[node]] for node in nodes]
 
     def slots(self, accepted: list[int]) -> list[int]:
-        """Places of accepted nodes -> the slots of those that the draft has expanded."""
+        """Places of accepted nodes -> the slots of those that are in ``expanded``."""
         slot_of = {node: slot for slot, node in enumerate(self.expanded)}
         nodes = [self.sent[place] for place in accepted]
         return [slot_of[node] for node in nodes if node in slot_of]

@@ -1,14 +1,14 @@
 """How many nodes of a growing tree are worth sending, by what the target's passes cost.
 
 For exit 0 alone, whose nodes cost nothing to draft. A pass over more positions takes longer, so a
-node pays if it is accepted often enough.
+node pays if it is accepted often enough. ``Options.resolved`` sets ``stop`` and ``node_count`` so.
 """
 
 from itertools import accumulate
 
 TRUST = 0.8  # factor for exit 0's probabilities, which are too high; tuned on SmolLM2-135M
 MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap passes are
-MAX_ROWS = 17  # costs are measured for up to this many positions per prompt
+MAX_ROWS = 17  # positions per prompt up to which costs are measured, so trees have 16 nodes at most
 
 
 def best_node_count(probs: list[float], costs: list[float]) -> int:

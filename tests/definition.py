@@ -1,9 +1,10 @@
 """S2D by definition: whole models over the whole text. For fixed trees, and exits with layers.
 
-The definition that the fast code is compared with: no cache, no tree, no mask, no batch. With
-shared noise each step must equal the fast code's, token for token. With rejection sampling all
-outcomes are enumerated, and their probabilities must be those of the target. The temperature is
-above 0; greedy decoding is temperature 1 with noise that is 1 everywhere.
+The definition that the fast code is compared with. It has no KV cache, no mask and no batch, and a
+tree is a dictionary of its paths. ``chance`` is one of two things. With ``Noise``, which draft and
+target share, each step must equal the fast code's, token for token. With ``Draws``, for rejection
+sampling, enumeration.py goes through all outcomes, whose probabilities must be the target's. The
+temperature is above 0; greedy decoding is temperature 1 with noise that is 1 everywhere.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ from s2d.sampling import Draws, Noise, warp
 
 
 def logits_after(model: Llama, context: list[int], layers: int | None = None) -> Tensor:
-    """Logits (V,) for the token after the ids in ``context``, by all layers or the first ones."""
+    """Logits (V,) for the token after the ids in ``context``, by all layers or the first ones.
+
+    After any layer, the final norm and the head follow.
+    """
     hidden = model.run_layers(model.embed(torch.tensor([context])), 0, layers)
     return model.logits(hidden)[0, -1]
 
@@ -63,7 +67,7 @@ def propose(
             q = warp(row, options.temperature, options.top_p, options.top_k)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
-                # √e, not e: see SharedNoise.propose in s2d/rules.py.
+                # √e, not e, because more of these are accepted, as measured.
                 children = (q / e.sqrt()).topk(width).indices
             else:
                 children = chance.candidates(q[None], width)[0]
@@ -83,13 +87,13 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         return token, token in children
     for token in children:  # rejection sampling
         if q[token] == 0:
-            continue  # q has fewer tokens than there are children: this one was never drawn
-        accepted, _ = chance.flip((p[token] / q[token])[None])
+            continue  # q has fewer tokens than there are children, so this one could not be drawn
+        accepted, _ = chance.flip((p[token] / q[token])[None])  # with probability min(1, p / q)
         if accepted:
             return token, True
-        p = (p - q).clamp(min=0.0)
-        q = q.index_fill(0, torch.tensor(token), 0.0)
+        p = (p - q).clamp(min=0.0)  # the residual distribution
         p = p / p.sum()
+        q = q.index_fill(0, torch.tensor(token), 0.0)  # the next child was drawn without this one
         if q.sum() > 0:
             q = q / q.sum()
     return chance.draw(p[None]).item(), False

@@ -66,24 +66,28 @@ def test_tables_and_verdicts_are_made_of_the_result_alone(name):
         assert cell.split(" / ")[0] == format(figure, report.FORMATS[key])
 
 
-def test_findings_are_judged_by_their_factor_or_by_what_seeds_differ_by():
+def test_findings_are_judged_by_a_margin_or_by_what_seeds_differ_by():
     result = {}
     gains = {"seed 1 T=0": 1.0, "seed 1 T=1": 0.6, "seed 2 T=0": 0.3, "seed 2 T=1": 0.5}
     for column, gain in gains.items():
-        result[column] = {"one": {"mat": 2.0}, "other": {"mat": 2.0 + gain}}  # 0.8 and 0.4 more
+        result[column] = {"less": {"mat": 2.0}, "more": {"mat": 2.0 + gain}}  # 0.8 and 0.4 more
 
-    def judged(row, other, factor, result):
-        return report.judge(Finding("", [row], [other], "mat", factor), result)[0]
+    def judged(row, other, result, no_worse=False):
+        return report.judge(Finding("", [row], [other], "mat", no_worse), result)[0]
 
-    by_size = {column.replace("seed", "size"): cells for column, cells in result.items()}
-    assert judged("other", "one", 1.29, by_size) == "Holds"
-    assert judged("other", "one", 1.31, by_size) == "Does not hold"
-    assert judged("other", "one", 1.0, result) == "Holds"
-    assert judged("one", "other", 1.0, result) == "Does not hold"
-    assert judged("one", "other", -1.0, result) == "Does not hold"
-    result["seed 1 T=0"]["other"]["mat"] = 3.8  # now 1.2 and 0.4
-    assert judged("other", "one", 1.0, result) == "No difference beyond noise"
-    assert judged("other", "one", -1.0, result) == "Holds"
+    def by_size(more):
+        return {"7b T=0": {"less": {"mat": 1.0}, "more": {"mat": more}}}
+
+    assert judged("more", "less", by_size(1.11)) == "Holds"
+    assert judged("less", "more", by_size(1.11)) == "Does not hold"
+    assert judged("more", "less", by_size(1.09)) == judged("less", "more", by_size(1.09))
+    assert judged("less", "more", by_size(1.09)) == "Undecided"
+    assert judged("more", "less", result) == "Holds"
+    assert judged("less", "more", result) == "Does not hold"
+    assert judged("less", "more", result, no_worse=True) == "Does not hold"
+    result["seed 1 T=0"]["more"]["mat"] = 3.8  # now 1.2 and 0.4 more
+    assert judged("more", "less", result) == judged("less", "more", result) == "Undecided"
+    assert judged("less", "more", result, no_worse=True) == "Holds"
 
 
 def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(monkeypatch, capsys):

@@ -26,21 +26,21 @@ from .drafts import FEATURES, SEEDS, decision_of, folder_of
 
 SIZES, TEMPERATURES = ("7b", "13b", "70b"), (0.0, 1.0)
 TREES = {"fork of 6, 10 deep": (6, *(1,) * 9), "4,2,2,1": (4, 2, 2, 1), "10,4,2": (10, 4, 2)}
-FASTER = 1.05  # times as fast: means of six columns, whose rounds vary by 10 %, differ by chance
+MARGIN = 1.1  # times as large: the speed of one method differs by up to 10 % from run to run
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a paper says: the best of ``rows`` is more than ``factor`` times the best of ``others``.
+    """What a paper says: the best of ``rows`` is larger than the best of ``others``.
 
-    Where columns are seeds: more by ``factor`` times what the gains of two seeds differ by.
+    Or that it is no worse, where ``no_worse`` is set. ``report.judge`` says when that holds.
     """
 
     claim: str
     rows: list[str]
     others: list[str] = ("the target alone",)  # whose speedup is 1
     measure: str = "speedup"
-    factor: float = FASTER
+    no_worse: bool = False
 
 
 @dataclass(frozen=True)

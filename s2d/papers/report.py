@@ -11,7 +11,7 @@ from ..bench.tables import FORMATS, render, table
 from ..cli.program import progress, tell
 from ..files import refuse_other_than_file, staged_file
 from .experiments import EXPERIMENTS
-from .lab import Lab
+from .lab import MARGIN, Lab
 
 WIDTH = 120  # of a line of text
 
@@ -68,7 +68,12 @@ def told(name, result, markdown):
 
 
 def judge(finding, result):
-    """(whether one Finding holds, its figures)."""
+    """Whether one Finding holds, and its figures.
+
+    It does if the means over all columns differ by more than MARGIN, or, where columns are seeds,
+    by more than the differences of the seeds are apart. If they differ so the other way round, it
+    does not hold; in between it is undecided.
+    """
     key, columns = finding.measure, list(result.values())
     values = {row: mean(each[row][key] for each in columns) for row in columns[0]}
     values.setdefault("the target alone", 1.0)
@@ -77,15 +82,17 @@ def judge(finding, result):
     figures = f"{key} {one} against {two}"
     seeds = dict.fromkeys(column.split()[1] for column in result if column.startswith("seed"))
     if not seeds:
-        ratio = values[row] / values[other]
-        word = "Holds" if ratio > finding.factor else "Does not hold"
-        return word, figures
-    gains = []
-    for seed in seeds:
-        cells = [each for column, each in result.items() if column.startswith(f"seed {seed} ")]
-        gains.append(mean(each[row][key] - each[other][key] for each in cells))
-    gain, noise = mean(gains), max(gains) - min(gains)
-    word = "Holds" if gain > finding.factor * noise else "Does not hold"
-    if finding.factor > 0 and abs(gain) <= noise:
-        word = "No difference beyond noise"
-    return word, f"{figures}; by seed {', '.join(f'{each:+.2f}' for each in gains)}"
+        holds = values[row] > MARGIN * values[other]
+        fails = values[other] > MARGIN * values[row]
+    else:
+        gains = []
+        for seed in seeds:
+            cells = [each for column, each in result.items() if column.startswith(f"seed {seed} ")]
+            gains.append(mean(each[row][key] - each[other][key] for each in cells))
+        figures += f"; by seed {', '.join(f'{gain:+.2f}' for gain in gains)}"
+        noise = max(gains) - min(gains)
+        holds = mean(gains) > noise
+        fails = mean(gains) < -noise
+    if holds or (finding.no_worse and not fails):
+        return "Holds", figures
+    return ("Does not hold" if fails else "Undecided"), figures
