@@ -75,8 +75,9 @@ class RMSNorm(nn.Module):
 def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding at every position, (positions, D) each.
 
-    Dimension i rotates together with i + D/2 (Su et al. 2021, arXiv 2104.09864, section 3.4). The
-    sines of the first half have the minus sign that ``rotate`` needs.
+    From Su et al. 2021, arXiv 2104.09864, section 3.4; but as in Hugging Face's checkpoints,
+    dimension i rotates together with i + D/2. The sines of the first half have the minus sign that
+    ``rotate`` needs.
     """
     # In float32, and on the CPU even if parameters are built on the meta device, since the table is
     # never loaded.

@@ -177,9 +177,9 @@ class Options:
             threshold = trained.get(exit_layer, THRESHOLD)
             if exit_layer == 0:
                 threshold = TABLE_THRESHOLD
-            # With the trained exits, thresholds are taken as they are. But if a draft trained at 2
-            # and 4 drafts from 2, 4 and 5, then 4 needs a threshold: the trained one is 0, since it
-            # was the last exit, and 5 would never be reached.
+            # With the trained exits, thresholds are taken as they are. With other ones, the exit that
+            # was the last in training may have a deeper one after it, which the threshold of 0 that
+            # it has from there would never let draft.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
             thresholds.append(threshold)
@@ -211,8 +211,6 @@ class Options:
                 )
         else:
             numbers = tree.widths
-            if self.node_count is not None:
-                raise ValueError("node_count is for growing trees; all of a fixed tree is sent")
         for number in numbers:
             check_range("tree", number, 1, MAX_NODES)
         check_range("nodes of a tree", tree.max_entries, 1, MAX_NODES)
@@ -236,7 +234,11 @@ class Options:
     def resolved_node_count(
         self, tree: Shape, costs: list[float] | None
     ) -> Callable[[list[float]], int] | None:
-        if self.node_count is None and costs is not None and isinstance(tree, GrowingShape):
+        if not isinstance(tree, GrowingShape):
+            if self.node_count is not None:
+                raise ValueError("node_count is for growing trees; all of any other is sent")
+            return None
+        if self.node_count is None and costs is not None:
             return partial(best_node_count, costs=costs)
         return self.node_count
 

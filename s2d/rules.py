@@ -132,7 +132,7 @@ class Greedy:
 
 
 class Sampled:
-    """What the two rules above temperature 0 have in common."""
+    """What ``SharedNoise`` and ``Rejection``, the rules above temperature 0, have in common."""
 
     def __init__(self, temperature: float, top_p: float, top_k: int) -> None:
         self.temperature = temperature
@@ -244,9 +244,9 @@ class Rejection(Sampled):
         several children Jeon et al. 2024, arXiv 2402.14160).
 
         That holds under two conditions. Each tested token was drawn from q: it breaks if tokens are
-        the argmax of q, or are sorted or dropped once they are known. And what was decided about a
-        position before, such as its exit or whether to draft it at all, did not depend on its
-        token: a chain may end because its last token was surprising, but must send that token.
+        the argmax of q, or are sorted or dropped once they are known. And no decision about a
+        token, such as its exit or whether to draft it at all, depended on the token itself: a chain
+        may end because its last token was surprising, but must send that token.
         """
         for child in children:
             token = tokens[child]

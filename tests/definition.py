@@ -30,8 +30,8 @@ def logits_after(model: Llama, context: list[int], layers: int | None = None) ->
 def choose_exit(draft: Llama, contexts: list[list[int]], options: Options) -> tuple[Tensor, float]:
     """The first exit that is confident enough, or the last one.
 
-    Its confidence is the largest probability after any of the R ``contexts``, which are lists of
-    ids: one about which it is sure is enough for all. Returns its logits (R, V) and confidence.
+    Its confidence is the largest probability after any of the R ``contexts`` (lists of ids): to be
+    sure about one of them is enough. Returns its logits (R, V) and its confidence.
     """
     for exit_layer, threshold in zip(options.exits, options.thresholds):
         logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
