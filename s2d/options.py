@@ -177,9 +177,9 @@ class Options:
             threshold = trained.get(exit_layer, THRESHOLD)
             if exit_layer == 0:
                 threshold = TABLE_THRESHOLD
-            # With the trained exits, thresholds are taken as they are. With other ones, the exit that
-            # was the last in training may have a deeper one after it, which the threshold of 0 that
-            # it has from there would never let draft.
+            # With the trained exits, thresholds are taken as they are. With other exits, the last
+            # trained one, whose threshold is 0, may have a deeper one after it, which would then
+            # never be reached.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
             thresholds.append(threshold)
