@@ -128,7 +128,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         ("prompts", "trace"),
         ("prompts", "prompt"),
     ):
-        if getattr(args, one) and getattr(args, other) not in (None, False):
+        if getattr(args, one) and getattr(args, other) not in (None, False):  # "" is a prompt
             parser.error(f"--{one} and --{other} do not go together")
     if args.interactive and args.prompt == "-":
         parser.error("--interactive reads stdin itself; it does not go with --prompt -")

@@ -32,7 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     H, T, D = q.shape[1:]
     G = k.shape[1]
     masked = mask is not None
-    if G < H and (T == 1 or masked and (H * D >= WIDE or not q.is_cpu)):
+    if G < H and (T == 1 or (masked and (H * D >= WIDE or not q.is_cpu))):
         # The same result, faster: the heads of a group become queries of one head, so that its keys
         # and values are read once. A GPU has no fast kernel for grouped heads with a mask. On a
         # CPU, copying the mask takes longer than it saves if the heads are small.
@@ -80,21 +80,21 @@ class KVCache:
     def advance(self, count: int) -> None:
         self.length += count
 
-    def keep(self, length: int, offsets: list[int]) -> None:
-        """Roll back to the first ``length`` entries and those at length + i for i in ``offsets``.
+    def keep(self, n: int, offsets: list[int]) -> None:
+        """Roll back to the first ``n`` entries and those at n + i for i in ``offsets``.
 
-        The latter move to the entries from ``length`` on. If fewer than ``length`` are filled, as
-        in an exit that lags behind, ``offsets`` is empty and nothing changes.
+        The latter move to the entries from ``n`` on. If fewer than ``n`` are filled, as in an exit
+        that lags behind, ``offsets`` is empty and nothing changes.
         """
-        self.length = min(self.length, length + len(offsets))
-        move_up(self.keys, length, offsets)
-        move_up(self.values, length, offsets)
+        self.length = min(self.length, n + len(offsets))
+        move_up(self.keys, n, offsets)
+        move_up(self.values, n, offsets)
 
 
-def move_up(rows: Tensor, length: int, offsets: list[int]) -> None:
-    """In rows (..., capacity, D), move those at length + i for i in ``offsets`` next to ``length``.
+def move_up(rows: Tensor, n: int, offsets: list[int]) -> None:
+    """In rows (..., capacity, D), move those at n + i for i in ``offsets`` to n, n + 1, ...
 
-    They come to lie at length, length + 1, ... ``offsets`` increase.
+    The ``offsets`` increase.
     """
     if offsets != list(range(len(offsets))):  # the accepted part of a chain is in its place already
-        rows[..., length : length + len(offsets), :] = rows[..., [length + i for i in offsets], :]
+        rows[..., n : n + len(offsets), :] = rows[..., [n + i for i in offsets], :]

@@ -127,7 +127,7 @@ class Decoder:
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
-            with torch.inference_mode():  # ends before the yield: it is not for the caller's code
+            with torch.inference_mode():  # not for the caller's code, so it ends before the yield
                 tree = self.draft()  # 1. draft a tree of tokens; an empty one is plain decoding
                 logits = self.run_target(tree)  # 2. one target pass over it: (N+1, V)
                 step = self.accept(tree, logits)  # 3. verify it, 4. roll back, 5. emit tokens
@@ -140,7 +140,8 @@ class Decoder:
             tree = Tree(self.context, NOTHING, max_levels=0)
         else:
             # One position is for the bonus token. The draft model may have fewer positions than the
-            # target, but never reads the last level, hence + 1. Below 1, the tree stays empty.
+            # target, but never reads the last level, hence + 1. If no level is left, nothing is
+            # drafted.
             levels = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
             tree = self.drafter.new_tree(self.context, levels)
             self.drafter.grow(tree, self.rule)

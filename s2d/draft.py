@@ -44,6 +44,9 @@ class DecisionModel(Protocol):
         ``prediction`` is what it came from; row i is about what follows the node parents[i].
         """
 
+    def check_fits(self, draft: Llama) -> None:
+        """Raise ValueError if it was not made for ``draft``."""
+
 
 class LayerExit:
     """An exit after ``exit_layer`` layers of a draft model, with the segment that leads to it.
@@ -52,8 +55,8 @@ class LayerExit:
     needs them, the segment first runs on all that it has not read, from the hidden states that the
     ``previous`` exit kept (catch-up). This rests on an invariant: what an exit has read is a prefix
     of what the previous exit has read, in the same slots. So what is missing is always one range.
-    Reading keeps the invariant, since exits are asked in order; and ``keep`` does, since each exit
-    keeps those of the same accepted slots that it has read.
+    Reading keeps the invariant, since exits are asked in order. So does ``keep``: each exit keeps
+    those of the accepted slots that it has read, the first ones, since slots rise along a path.
     """
 
     def __init__(
@@ -124,7 +127,7 @@ class SortedDraft:
     Args:
         exits: in the order of their layers, the fewest first.
         shape: of the trees.
-        min_prob: see ``FixedShape`` and ``GrowingShape``.
+        min_prob: ``Options.stop``; see ``FixedShape`` and ``GrowingShape``.
         decision: a decision model that may end drafting earlier.
         node_count: how many nodes of a growing tree to send, given the ``Tree.probs`` of those that
             its shape allows, the largest first. If it is None, all of these are sent.

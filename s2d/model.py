@@ -214,7 +214,10 @@ class Llama(nn.Module):
         return self.model.norm.weight.dtype
 
     def pass_costs(self, rows: int) -> list[float] | None:
-        """Seconds of a pass over 1, 2, ... ``rows`` positions; None: unknown. See cpu/costs.py."""
+        """Seconds of a pass over 1, 2, ... ``rows`` positions; None: unknown.
+
+        On a CPU ``load_model`` replaces this method of a model (cpu/__init__.py).
+        """
         return None
 
     def new_cache(

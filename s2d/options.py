@@ -90,7 +90,7 @@ class Options:
         """
         self.check()
         if self.method == "ar":
-            return replace(self, exits=(), thresholds=(), tree=FixedShape(()))
+            return replace(self, exits=(), thresholds=(), tree=FixedShape(()), stop=0.0)
         has_draft_model = draft_config is not None
         vocab_size = target_config.vocab_size
         if has_draft_model and draft_config.vocab_size != vocab_size:
@@ -177,9 +177,8 @@ class Options:
             threshold = trained.get(exit_layer, THRESHOLD)
             if exit_layer == 0:
                 threshold = TABLE_THRESHOLD
-            # With the trained exits, thresholds are taken as they are. With other exits, the last
-            # trained one, whose threshold is 0, may have a deeper one after it, which would then
-            # never be reached.
+            # After an exit with a threshold of 0 no deeper one is reached. With the trained exits
+            # that is meant; otherwise the 0 is of the exit that was the last in training.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
             thresholds.append(threshold)
@@ -236,7 +235,7 @@ class Options:
     ) -> Callable[[list[float]], int] | None:
         if not isinstance(tree, GrowingShape):
             if self.node_count is not None:
-                raise ValueError("node_count is for growing trees; all of any other is sent")
+                raise ValueError("node_count is for growing trees; other trees are sent whole")
             return None
         if self.node_count is None and costs is not None:
             return partial(best_node_count, costs=costs)

@@ -14,9 +14,9 @@ temperature, top-k and top-p.
   follows p, as in the papers.
 
 ``Greedy`` and ``SharedNoise`` are exact for any tree, however it was made. ``Rejection`` is exact
-if each token was really drawn from q, if the decision to draw it did not depend on it, and if it is
-not dropped afterwards: see ``Rejection.test_children``. So it does not go with growing trees, which
-drop improbable nodes.
+if each token was really drawn from q, if no decision to draw a token depended on the token, and if
+none is dropped afterwards: see ``Rejection.test_children``. So it does not go with growing trees,
+which drop improbable nodes.
 """
 
 from collections.abc import Sequence
@@ -145,7 +145,7 @@ class Sampled:
     def draft_distribution(self, prediction: Prediction) -> Tensor:
         """q (R, K): the tokens that the draft knows, after temperature, top-k and top-p.
 
-        If it knows none after a node, q is uniform there: any children will do.
+        If it knows none after a node, q is uniform over its columns there: any children will do.
         """
         knows_any = prediction.probs.sum(dim=-1, keepdim=True) > 0  # (R, 1)
         log_probs = torch.where(knows_any, prediction.probs, 1.0).log()
@@ -163,9 +163,9 @@ class SharedNoise(Sampled):
         """The children are the tokens with the largest q / √e.
 
         q is only near p, and more of these are accepted, as measured, than of the largest q or
-        q / e. The estimate ``Proposal.probs`` is a child's share of the sum of all scores. Tokens
-        that exit 0 does not know have no score; in the sum, the probability that it leaves to them
-        stands for their scores.
+        q / e. The estimate ``Proposal.probs``, a rough one, is a child's share of the sum of all
+        scores. Tokens that exit 0 does not know have no score; in the sum, the probability that it
+        leaves to them stands for their scores.
         """
         noise = prediction.columns_of(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
@@ -196,7 +196,7 @@ class Tested(NamedTuple):
 class Rejection(Sampled):
     """Rejection sampling: a token x from q is accepted with probability min(1, p(x) / q(x)).
 
-    Everything is computed on the CPU, where ``draws`` come from, so that a GPU is waited for once
+    Everything is computed on the CPU, where ``draws`` come from, so that this waits for a GPU once
     per level and once per pass. ``tests`` are those of the last tree.
     """
 
@@ -261,7 +261,10 @@ class Rejection(Sampled):
         return None, p
 
     def verify_chain(self, tree: Tree, tokens: list[int], p: Tensor) -> tuple[list[int], int]:
-        """What a walk with ``test_children`` does, but all tests of a chain at once: faster."""
+        """As ``test_children`` for each node of a chain, but all at once, which is faster.
+
+        It always draws N numbers, also for the tokens after one that is rejected.
+        """
         count = len(tokens)
         if count == 0:
             return [], self.draws.draw(p).item()

@@ -26,7 +26,8 @@ class Aim(Protocol):
     def loss(self, taught: Tensor, features: Tensor, logits: Tensor) -> Tensor:
         """A term of the loss at one exit, summed over N positions.
 
-        ``taught`` are the teacher's hidden states at these positions.
+        ``taught`` are the teacher's hidden states at these positions, ``features`` (N, hidden) what
+        the draft's head reads there.
         """
 
 

@@ -76,7 +76,7 @@ def positions_and_mask(
         ancestors: the ancestor mask of a tree that begins with these nodes; if None, it is made.
 
     Returns position ids (T,) and a mask (T, start+T) for the T = n + N - start positions that the
-    model has not read; None each if the defaults of ``run_layers`` will do. With the first three
+    model has not read. Either may be None, for the default of ``run_layers``. With the first three
     nodes of ``ancestor_mask``'s tree after the context a b c d e, if a b c d has been read:
 
                 a b c d   e 0 1 2
@@ -112,7 +112,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape`` or ``GrowingShape``."""
 
     widths: tuple[int, ...]  # by level, counted from 0: children of each node that is expanded
-    max_entries: int  # that the nodes take in a cache at most: those sent, or those expanded
+    max_entries: int  # the larger of how many nodes are sent (target) and expanded (draft) at most
     ancestors: np.ndarray | None  # the ancestor mask of the whole tree, if it is known beforehand
 
     def keeps(self, prob: float, min_prob: float) -> bool:
@@ -208,7 +208,7 @@ class GrowingShape:
 
 @dataclass(frozen=True)
 class Tried:
-    """An exit that was asked to draft a level. The last one that was asked drafted it."""
+    """An exit that was asked to draft a level. The last one drafted it, unless it knew nothing."""
 
     level: int
     frontier: list[int]  # the nodes it was asked about

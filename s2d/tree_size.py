@@ -1,7 +1,8 @@
 """How many nodes of a growing tree are worth sending, by what the target's passes cost.
 
 For exit 0 alone, whose nodes cost nothing to draft. A pass over more positions takes longer, so a
-node pays if it is accepted often enough. ``Options.resolved`` sets ``stop`` and ``node_count`` so.
+node pays if it is accepted often enough. ``Options.resolved`` takes its ``stop`` from
+``min_paying_prob`` and its ``node_count`` from ``best_node_count``.
 """
 
 from itertools import accumulate

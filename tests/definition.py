@@ -1,10 +1,11 @@
-"""S2D by definition: whole models over the whole text. For fixed trees, and exits with layers.
+"""S2D by definition: whole models over the whole text, for fixed trees and exits with layers.
 
-The definition that the fast code is compared with. It has no KV cache, no mask and no batch, and a
-tree is a dictionary of its paths. ``chance`` is one of two things. With ``Noise``, which draft and
-target share, each step must equal the fast code's, token for token. With ``Draws``, for rejection
-sampling, enumeration.py goes through all outcomes, whose probabilities must be the target's. The
-temperature is above 0; greedy decoding is temperature 1 with noise that is 1 everywhere.
+The definition that the fast code is compared with, for resolved ``Options``. It has no KV cache, no
+mask and no batch, and a tree is a dictionary of its paths. ``chance`` is one of two things. With
+``Noise``, which draft and target share, each step must equal the fast code's, token for token. With
+``Draws``, for rejection sampling, enumeration.py goes through all outcomes, and their probabilities
+must be the target's. The temperature is above 0; greedy decoding is temperature 1 with noise that
+is 1 everywhere.
 """
 
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def propose(
             q = warp(row, options.temperature, options.top_p, options.top_k)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
-                # √e, not e, because more of these are accepted, as measured.
+                # √e, not e: of children chosen so, more are accepted, as measured.
                 children = (q / e.sqrt()).topk(width).indices
             else:
                 children = chance.candidates(q[None], width)[0]
@@ -92,7 +93,7 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         if accepted:
             return token, True
         p = (p - q).clamp(min=0.0)  # the residual distribution
-        p = p / p.sum()
+        p = p / p.sum()  # not 0, since where p = q nothing is rejected
         q = q.index_fill(0, torch.tensor(token), 0.0)  # the next child was drawn without this one
         if q.sum() > 0:
             q = q / q.sum()

@@ -301,7 +301,7 @@ WRONG = {
     "rejection sampling needs drawn children": dict(method="s2d-tree", coupled=False),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
     "node_count is for growing trees": dict(method="mcsd", node_count=len),
-    "growing trees; all of any other is sent": dict(method="s2d", coupled=False, node_count=len),
+    "growing trees; other trees are sent whole": dict(method="s2d", coupled=False, node_count=len),
 }
 
 

@@ -180,9 +180,9 @@ class DividedCache:
     def length(self) -> int:
         return self.part.length
 
-    def keep(self, length: int, offsets: list[int]) -> None:
-        self.send("keep", length, offsets)
-        self.part.keep(length, offsets)
+    def keep(self, n: int, offsets: list[int]) -> None:
+        self.send("keep", n, offsets)
+        self.part.keep(n, offsets)
 
 
 def part_of_cache(part: Llama, capacity: int) -> KVCache:
