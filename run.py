@@ -251,8 +251,6 @@ def load(
     draft = None
     if choice.draft is not None:
         draft = load_model(choice.draft, args.device, target.dtype, compile=args.compile)
-    if draft is not None and choice.options.decision is not None:
-        choice.options.decision.check_fits(draft)
     options = resolve(target, draft, choice.options, batch=args.batch if args.prompts else 1)
     return Models(choice, target, draft, tokenizer, template, args.system, options)
 

@@ -23,7 +23,7 @@ def read_json(path: Path, missing: Any = None) -> Any:
         return missing
     try:
         return dict(json.loads(read_text(path)))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no JSON object ({error})") from None
 
 
@@ -33,7 +33,7 @@ def place_of(path: Path | str) -> Path:
     Raises ValueError if the folder of that is none, and cannot be made.
     """
     place = Path(os.path.realpath(path))
-    folder = next(each for each in place.parents if each.exists())
+    folder = next((each for each in place.parents if each.exists()), place)
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"{path}: {folder} is no folder that can be written to")
     return place

@@ -9,7 +9,7 @@ from .decoder import Decoder, Generation
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
 from .ngram import TableExit
-from .options import Options
+from .options import Options, check_range
 from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
 from .tree_size import MAX_ROWS
@@ -56,6 +56,9 @@ def start(
 
 def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: int = 1) -> Options:
     """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
+    check_range("batch", batch, 1)
+    if draft_model is not None and options.decision is not None:
+        options.decision.check_fits(draft_model)
     costs = None
     if options.may_need_costs(draft_model is not None):
         costs = target.pass_costs(rows=batch * MAX_ROWS)  # measured once; None on a GPU

@@ -144,6 +144,8 @@ class Options:
             raise ValueError(f"method {self.method} drafts no chain; use sd or s2d")
         if self.tree is not None and self.draft_length is not None:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
+        if self.node_count is not None and self.init == "target":
+            raise ValueError("node_count and init='target' do not go together")
         check_range("max_new_tokens", self.max_new_tokens, 1)
         if self.temperature != 0:
             check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from s2d.extras.decision import PathStop
 from s2d.model import Drafting, Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent
@@ -68,6 +69,13 @@ class ByLastToken:
 
     def __call__(self, prediction):
         return (prediction.hidden.sum(dim=-1) % 1.0).float()
+
+
+class StopForAnyDraft(PathStop):
+    """A PathStop whose decision model was made for no draft."""
+
+    def check_fits(self, draft):
+        pass
 
 
 def random_tokens(seed, count, vocab=61):

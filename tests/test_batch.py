@@ -5,13 +5,12 @@ import weakref
 from functools import partial
 
 import pytest
-from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
+from helpers import ByLastToken, StopForAnyDraft, nearly_equal, raises_line, random_tokens
 
 from s2d import generate, generate_many
 from s2d.extras import batch as batching
 from s2d.extras.batch import as_finished
 from s2d.extras.datastore import Datastore
-from s2d.extras.decision import PathStop
 from s2d.model import Llama
 from s2d.tree import GrowingShape
 
@@ -44,7 +43,7 @@ def some_options(rng, store):
         options["init"] = rng.choice(("draft", "draft", "target"))
         options["stop"] = rng.choice([None, 0.0, 0.3])
         if 0 not in options.get("exits", ()) and rng.random() < 0.25:
-            options["decision"] = PathStop(ByLastToken())
+            options["decision"] = StopForAnyDraft(ByLastToken())
     return options
 
 
@@ -183,6 +182,6 @@ def test_what_is_refused_for_all_prompts(models):
     def run(**options):
         return [*generate_many(models[0], [[1], [2]], models[1], **options)]
 
-    raises_line(run, ValueError, "batch must be at least 1", batch=0)
+    raises_line(run, ValueError, "batch: expected a number from 1", batch=0)
     raises_line(run, ValueError, "unknown method 'x'", method="x")
     assert list(generate_many(models[0], [], models[1])) == []

@@ -1,5 +1,6 @@
 """Faster matmuls and compiled passes: the same values, names and texts as without."""
 
+import copy
 import json
 import random
 from functools import partial
@@ -15,6 +16,7 @@ from s2d.cpu.costs import SIZES, pass_seconds, timed_once
 from s2d.cpu.linear import FastLinear, can_pack, fast_linears, use_fastest
 from s2d.tree import GrowingShape, positions_and_mask
 from s2d.tree_size import TRUST, best_node_count, min_paying_prob
+from s2d.weights import load_model, save_model
 
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
 
@@ -32,7 +34,7 @@ def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
     for kernel, packed in (*((each, False) for each in linear.ONE_ROW.values()), (None, True)):
         for rows in (1, 2, 3, 16, 17):
             module = FastLinear(torch.nn.Parameter(weight, requires_grad=False))
-            module.one_row, module.keep_plain, module.waits = kernel, not packed, False
+            module.one_row, module.keep_plain, module.may_pack = kernel, not packed, False
             if packed and can_pack(dtype):
                 module.pack()
                 assert module.weight is None
@@ -71,13 +73,13 @@ def test_large_models_are_packed_on_demand_and_small_ones_lie_by_columns(cache, 
     assert not fast_linears(small) and small.lm_head.weight.t().is_contiguous()
     assert small.lm_head.weight is small.model.embed_tokens.weight
     assert len(fast_linears(large)) == 1 + 7 * 4
-    assert not any(each.packed.is_mkldnn for each in fast_linears(large))
+    assert not any(each.is_packed for each in fast_linears(large))
     long = torch.tensor([random_tokens(0, 100)])
     large(long), large(tokens), large(tokens[:, :1])  # prompts, and plain decoding
-    assert not any(each.packed.is_mkldnn for each in fast_linears(large))
+    assert not any(each.is_packed for each in fast_linears(large))
     for model, logits in zip((small, large), expected):
         torch.testing.assert_close(model(tokens), logits, rtol=1e-4, atol=1e-4)
-    assert {each.packed.is_mkldnn for each in fast_linears(large)} == {can_pack(torch.float32)}
+    assert {each.is_packed for each in fast_linears(large)} == {can_pack(torch.float32)}
 
 
 @pytest.mark.parametrize(("packed", "free", "both"), [(1, 1e9, 0), (2, 1e9, 1), (2, 1e3, 0)])
@@ -96,8 +98,80 @@ def test_weights_are_kept_twice_only_if_that_pays_and_fits(packed, free, both, c
         torch.testing.assert_close(model(tokens), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(model(tokens[:, :1]), expected[:, :1], rtol=1e-4, atol=1e-4)
     linears = fast_linears(model)
-    assert all(each.packed.is_mkldnn and (each.weight is not None) == both for each in linears)
+    assert all(each.is_packed and (each.weight is not None) == both for each in linears)
     assert model.device.type == "cpu" and model.dtype == torch.float32
+
+
+def change_in_place(model, other):
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), other.parameters(), strict=True):
+            parameter.copy_(value)
+
+
+def replace_weights(model, other):
+    for layer, value in zip(fast_linears(model), fast_linears(other), strict=True):
+        layer.weight = torch.nn.Parameter(value.weight.detach().clone(), requires_grad=False)
+    change_in_place(model, other)
+
+
+CHANGES = {
+    "load_state_dict": lambda model, other: model.load_state_dict(other.state_dict()),
+    "assign": lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
+    "in place": change_in_place,
+    "replaced": replace_weights,
+}
+
+
+@pytest.mark.parametrize("keep_plain", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_packed_weights_follow_the_plain_ones(change, keep_plain, cache):
+    """However a model that was used is changed, it computes what its weights say."""
+    if not can_pack(torch.float32) or (change == "in place" and not keep_plain):
+        return  # there is no plain weight to change
+    tokens = torch.tensor([random_tokens(0, 9)])
+    model, other = used(0, keep_plain), random_llama(1).float()
+    expected = other(tokens)
+    use_fastest(other)
+    CHANGES[change](model, other)
+    for rows in (9, 9, 1, 9):
+        found = model(tokens[:, :rows])
+        torch.testing.assert_close(found, expected[:, :rows], rtol=1e-4, atol=1e-4)
+
+
+def used(seed, keep_plain):
+    """A model whose weights are packed."""
+    model = random_llama(seed).float()
+    use_fastest(model)
+    for layer in fast_linears(model):
+        layer.keep_plain = keep_plain
+        layer.pack()
+    return model
+
+
+@pytest.mark.parametrize("keep_plain", [True, False])
+def test_a_used_model_can_be_saved_copied_moved_and_not_trained(keep_plain, cache, tmp_path):
+    if not can_pack(torch.float32):
+        return
+    plain = random_llama(0).float()
+    tokens = torch.tensor([random_tokens(0, 9)])
+    expected = plain(tokens)
+
+    def check(model):
+        torch.testing.assert_close(model(tokens).float(), expected, rtol=1e-4, atol=1e-4)
+
+    for name, value in used(0, keep_plain).state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name])
+    save_model(used(0, keep_plain), tmp_path / "saved", dtype=torch.float32)
+    check(load_model(tmp_path / "saved"))
+    check(copy.deepcopy(used(0, keep_plain)))
+    check(used(0, keep_plain).to(torch.float64))
+    model = used(0, keep_plain).requires_grad_()
+    if keep_plain:
+        model(tokens).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    else:
+        with pytest.raises(RuntimeError, match="packed weights have no gradients"):
+            model(tokens)
 
 
 def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monkeypatch):

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
+from helpers import WEIGHTS, StopForAnyDraft, assert_refused, program, raises_line, random_llama
 
 from s2d import generate
 from s2d.extras.decision import Decision, PathStop, fingerprint, load_decision, save_decision
@@ -81,11 +81,11 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
     """0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
     options = dict(draft=target, max_new_tokens=40, exits=[4], **setting)
-    stopped = generate(target, [3, 1], decision=PathStop(fixed(0.8)), **options)
+    stopped = generate(target, [3, 1], decision=StopForAnyDraft(fixed(0.8)), **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
     assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
     assert stopped.stats.draft_levels == pytest.approx(4 * stopped.stats.steps, abs=3)
-    never = generate(target, [3, 1], decision=PathStop(fixed(1.0)), **options)
+    never = generate(target, [3, 1], decision=StopForAnyDraft(fixed(1.0)), **options)
     assert set(never.stats.accept_lengths[:-1]) == {7}
 
 
@@ -97,7 +97,9 @@ def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
 
     by_token.threshold = 0.5
     target = random_llama(0, eos_token_ids=())
-    options = dict(tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, decision=PathStop(by_token))
+    options = dict(
+        tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, decision=StopForAnyDraft(by_token)
+    )
     steps = list(start(target, [3, 1], target, "mcsd", **options))
     assert len({step.tree.level_count for step in steps}) > 2
 

@@ -10,11 +10,10 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, ByLastToken, random_llama, random_tokens
+from helpers import ROOT, ByLastToken, StopForAnyDraft, random_llama, random_tokens
 
 from s2d import generate, generate_many
 from s2d.extras.datastore import Datastore
-from s2d.extras.decision import PathStop
 from s2d.generation import start
 from s2d.tree import GrowingShape
 
@@ -33,7 +32,7 @@ WAYS = [
     dict(method="s2d", exits=[0, 2], coupled=False),
     dict(method="mcsd", tree=(3, 2, 1), init="target"),
     dict(method="mcsd", tree=(3, 2, 1), init="target", coupled=False),
-    dict(method="s2d", decision=PathStop(ByLastToken())),
+    dict(method="s2d", decision=StopForAnyDraft(ByLastToken())),
 ]
 
 

@@ -12,11 +12,17 @@ import definition
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
-from helpers import ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
+from helpers import (
+    ByLastToken,
+    StopForAnyDraft,
+    nearly_equal,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 
 from s2d import generate
 from s2d.extras.datastore import Datastore
-from s2d.extras.decision import PathStop
 from s2d.generation import start
 from s2d.model import Drafting
 from s2d.options import Options
@@ -214,7 +220,7 @@ REJECTION = [
     dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3, 0.0]),
     dict(method="mcsd", tree=(2,), exits=[0]),
     dict(method="mcsd", tree=(2,), exits=[0], datastore=Datastore([0, 1, 1, 2, 1], end=())),
-    dict(method="s2d", draft_length=2, exits=[2], decision=PathStop(ByLastToken(0.9))),
+    dict(method="s2d", draft_length=2, exits=[2], decision=StopForAnyDraft(ByLastToken(0.9))),
     dict(method="mcsd", tree=(1, 2), exits=[4], init="target"),
 ]
 
@@ -301,6 +307,7 @@ WRONG = {
     "rejection sampling needs drawn children": dict(method="s2d-tree", coupled=False),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
     "node_count is for growing trees": dict(method="mcsd", node_count=len),
+    "node_count and init='target'": dict(init="target", node_count=len),
     "growing trees; other trees are sent whole": dict(method="s2d", coupled=False, node_count=len),
 }
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from helpers import program
+from helpers import program, refuses
 from test_model import SIZES, VARIANTS
 from vocabularies import save_trained
 
@@ -50,9 +50,21 @@ def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3 + 7
 
 
+def test_what_is_damaged_is_one_line(folder, capsys):
+    file = folder / "tokenizer_config.json"
+    read = json.loads(file.read_text())
+    for template, message in (("{{", "the chat template of"), ([5], "have no names and texts")):
+        file.write_text(json.dumps(read | {"chat_template": template}))
+        refuses(bench.main, capsys, message, "hf", "--target", folder)
+
+
 def test_faults_are_found(folder, capsys, monkeypatch):
     rotate = model.rotate
     monkeypatch.setattr(model, "rotate", lambda x, cos, sin: rotate(x, cos, 0.999 * sin))
+    assert check(folder) == 1
+    assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
+    monkeypatch.undo()
+    monkeypatch.setattr("s2d.weights.config.read_rope", lambda raw: {"rope_theta": 123.0})
     assert check(folder) == 1
     assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
     monkeypatch.undo()

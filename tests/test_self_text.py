@@ -68,6 +68,9 @@ def test_what_was_written_is_kept_and_resumed(base, tmp_path, monkeypatch):
         run.answers.write_text("\n".join(lines[:count]) + "\n" + lines[count][:9])
         assert self_text.sample(base, 0.0002, run) == whole
         assert run.answers.read_text().split("\n") == lines
+    run.answers.write_text(lines[0] + "\n5\n")
+    with pytest.raises(ValueError, match="answers.jsonl is damaged"):
+        self_text.sample(base, 0.0002, run)
     with pytest.raises(ValueError, match="is there already"):
         self_text.sample(base, 0.0002, replace(run, resume=False))
     with pytest.raises(ValueError, match="is of .* not of"):

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -226,6 +227,10 @@ MISTAKES = """
 --layers 7 --exits 2,7 | layers
 --init TMP/nowhere | no model folder
 --teacher TMP/other | has another vocabulary than
+--teacher TMP/short | short has a context below 48 tokens
+--millions 0.00001 | do not fill a batch
+--millions -1 | must be a number above 0
+--millions nan | must be a number above 0
 --length 65 | has a context below 65 tokens; give --length
 --micro-batch 3 | a batch of 4 rows cannot be divided among 1 processes and micro-batches of 3
 --out TMP/base | base is there already
@@ -239,6 +244,9 @@ def test_user_errors(tiny, tmp_path, capsys):
     (tmp_path / "few.json").write_text("[]")
     (tmp_path / "cut.checkpoint").mkdir()
     save_model(random_llama(0), tmp_path / "other")
+    shutil.copytree(tiny, tmp_path / "short")
+    config = json.loads((tiny / "config.json").read_text()) | {"max_position_embeddings": 16}
+    (tmp_path / "short/config.json").write_text(json.dumps(config))
     for line in MISTAKES.strip().split("\n"):
         arguments, message = line.replace("TMP", str(tmp_path)).split(" | ")
         more = ["--millions", "0.01", *arguments.split()]

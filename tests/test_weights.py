@@ -87,6 +87,8 @@ def test_missing_files(tmp_path, folder, sharded):
     second = sorted(sharded.glob("model-*.safetensors"))[1]
     second.unlink()
     refused(FileNotFoundError, f"{second.name} is missing", sharded)
+    change_json(sharded / INDEX, weight_map={"lm_head.weight": 5})
+    refused(ValueError, "names files by something else than text", sharded)
     (folder / "model.safetensors").unlink()
     refused(FileNotFoundError, "no model.safetensors and no pytorch_model.bin", folder)
     (folder / "config.json").unlink()
@@ -133,6 +135,7 @@ def test_tensors_that_do_not_fit(folder):
         refused(ValueError, message, folder)
 
 
+LLAMA3 = dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 REFUSED = [
     (dict(model_type="mistral"), "model_type is 'mistral'; only 'llama'"),
     (dict(architectures=["LlamaBiModel"]), "architectures has 'LlamaBiModel'; only"),
@@ -141,6 +144,8 @@ REFUSED = [
     (dict(attention_bias=True), "attention_bias is True"),
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(rope_scaling={"type": "linear"}), "factor is None; expected a number"),
+    (dict(rope_scaling=5), "rope_scaling is 5; expected an object"),
+    (dict(rope_scaling=LLAMA3 | {"low_freq_factor": 4.0}), "low_freq_factor 4.0 is not below"),
     (dict(rope_theta=float("nan")), "rope_theta is nan; expected a number"),
     (dict(num_key_value_heads=3), "cannot share 3 key/value heads"),
     (dict(head_dim=7), "key/value heads of size 7"),
@@ -210,11 +215,24 @@ def test_what_changes_no_llama_is_ignored(folder):
     copy = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors | {"lm_head.weight": copy}, folder / "model.safetensors", {"format": "pt"})
     change_json(folder / "config.json", tie_word_embeddings=True, made_by="x", rope_scaling=None)
+    equals_transformers(folder)
+    save_file(tensors | {"lm_head.weight": 2 * copy}, folder / "model.safetensors")
+    refused(ValueError, "config.json ties the LM head to the embedding; they differ", folder)
+
+
+def equals_transformers(folder):
     tokens = torch.arange(40)[None] % 61
     with torch.inference_mode():
         expected = load_transformers(folder, torch.float64)(tokens).logits
         ours = load_model(folder, dtype="float64")(tokens)
     assert (ours - expected).abs().max() < 1e-10 * expected.abs().max()
+
+
+def test_the_original_context_may_stand_outside_of_the_rope(folder):
+    for inside in ({}, {"original_max_position_embeddings": 16}):
+        rope = LLAMA3 | inside
+        change_json(folder / "config.json", rope_scaling=rope, original_max_position_embeddings=32)
+        equals_transformers(folder)
 
 
 PUBLISHED = [  # widths, layers, heads, key/value heads, vocabulary, tied; parameters

@@ -1,7 +1,8 @@
 """Does this code compute what transformers computes? For any folder of a Llama.
 
-Logits of the same weights in the same memory, greedy text of every lossless method, and ids of
-texts and of the chat template: a line each, and exit code 1 if one is not as it should be.
+Logits of the same weights in the same memory, with config.json as each reads it; greedy text of
+every lossless method; ids of texts and of the chat template: a line each, and exit code 1 if one is
+not as it should be.
 """
 
 from argparse import Namespace
@@ -39,7 +40,7 @@ def report(args: Namespace) -> int:
     count = sum(parameter.numel() for parameter in empty_model(config).parameters())
     dtype = "float64" if 2 * 8 * count < free_memory() else args.dtype
     target = load_model(folder, args.device, dtype, quick=False)
-    peer = as_transformers(target)
+    peer = as_transformers(target, folder)
     if target.dtype == torch.float64:
         keep_float64(peer)
     tokenizer, template = Tokenizer(folder), chat_template(folder)
@@ -47,7 +48,11 @@ def report(args: Namespace) -> int:
     draft_path = args.draft or draft_beside(folder)
     draft = load_model(draft_path, args.device, target.dtype) if draft_path.is_dir() else None
     size = config.max_position_embeddings
-    prompts = [tokenizer.encode(text)[: size // 2] for text in TEXTS]
+    prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
+    if max(map(max, prompts)) >= config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has ids above the vocabulary of {config.vocab_size} tokens"
+        )
     faults = [
         not compare_ids(folder, tokenizer, theirs),
         not compare_templates(tokenizer, template, theirs),
@@ -94,12 +99,13 @@ def compare_templates(tokenizer: Tokenizer, template: Any, theirs: Any) -> bool:
         return show("chat template", "not compared, the folder has none", True)
     wrong = []
     for said in DIALOGUES:
+        ours = tokenizer.encode_chat(said, template)  # first, as it says what is wrong in a line
         roles = ("user", "assistant") * len(said)
         messages = [{"role": role, "content": text} for role, text in zip(roles, said)]
         expected = theirs.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
         )
-        if tokenizer.encode_chat(said, template) != expected:
+        if ours != expected:
             wrong.append(said)
     found = f"ids of {len(DIALOGUES)} dialogues" + (
         f", but {wrong[0]} differs" if wrong else " equal"

@@ -51,29 +51,28 @@ def parse_method(text):
     return options
 
 
-def prepare(method, target, draft, target_path):
+def prepare(method, target, target_path):
     """Options of ``generate`` of a parsed method, with what the files it names hold."""
     options = {key: value for key, value in method.items() if key not in ("compile", "batch")}
     if isinstance(method.get("stop"), str):
-        options["decision"] = decision_model(options.pop("stop"), draft)
+        options["decision"] = PathStop(load_decision(options.pop("stop")))
     if 0 in method.get("exits", ()):
         file = datastore_path(target_path)
         options["datastore"] = load_datastore(file, target.config) if file.is_file() else None
     return options
 
 
-def decision_model(path, draft):
-    """The decision model in a file, for a ``draft``."""
-    decision = PathStop(load_decision(path))
-    decision.check_fits(draft)
-    return decision
+def as_transformers(model, folder=None):
+    """transformers' Llama with the weights of ``model``, in the same memory.
 
-
-def as_transformers(model):
-    """transformers' Llama with the weights of ``model``, in the same memory."""
+    Its configuration is what transformers reads in ``folder``, or else that of ``model``.
+    """
     import transformers  # which only this needs
 
-    config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
+    if folder is None:
+        config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
+    else:
+        config = transformers.LlamaConfig.from_pretrained(folder)
     peer = empty_model(config, transformers.LlamaForCausalLM)
     peer.load_state_dict(model.state_dict(), assign=True)
     peer.model.rotary_emb = type(peer.model.rotary_emb)(config)

@@ -81,7 +81,7 @@ def prepared(args, folder, methods):
     runs = {}
     for name, method in methods.items():
         target, draft = load(method["compile"])
-        options = prepare(method, target, draft, folder)
+        options = prepare(method, target, folder)
         runs[name] = partial(run_ours, target, draft, method["batch"], **options)
     target, draft = load(False)
     if args.hf:

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import math
 import os
 import sys
 import time
@@ -35,6 +36,13 @@ def count(text: str) -> int:
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return int(text)
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
+    return float(text)
 
 
 def parse_tree(text: str) -> tuple[int, ...] | GrowingShape:

@@ -25,7 +25,7 @@ def is_large(model):
 def quicken(model):
     """Make the matmuls of ``model``, on a CPU, faster for a few rows; names and values stay.
 
-    Afterwards its weights are not to be trained, replaced or cast.
+    Until it is used, it can also be trained.
     """
     from .costs import pass_seconds
 

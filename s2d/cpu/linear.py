@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,29 +74,36 @@ class FastLinear(nn.Module):
 
     It packs its weight when it meets a few rows for the second time: the first time may be a short
     prompt, and plain decoding, of one row, needs no packed weight. The packed weight takes the
-    place of the plain one, unless ``keep_plain`` says that one row is faster with that.
+    place of the plain one, unless ``keep_plain`` says that one row is faster with that. Whatever
+    saves, loads, moves, casts or copies the layer has it unpacked first.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
-        self.weight = weight  # (out, in), or None once it is packed
-        self.packed = weight.detach()  # the plain one until then
+        self.weight = weight  # (out, in), or None while there is only a packed one
         self.one_row: Callable = F.linear  # kernel for one row of the plain weight
         self.keep_plain = True
-        self.waits = can_pack(weight.dtype)  # for few rows, to pack
-        self.passes = 0  # over a few rows
         self.sums = 0  # rows that compiled code sums by itself, see compiled.py
+        self.unpack()
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.size(-1)
         if torch.compiler.is_compiling():
             return self.compiled(x, rows)
-        if self.waits and 1 < rows <= FEW:
+        plain = self._parameters["weight"]  # found sooner than self.weight
+        if self.is_packed:
+            if plain is not None and self.has_changed(plain):
+                self.unpack()
+        elif self.may_pack and 1 < rows <= FEW and not plain.requires_grad:
             self.passes += 1
             if self.passes == 2:
                 self.pack()
-        if rows == 1 and self.weight is not None:
-            return self.one_row(x, self.weight)
+        if rows == 1 and plain is not None:
+            return self.one_row(x, plain)
+        if not self.is_packed:
+            return F.linear(x, plain)
+        if x.requires_grad:
+            raise RuntimeError("packed weights have no gradients; load_model(..., quick=False)")
         return packed_linear(x, self.packed)
 
     def compiled(self, x: Tensor, rows: int) -> Tensor:
@@ -103,9 +111,48 @@ class FastLinear(nn.Module):
 
     def pack(self) -> None:
         self.packed = pack(self.weight.detach())
-        self.waits = False
+        self.is_packed = True
+        self.packed_from = self.weight, version_of(self.weight)
         if not self.keep_plain:
-            self.weight = None
+            self.weight = self.packed_from = None
+
+    def has_changed(self, plain: nn.Parameter) -> bool:
+        """Whether the weight was replaced, changed in place, or is to be trained, since packed."""
+        source, version = self.packed_from or (None, 0)
+        return plain is not source or version_of(plain) != version or plain.requires_grad
+
+    def unpack(self) -> None:
+        """Have the plain weight alone, until it is packed again."""
+        if self.weight is None:
+            self.weight = nn.Parameter(self.packed.to_dense(), requires_grad=False)
+        self.packed = self.weight.detach()
+        self.is_packed = False
+        self.may_pack = self.weight.is_cpu and can_pack(self.weight.dtype)
+        self.passes = 0  # over a few rows
+
+    def _apply(self, *args: Any) -> nn.Module:  # to, cuda, bfloat16, ...
+        self.unpack()
+        super()._apply(*args)
+        self.unpack()
+        return self
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.unpack()
+        super()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.unpack()
+        super()._load_from_state_dict(*args)
+        self.unpack()
+
+    def __getstate__(self) -> dict[str, Any]:  # of a copy, or of torch.save
+        self.unpack()
+        return self.__dict__
+
+
+def version_of(weight: Tensor) -> int:
+    """A number that grows whenever the weight is changed in place."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def sums(x: Tensor, weight: Tensor) -> Tensor:

@@ -65,8 +65,6 @@ def decode_many(
     target: Llama, prompts: Iterable[list[int]], draft: Llama | None, options: Options, batch: int
 ) -> Iterator[tuple[int, Generation | ValueError]]:
     """``as_finished`` for resolved ``options``."""
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, not {batch}")
     active: dict[int, Decoder] = {}
     for index, prompt in enumerate(prompts):
         own = replace(options, seed=options.seed + index)

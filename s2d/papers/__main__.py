@@ -7,7 +7,7 @@ python -m s2d.papers --drafts drafts --out results
 import sys
 from pathlib import Path
 
-from ..cli.program import Parser, count, run_program
+from ..cli.program import Parser, count, positive, run_program
 from ..train.fit import Run
 from ..weights import DTYPES, check_device
 from .drafts import MILLIONS, train_drafts
@@ -27,7 +27,7 @@ def train(arguments):
     add = parser.add_argument
     add("--out", type=Path, default=Path("drafts"), help="folder for all of them")
     add("--resume", action="store_true", help="go on where it was cut short")
-    add("--millions", type=float, default=MILLIONS, help="million training tokens of each")
+    add("--millions", type=positive, default=MILLIONS, help="million training tokens of each")
     add("--device", default="auto", help="cpu, cuda, cuda:1 ...")
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args(arguments)

@@ -11,7 +11,7 @@ from ..model import Drafting
 from ..train.decision import FEATURES, train_decision
 from ..train.distil import Alignment, Distillation
 from ..train.family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
-from ..train.nested import MINI, cut, rows_of, train_and_save
+from ..train.nested import MINI, cut, row_count, rows_of, train_and_save
 from ..weights import load_model, save_model
 from ..weights.names import WEIGHTS
 
@@ -63,6 +63,7 @@ def train_drafts(run, millions):
     """Train all DRAFTS for each of SEEDS, then decision models. --resume keeps what is there."""
     if not run.resume:
         refuse_existing(run.out)
+    row_count(millions, MINI)  # too few are refused before anything is written
     run.remember(millions=millions)
     every = list(product(SEEDS, DRAFTS))
     for number, (seed, name) in enumerate(every, start=1):

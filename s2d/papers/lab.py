@@ -12,11 +12,11 @@ from timeit import repeat
 import torch
 
 from ..bench.measure import answer, measure, run_ours
-from ..bench.methods import decision_model
 from ..bench.specbench import corpus_questions
 from ..bench.tables import counts, summarise
 from ..cli.program import progress
 from ..extras.batch import generate_many
+from ..extras.decision import PathStop, load_decision
 from ..text.tokenizer import Tokenizer
 from ..train.corpus import EXACT_GROUPS, conversations
 from ..tree import FixedShape, positions_and_mask
@@ -84,7 +84,7 @@ class Lab:
             folder = folder_of(drafts, name, SEEDS[0] if name == "untrained" else seed)
         if options.get("stop") in FEATURES:
             file = decision_of(drafts, options["stop"], size)
-            options["decision"] = decision_model(file, self.load(folder))
+            options["decision"] = PathStop(load_decision(file))
             del options["stop"]
         return self.load(folder), options
 

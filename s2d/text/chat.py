@@ -57,7 +57,10 @@ def chat_template(folder: Path | str) -> "ChatTemplate | str | None":
     templates = {}
     source = tokens.config.get("chat_template")
     if isinstance(source, list):  # several, by name
-        templates = {each["name"]: each["template"] for each in source}
+        try:
+            templates = {str(each["name"]): each["template"] for each in source}
+        except (TypeError, KeyError):
+            raise ValueError(f"{folder}: the chat templates have no names and texts") from None
     elif source:
         templates = {"default": source}
     files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}

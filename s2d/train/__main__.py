@@ -6,7 +6,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from ..cli.program import Parser, comma_separated, run_program
+from ..cli.program import Parser, comma_separated, positive, run_program
 from ..extras.tensor_parallel import from_rank_0, own_device, run_in_each
 from ..weights import check_device
 from .decision import FEATURES, train_decision
@@ -55,13 +55,18 @@ def parse(arguments):
     add("--length", type=int, help="tokens per row")
     add("--lr", type=float, help="peak learning rate")
     add("--epochs", type=int, help="times that all rows are learnt from")
-    add("--millions", type=float, default=DRAFT_TOKENS, help="million tokens of mini or of answers")
+    add(
+        "--millions",
+        type=positive,
+        default=DRAFT_TOKENS,
+        help="million tokens of mini or of answers",
+    )
     add("--teacher", type=Path, help="a model's folder: its distributions are learnt as well")
 
     add = program("mini", train_mini, "the miniature family, from nothing")
     add("--out", type=Path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
-    add("--millions", type=float, help="million training tokens of each; default: its own")
+    add("--millions", type=positive, help="million training tokens of each; default: its own")
 
     add = program("decision", train_decision, "when a draft should stop")
     add("--target", type=Path, required=True, help="folder of the model that accepts or not")
@@ -76,7 +81,7 @@ def parse(arguments):
     add("--target", type=Path, required=True, help="folder of the model whose datastore it is")
     add("--out", type=Path, help="the safetensors file; default: next to the target's folder")
     add("--resume", action="store_true", help="go on with the answers where it was cut short")
-    add("--millions", type=float, help="million tokens of answers for the target to write, or")
+    add("--millions", type=positive, help="million tokens of answers for the target to write, or")
     add("--from", type=Path, nargs="+", dest="files", metavar="FILE", help="text in UTF-8 instead")
     return parser.parse_args(arguments)
 

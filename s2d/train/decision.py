@@ -34,6 +34,9 @@ def collect(decision, target, draft, prompts):
             inputs.append(decision.inputs(prediction))
             return False
 
+        def check_fits(self, draft):
+            pass
+
     options = dict(draft_length=DRAFT_LENGTH, coupled=False, decision=Remember())
     for temperature in (0.0, 1.0):
         what = f"answers to draft for at temperature {temperature:g}"
@@ -77,6 +80,8 @@ def train_decision(run, target, draft, features, data="mini", prompts=400, epoch
     tokenizer, template = Tokenizer(target), chat_template(target)
     dialogues = islice(dialogues_of(data, run.seed + 2), prompts)
     questions = [tokenizer.encode_chat(messages[:1], template) for messages in dialogues]
+    if len(questions) < 5:
+        raise ValueError(f"{data} has {len(questions)} dialogues; expected 5 or more")
     torch.manual_seed(run.seed)
     decision = Decision(features, drafter.config.hidden_size, THRESHOLD, fingerprint(drafter))
     decision.to(run.device)

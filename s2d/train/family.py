@@ -16,7 +16,7 @@ from ..files import refuse_existing
 from ..model import Drafting, Llama, LlamaConfig
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
-from .nested import MINI, cut, rows_of, train_and_save
+from .nested import MINI, cut, row_count, rows_of, train_and_save
 
 VOCAB_SIZE = 1024
 
@@ -100,6 +100,8 @@ def train_mini(run, millions=None):
     """Train all, each on so many ``millions`` of tokens or its own; --resume keeps those there."""
     if not run.resume:
         refuse_existing(run.out)
+    if millions is not None:
+        row_count(millions, MINI)  # too few are refused before anything is written
     run.remember(millions=millions)
     with tempfile.TemporaryDirectory() as tokenizer:
         make_tokenizer(Path(tokenizer), run.seed)

@@ -58,6 +58,8 @@ def check(run, init, layers, exits, data, teacher, options):
         raise ValueError(f"{init} has a context below {recipe.length} tokens; give --length")
     if teacher and read_config(teacher).vocab_size != config.vocab_size:
         raise ValueError(f"{teacher} has another vocabulary than {init}")
+    if teacher and recipe.length > read_config(teacher).max_position_embeddings:
+        raise ValueError(f"{teacher} has a context below {recipe.length} tokens; give --length")
     if data not in ("mini", "self") and not Path(data).is_file():
         raise FileNotFoundError(f"no file {data}; --data is mini, self or a ShareGPT file")
     return recipe
@@ -69,9 +71,7 @@ def rows_of(init, data, run, recipe, millions, answers_only=True):
     ``data`` is "mini", "self" or a ShareGPT file; of the first two there are about so many
     ``millions`` of tokens.
     """
-    rows = None
-    if data == "mini":
-        rows = round(millions * 1e6 / (recipe.batch * recipe.length)) * recipe.batch
+    rows = row_count(millions, recipe) if data == "mini" else None
     if data == "self":
         pairs = sample(init, millions, run)
     else:
@@ -82,6 +82,14 @@ def rows_of(init, data, run, recipe, millions, answers_only=True):
     if len(tokens) < recipe.batch:
         raise ValueError(f"{data} gives {len(tokens)} rows; one batch needs {recipe.batch}")
     return tokens, labels
+
+
+def row_count(millions, recipe):
+    """The rows, whole batches of ``recipe``, that so many ``millions`` of tokens fill."""
+    batches = round(millions * 1e6 / (recipe.batch * recipe.length))
+    if batches == 0:
+        raise ValueError(f"{millions} million tokens do not fill a batch; give more --millions")
+    return batches * recipe.batch
 
 
 def cut(init, exits, device, drafting=None):

@@ -57,10 +57,13 @@ class Journal:
             refuse_existing(file)
         if file.exists():
             first, *others = file.read_text().split("\n")
-            if json.loads(first) != settings:
+            if first != json.dumps(settings):
                 raise ValueError(f"{file} is of {first}, not of {json.dumps(settings)}")
             for line in others[:-1]:  # the last one may be cut short
-                kind, ids = json.loads(line)
+                try:
+                    kind, ids = json.loads(line)
+                except (ValueError, TypeError):
+                    raise ValueError(f"{file} is damaged; remove it") from None
                 self.lines[kind].append(ids)
             kept = [first, *others[:-1]]
         else:

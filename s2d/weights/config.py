@@ -85,6 +85,8 @@ def read_rope(raw):
     Version 4 has ``rope_theta`` and ``rope_scaling``, version 5 one object ``rope_parameters``.
     """
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_scaling is {rope!r}; expected an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope type {kind!r} is not supported; only default, linear and llama3")
@@ -94,7 +96,11 @@ def read_rope(raw):
         read["rope_factor"] = number(rope, "factor", kind=float, least=1e-3)
     if kind == "llama3":
         low, high = (number(rope, key, kind=float, least=1e-3) for key in LLAMA3[:2])
-        context = number(rope, LLAMA3[2], raw.get("max_position_embeddings", 2048))
+        if low >= high:
+            raise ValueError(f"{LLAMA3[0]} {low} is not below {LLAMA3[1]} {high}")
+        # As in transformers, the one outside of the rope's own object has the last word.
+        own = number(rope, LLAMA3[2], raw.get("max_position_embeddings", 2048))
+        context = number(raw, LLAMA3[2], own)
         read["rope_llama3"] = (low, high, context)
     return read
 

@@ -40,7 +40,8 @@ def load_model(
         dtype: see ``choose_dtype``.
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
         compile: short passes run compiled code, which takes its time when first used.
-        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise.
+        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise. For a
+            model that is to be trained, say False.
         layers: how many of the first layers to read; the others are left out.
 
     Raises FileNotFoundError, or ValueError for what is not a Llama this project can run.
@@ -64,15 +65,19 @@ def load_model(
     model.drafting = drafting
     known = model.state_dict().keys()
     missing = dict(model.named_parameters())  # a tied LM head is not among them
+    tied_head = None
     for file, name, tensor in progress(read_tensors(path), f"reading {path}: tensors", len(known)):
         if name.startswith(unread):
             continue
         if name not in known and not name.endswith(".rotary_emb.inv_freq"):  # of old checkpoints
             raise ValueError(f"{file} has the tensor {name!r}, which no Llama of config.json has")
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            tied_head = tensor
         if name not in missing:
             continue
         shape = tuple(missing.pop(name).shape)
-        if tuple(tensor.shape) != shape or tensor.dtype not in DTYPES.values():
+        plain = tensor.dtype in DTYPES.values() and not (tensor.is_sparse or tensor.is_meta)
+        if tuple(tensor.shape) != shape or not plain:
             found = f"{tuple(tensor.shape)} in {tensor.dtype}"
             raise ValueError(f"{file}: {name} is {found}; expected {shape}, not quantised")
         if share:
@@ -84,7 +89,10 @@ def load_model(
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
     if config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
+        embedding = model.model.embed_tokens.weight
+        if not (tied_head is None or share or torch.equal(tied_head.to(device, dtype), embedding)):
+            raise ValueError(f"{path}: config.json ties the LM head to the embedding; they differ")
+        model.lm_head.weight = embedding
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if device.type == "cuda":  # cuDNN's attention plans for tens of milliseconds per new length
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -122,8 +130,10 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
 
     The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
     """
-    parameters = model.named_parameters()
-    tensors = {name: p.detach().to("cpu", dtype).contiguous() for name, p in parameters}
+    state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
     with staged_folder(path) as stage:
         for name in COMPANIONS.split():
             if tokenizer_from and (Path(tokenizer_from) / name).is_file():

@@ -40,7 +40,10 @@ def files_of(folder):
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise ValueError(f"{index} has no weight_map from names of tensors to files")
-            return [folder / name for name in sorted(set(weight_map.values()))]
+            names = set(weight_map.values())
+            if not all(isinstance(name, str) for name in names):
+                raise ValueError(f"{index} names files by something else than text")
+            return [folder / name for name in sorted(names)]
     raise FileNotFoundError(f"{folder} has no {' and no '.join(FILES)}, whole or in shards")
 
 
