@@ -135,7 +135,7 @@ EXPERIMENTS = {
         rows={name: CHAIN | {"draft": draft} for name, draft in DRAFTS.items()},
         findings=[
             Finding(
-                "alignment makes a draft better",
+                "alignment (weight 1) makes a draft better",
                 [f"aligned, weight {ALIGNED[1]:g}"],
                 ["SoFT"],
                 "mat",
@@ -156,7 +156,7 @@ EXPERIMENTS = {
                 "mat",
             )
         ],
-        about="Pre-training is on as many other tokens, where what users say is learnt too",
+        about="Pre-training is on 0.5 million other tokens, and learns what users say as well",
         note="figures not at hand",
     ),
     "configs": of_mcsd(
@@ -182,8 +182,8 @@ EXPERIMENTS = {
             Finding("roots from the target are faster", [PUBLISHED], [DRAFTED]),
         ],
         about="Roots are the first level of a tree, here of 6,1,1,1,1,1. If the target proposes "
-        "them, a step emits no bonus token, and one root always counts as accepted. As published, "
-        "that is the one whose branch goes furthest: not lossless. Coupled, it is the one that the "
+        "them, a step emits no bonus token, and one root counts as an accepted level. As published "
+        "it is the one whose branch goes furthest: not lossless. Coupled, it is the one that the "
         "target chooses: lossless",
         note="up to 27.5 % faster than MCSD (arXiv 2401.06706); with a decision model, in the "
         "paper's first version, up to 164 % more acceptance and 75 % more speed",
@@ -201,9 +201,8 @@ EXPERIMENTS = {
                 "right",
             )
         ],
-        about="Greedy answers to questions with one right answer; log-probability is the target's, "
-        "per token",
-        note="not lossless",
+        about="Greedy answers to questions with one right answer; log-probability: the target's",
+        note="they are not lossless",
     ),
     "masks": of_mcsd(
         "The dynamic sliced mask",
@@ -234,7 +233,7 @@ EXPERIMENTS = {
         about="A fork has 6 branches of up to 10 tokens. Stop 0.6: it ends when the product of its "
         "levels' confidences is below 0.6. A decision model ends it by the draft's hidden state, "
         "or by statistics: entropy and ten largest probabilities of its distribution",
-        note="drafting ends if every node is below a threshold of 0.4 to 0.5",
+        note="drafting ends if no node is accepted with probability 0.4 to 0.5",
         trained=True,
     ),
 }
