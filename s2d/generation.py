@@ -57,7 +57,7 @@ def start(
 def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: int = 1) -> Options:
     """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
     check_range("batch", batch, 1)
-    if draft_model is not None and options.decision is not None:
+    if draft_model is not None and options.decision is not None and options.method != "ar":
         options.decision.check_fits(draft_model)
     costs = None
     if options.may_need_costs(draft_model is not None):

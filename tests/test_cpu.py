@@ -148,6 +148,25 @@ def used(seed, keep_plain):
     return model
 
 
+def test_a_tied_head_stays_the_embedding(cache, monkeypatch):
+    if not can_pack(torch.float32):
+        return
+    monkeypatch.setattr(linear, "free_memory", lambda: 0)
+    model = random_llama(0, tie_word_embeddings=True).float()
+    use_fastest(model)
+    tokens = torch.tensor([random_tokens(0, 9)])
+    with torch.no_grad():
+        model(tokens), model(tokens)
+        assert all(each.is_packed for each in fast_linears(model))
+        model.model.embed_tokens.weight.mul_(2.0)
+    twin = copy.deepcopy(model)
+    for each in (model, twin):
+        assert each.lm_head.weight is each.model.embed_tokens.weight
+    plain = random_llama(0, tie_word_embeddings=True).float()
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(tokens), plain(tokens), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("keep_plain", [True, False])
 def test_a_used_model_can_be_saved_copied_moved_and_not_trained(keep_plain, cache, tmp_path):
     if not can_pack(torch.float32):

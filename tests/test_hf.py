@@ -37,6 +37,8 @@ def test_models_that_are_read_rightly(folder, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["tokenizer", "chat template", "logits"]
     assert all(line.endswith(": ok") for line in lines) and len(lines) == 5
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(300)]}))
+    assert check(folder) == 0
 
 
 def test_what_transformers_would_guess_is_not_compared(folder, capsys):
@@ -56,6 +58,10 @@ def test_what_is_damaged_is_one_line(folder, capsys):
     for template, message in (("{{", "the chat template of"), ([5], "have no names and texts")):
         file.write_text(json.dumps(read | {"chat_template": template}))
         refuses(bench.main, capsys, message, "hf", "--target", folder)
+    file.write_text(json.dumps(read))
+    config = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    refuses(bench.main, capsys, "transformers does not read", "hf", "--target", folder)
 
 
 def test_faults_are_found(folder, capsys, monkeypatch):

@@ -40,7 +40,11 @@ def report(args: Namespace) -> int:
     count = sum(parameter.numel() for parameter in empty_model(config).parameters())
     dtype = "float64" if 2 * 8 * count < free_memory() else args.dtype
     target = load_model(folder, args.device, dtype, quick=False)
-    peer = as_transformers(target, folder)
+    try:
+        peer = as_transformers(target, folder)
+    except Exception as error:  # whatever it does not like about the folder
+        raise ValueError(f"transformers does not read {folder}: {error}") from None
+    peer.generation_config.eos_token_id = list(config.eos_token_ids) or None
     if target.dtype == torch.float64:
         keep_float64(peer)
     tokenizer, template = Tokenizer(folder), chat_template(folder)

@@ -75,7 +75,8 @@ class FastLinear(nn.Module):
     It packs its weight when it meets a few rows for the second time: the first time may be a short
     prompt, and plain decoding, of one row, needs no packed weight. The packed weight takes the
     place of the plain one, unless ``keep_plain`` says that one row is faster with that. Whatever
-    saves, loads, moves, casts or copies the layer has it unpacked first.
+    saves, loads, moves, casts or copies the layer has it unpacked first. Only changes that PyTorch
+    does not count, as those by way of ``.data``, are not noticed.
     """
 
     def __init__(self, weight: nn.Parameter) -> None:
@@ -191,7 +192,8 @@ def use_fastest(model: nn.Module) -> None:
     fits = sum(linear.weight.nbytes for linear in linears) < SPARE * free_memory()
     for linear in linears:
         linear.one_row = ONE_ROW[fastest]
-        linear.keep_plain = slower and fits
+        tied = linear.weight is model.model.embed_tokens.weight  # which keeps it in any case
+        linear.keep_plain = tied or (slower and fits)
 
 
 def free_memory() -> float:

@@ -93,5 +93,5 @@ def train_draft(name, seed, run, millions):
     # Pre-training has text of its own: else what follows would read the same twice.
     other = replace(run, seed=run.seed + (0 if ablation.answers_only else 10))
     rows = rows_of(init, "mini", other, MINI, millions, answers_only=ablation.answers_only)
-    aim = ablation.aim and ablation.aim(load_model(init, run.device))
+    aim = ablation.aim and ablation.aim(load_model(init, run.device, quick=False))
     train_and_save(model, ablation.learning or ablation.exits, rows, MINI, run, init, aim)

@@ -33,7 +33,7 @@ def train_soft(run, init, layers, exits, data, millions, teacher=None, **options
     recipe = from_rank_0(lambda: check(run, init, layers, exits, data, teacher, options))
     model, distillation = cut(init, exits, run.device), None
     if teacher:
-        distillation = Distillation(load_model(teacher, run.device))
+        distillation = Distillation(load_model(teacher, run.device, quick=False))
     rows = rows_of(init, data, run, recipe, millions)
     train_and_save(model, exits, rows, recipe, run, init, distillation)
 

@@ -39,9 +39,10 @@ def load_model(
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
-        compile: short passes run compiled code, which takes its time when first used.
-        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise. For a
-            model that is to be trained, say False.
+        compile: short passes run compiled code, which takes its time when first used. The weights
+            must not be changed afterwards.
+        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise. Say False
+            for a model that is to be trained or changed in place, or that several threads share.
         layers: how many of the first layers to read; the others are left out.
 
     Raises FileNotFoundError, or ValueError for what is not a Llama this project can run.
