@@ -100,7 +100,12 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--seed", type=int, default=0, metavar="S", help="one seed, one text")
     add("--rejection", dest="coupled", action="store_false", help="sampling as in the papers")
     add("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1; auto: a GPU if present")
-    add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own, if fast")
+    add(
+        "--dtype",
+        default="auto",
+        choices=("auto", *DTYPES),
+        help="auto: the model's own, or float32",
+    )
     add("--compile", action="store_true", help="compiled passes, after a minute; untried on CUDA")
     add("--exits", type=comma_separated(int), metavar="E,E", help="draft layers; 0: n-gram table")
     add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
@@ -224,7 +229,7 @@ class Models:
         return self.tokenizer.encode_chat(texts, self.template, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
-        """A Decoder that continues the ids of a prompt. Of a long one, progress will be shown."""
+        """A Decoder that continues the ids of a prompt; if that is long, progress will be shown."""
         decoder = make_decoder(self.target, prompt, self.draft, self.options)
         divided = not isinstance(self.target, Llama)
         if len(prompt) > LONG_PROMPT and not divided:

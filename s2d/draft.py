@@ -51,12 +51,13 @@ class DecisionModel(Protocol):
 class LayerExit:
     """An exit after ``exit_layer`` layers of a draft model, with the segment that leads to it.
 
-    A token that an earlier exit drafted has no keys and values in this segment. When a later token
-    needs them, the segment first runs on all that it has not read, from the hidden states that the
-    ``previous`` exit kept (catch-up). This rests on an invariant: what an exit has read is a prefix
-    of what the previous exit has read, in the same slots. So what is missing is always one range.
-    Reading keeps the invariant, since exits are asked in order. So does ``keep``: each exit keeps
-    those of the accepted slots that it has read, the first ones, since slots rise along a path.
+    A token that was read only as far as an earlier exit has no keys and values in this segment.
+    When a later token needs them, the segment first runs on all that it has not read, from the
+    hidden states that the ``previous`` exit kept (catch-up). This rests on an invariant: what an
+    exit has read is a prefix of what the previous exit has read, in the same slots. So what is
+    missing is always one range. Reading keeps the invariant, since exits are asked in order. So
+    does ``keep``: each exit keeps those of the accepted slots that it has read, the first ones,
+    since slots rise along a path.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from .cache import Cache, KVCache, attend
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The architecture, in the names of Hugging Face's config.json where it has one."""
+    """The architecture, mostly by the names in Hugging Face's config.json."""
 
     vocab_size: int
     hidden_size: int
@@ -255,7 +255,7 @@ class Llama(nn.Module):
             cache: of these layers. It holds S positions, to which the T new ones are added; B is 1
                 then, also if several prompts share a pass (extras/batch.py).
 
-        Raises ValueError if several positions follow a cache that is not empty without a mask.
+        Raises ValueError without a mask if several positions follow a cache that is not empty.
         """
         T = hidden.shape[1]
         S = 0 if cache is None else cache.length

@@ -34,7 +34,7 @@ class Options:
 
     Attributes:
         method: one of METHODS. By default ``s2d``; but ``s2d-tree`` if ``tree`` is given, or if
-            exit 0 drafts alone with shared noise and without ``draft_length``.
+            exit 0 drafts alone, ``coupled``, without ``draft_length``.
         max_new_tokens: the answer ends there, if not before.
         temperature: 0 is greedy.
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
@@ -44,8 +44,8 @@ class Options:
         thresholds: one per exit, a confidence above it is enough. The last exit always drafts,
             whatever its own is.
         draft_length: tokens in a chain.
-        tree: children per level, such as (4, 2, 2, 1), or a shape. Resolved, it is always a shape,
-            also of chains.
+        tree: children of each node, by level, such as (4, 2, 2, 1), or a shape. Resolved, it is
+            always a shape, also of chains.
         init: "target" gives each tree its first level from the target (extras/target_roots.py).
         stop: a probability. Chains and fixed trees end when the product of their levels'
             confidences is below it; of growing trees it leaves out less probable paths.
@@ -179,8 +179,8 @@ class Options:
             threshold = trained.get(exit_layer, THRESHOLD)
             if exit_layer == 0:
                 threshold = TABLE_THRESHOLD
-            # After an exit with a threshold of 0 no deeper one is reached. With the trained exits
-            # that is meant; otherwise the 0 is of the exit that was the last in training.
+            # After an exit with a threshold of 0 no deeper one is reached. As trained, that is
+            # meant. But if 2, 3, 6 are asked for and 2, 3 were trained, it is only left from there.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
             thresholds.append(threshold)

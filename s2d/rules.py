@@ -14,9 +14,8 @@ temperature, top-k and top-p.
   follows p, as in the papers.
 
 ``Greedy`` and ``SharedNoise`` are exact for any tree, however it was made. ``Rejection`` is exact
-if each token was really drawn from q, if no decision to draw a token depended on the token, and if
-none is dropped afterwards: see ``Rejection.test_children``. So it does not go with growing trees,
-which drop improbable nodes.
+only if each token was really drawn from q, and is not dropped afterwards: see
+``Rejection.test_children``. So it does not go with growing trees, which drop improbable nodes.
 """
 
 from collections.abc import Sequence
@@ -87,7 +86,7 @@ class Rule(Protocol):
         """The accepted places of ``tree.sent``, from the top down, and the bonus token.
 
         ``logits`` (N+1, V) are the target's; the top of tree.py explains rows and places. The path
-        starts after the place ``start``, here the context; extras/target_roots.py has other starts.
+        starts after the place ``start``, by default the context (another: extras/target_roots.py).
         An empty tree is plain decoding.
         """
 
@@ -162,10 +161,10 @@ class SharedNoise(Sampled):
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         """The children are the tokens with the largest q / √e.
 
-        q is only near p, and more of these are accepted, as measured, than of the largest q or
-        q / e. The estimate ``Proposal.probs``, a rough one, is a child's share of the sum of all
-        scores. Tokens that exit 0 does not know have no score; in the sum, the probability that it
-        leaves to them stands for their scores.
+        q is only near p. As measured, more of these tokens are accepted than of those with the
+        largest q, or the largest q / e. The estimate ``Proposal.probs``, a rough one, is a child's
+        share of the sum of all scores. Tokens that exit 0 does not know have no score; instead, the
+        probability that it leaves to them is added to the sum.
         """
         noise = prediction.columns_of(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
@@ -234,7 +233,7 @@ class Rejection(Sampled):
     def test_children(
         self, children: list[int], tokens: list[int], p: Tensor, q: Tensor
     ) -> tuple[int | None, Tensor]:
-        """The child of a node that is accepted, or None, and what is left of p (V,).
+        """Which of a node's children is accepted, or None, and what is left of p (V,).
 
         ``children`` are places in the order in which their ``tokens`` were drawn from q (V,). Token
         x is accepted with probability min(1, p(x) / q(x)). If it is rejected, p becomes

@@ -83,8 +83,8 @@ class Draws:
     def draw(self, probs: Tensor) -> Tensor:
         """Distributions (R, V) -> a token drawn from each (R,).
 
-        A token is where the cumulative sums reach a random number. In float32 they would lose rare
-        tokens; ``torch.multinomial`` would draw V numbers per token.
+        A token is the index at which the cumulative sums reach a random number. In float32 the
+        sums would lose rare tokens; ``torch.multinomial`` would draw V numbers per token.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
         numbers = 1.0 - torch.empty_like(sums[:, :1]).uniform_(generator=self.generator)  # (0, 1]

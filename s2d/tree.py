@@ -112,7 +112,7 @@ class Shape(Protocol):
     """How a tree grows: ``FixedShape`` or ``GrowingShape``."""
 
     widths: tuple[int, ...]  # by level, counted from 0: children of each node that is expanded
-    max_entries: int  # the larger of how many nodes are sent (target) and expanded (draft) at most
+    max_entries: int  # most nodes that are sent (target), or expanded (draft) if these are more
     ancestors: np.ndarray | None  # the ancestor mask of the whole tree, if it is known beforehand
 
     def keeps(self, prob: float, min_prob: float) -> bool:

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 TRUST = 0.8  # factor for exit 0's probabilities, which are too high; tuned on SmolLM2-135M
 MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap passes are
-MAX_ROWS = 17  # positions per prompt up to which costs are measured, so trees have 16 nodes at most
+MAX_ROWS = 17  # positions per prompt up to which costs are known; trees chosen by them end at 16
 
 
 def best_node_count(probs: list[float], costs: list[float]) -> int:
