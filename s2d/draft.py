@@ -44,8 +44,8 @@ class DecisionModel(Protocol):
         ``prediction`` is what it came from; row i is about what follows the node parents[i].
         """
 
-    def check_fits(self, draft: Llama) -> None:
-        """Raise ValueError if it was not made for ``draft``."""
+    def prepare_for(self, draft: Llama) -> None:
+        """Move to the device of ``draft``; ValueError if it was made for another draft."""
 
 
 class LayerExit:

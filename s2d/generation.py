@@ -58,7 +58,7 @@ def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: i
     """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
     check_range("batch", batch, 1)
     if draft_model is not None and options.decision is not None and options.method != "ar":
-        options.decision.check_fits(draft_model)
+        options.decision.prepare_for(draft_model)
     costs = None
     if options.may_need_costs(draft_model is not None):
         costs = target.pass_costs(rows=batch * MAX_ROWS)  # measured once; None on a GPU

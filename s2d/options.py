@@ -123,14 +123,14 @@ class Options:
     def may_need_costs(self, has_draft_model: bool) -> bool:
         """Whether ``resolved`` may look at costs: they are measured once, which takes a moment.
 
-        They choose ``stop`` and ``node_count`` where exit 0 drafts alone, unless a stop or a
-        decision model was given. They are not used under rejection sampling, whose text depends on
-        what is drafted and must not depend on clocks; nor with ``init="target"``, since the first
-        level then has no estimated probabilities.
+        They choose ``stop`` and ``node_count`` where exit 0 drafts alone, unless a stop was given.
+        They are not used under rejection sampling, whose text depends on what is drafted and must
+        not depend on clocks; nor with ``init="target"``, since the first level then has no
+        estimated probabilities.
         """
         if self.method == "ar" or not self.table_alone(has_draft_model) or not self.coupled:
             return False
-        return self.stop is None and self.decision is None and self.init == "draft"
+        return self.stop is None and self.init == "draft"
 
     def check(self) -> None:
         """Raise ValueError for what is wrong whatever the models are."""

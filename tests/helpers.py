@@ -74,7 +74,7 @@ class ByLastToken:
 class StopForAnyDraft(PathStop):
     """A PathStop whose decision model was made for no draft."""
 
-    def check_fits(self, draft):
+    def prepare_for(self, draft):
         pass
 
 

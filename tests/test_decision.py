@@ -122,14 +122,14 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     made = Decision("hidden", 32, 0.35, fingerprint(draft))
     save_decision(made, file)
     loaded = load_decision(file)
-    PathStop(loaded).check_fits(random_llama(1).float())  # a draft in another dtype is the same
+    PathStop(loaded).prepare_for(random_llama(1).float())  # a draft in another dtype is the same
     assert (loaded.features, loaded.threshold, loaded.draft) == ("hidden", 0.35, fingerprint(draft))
     some = prediction(torch.randn(3, 61), torch.randn(3, 32))
     assert torch.equal(loaded(some), made(some))
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
     other = f"is for draft {fingerprint(draft)}, not "
     for another in (random_llama(2), random_llama(1, hidden_size=64)):
-        raises_line(PathStop(loaded).check_fits, ValueError, other, another)
+        raises_line(PathStop(loaded).prepare_for, ValueError, other, another)
     for name in ("model.safetensors", "config.json", "nowhere"):
         message = "no decision model at"
         raises_line(load_decision, ValueError, message, WEIGHTS / "mini-draft" / name)
@@ -153,5 +153,5 @@ def test_shipped_models_belong_to_the_shipped_draft(mini):
     for target in ("7b", "13b", "70b"):
         file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
         decision = load_decision(file)
-        PathStop(decision).check_fits(mini("mini-draft"))
+        PathStop(decision).prepare_for(mini("mini-draft"))
         assert 0.0 < decision.threshold < 1.0

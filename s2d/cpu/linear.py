@@ -111,15 +111,16 @@ class FastLinear(nn.Module):
         return sums(x, self.weight) if rows <= self.sums else packed_linear(x, self.packed)
 
     def pack(self) -> None:
+        version = version_of(self.weight)
         self.packed = pack(self.weight.detach())
         self.is_packed = True
-        self.packed_from = self.weight, version_of(self.weight)
         if not self.keep_plain:
-            self.weight = self.packed_from = None
+            self.weight = None
+        self.packed_from = self.weight, version
 
     def has_changed(self, plain: nn.Parameter) -> bool:
         """Whether the weight was replaced, changed in place, or is to be trained, since packed."""
-        source, version = self.packed_from or (None, 0)
+        source, version = self.packed_from
         return plain is not source or version_of(plain) != version or plain.requires_grad
 
     def unpack(self) -> None:

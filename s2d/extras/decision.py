@@ -62,8 +62,8 @@ class PathStop:
         self.tree: Tree | None = None
         self.accepted: dict[int, float] = {}  # node of that tree -> P(the path to it is accepted)
 
-    def check_fits(self, draft: Llama) -> None:
-        """Raise ValueError if it was made for another draft; move it to this one's device."""
+    def prepare_for(self, draft: Llama) -> None:
+        """Move to the device of ``draft``; ValueError if it was made for another draft."""
         if self.decision.draft != fingerprint(draft):
             made_for = f"for draft {self.decision.draft}, not {fingerprint(draft)}"
             raise ValueError(f"the decision model is {made_for}")

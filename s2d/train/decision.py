@@ -34,7 +34,7 @@ def collect(decision, target, draft, prompts):
             inputs.append(decision.inputs(prediction))
             return False
 
-        def check_fits(self, draft):
+        def prepare_for(self, draft):
             pass
 
     options = dict(draft_length=DRAFT_LENGTH, coupled=False, decision=Remember())
