@@ -99,7 +99,12 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest; 0: all")
     add("--seed", type=int, default=0, metavar="S", help="one seed, one text")
     add("--rejection", dest="coupled", action="store_false", help="sampling as in the papers")
-    add("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1; auto: a GPU if present")
+    add(
+        "--device",
+        default="auto",
+        metavar="D",
+        help="cpu, cuda, cuda:1, mps ...; auto: CUDA if there is",
+    )
     add(
         "--dtype",
         default="auto",

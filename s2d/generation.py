@@ -1,6 +1,7 @@
 """``generate`` and ``start``: options become a Decoder."""
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from .decoder import Decoder, Generation
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
 from .ngram import TableExit
-from .options import Options, check_range
+from .options import Options, check_whole
 from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
 from .tree_size import MAX_ROWS
@@ -32,7 +33,7 @@ def generate(
 
     Args:
         target: the model whose text is written.
-        tokens: the ids of the prompt, a list or a 1-D tensor.
+        tokens: the ids of the prompt, a list, tensor or array of shape (T,) or (1, T).
         draft: a draft model; without one, exit 0 drafts alone.
         method, options: see ``Options``.
 
@@ -56,7 +57,11 @@ def start(
 
 def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: int = 1) -> Options:
     """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
-    check_range("batch", batch, 1)
+    batch = check_whole("batch", batch, 1)
+    options = options.checked()
+    if draft_model is not None and options.method != "ar" and draft_model.device != target.device:
+        places = f"{draft_model.device} and {target.device}"
+        raise ValueError(f"draft and target must be on one device, not on {places}")
     if draft_model is not None and options.decision is not None and options.method != "ar":
         options.decision.prepare_for(draft_model)
     costs = None
@@ -73,8 +78,7 @@ def make_decoder(
     target: Llama, tokens: Sequence[int] | torch.Tensor, draft_model: Llama | None, options: Options
 ) -> Decoder:
     """A Decoder for resolved ``options``. Raises ValueError if the prompt cannot be continued."""
-    if isinstance(tokens, torch.Tensor):
-        tokens = tokens.tolist()
+    tokens = as_ids(tokens)
     size = target.config.max_position_embeddings
     vocab_size = target.config.vocab_size
     if not 0 < len(tokens) < size:
@@ -88,7 +92,18 @@ def make_decoder(
         drafter = make_drafter(target, draft_model, options, limit)
         decoder_class = DECODERS[options.init]
     rule = make_rule(target, options)
-    return decoder_class(target, drafter, rule, list(tokens), limit, options)
+    return decoder_class(target, drafter, rule, tokens, limit, options)
+
+
+def as_ids(tokens: Sequence[int] | torch.Tensor) -> list[int]:
+    """The ids of a prompt as a list. ``tokens``: a list, tensor or array, (T,) or (1, T)."""
+    ids = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        ids = ids[0]
+    try:
+        return [index(token) for token in ids]  # plain ints
+    except TypeError:
+        raise ValueError(f"a prompt is a list of ids, not {tokens!r:.80}") from None
 
 
 def make_rule(target: Llama, options: Options) -> Rule:

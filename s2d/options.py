@@ -4,7 +4,7 @@ A method is a choice of draft. ``ar`` has none: it is plain, autoregressive deco
 a chain from one exit, and ``s2d`` from sorted exits. ``mcsd`` and ``s2d-tree`` do so with trees.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 
@@ -88,9 +88,9 @@ class Options:
             costs: seconds of a target pass over 1, 2, ... positions, if they are known; see
                 ``may_need_costs``.
         """
-        self.check()
+        asked = self.checked()
         if self.method == "ar":
-            return replace(self, exits=(), thresholds=(), tree=FixedShape(()), stop=0.0)
+            return replace(asked, exits=(), thresholds=(), tree=FixedShape(()), stop=0.0)
         has_draft_model = draft_config is not None
         vocab_size = target_config.vocab_size
         if has_draft_model and draft_config.vocab_size != vocab_size:
@@ -107,7 +107,7 @@ class Options:
             costs = None
         tree = self.resolved_tree(method, drafting, vocab_size)
         return replace(
-            self,
+            asked,
             method=method,
             exits=exits,
             thresholds=self.resolved_thresholds(exits, drafting),
@@ -118,7 +118,7 @@ class Options:
 
     def table_alone(self, has_draft_model: bool) -> bool:
         """Whether exit 0 drafts alone."""
-        return not has_draft_model or tuple(self.exits or ()) == (0,)
+        return not has_draft_model or (self.exits is not None and list(self.exits) == [0])
 
     def may_need_costs(self, has_draft_model: bool) -> bool:
         """Whether ``resolved`` may look at costs: they are measured once, which takes a moment.
@@ -132,8 +132,8 @@ class Options:
             return False
         return self.stop is None and self.init == "draft"
 
-    def check(self) -> None:
-        """Raise ValueError for what is wrong whatever the models are."""
+    def checked(self) -> "Options":
+        """These options with plain Python numbers; ValueError for what no models could run."""
         if self.method is not None and self.method not in METHODS:
             raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
         if self.init not in ("draft", "target"):
@@ -146,12 +146,22 @@ class Options:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
         if self.node_count is not None and self.init == "target":
             raise ValueError("node_count and init='target' do not go together")
-        check_range("max_new_tokens", self.max_new_tokens, 1)
-        if self.temperature != 0:
-            check_range("temperature, if not 0", self.temperature, 1e-6, 1e38)
-        check_range("top_p", self.top_p, 1e-40, 1)
-        check_range("top_k", self.top_k, 0)
-        check_range("seed", self.seed, 0)
+        temperature = check_number("temperature", self.temperature, 0, 1e38)
+        if temperature != 0:
+            check_number("temperature, if not 0", temperature, 1e-6, 1e38)
+        for name in ("exits", "thresholds", "tree"):
+            value = getattr(self, name)
+            is_shape = isinstance(value, (FixedShape, GrowingShape))
+            if not (value is None or is_shape or isinstance(value, Iterable)):
+                raise ValueError(f"{name}: expected a list, got {value!r}")
+        return replace(
+            self,
+            max_new_tokens=check_whole("max_new_tokens", self.max_new_tokens, 1),
+            temperature=temperature,
+            top_p=check_number("top_p", self.top_p, 1e-40, 1),
+            top_k=check_whole("top_k", self.top_k, 0),
+            seed=check_whole("seed", self.seed, 0),
+        )
 
     def resolved_exits(self, drafting: Drafting, depth: int) -> tuple[int, ...]:
         """``depth``: the number of the draft model's layers."""
@@ -159,19 +169,17 @@ class Options:
         if exits is None:
             several = self.method in (None, *SORTED)
             exits = drafting.exits if several else drafting.exits[-1:]
-        for exit_layer in exits:
-            check_range(f"exits of {depth} draft layers", exit_layer, 0, depth)
+        what = f"exits of {depth} draft layers"
+        exits = tuple(check_whole(what, exit_layer, 0, depth) for exit_layer in exits)
         if not exits or list(exits) != sorted(set(exits)):
             raise ValueError(f"exits must increase, got {list(exits)}")
-        return tuple(exits)
+        return exits
 
     def resolved_thresholds(self, exits: tuple[int, ...], drafting: Drafting) -> tuple[float, ...]:
         if self.thresholds is not None:
-            for threshold in self.thresholds:
-                check_range("thresholds", threshold, 0, 1)
             if len(self.thresholds) != len(exits):
                 raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
-            return tuple(self.thresholds)
+            return tuple(check_number("thresholds", each, 0, 1) for each in self.thresholds)
         trained = dict(zip(drafting.exits, drafting.thresholds))
         as_trained = tuple(exit_layer for exit_layer in exits if exit_layer > 0) == drafting.exits
         thresholds = []
@@ -197,25 +205,22 @@ class Options:
     def resolved_tree(self, method: str, drafting: Drafting, vocab_size: int) -> Shape:
         if method in CHAINS:
             length = drafting.length if self.draft_length is None else self.draft_length
-            check_range("draft_length", length, 1, MAX_NODES)
-            return FixedShape((1,) * length)
+            return FixedShape((1,) * check_whole("draft_length", length, 1, MAX_NODES))
         tree = self.tree
         if tree is None:
             tree = MCSD_TREE if method == "mcsd" else GrowingShape(*drafting.tree)
-        if not isinstance(tree, (FixedShape, GrowingShape)):
-            tree = FixedShape(tuple(tree))
         if isinstance(tree, GrowingShape):
-            numbers = astuple(tree)
             if not self.coupled:
                 raise ValueError(
                     "rejection sampling needs drawn children: a chain or a tree like 4,2,2,1"
                 )
+            numbers = [check_whole("tree", each, 1, MAX_NODES) for each in astuple(tree)]
+            tree = GrowingShape(*numbers)
         else:
-            numbers = tree.widths
-        for number in numbers:
-            check_range("tree", number, 1, MAX_NODES)
-        check_range("nodes of a tree", tree.max_entries, 1, MAX_NODES)
-        check_range("children of a node", max(tree.widths), 1, vocab_size)
+            widths = tree.widths if isinstance(tree, FixedShape) else tree
+            tree = FixedShape(tuple(check_whole("tree", each, 1, MAX_NODES) for each in widths))
+        check_whole("nodes of a tree", tree.max_entries, 1, MAX_NODES)
+        check_whole("children of a node", max(tree.widths), 1, vocab_size)
         return tree
 
     def resolved_stop(
@@ -224,8 +229,7 @@ class Options:
         if self.decision is not None and exits[0] == 0:
             raise ValueError("a decision model judges layers; exit 0 has none")
         if self.stop is not None:
-            check_range("stop", self.stop, 0, 1)
-            return self.stop
+            return check_number("stop", self.stop, 0, 1)
         if costs is not None:
             return min(1.0, max(MIN_PROB, min_paying_prob(costs)))
         if self.decision is None and (method in CHAINS or exits == (0,)):
@@ -244,6 +248,20 @@ class Options:
         return self.node_count
 
 
-def check_range(what: str, value: float, low: float, high: float = 2**63 - 1) -> None:
-    if not low <= value <= high:
+def check_number(what: str, value: float, low: float, high: float) -> float:
+    """``value`` as a float; ValueError if it is no number from ``low`` to ``high``."""
+    try:
+        inside = low <= value <= high
+    except (TypeError, ValueError, RuntimeError):  # a text, None, an array or a tensor
+        inside = False
+    if not inside:
         raise ValueError(f"{what}: expected a number from {low} to {high}, got {value!r}")
+    return float(value)
+
+
+def check_whole(what: str, value: int, low: int, high: int = 2**63 - 1) -> int:
+    """As ``check_number``, but an int; 8.0 and NumPy's 8 are whole as well."""
+    check_number(what, value, low, high)
+    if int(value) != value:
+        raise ValueError(f"{what}: expected a whole number from {low} to {high}, got {value!r}")
+    return int(value)

@@ -268,7 +268,7 @@ class Rejection(Sampled):
         if count == 0:
             return [], self.draws.draw(p).item()
         q = torch.stack([tree.q[node] for node in [CONTEXT, *tree.sent[:-1]]])  # (N, V)
-        index = torch.tensor(tokens)[:, None]
+        index = torch.tensor(tokens, device="cpu")[:, None]
         ratios = (p[:-1].gather(1, index) / q.gather(1, index))[:, 0]  # (N,)
         passed, numbers = self.draws.flip(ratios)
         # The first that is rejected ends the chain: with [True, True, False, True], two are kept.

@@ -56,7 +56,8 @@ class Noise:
         # On the CPU, so that it is the same for every device. SFC64 takes half as long as Philox.
         generator = np.random.Generator(np.random.SFC64([self.seed, position]))
         row = torch.from_numpy(generator.standard_exponential(self.vocab_size))
-        return row.clamp_(min=1e-30).to(self.device, self.dtype)  # never 0, as it is divided by
+        row = row.clamp_(min=1e-30).to(self.dtype)  # never 0, as it is divided by
+        return row.to(self.device)  # which may have no float64
 
     def forget(self, before: int) -> None:
         """Free the rows of the positions below ``before``, whose tokens are chosen."""

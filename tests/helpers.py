@@ -183,6 +183,16 @@ def peak_growth(before, measured, *arguments):
     return float(done.stderr.splitlines()[-1])
 
 
+def claim_accelerators(monkeypatch, kind, count):
+    """Have PyTorch say that there are so many devices of this ``kind``."""
+    found = torch.device(kind) if count else None
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available=False: found
+    )
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count if kind == "cuda" else 0)
+
+
 def random_parents(rng, size):
     """Parents of a random tree of ``size`` nodes numbered level by level."""
     parents, level, below = [], [-1], []

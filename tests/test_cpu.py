@@ -29,9 +29,11 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", cpu.DTYPES)
-def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
+def test_every_kernel_is_within_what_rounding_allows(dtype):
+    """In whatever order a kernel sums. A wrong layout is off by the size of a result."""
     torch.manual_seed(0)
-    weight = torch.randn(96, 160).to(dtype)
+    size = 160
+    weight = torch.randn(96, size).to(dtype)
     for kernel, packed in (*((each, False) for each in linear.ONE_ROW.values()), (None, True)):
         for rows in (1, 2, 3, 16, 17):
             module = FastLinear(torch.nn.Parameter(weight, requires_grad=False))
@@ -41,16 +43,17 @@ def test_every_kernel_is_as_near_the_truth_as_the_plain_one(dtype):
                 assert module.weight is None
             elif packed:
                 continue
-            x = torch.randn(1, rows, 160).to(dtype)
-            truth, plain, found = (
-                F.linear(x.double(), weight.double()),
-                F.linear(x, weight),
-                module(x),
-            )
+            x = torch.randn(1, rows, size).to(dtype)
+            found = module(x)
             assert torch.equal(module(x[0]), found[0])
-            assert found.shape == plain.shape and found.is_contiguous() and found.dtype == dtype
-            error, allowed = ((each.double() - truth).abs().mean() for each in (found, plain))
-            assert error <= 2.0 * allowed
+            assert found.shape == (1, rows, 96) and found.is_contiguous() and found.dtype == dtype
+            truth = F.linear(x.double(), weight.double())
+            # Higham, Accuracy and Stability of Numerical Algorithms, 3.1: sums are in float32, and
+            # the result is rounded once more.
+            summed = F.linear(x.double().abs(), weight.double().abs())
+            allowed = size * torch.finfo(torch.float32).eps * summed
+            allowed += torch.finfo(dtype).eps * truth.abs()
+            assert ((found.double() - truth).abs() <= allowed).all()
 
 
 def test_fast_models_keep_names_and_values():

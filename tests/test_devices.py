@@ -98,6 +98,34 @@ def check_batches_and_dtypes() -> None:
             generate(target, [5, 3, 1], draft, max_new_tokens=8, **options)
 
 
+def check_one_device_for_both_models() -> None:
+    import other_device
+
+    target, draft = models("cpu")[0], models(other_device.NAME)[1]
+    for temperature in (0.0, 1.0):
+        try:
+            generate(target, [5, 3, 1], draft, temperature=temperature)
+        except ValueError as error:
+            assert "must be on one device" in str(error)
+        else:
+            raise AssertionError("nothing was raised")
+
+
+def check_a_default_device() -> None:
+    """What the caller made the default for new tensors does not matter."""
+    import other_device
+
+    for device in ("cpu", other_device.NAME):
+        pair = models(device)
+        for way in (WAYS[6], *WAYS[8:]):  # with exit 0, rejection sampling, roots, decisions
+            options = dict(max_new_tokens=3, temperature=1.0, seed=3, **way)
+            expected = generate(*place(pair), **options).tokens
+            torch.set_default_device(other_device.NAME if device == "cpu" else "cpu")
+            found = generate(*place(pair), **options).tokens
+            torch.set_default_device(None)
+            assert found == expected, (way, device)
+
+
 def check_that_mixed_devices_raise() -> None:
     import other_device
 
@@ -122,3 +150,5 @@ if __name__ == "__main__":
     check_that_mixed_devices_raise()
     check_text_and_waits()
     check_batches_and_dtypes()
+    check_one_device_for_both_models()
+    check_a_default_device()

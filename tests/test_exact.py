@@ -9,6 +9,7 @@ from dataclasses import replace
 from unittest import mock
 
 import definition
+import numpy as np
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
@@ -287,16 +288,33 @@ def test_damaged_weights_are_one_line():
         raises_line(generate, ValueError, message, models[0], [1], models[1], exits=[4])
 
 
+def test_ids_and_numbers_of_other_kinds():
+    target, draft = nearly_equal(2, eos_token_ids=())
+    expected = generate(target, [3, 1], draft, exits=[2, 4], max_new_tokens=9, seed=3, top_k=5)
+    for prompt in (torch.tensor([[3, 1]]), np.array([3, 1], np.uint16), (3, np.int64(1))):
+        found = generate(
+            target, prompt, draft, exits=np.array([2, 4]), max_new_tokens=9.0, seed=3.0, top_k=5.0
+        )
+        assert (found.tokens, found.options) == (expected.tokens, expected.options)
+        assert all(type(token) is int for token in found.tokens)
+
+
 WRONG = {
     "unknown method 'x'": dict(method="x"),
     "method sd drafts no tree": dict(method="sd", tree=(2, 1)),
     "max_new_tokens: expected a number from 1": dict(max_new_tokens=0),
-    "temperature, if not 0": dict(temperature=-1.0),
+    "max_new_tokens: expected a whole number": dict(max_new_tokens=8.5),
+    "seed: expected a number from 0": dict(seed="0"),
+    "temperature, if not 0": dict(temperature=1e-9),
+    "temperature: expected a number": dict(temperature=-1.0),
     "top_p: expected": dict(top_p=0.0),
     "top_k: expected": dict(top_k=-1),
     "init is 'draft' or 'target'": dict(init="x"),
     "exits of 4 draft layers: expected": dict(exits=[5]),
     "exits must increase": dict(exits=[2, 1]),
+    "exits: expected a list, got 2": dict(exits=2),
+    "thresholds: expected a list": dict(exits=[2, 4], thresholds=0.5),
+    "tree: expected a list": dict(method="mcsd", tree=5),
     "method sd has one exit": dict(method="sd", exits=[1, 2]),
     "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
     "stop: expected a number from 0 to 1": dict(stop=1.5),
@@ -322,5 +340,7 @@ def test_wrong_prompts_and_drafts_are_one_line():
     target = random_llama(0)
     raises_line(generate, ValueError, "the prompt has 0 tokens", target, [], method="ar")
     raises_line(generate, ValueError, "ids are not all within", target, [61], method="ar")
+    for wrong in ("Hi", [1.0, 2.0], [[1], [2]], 5, None, ["a"]):
+        raises_line(generate, ValueError, "a prompt is a list of ids", target, wrong, method="ar")
     other = random_llama(1, vocab_size=9)
     raises_line(generate, ValueError, "must share a vocabulary", target, [1], other)

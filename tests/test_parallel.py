@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, WEIGHTS, program, random_llama, random_tokens, refuses
+from helpers import ROOT, WEIGHTS, claim_accelerators, program, random_llama, random_tokens, refuses
 
 import run
 from s2d import load_model
@@ -174,7 +174,7 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(line, launched, capsys):
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
 def test_each_process_has_a_gpu_of_its_own_or_none_has(device, launched, monkeypatch, capsys):
     """By run.py and in training, before weights are read."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    claim_accelerators(monkeypatch, "cuda", 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     message = SHARED_GPU if device == "cuda:1" else MORE_THAN_GPUS
     assert program(run.main, "--target", "70b", "--device", device) == 2
@@ -186,7 +186,7 @@ def test_each_process_has_a_gpu_of_its_own_or_none_has(device, launched, monkeyp
 
 def test_a_training_loads_its_models_onto_the_gpu_of_the_process(monkeypatch):
     current = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    claim_accelerators(monkeypatch, "cuda", 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for name, value in {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from helpers import LLAMA_2, change_json, peak_growth, raises_line, random_llama
+from helpers import LLAMA_2, change_json, claim_accelerators, peak_growth, raises_line, random_llama
 from safetensors.torch import load_file, save_file
 from theirs import load_transformers
 from transformers import LlamaForCausalLM
@@ -270,7 +270,7 @@ def test_where_an_answer_ends(folder):
 
 def test_devices_and_dtypes(folder, monkeypatch):
     for count, name in ((0, "cpu"), (8, "cuda:0")):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        claim_accelerators(monkeypatch, "cuda", count)
         assert check_device("auto") == torch.device(name)
     monkeypatch.setenv("LOCAL_RANK", "7")
     for name, own in (("auto", "cuda:7"), ("cuda", "cuda:7"), ("cpu", "cpu")):
@@ -278,6 +278,10 @@ def test_devices_and_dtypes(folder, monkeypatch):
     assert check_device(check_device("auto")) == torch.device("cuda:7")
     monkeypatch.setenv("LOCAL_RANK", "8")
     raises_line(check_device, ValueError, "no device 'cuda:8' here", "auto")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    claim_accelerators(monkeypatch, "mps", 1)
+    for name, own in (("auto", "cpu"), ("mps", "mps:0"), ("mps:0", "mps:0")):
+        assert check_device(name) == torch.device(own)
     monkeypatch.undo()
     for wrong in ("cuda:00", "cuda:128", "meta", "CPU"):
         raises_line(check_device, ValueError, f"no device '{wrong}' here; expected auto", wrong)
@@ -286,6 +290,10 @@ def test_devices_and_dtypes(folder, monkeypatch):
     count = sum(p.numel() for p in model.parameters()) / 1e6
     assert placement(model) == f"cpu, float64, {count:.1f} M parameters, {size:.2f} GB of weights"
     refused(ValueError, "unknown dtype 'float8'", folder, dtype="float8")
+    for dtype in ("float64", torch.float64):  # no device here lacks it, but this one lacks all
+        raises_line(
+            choose_dtype, ValueError, "mps cannot compute", dtype, torch.device("mps"), folder
+        )
     assert load_model(folder).dtype == torch.float32
     assert load_model(folder, dtype="bfloat16").rope_cos.dtype == torch.bfloat16
 

@@ -42,7 +42,7 @@ def main(arguments=None):
         parser.set_defaults(max_new_tokens=128)
     add("--limit", type=count, default=2, help="questions of each of the six groups (%(default)s)")
     add("--max-new-tokens", type=count, help="an answer ends there (%(default)s)")
-    add("--device", default="auto", help="cpu, cuda, cuda:1 ...; auto: a GPU if there is one")
+    add("--device", default="auto", help="cpu, cuda, cuda:1, mps ...; auto: CUDA if there is")
     add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own")
     add("--markdown", action="store_true", help="tables as markdown")
     return run_program(parser.prog, module.report, parser.parse_args(arguments))

@@ -13,7 +13,7 @@ import torch
 from ..cli.program import comma_separated, parse_stop, parse_tree
 from ..extras.datastore import load_datastore
 from ..extras.decision import PathStop, load_decision
-from ..options import METHODS, check_range
+from ..options import METHODS, check_whole
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_drafting
 from ..weights.names import datastore_path
@@ -47,7 +47,7 @@ def parse_method(text):
             options[key] = READERS[key](value)
         else:
             raise ValueError(f"method {text!r}: no option {setting!r}")
-    check_range("batch", options["batch"], 1)
+    check_whole("batch", options["batch"], 1)
     return options
 
 

@@ -82,7 +82,7 @@ def time_passes(model):
     cache.advance(CONTEXT)
 
     def run(rows):
-        hidden = model.embed(torch.zeros(1, rows, dtype=torch.long))
+        hidden = model.embed(torch.zeros(1, rows, dtype=torch.long, device=model.device))
         mask = hidden.new_full((rows, CONTEXT + rows), -torch.inf).triu(CONTEXT + 1)
         model.logits(model.run_layers(hidden, mask=mask, cache=cache)[0])
         cache.keep(CONTEXT, [])

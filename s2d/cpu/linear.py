@@ -63,7 +63,8 @@ def pack(weight: Tensor) -> Tensor:
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this processor and this PyTorch have packed matmuls in ``dtype``."""
     try:
-        packed_linear(torch.ones(2, 32, dtype=dtype), pack(torch.ones(32, 32, dtype=dtype)))
+        rows = torch.ones(2, 32, dtype=dtype, device="cpu")
+        packed_linear(rows, pack(torch.ones(32, 32, dtype=dtype, device="cpu")))
     except (RuntimeError, AttributeError):  # no such instructions; no such operation
         return False
     return True

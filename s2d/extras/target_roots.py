@@ -81,7 +81,7 @@ class RootsDecoder(Decoder):
         p = self.rule.distribution(self.after_context).cpu()  # (V,)
         rest = without(p, first)
         if count == 1:
-            others = torch.tensor([], dtype=torch.long)
+            others = torch.tensor([], dtype=torch.long, device="cpu")
         elif isinstance(self.rule, Rejection):
             others = self.rule.draws.candidates(rest[None], count - 1)[0]
         else:

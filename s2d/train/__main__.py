@@ -39,7 +39,7 @@ def parse(arguments):
     def program(name, train, what):
         each = programs.add_parser(name, help=what)
         each.set_defaults(train=train)
-        each.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ...")
+        each.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
         each.add_argument("--seed", type=int, default=0, help="of all random numbers")
         return each.add_argument
 

@@ -146,20 +146,31 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """A device's name, or "auto" -> torch.device; ValueError if it is not here."""
+    """A device's name, or "auto" -> torch.device; ValueError if it is not here.
+
+    "auto" is a CUDA GPU if there is one, else the CPU. Other accelerators, such as "mps" or "xpu",
+    are used if they are named.
+    """
     name = str(device)
-    here = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-    if name in ("auto", "cuda") and len(here) > 1:  # under torchrun each process has its own GPU
-        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-    if name not in ("auto", *here):
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    kind = "" if accelerator is None else accelerator.type
+    here = ["cpu", *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
+    if name == "auto":
+        name = "cuda" if kind == "cuda" else "cpu"
+    if name == kind:  # under torchrun each process has its own GPU
+        name = f"{kind}:{os.environ.get('LOCAL_RANK', 0)}"
+    if name not in here:
         raise ValueError(f"no device {name!r} here; expected auto, {', '.join(here)}")
-    return torch.device("cpu" if name == "auto" else name)
+    return torch.device(name)
 
 
 def choose_dtype(dtype, device, path):
-    """A dtype, its name, or "auto": config.json's in ``path``, float32 if the device lacks it."""
+    """A dtype, its name, or "auto": config.json's in ``path``, float32 if the device lacks it.
+
+    Raises ValueError for a dtype that is unknown, or that was asked for and the device lacks.
+    """
     if isinstance(dtype, torch.dtype):
-        return dtype
+        return check_dtype(dtype, device)
     raw = read_json(path / "config.json")
     own = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     name = str(own if dtype == "auto" else dtype)
@@ -167,7 +178,19 @@ def choose_dtype(dtype, device, path):
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
     if dtype == "auto" and DTYPES[name].itemsize == 2 and not is_fast(DTYPES[name], device):
         return torch.float32
-    return DTYPES[name]
+    return check_dtype(DTYPES[name], device)
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """``dtype``; ValueError if the device lacks it, as Apple's GPUs lack float64."""
+    if device.type in ("cpu", "cuda"):
+        return dtype
+    try:
+        torch.zeros(1, dtype=dtype, device=device)
+    except (TypeError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{device} cannot compute in {dtype}: {reason}") from None
+    return dtype
 
 
 def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
@@ -175,6 +198,8 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return dtype == torch.float16 or capability >= (8, 0)  # T4 and V100 have no bfloat16
+    if device.type != "cpu":
+        return True
     native = torch.cpu.get_capabilities().get("avx512_bf16", False)
     return dtype == torch.bfloat16 and native
 
@@ -185,4 +210,5 @@ def placement(model):
     size = sum(parameter.nbytes for parameter in model.parameters())
     dtype = str(model.dtype).removeprefix("torch.")
     millions = f"{count / 1e6:,.1f} M parameters"
-    return f"{model.device}, {dtype}, {millions}, {size / 1e9:.2f} GB of weights"
+    untried = "" if model.device.type == "cpu" else " (untried: this has only run on CPUs)"
+    return f"{model.device}{untried}, {dtype}, {millions}, {size / 1e9:.2f} GB of weights"
