@@ -385,7 +385,13 @@ def test_compiled_code_is_kept_and_made_again_where_it_is_damaged(compiler, cach
         assert capfd.readouterr().err.count("compiling it") == said
 
 
-def test_a_compiler_that_is_missing_is_one_line(cache, monkeypatch):
+def test_a_pytorch_that_is_too_old_to_compile_is_one_line(cache, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with pytest.raises(ValueError, match="--compile needs PyTorch 2.13 or newer; this is 2"):
+        compiled.compiled(double, (torch.ones(3),), "it", key=[])
+
+
+def test_a_compiler_that_is_missing_is_one_line(compiler, cache, monkeypatch):
     from torch._inductor import config
 
     with config.patch({"cpp.cxx": ("no-such-compiler",)}):

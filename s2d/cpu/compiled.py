@@ -114,9 +114,12 @@ def compiled(function, example, what, key):
 
 def compile_to(file, function, example, what):
     """``function``, compiled and written to ``file``; stderr says so."""
+    compiler = torch.compile(function, fullgraph=True, dynamic=False)
+    if not hasattr(compiler, "aot_compile"):
+        raise ValueError(f"--compile needs PyTorch 2.13 or newer; this is {torch.__version__}")
     tell(f"compiling {what}")
     try:
-        result = torch.compile(function, fullgraph=True, dynamic=False).aot_compile((example, {}))
+        result = compiler.aot_compile((example, {}))
         file.parent.mkdir(parents=True, exist_ok=True)
         result.save_compiled_function(file)
     except Exception as error:  # a compiler that does not work, a folder that cannot be written
