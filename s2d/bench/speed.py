@@ -15,7 +15,7 @@ import torch
 from ..files import refuse_existing, refuse_other_than_file
 from ..model import Llama
 from ..options import Options
-from ..text.chat import chat_template
+from ..text.chat import describe
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
 from ..weights.config import read_config, read_drafting
@@ -60,7 +60,7 @@ def report(args: Namespace) -> int:
     result, code = {}, 0
     for each in plans:
         target, runs = prepared(args, each, methods)
-        print(f"{each.name} on {placement(target)}\n")
+        print(f"{each.name} on {placement(target)}\nprompt format: {each.prompt_format}\n")
         at_once = max(method["batch"] for method in methods.values())
         for temperature in temperatures:
             column = column_of(each.name, temperature)
@@ -114,6 +114,7 @@ class Plan:
 
     folder: Path
     name: str
+    prompt_format: str  # described
     ask: Callable[..., list[dict]]  # see ``measure``
     options: dict[str, dict[str, Any]]  # of ``generate``, by the names of the methods
 
@@ -123,11 +124,11 @@ def plan(
 ) -> Plan:
     """Read what is small in the ``folder`` of a target; ValueError for what cannot be measured."""
     config = read_config(folder)
-    tokenizer, template = Tokenizer(folder), chat_template(folder)
-    prompts = [tokenizer.encode_chat(question["turns"][:1], template) for question in questions]
+    tokenizer = Tokenizer(folder)
+    prompts = [tokenizer.encode_prompt(question["turns"][:1]) for question in questions]
     if all(len(prompt) >= config.max_position_embeddings for prompt in prompts):
         raise ValueError(f"no question fits the context of {folder}")
-    ask = partial(answer, tokenizer, template, config.max_position_embeddings)
+    ask = partial(answer, tokenizer, config.max_position_embeddings)
     options = {key: prepare(method, config, folder) for key, method in methods.items()}
     draft = ()
     if needs_draft(methods):
@@ -138,7 +139,7 @@ def plan(
             Options(**chosen).resolved(config, *draft)
         except ValueError as error:
             raise ValueError(f"{folder}, {key}: {error}") from None
-    return Plan(folder, name, ask, options)
+    return Plan(folder, name, describe(tokenizer.chat_format), ask, options)
 
 
 def needs_draft(methods: dict[str, dict]) -> bool:
