@@ -15,9 +15,10 @@ if __name__ == "__main__":  # before the imports that follow, which take a secon
     sys.excepthook = say_interrupted
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,12 @@ from s2d.cli.program import (
     tell_of_next_pass,
 )
 from s2d.cli.terminal import Streamed, as_json, compare, report
-from s2d.decoder import Decoder
-from s2d.files import read_text, refuse_other_than_file
+from s2d.decoder import Decoder, Step
+from s2d.files import read_lines, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
 from s2d.model import Llama
 from s2d.options import METHODS, Options
-from s2d.text.chat import ChatTemplate, chat_template
+from s2d.text.chat import describe
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config, read_drafting
 from s2d.weights.names import datastore_path, draft_beside, find_target, miniature_note
@@ -69,7 +70,7 @@ def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None =
     if load_divided and (args.prompts or args.compile):
         raise ValueError("--prompts and --compile do not go with torchrun")
     choice = choose(args)
-    lines = read_text(args.prompts).split("\n") if args.prompts else []
+    lines = read_lines(args.prompts) if args.prompts else []
     models = load(args, choice, load_divided)
     if args.interactive:
         return hold_conversation(args, models)
@@ -128,6 +129,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         metavar="P|FILE",
         help="drafting ends below this probability; or a decision model",
     )
+    add("--compare", action="store_true", help="time the target alone as well, on this prompt")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
     args = parser.parse_args(arguments)
@@ -135,6 +137,9 @@ def parse(arguments: list[str] | None) -> Namespace:
         ("interactive", "prompts"),
         ("interactive", "trace"),
         ("interactive", "json"),
+        ("interactive", "compare"),
+        ("prompts", "compare"),
+        ("json", "compare"),
         ("prompts", "trace"),
         ("prompts", "prompt"),
     ):
@@ -142,6 +147,8 @@ def parse(arguments: list[str] | None) -> Namespace:
             parser.error(f"--{one} and --{other} do not go together")
     if args.interactive and args.prompt == "-":
         parser.error("--interactive reads stdin itself; it does not go with --prompt -")
+    if args.compare and args.method == "ar":
+        parser.error("--method ar is the target alone: there is nothing to --compare")
     return args
 
 
@@ -222,16 +229,16 @@ class Models:
     target: Llama  # or, under torchrun, one that is divided among processes
     draft: Llama | None
     tokenizer: Tokenizer
-    template: ChatTemplate | str | None  # the folder's own, the name of Vicuna's format, or none
+    raw: bool  # prompts are plain text, in no chat format
     system: str | None
     options: Options
 
     def encode(self, messages: list[str]) -> list[int]:
-        """Messages, user and assistant in turn -> ids; without a template, of the first alone."""
-        if self.template is None:
+        """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
+        if self.raw:
             return self.tokenizer.encode(messages[0])
         texts = [text.strip() for text in messages]
-        return self.tokenizer.encode_chat(texts, self.template, self.system)
+        return self.tokenizer.encode_chat(texts, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
         """A Decoder that continues the ids of a prompt; if that is long, progress will be shown."""
@@ -246,62 +253,83 @@ def load(
     args: Namespace, choice: Choice, load_divided: Callable[..., Llama] | None = None
 ) -> Models:
     tokenizer = Tokenizer(choice.target)
-    template = None if args.raw else chat_template(choice.target)
-    if template is None and (args.interactive or args.system):
+    raw = args.raw or tokenizer.chat_format is None
+    if raw and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
     drafts = choice.draft or choice.datastore or "exit 0, the n-grams of the text"
     if choice.options.method == "ar":
         drafts = "none"
     tell(f"{miniature_note(args.target)}loading target {choice.target}, draft {drafts}")
+    tell(f"prompt format: {'plain text (--raw)' if args.raw else describe(tokenizer.chat_format)}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)
     else:
         target = load_model(choice.target, args.device, args.dtype, compile=args.compile)
-    tell(f"target on {placement(target)}")
+    divided = "" if load_divided is None else f", divided among {target.ranks} processes"
+    tell(f"target on {placement(target)}{divided}")
     draft = None
     if choice.draft is not None:
         draft = load_model(choice.draft, args.device, target.dtype, compile=args.compile)
     options = resolve(target, draft, choice.options, batch=args.batch if args.prompts else 1)
-    return Models(choice, target, draft, tokenizer, template, args.system, options)
+    return Models(choice, target, draft, tokenizer, raw, args.system, options)
 
 
 # 4. Answer
 
 
 def answer_prompt(args: Namespace, models: Models) -> int:
-    """Answer one prompt: the text as it comes and a report, or JSON; with --trace also a page."""
+    """Answer one prompt; with --trace the answer becomes a page as well."""
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     if text is None:
         text = MINI_EXAMPLE if models.choice.target.name.startswith("mini-") else EXAMPLE
     prompt = models.encode([text])
     decoder = models.start(prompt)
-    steps = decoder
-    if args.trace:
-        from s2d.trace.record import Recorder
+    if args.trace is None:
+        show_answer(args, models, text, decoder, iter(decoder))
+        return 0
+    steps = traced(args.trace, models, decoder)
+    try:
+        show_answer(args, models, text, decoder, steps)
+    except OSError:  # nobody reads stdout any more, or it is full; the page is still written
+        for _ in steps:
+            pass
+        raise
+    return 0
 
-        draft = models.choice.draft
-        names = {"target": models.choice.target.name, "draft": draft and draft.name}
-        recorder = Recorder(models.tokenizer, prompt, names, decoder)
-        steps = recorder.record(decoder)
+
+def show_answer(
+    args: Namespace, models: Models, text: str, decoder: Decoder, steps: Iterator[Step]
+) -> None:
+    """Print the answer to the prompt ``text``: as its ``steps`` come, and a report; or as JSON."""
+    prompt = decoder.context  # its ids
     if args.json:
         for _ in steps:
             pass
-        print(as_json(decoder.result(), models.tokenizer, about(args, models)))
-    else:
-        streamed = Streamed(models.tokenizer, sys.stdout, decoder.options.exits)
-        for step in steps:
-            streamed.add(step)
-        streamed.finish()
-        answer = decoder.result()
-        print(f"\n{report(answer, streamed.colors)}", flush=True)
-        # Only for the example, as the comparison decodes the first tokens ten times more.
-        if args.prompt is None and answer.options.method != "ar":
-            print(compare(models.target, models.draft, prompt, answer))
-    if args.trace:
-        from s2d.trace.page import write_page
+        named = {"prompt": text} | about(args, models)
+        print(as_json(decoder.result(), models.tokenizer, named))
+        return
+    streamed = Streamed(models.tokenizer, sys.stdout, decoder.options.exits)
+    for step in steps:
+        streamed.add(step)
+    streamed.finish()
+    answer = decoder.result()
+    print(f"\n{report(answer, streamed.colors, models.target.dtype)}", flush=True)
+    # By itself only for the example, as the comparison decodes the first tokens ten times more.
+    if args.compare or (args.prompt is None and answer.options.method != "ar"):
+        print(compare(models.target, models.draft, prompt, answer))
 
-        write_page(recorder.data(), args.trace)
-    return 0
+
+def traced(page: Path, models: Models, decoder: Decoder) -> Iterator[Step]:
+    """The Steps of ``decoder``; after the last one the ``page`` is written."""
+    from s2d.trace.page import write_page
+    from s2d.trace.record import Recorder
+
+    draft = models.choice.draft
+    names = {"target": models.choice.target.name, "draft": draft and draft.name}
+    recorder = Recorder(models.tokenizer, decoder.context, names, decoder)
+    yield from recorder.record(decoder)
+    write_page(recorder.data(), page)
+    tell(f"wrote {page}")
 
 
 def hold_conversation(args: Namespace, models: Models) -> int:
@@ -311,21 +339,25 @@ def hold_conversation(args: Namespace, models: Models) -> int:
 
 
 def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
-    """Answer each of the ``lines`` of a file; 2 if one could not be run, else 0."""
-    from s2d.extras.batch import decode_many
+    """Answer each of the ``lines`` of a file, in their order; 2 if one cannot be, else 0."""
+    from s2d.extras.batch import decode_many, in_order
 
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    prompts = [models.encode([line]) for _, line in numbered]
+    prompts = []
+    refused = []
+    for index, (_, line) in enumerate(numbered):
+        try:
+            prompts.append((index, models.encode([line])))
+        except ValueError as error:  # it is no text, or the chat template fails
+            refused.append((index, error))
+    answers = decode_many(models.target, prompts, models.draft, models.options, args.batch)
     code = 0
-    for index, result in decode_many(
-        models.target, prompts, models.draft, models.options, args.batch
-    ):
-        number, line = numbered[index]
+    for (number, line), result in zip(numbered, in_order(chain(refused, answers))):
         if isinstance(result, ValueError):  # stands for a prompt that cannot be run
             tell(f"line {number}: {result}")
             code = 2
         elif args.json:
-            named = {"prompt": f"line {number}"} | about(args, models)
+            named = {"line": number, "prompt": line} | about(args, models)
             print(as_json(result, models.tokenizer, named), flush=True)
         else:
             print(f"## line {number}: {line}\n\n{result.text(models.tokenizer)}\n", flush=True)

@@ -17,6 +17,18 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not in UTF-8 ({error})") from None
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file in UTF-8, with or without a byte order mark.
+
+    What is not UTF-8 in a line is surrogates in it, which a tokenizer refuses: one line of many
+    does not spoil the others. Raises ValueError for UTF-16, in which all lines are spoilt.
+    """
+    text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
+    if text.startswith(("\udcff\udcfe", "\udcfe\udcff")):
+        raise ValueError(f"{path} is not in UTF-8 (it begins as UTF-16)")
+    return text.split("\n")
+
+
 def read_json(path: Path, missing: Any = None) -> Any:
     """The object in the file ``path``, or ``missing`` if there is no file and that is given."""
     if missing is not None and not path.is_file():

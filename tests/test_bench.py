@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, program, raises_line, random_llama, refuses
+from helpers import ROOT, WEIGHTS, change_json, program, raises_line, random_llama, refuses
 
 from s2d import generate
 from s2d.bench import __main__ as bench
@@ -19,6 +19,7 @@ from s2d.decoder import Stats
 from s2d.options import Options
 from s2d.train import corpus
 from s2d.tree import GrowingShape
+from s2d.weights import save_model
 
 SMALL = "--targets 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
 
@@ -78,7 +79,7 @@ def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
 
     one = {"turns": ["first", "second"], "question_id": 1, "category": "stem", "group": "mt_bench"}
     two = {"turns": ["a", "word " * 400, "c"], "question_id": 2, "category": "qa", "group": "qa"}
-    first, second = measure.answer(tokenizer, "vicuna", 512, run, [one, two], 9)
+    first, second = measure.answer(tokenizer, 512, run, [one, two], 9)
     messages = (["first"], ["first", "answer 1", "second"])
     assert first["prompts"] == [tokenizer.encode_chat(each) for each in messages]
     assert first["turns"] == ["answer 1", "answer 2"] and second["turns"] == ["answer 1"]
@@ -191,6 +192,51 @@ def test_answer_files_say_what_spec_bench_reads(questions, tmp_path, capsys):
     capsys.readouterr()
     assert program(bench.main, *arguments) == 2
     assert "out is there already; remove it or name another" in capsys.readouterr().err
+
+
+@pytest.fixture
+def family(tmp_path):
+    """Two targets in folders of one name, and one of another vocabulary."""
+    sizes = dict(hidden_size=16, intermediate_size=24, head_dim=4, max_position_embeddings=400)
+    for seed, name, vocab_size in ((0, "a/final", 1024), (1, "b/final", 1024), (2, "other", 1100)):
+        model = random_llama(seed, vocab_size=vocab_size, **sizes)
+        save_model(model, tmp_path / name, WEIGHTS / "mini-7b", torch.float32)
+    return tmp_path
+
+
+def test_folders_of_one_name_have_columns_and_files_of_their_own(family, questions, capsys):
+    """The same folder and the same temperature twice are measured once."""
+    targets = [family / name for name in ("a/final", "b/final", "other", "a/../b/final")]
+    line = ["--targets", ",".join(map(str, targets)), "--methods", "s2d-tree:exits=0"]
+    line += "--max-new-tokens 2 --rounds 1 --temperature 0.5,0.50000000001,0,0.0".split()
+    out = family / "out"
+    line += ["--questions", questions, "--out", out, "--markdown"]
+    assert program(bench.main, *line) == 0
+    names, temperatures = ("a/final", "b/final", "other"), ("0.5", "0.50000000001", "0")
+    last = capsys.readouterr().out.split("\n\n")[-1].splitlines()[0].strip("| ").split(" | ")
+    assert last == [*(f"{name} T={T}" for name in names for T in temperatures), "mean"]
+    files = {
+        f"{name.replace('/', '-')}-T{T}-{method}.jsonl"
+        for name, T, method in product(names, temperatures, ("ar", "s2d-tree-exits-0"))
+    }
+    assert {file.name for file in out.iterdir()} == files
+    (family / "a-final").symlink_to(family / "other")
+    line[1] = ",".join(str(family / name) for name in ("a/final", "b/final", "a-final"))
+    line[line.index("--out") + 1] = family / "again"
+    refuses(bench.main, capsys, "two answer files would be called a-final-T0.5-ar", *line)
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is(family, tmp_path, capsys):
+    common = ["--targets", f"{family}/a/final,{family}/other", *SMALL[2:]]
+    draft = ["--draft", WEIGHTS / "mini-draft"]
+    for line, message in (
+        (["--methods", "s2d", *draft], "other, s2d: draft and target must share a vocabulary"),
+        (["--methods", "s2d-tree:exits=0:stop=2"], "a/final, s2d-tree:exits=0:stop=2: stop: "),
+        (["--temperature", "1,-1"], "temperature, if not 0: expected a number"),
+    ):
+        refuses(bench.main, capsys, message, *common, *line)
+    change_json(family / "other/config.json", max_position_embeddings=3)
+    refuses(bench.main, capsys, "no question fits the context of", *common)
 
 
 def test_ties_are_told_from_bugs():

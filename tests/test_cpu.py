@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import random_llama, random_parents, random_tokens
+from helpers import raises_line, random_llama, random_parents, random_tokens
 
 from s2d import cpu, generate
 from s2d.cpu import compiled, costs, linear, static
@@ -92,7 +92,7 @@ def test_weights_are_kept_twice_only_if_that_pays_and_fits(packed, free, both, c
     if not can_pack(torch.float32):
         return
     seconds = dict.fromkeys(linear.ONE_ROW, 1.0) | {"packed": packed}
-    monkeypatch.setattr(linear, "timed_once", lambda what, measure: seconds)
+    monkeypatch.setattr(linear, "timed_once", lambda what, ways, measure: seconds)
     monkeypatch.setattr(linear, "free_memory", lambda: free)
     model = random_llama(0).float()
     tokens = torch.tensor([random_tokens(0, 9)])
@@ -206,13 +206,20 @@ def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monke
 
     def is_timed_again():
         before = len(calls)
-        assert timed_once(["it"], lambda: calls.append(1) or [0.5]) == [0.5]
+        measured = timed_once("it", ["a", "b"], lambda: calls.append(1) or [0.5, 0.25])
+        assert measured == {"a": 0.5, "b": 0.25}
         return len(calls) > before
 
     assert is_timed_again() and not is_timed_again()
     file = cache / "costs.json"
-    for damaged in ("", file.read_text()[:-9], "[1, 2]", "3", "{}"):
-        file.write_text(damaged)
+    (key,) = json.loads(file.read_text())
+    values = ["[]", "[0.5]", "[0.5, 0.0]", "[0.5, -1.0]", "[0.5, NaN]", "[0.5, 1e999]", '"ab"', "7"]
+    values += ["[0.5, null]", '[0.5, "x"]', '{"a": 0.5, "b": 0.25}', "[" * 400 + "]" * 400]
+    wrong = [f'{{"{key}": {value}}}' for value in values]
+    nested = f'{{"other": {"[" * 900 + "]" * 900}}}'
+    cut = file.read_text()[:-9]
+    for damaged in ("", cut, "[1, 2]", "3", "{}", *wrong, nested, "[" * 10**5, b"\xff"):
+        file.write_bytes(damaged.encode() if isinstance(damaged, str) else damaged)
         assert is_timed_again() and not is_timed_again()
     for name, value in (("get_num_threads", lambda: 77), ("__version__", "another")):
         monkeypatch.setattr(torch, name, value)
@@ -220,6 +227,11 @@ def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monke
     assert len(json.loads(file.read_bytes())) == 3
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # a file: nothing can be kept there
     assert is_timed_again() and is_timed_again()
+    for name in ("XDG_CACHE_HOME", "HOME"):  # and a user whom the system does not know
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert is_timed_again() and is_timed_again()
+    raises_line(compiled.cache_folder, FileNotFoundError, "set XDG_CACHE_HOME")
 
 
 def test_the_first_call_and_slow_moments_do_not_count(monkeypatch):
@@ -238,7 +250,8 @@ def test_passes_cost_as_much_as_the_next_size_and_beyond_as_much_per_row(cache, 
     model.lm_head.register_forward_hook(lambda module, x, y: rows.append(len(y)))
     assert len(pass_seconds(model, rows=3)) == 3
     assert rows == [*SIZES] * costs.ROUNDS
-    monkeypatch.setattr(costs, "timed_once", lambda what, measure: [1.0, 2.0, 3.0, 4.0, 4.8])
+    seconds = dict(zip(SIZES, [1.0, 2.0, 3.0, 4.0, 4.8]))
+    monkeypatch.setattr(costs, "timed_once", lambda what, sizes, measure: seconds)
     expected = [1.0, 2.0, 3.0, 3.0, *[4.0] * 4, *[4.8] * 8, 4.9, 5.0]
     assert pass_seconds(model, rows=18) == pytest.approx(expected)
     assert pass_seconds(model.double(), rows=18) is None

@@ -95,11 +95,14 @@ def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path, capsys
     done = torchrun(ROOT / "run.py", *line, "--prompt", "-", "--trace", page, input=question)
     assert done.returncode == 0, done.stderr
     assert program(run.main, *line, "--prompt", question) == 0
-    two, one = json.loads(done.stdout), json.loads(capsys.readouterr().out)
+    out, error = capsys.readouterr()
+    two, one = json.loads(done.stdout), json.loads(out)
     for name in ("text", "tokens", "options"):
         assert one[name] == two[name]
     assert one["stats"]["accept_lengths"] == two["stats"]["accept_lengths"]
     assert page.is_file() and done.stderr.count("loading target") == 1
+    (placed,) = (each for each in error.splitlines() if each.startswith("target on "))
+    assert f"{placed}, divided among 2 processes\n" in done.stderr
 
 
 def test_a_folder_that_cannot_be_divided_is_one_line_and_no_hang(tmp_path):

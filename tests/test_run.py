@@ -24,6 +24,8 @@ import run
 from s2d import Tokenizer
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
+from s2d.extras import batch
+from s2d.extras.batch import decode_many
 from s2d.extras.datastore import save_datastore
 from s2d.extras.decision import Decision, fingerprint, save_decision
 from s2d.options import METHODS
@@ -32,7 +34,7 @@ from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
-NOTICES = r"(\w+, since .*: )?loading target |target on |timing the |Ctrl-C "
+NOTICES = r"(\w+, since .*: )?loading target |prompt format: |target on |timing the |Ctrl-C "
 
 
 def run_json(capsys, *arguments):
@@ -45,11 +47,12 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert program(run.main, "--target", "13b") == 0
     out, error = capsys.readouterr()
-    first, second, third = error.splitlines()
+    first, second, third, last = error.splitlines()
     why = "13b, since weights/vicuna-13b is not there: "
     assert re.fullmatch(rf"{why}loading target .*/mini-13b, draft .*/mini-draft", first)
-    assert "6.1 M parameters" in second
-    assert second.startswith("target on ") and third.startswith("timing the target")
+    assert second == "prompt format: Vicuna's, as the folder's name says"
+    assert third.startswith("target on ") and "6.1 M parameters" in third
+    assert last.startswith("timing the target")
     text, _, block = out.partition("\n\n")
     assert text == EXAMPLE_ANSWER
     assert [line.split()[0] for line in block.splitlines()[-2:]] == ["method", "speed"]
@@ -153,19 +156,79 @@ def test_many_prompts_at_once(tmp_path, capsys):
     common = "--target", "7b", "--dtype", "float64", "--max-new-tokens", 24, "--temperature", 1
     assert program(run.main, *common, "--prompts", file, "--batch", 2, "--seed", 5, "--json") == 2
     out, error = capsys.readouterr()
-    answers = {line["prompt"]: line for line in map(json.loads, out.splitlines())}
-    assert sorted(answers) == ["line 1", "line 4"]
+    answers = {line["line"]: line for line in map(json.loads, out.splitlines())}
+    assert list(answers) == [1, 4]
     assert error.splitlines()[-1].startswith("line 3: the prompt has ")
     for seed, number in ((5, 1), (7, 4)):
         answer = run_json(capsys, *common, "--prompt", prompts[number - 1], "--seed", seed)
-        many = answers[f"line {number}"]
+        many = answers[number]
         for each in (answer, many):
             assert each["stats"].pop("seconds") > 0 and each["stats"].pop("tokens_per_second") > 0
-        assert {"prompt": f"line {number}"} | answer == many
+        assert {"line": number} | answer == many and many["prompt"] == prompts[number - 1]
     file.write_text(EXAMPLE_QUESTION)
     assert program(run.main, "--target", "7b", "--prompts", file) == 0
     shown = f"## line 1: {EXAMPLE_QUESTION}\n\nThe capital of Tadastan is"
     assert shown in capsys.readouterr().out
+
+
+def test_answers_come_in_the_order_of_the_lines_and_each_as_soon_as_it_can(
+    tmp_path, monkeypatch, capsys
+):
+    """Also if they end in another order, or some cannot be given."""
+    prompts = ["Tell me a story about a robot called Nora.", EXAMPLE_QUESTION, QUESTION] * 2
+    content = [prompt.encode() for prompt in prompts]
+    content.insert(1, b"caf\xe9")
+    content.insert(3, b"word " * 600)
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(content))
+    ended = []
+
+    def in_any_order(*arguments):
+        for index, result in decode_many(*arguments):
+            ended.append(index)
+            yield index, result
+
+    monkeypatch.setattr(batch, "decode_many", in_any_order)
+    assert program(run.main, "--target", "7b", "--prompts", file, "--json", "--seed", 5) == 2
+    out, error = capsys.readouterr()
+    answers = list(map(json.loads, out.splitlines()))
+    assert [answer["line"] for answer in answers] == [1, 3, 5, 6, 7, 8]
+    assert [answer["prompt"] for answer in answers] == prompts
+    assert [answer["seed"] for answer in answers] == [5, 7, 9, 10, 11, 12]
+    assert ended != sorted(ended)
+    refused = [line for line in error.splitlines() if not re.match(NOTICES, line)]
+    assert len(refused) == 2 and "line 2: the text is not valid UTF-8" in refused[0]
+    assert "line 4: the prompt has" in refused[1]
+    results = batch.in_order(iter([(1, "b"), (0, "a"), (2, "c"), (4, "e")]))
+    assert list(results) == ["a", "b", "c"]
+    file.write_text(QUESTION, encoding="utf-16")
+    refuses(run.main, capsys, "is not in UTF-8", "--target", "7b", "--prompts", file)
+
+
+def test_the_comparison_is_made_for_any_prompt(capsys):
+    common = "--target", "7b", "--max-new-tokens", 16, "--prompt", QUESTION
+    lossless = r"^method +s2d, lossless(.*)\nspeed .* times as fast as the target alone .*$"
+    for dtype, rounding in (("float32", ", up to rounding in float32"), ("float64", "")):
+        assert program(run.main, *common, "--compare", "--dtype", dtype) == 0
+        out, error = capsys.readouterr()
+        assert re.search(lossless, out, re.M)[1] == rounding
+        assert error.splitlines()[-1].startswith("timing the target alone")
+    assert program(run.main, *common) == 0
+    assert "times as fast" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ["json", "text"])
+def test_a_page_is_written_though_nobody_reads_the_answer(output, tmp_path):
+    page = tmp_path / "page.html"
+    options = ["--json"] if output == "json" else []
+    line = ["run.py", "--target", "7b", "--prompt", EXAMPLE_QUESTION, "--trace", page, *options]
+    command = [sys.executable, *map(str, line)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 141 and done.stderr.endswith(f"wrote {page}\n")
+    assert "Vorbiburg" in page.read_text()
 
 
 def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
@@ -173,11 +236,21 @@ def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
     shutil.copytree(WEIGHTS / "mini-7b", base)
     common = "--max-new-tokens", 4, "--prompt", QUESTION, "--target"
     chat, plain = len(tokenizer.encode_chat([QUESTION])), len(tokenizer.encode(QUESTION))
-    for line, tokens in ((["7b"], chat), (["7b", "--raw"], plain), ([base], plain)):
-        assert run_json(capsys, *common, *line)["prompt_tokens"] == tokens
+    for line, tokens, said in (
+        (["7b"], chat, "Vicuna's, as the folder's name says"),
+        (["7b", "--raw"], plain, "plain text (--raw)"),
+        ([base], plain, "plain text, as the folder has no chat template"),
+    ):
+        assert program(run.main, *common, *line, "--json") == 0
+        out, error = capsys.readouterr()
+        assert json.loads(out)["prompt_tokens"] == tokens
+        assert f"\nprompt format: {said}\n" in error
     change_json(base / "tokenizer_config.json", chat_template="Q {{ messages[0]['content'] }} A")
     own = len(tokenizer.encode(f"Q {QUESTION} A")) - 1
-    assert run_json(capsys, *common, base)["prompt_tokens"] == own
+    assert program(run.main, *common, base, "--json") == 0
+    out, error = capsys.readouterr()
+    assert json.loads(out)["prompt_tokens"] == own
+    assert "\nprompt format: the folder's own chat template\n" in error
 
 
 def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch):
@@ -230,6 +303,8 @@ MISTAKES = {
     "--prompts /dev/null --prompt x": "--prompts and --prompt do not go together",
     "--prompts /dev/null --prompt=": "--prompts and --prompt do not go together",
     "--prompts /dev/null --batch 0": "must be at least 1, got 0",
+    "--compare --json": "--json and --compare do not go together",
+    "--compare --method ar": "nothing to --compare",
     "--interactive --json": "--interactive and --json do not go together",
     "--interactive --prompt -": "it does not go with --prompt -",
     "--trace /dev/null": "is there already and is no regular file",
@@ -425,14 +500,6 @@ def test_a_byte_order_mark_is_no_token(tmp_path, capsys):
     assert program(run.main, "--target", "7b", "--prompts", file, "--json") == 0
     with_mark = json.loads(capsys.readouterr().out)
     assert with_mark["tokens"] == run_json(capsys, "--target", "7b", "--prompt", QUESTION)["tokens"]
-    file.write_bytes(b"caf\xe9\n")
-    refuses_last(capsys, "is not in UTF-8", "--target", "7b", "--prompts", file)
-
-
-def refuses_last(capsys, message, *arguments):
-    """Assert that run.py exits with 2, with ``message`` in its last line on stderr."""
-    assert program(run.main, *arguments) == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_reader_who_has_enough_is_met_with_silence():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from s2d.cli import terminal
 from s2d.cli.conversation import converse
@@ -39,7 +40,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", out.getvalue(), re.DOTALL)
     found = [(color, letter) for color, text, plain in runs for letter in text + plain]
     assert found == [*expected, ("", "\n")]
-    lines = report(generation.result(), streamed.colors).splitlines()
+    lines = report(generation.result(), streamed.colors, torch.float64).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
     assert legend == [(str(color), str(exit)) for color, exit in zip(COLORS, exits)]
     assert lines[-1] == f"method         {options['method']}, lossless"

@@ -7,12 +7,15 @@ options have no value: ``compile`` and ``rejection``.
 
 import time
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..cli.program import comma_separated, parse_stop, parse_tree
 from ..extras.datastore import load_datastore
 from ..extras.decision import PathStop, load_decision
+from ..model import LlamaConfig
 from ..options import METHODS, check_whole
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_drafting
@@ -51,14 +54,17 @@ def parse_method(text):
     return options
 
 
-def prepare(method, target, target_path):
-    """Options of ``generate`` of a parsed method, with what the files it names hold."""
+def prepare(method: dict[str, Any], config: LlamaConfig, folder: Path) -> dict[str, Any]:
+    """Options of ``generate`` of a parsed method, with what the files it names hold.
+
+    ``config`` is of the target in ``folder``.
+    """
     options = {key: value for key, value in method.items() if key not in ("compile", "batch")}
     if isinstance(method.get("stop"), str):
         options["decision"] = PathStop(load_decision(options.pop("stop")))
     if 0 in method.get("exits", ()):
-        file = datastore_path(target_path)
-        options["datastore"] = load_datastore(file, target.config) if file.is_file() else None
+        file = datastore_path(folder)
+        options["datastore"] = load_datastore(file, config) if file.is_file() else None
     return options
 
 

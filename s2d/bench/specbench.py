@@ -5,6 +5,7 @@ import re
 import time
 from collections import Counter, defaultdict
 from itertools import islice
+from pathlib import Path
 
 from ..files import read_text, staged_file
 from ..train.corpus import GROUPS, conversations
@@ -44,20 +45,25 @@ def read_questions(path, limit):
     return questions
 
 
-def write_answers(folder, name, records):
+def model_id(column: str, method: str) -> str:
+    """The name of the answer file of a column of a table and a method."""
+    return re.sub(r"[^\w.,]+", "-", f"{column.replace(' T=', '-T')}-{method}")
+
+
+def write_answers(folder: Path, column: str, records: list[dict]) -> None:
     """A file per method, as Spec-Bench's evaluation/speed.py and equal.py read it: last round."""
     files, last = defaultdict(str), records[-1]["round"]
     for record in (record for record in records if record["round"] == last):
-        model_id = re.sub(r"[^\w.,]+", "-", f"{name}-{record['method']}")
+        name = model_id(column, record["method"])
         lengths = [each.stats.accept_lengths for each in record["generations"] if each]
         choice = dict(index=0, turns=record["turns"], wall_time=record["wall_time"])
         choice["new_tokens"] = [len(each) for each in record["tokens"]]
         choice["decoding_steps"] = [len(each) for each in lengths] or choice["new_tokens"]
         choice["accept_lengths"] = sum(lengths, [])
         line = dict(question_id=record["question_id"], category=record["category"])
-        line |= dict(model_id=model_id, answer_id=f"{model_id}-{record['question_id']}")
+        line |= dict(model_id=name, answer_id=f"{name}-{record['question_id']}")
         line |= dict(tstamp=time.time(), choices=[choice])
-        files[model_id] += json.dumps(line, ensure_ascii=False) + "\n"
-    for model_id, lines in files.items():
-        with staged_file(folder / f"{model_id}.jsonl") as stage:
+        files[name] += json.dumps(line, ensure_ascii=False) + "\n"
+    for name, lines in files.items():
+        with staged_file(folder / f"{name}.jsonl") as stage:
             stage.write_text(lines, encoding="utf-8")

@@ -8,6 +8,8 @@ from itertools import cycle, groupby
 from statistics import median
 from typing import Any, TextIO
 
+import torch
+
 from ..decoder import Generation, Step
 from ..generation import make_decoder
 from ..model import Llama
@@ -51,8 +53,12 @@ class Streamed:
         print(self.stream.push([], last=True).translate(self.controls), file=self.out, flush=True)
 
 
-def report(generation: Generation, colors: dict[int, int]) -> str:
-    """The lines under an answer, with a legend if there are colours."""
+def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -> str:
+    """The lines under an answer, with a legend if there are colours.
+
+    Below float64 a pass over several tokens rounds differently from passes over one token each. So
+    where two logits are nearly equal, a lossless method may write another text.
+    """
     stats = generation.stats
     speed = len(generation.tokens) / stats.seconds
     lines = [
@@ -67,7 +73,11 @@ def report(generation: Generation, colors: dict[int, int]) -> str:
     if colors:
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
-    kind = "lossless" if generation.exact else "not lossless (several roots from the target)"
+    kind = "lossless"
+    if not generation.exact:
+        kind = "not lossless (several roots from the target)"
+    elif dtype != torch.float64:
+        kind += f", up to rounding in {str(dtype).removeprefix('torch.')}"
     lines.append(f"method         {generation.options.method}, {kind}")
     return "\n".join(lines)
 

@@ -9,13 +9,16 @@ import os
 import platform
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..files import staged_file
+from ..files import read_json, staged_file
 from . import DTYPES
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
@@ -23,9 +26,13 @@ CONTEXT = 400  # cached positions that they attend to
 ROUNDS = 6  # of timing; the fastest counts
 
 
-def cache_folder():
-    """XDG_CACHE_HOME/s2d or ~/.cache/s2d."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s2d"
+def cache_folder() -> Path:
+    """XDG_CACHE_HOME/s2d or ~/.cache/s2d; FileNotFoundError if the user has neither."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "s2d"
+    except RuntimeError:  # no HOME, and a user whom the system does not know, as in containers
+        message = "there is no home directory to keep files in; set XDG_CACHE_HOME to a folder"
+        raise FileNotFoundError(message) from None
 
 
 def key_of(*parts):
@@ -34,17 +41,35 @@ def key_of(*parts):
     return sha256(repr((machine, torch.__version__, parts)).encode()).hexdigest()[:32]
 
 
-def timed_once(what, measure):
-    """``measure()``, or what costs.json holds of it under ``what`` since an earlier run."""
-    file, key, known = cache_folder() / "costs.json", key_of(what), {}
-    with suppress(OSError, ValueError, TypeError):  # not there, or damaged
-        known = dict(json.loads(file.read_text()))
-    if key not in known:
+def timed_once(
+    what: Any, names: Sequence[str | int], measure: Callable[[], list[float]]
+) -> dict[str | int, float]:
+    """{name: seconds}, as ``measure()`` gives them in the order of ``names``.
+
+    What costs.json holds under ``what`` since an earlier run is not measured again.
+    """
+    key = key_of(what, names)
+    known = known_costs()
+    if len(known.get(key, ())) != len(names):
         known[key] = measure()
         with suppress(OSError, ValueError):  # nowhere to keep it: timed again
-            with staged_file(file) as stage:
+            with staged_file(cache_folder() / "costs.json") as stage:
                 stage.write_text(json.dumps(known, indent=1))
-    return known[key]
+    return dict(zip(names, known[key]))
+
+
+def known_costs() -> dict[str, list[float]]:
+    """What costs.json holds, but for what is no list of seconds."""
+    with suppress(OSError, ValueError):  # no folder for it, or damaged
+        held = read_json(cache_folder() / "costs.json", missing={})
+        return {key: value for key, value in held.items() if are_seconds(value)}
+    return {}
+
+
+def are_seconds(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(each, float) and 0 < each < inf for each in value)
 
 
 def fastest_calls(function, arguments):
@@ -68,7 +93,7 @@ def pass_seconds(model, rows):
     if model.device.type != "cpu" or model.dtype not in DTYPES or not long_enough:
         return None
     what = ["passes", type(model).__name__, model.config, model.dtype]
-    seconds = timed_once(what, lambda: time_passes(model))
+    seconds = [*timed_once(what, SIZES, lambda: time_passes(model)).values()]
     per_row = max(0.0, seconds[-1] - seconds[-2]) / (SIZES[-1] - SIZES[-2])
     costs = [seconds[bisect_left(SIZES, count)] for count in range(1, SIZES[-1] + 1)]
     costs += [seconds[-1] + per_row * more for more in range(1, rows - SIZES[-1] + 1)]

@@ -188,7 +188,8 @@ def use_fastest(model: nn.Module) -> None:
     linears = fast_linears(model)
     weights = [linear.weight for linear in fast_linears(model.model.layers)]
     what = ["one row, plain and packed", model.dtype, [each.shape for each in weights[:7]]]
-    seconds = timed_once(what, lambda: time_one_row(weights))
+    ways = [*ONE_ROW, "packed"] if can_pack(model.dtype) else [*ONE_ROW]
+    seconds = timed_once(what, ways, lambda: time_one_row(weights, ways))
     fastest = min(ONE_ROW, key=lambda name: seconds[name])
     slower = seconds.get("packed", 0.0) > 1.05 * seconds[fastest]
     fits = sum(linear.weight.nbytes for linear in linears) < SPARE * free_memory()
@@ -208,18 +209,19 @@ def free_memory() -> float:
 
 
 @torch.inference_mode()
-def time_one_row(weights: list[Tensor]) -> dict[str, float]:
-    """{kernel: seconds} of matmuls with TIMED_BYTES of ``weights``, one after another."""
+def time_one_row(weights: list[Tensor], ways: list[str]) -> list[float]:
+    """Seconds of matmuls with TIMED_BYTES of ``weights``, one after another, for each of ``ways``:
+    kernels of ONE_ROW, and "packed".
+    """
     before = accumulate((weight.nbytes for weight in weights), initial=0)
     weights = [weight for weight, size in zip(weights, before) if size < TIMED_BYTES]
     rows = [weight.new_ones(1, 1, weight.shape[1]) for weight in weights]
-    ways = {name: (kernel, weights) for name, kernel in ONE_ROW.items()}
-    if can_pack(weights[0].dtype):
-        ways["packed"] = packed_linear, [pack(weight) for weight in weights]
+    kernels = ONE_ROW | {"packed": packed_linear}
+    packed = [pack(weight) for weight in weights] if "packed" in ways else []
 
     def multiply(name: str) -> None:
-        kernel, given = ways[name]
-        for x, weight in zip(rows, given):
+        kernel = kernels[name]
+        for x, weight in zip(rows, packed if name == "packed" else weights):
             kernel(x, weight)
 
-    return dict(zip(ways, fastest_calls(multiply, list(ways))))
+    return fastest_calls(multiply, ways)

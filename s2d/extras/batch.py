@@ -32,16 +32,11 @@ def generate_many(
     The seconds of an answer are those of its steps, which others share. Raises ValueError for what
     cannot be run, with the prompt's number, once the prompts before it have been yielded.
     """
-    finished: dict[int, Generation | ValueError] = {}
-    number = 0
-    for index, result in as_finished(target, prompts, draft, method, batch, **options):
-        finished[index] = result
-        while number in finished:
-            result = finished.pop(number)
-            if isinstance(result, ValueError):
-                raise ValueError(f"prompt {number}: {result}")
-            yield result
-            number += 1
+    finished = as_finished(target, prompts, draft, method, batch, **options)
+    for number, result in enumerate(in_order(finished)):
+        if isinstance(result, ValueError):
+            raise ValueError(f"prompt {number}: {result}")
+        yield result
 
 
 def as_finished(
@@ -58,15 +53,32 @@ def as_finished(
     If a prompt cannot be run, its ValueError is yielded, and the others go on.
     """
     resolved = resolve(target, draft, Options(method, seed=seed, **options), batch)
-    yield from decode_many(target, prompts, draft, resolved, batch)
+    yield from decode_many(target, enumerate(prompts), draft, resolved, batch)
+
+
+def in_order(
+    finished: Iterable[tuple[int, Generation | ValueError]],
+) -> Iterator[Generation | ValueError]:
+    """The results of pairs (i, result), i from 0, each as soon as all before it are there."""
+    waiting: dict[int, Generation | ValueError] = {}
+    number = 0
+    for index, result in finished:
+        waiting[index] = result
+        while number in waiting:
+            yield waiting.pop(number)
+            number += 1
 
 
 def decode_many(
-    target: Llama, prompts: Iterable[list[int]], draft: Llama | None, options: Options, batch: int
+    target: Llama,
+    prompts: Iterable[tuple[int, list[int]]],
+    draft: Llama | None,
+    options: Options,
+    batch: int,
 ) -> Iterator[tuple[int, Generation | ValueError]]:
-    """``as_finished`` for resolved ``options``."""
+    """``as_finished`` for resolved ``options`` and pairs (i, prompt)."""
     active: dict[int, Decoder] = {}
-    for index, prompt in enumerate(prompts):
+    for index, prompt in prompts:
         own = replace(options, seed=options.seed + index)
         try:
             active[index] = make_decoder(target, prompt, draft, own)

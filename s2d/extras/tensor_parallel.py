@@ -155,6 +155,7 @@ class DividedTarget(nn.Module):
         self.send = send
         self.send("load", path, device, dtype)
         self.part = load_part(path, device, dtype)
+        self.ranks = dist.get_world_size()
         self.config, self.device, self.dtype = self.part.config, self.part.device, self.part.dtype
 
     def pass_costs(self, rows: int) -> None:

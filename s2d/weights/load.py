@@ -204,10 +204,13 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and native
 
 
-def placement(model):
-    """One line for people: where a model is, in which dtype, how large, and its memory."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    size = sum(parameter.nbytes for parameter in model.parameters())
+def placement(model: Llama) -> str:
+    """One line for people: where a model is, in which dtype, how large, and its memory.
+
+    Of a model that is divided among processes (extras/tensor_parallel.py), all parts together.
+    """
+    count = sum(parameter.numel() for parameter in empty_model(model.config).parameters())
+    size = count * model.dtype.itemsize
     dtype = str(model.dtype).removeprefix("torch.")
     millions = f"{count / 1e6:,.1f} M parameters"
     untried = "" if model.device.type == "cpu" else " (untried: this has only run on CPUs)"
