@@ -101,7 +101,8 @@ class Tokenizer:
     ) -> Iterator[tuple[list[int], list[int]]]:
         """Yield (ids of the prompt, ids of the answer up to its EOS) of each round.
 
-        In the format of ``encode_prompt``, which says what ``messages`` are.
+        This is in the format of ``encode_prompt``; ``encode_chat`` says what ``messages`` are.
+
         The ids of a prompt are those that a model is given, and the ids of the answer those that it
         has to write then, also if another token would stand for the end of the one and the
         beginning of the other together. A prompt goes on after the round before it; but it is whole

@@ -20,31 +20,26 @@ class JsonModel:
         """``config`` is what is in tokenizer_config.json, ``content`` that in tokenizer.json."""
         as_llama = is_llama(config) and content["model"].get("type", "BPE") == "BPE"
         as_llama = as_llama and not is_byte_level(content)
-        settings = llama_settings(content["model"], config) if as_llama else {}
-        self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content | settings))
+        if as_llama:
+            settings = llama_settings(content["model"], config)
+            self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content | settings))
+        else:
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
         defaults = LLAMA if as_llama else {}
         tokens = read_special_tokens(folder, config, content, defaults, vocabulary)
         self.names = tokens.names
-        for _, token in sorted(tokens.added.items()):  # also known ones, of which it may say more
-            self.add(token)
-        for token in tokens.others:
-            self.add(token)
+        added = [token for _, token in sorted(tokens.added.items())]
+        # Also known ones, of which other files may say more.
+        self.tokenizer.add_tokens([as_package(token) for token in (*added, *tokens.others)])
         by_id = self.tokenizer.get_added_tokens_decoder()
         # Dropped here, since the package forgets to if a special token is ``normalized``.
         self.special = {number for number, token in by_id.items() if token.special}
         ends = {number: token for number, token in by_id.items() if not token.rstrip}
         self.added = {n: token.content for n, token in ends.items() if not token.single_word}
         self.eos_id = self.tokenizer.token_to_id(tokens.names.get("eos_token", ""))
-
-    def add(self, token: AddedToken) -> None:
-        flags = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
-        added = tokenizers.AddedToken(
-            token.text, special=token.special, normalized=token.normalized, **flags
-        )
-        self.tokenizer.add_tokens([added])
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=with_bos).ids
@@ -89,6 +84,12 @@ class JsonModel:
             if piece is not None and token not in self.special:  # else it leaves no text
                 return BYTE.fullmatch(piece) is not None
         return False
+
+
+def as_package(token: AddedToken) -> tokenizers.AddedToken:
+    """The same for the package."""
+    flags = {name: value for name, value in vars(token).items() if name != "text"}
+    return tokenizers.AddedToken(token.text, **flags)
 
 
 def is_byte_level(content: dict[str, Any]) -> bool:
