@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from s2d import Tokenizer, generate, load_model
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
+from s2d.train.dialogues import Counts
 
 TEMPLATE = (
     "{% for m in messages %}{{ bos_token }}USER: {{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -54,7 +55,7 @@ def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch
     assert program(train.main, "soft", "--init", base, "--out", out, *options.split()) == 0
     assert load_model(out).drafting.exits == (1, 2)
     recipe = fit.Recipe(batch=2, micro_batch=2, length=20, lr=1e-3)
-    tokens, labels = nested.rows_of(base, "self", fit.Run(out), recipe, 1)
+    tokens, labels = nested.rows_of(base, "self", fit.Run(out), recipe, 1, Counts())
     assert tokens.flatten().tolist()[:11] == [1, 5, 6, 7, 8, 9, 2, 1, 30, 31, 2]
     assert labels.flatten().tolist()[:10] == [-100, -100, 7, 8, 9, 2, -100, -100, 31, 2]
 

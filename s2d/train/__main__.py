@@ -1,6 +1,7 @@
 """Train drafts, the miniatures, decision models; make datastores."""
 
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,13 +16,13 @@ from ..files import claimed
 from ..weights import check_device
 from ..weights.names import datastore_path
 from .decision import FEATURES, train_decision
-from .family import DRAFT_TOKENS, train_mini
+from .family import DRAFT_TOKENS, TARGETS, train_mini
 from .fit import Run
-from .nested import train_soft
+from .nested import RECIPES, train_soft
 from .self_text import make_datastore
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> int:
     run = run_in_each if dist.is_torchelastic_launched() else run_program
     return run("train", lambda: start(**vars(from_rank_0(lambda: parse(arguments)))))
 
@@ -56,17 +57,24 @@ def parse(arguments: list[str] | None) -> Namespace:
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
 
-    def program(name: str, train: Callable[..., None], what: str) -> Callable[..., Any]:
-        each = programs.add_parser(name, help=what, description=f"Train {what}.")
+    def program(name: str, train: Callable[..., None], what: str) -> Callable[..., None]:
+        each = programs.add_parser(name, help=what, description=what)
         each.set_defaults(train=train)
-        each.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 ... (%(default)s)")
-        each.add_argument("--seed", type=int, default=0, help="of all random numbers (%(default)s)")
-        return each.add_argument
+
+        def add(name: str, help: str, **options: Any) -> None:
+            if options.get("default") is not None:
+                help += " (default: %(default)s)"
+            each.add_argument(name, help=help, **options)
+
+        add("--device", default="auto", help="cpu, cuda, cuda:1 ...")
+        add("--seed", type=int, default=0, help="of all random numbers")
+        return add
 
     def by_data(field: str) -> str:
         """The defaults of a field of the recipe, which depend on --data."""
         found = {name: getattr(recipe, field) for name, recipe in RECIPES.items()}
-        return "(" + ", ".join(f"{name}: {value:g}" for name, value in found.items()) + ")"
+        shown = ", ".join(f"{value:g} with {name}" for name, value in found.items())
+        return f"(default: {shown})"
 
     add = program("soft", train_soft, "a sorted draft from the first layers of a Llama")
     add("--init", type=Path, required=True, help="folder of the Llama to cut from")
@@ -75,7 +83,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add(
         "--data",
         default="mini",
-        help="a file of dialogues, mini (the corpus) or self (the Llama's own) (%(default)s)",
+        help="a file of dialogues, mini (the corpus) or self (the Llama's own)",
     )
     add("--out", type=Path, required=True, help="folder to write the draft to")
     add("--resume", action="store_true", help="go on from the last checkpoint")
@@ -90,39 +98,34 @@ def parse(arguments: list[str] | None) -> Namespace:
         "--millions",
         type=positive,
         default=DRAFT_TOKENS,
-        help="million tokens of mini or of answers (%(default)s)",
+        help="million tokens of mini or of answers",
     )
     add("--teacher", type=Path, help="a model's folder: its distributions are learnt as well")
 
     add = program("mini", train_mini, "the miniature family, from nothing")
-    add("--out", type=Path, default=Path("family"), help="folder for all of them (%(default)s)")
+    add("--out", type=Path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
-    own = ", ".join(f"{name} {target.millions:g}" for name, target in TARGETS.items())
-    own = f"{own}, mini-draft {DRAFT_TOKENS:g}"
+    own = ", ".join(f"{name} {millions:g}" for name, (_, millions, *_) in TARGETS.items())
+    own = f"default: {own}, mini-draft {DRAFT_TOKENS:g}"
     add("--millions", type=positive, help=f"million training tokens of each ({own})")
 
     add = program("decision", train_decision, "a model that says when a draft should stop")
     add("--target", type=Path, required=True, help="folder of the model that accepts or not")
     add("--draft", type=Path, required=True, help="folder of the draft that is to stop")
     add("--out", type=Path, required=True, help="the safetensors file to write")
+    add("--features", choices=FEATURES, default="stats", help="hidden states, or figures of q")
     add(
-        "--features",
-        choices=FEATURES,
-        default="stats",
-        help="hidden states, or figures of q (%(default)s)",
+        "--data",
+        help="a file of dialogues, mini or self, as of soft (default: what the draft learnt from)",
     )
-    add("--data", help="a file of dialogues, mini or self, as of soft (what the draft learnt from)")
     add(
-        "--prompts",
-        type=int,
-        default=400,
-        help="at most, answered twice each; a fifth is kept out (%(default)s)",
+        "--prompts", type=int, default=400, help="at most, answered twice each; a fifth is kept out"
     )
-    add("--epochs", type=int, default=6, help="times that all of them are learnt from (%(default)s)")
+    add("--epochs", type=int, default=6, help="times that all of them are learnt from")
 
     add = program("text", make_datastore, "a datastore to draft from")
     add("--target", type=Path, required=True, help="folder of the model whose datastore it is")
-    add("--out", type=Path, help="the safetensors file (next to the target's folder)")
+    add("--out", type=Path, help="the safetensors file (default: next to the target's folder)")
     add("--resume", action="store_true", help="go on with the answers where it was cut short")
     add("--millions", type=positive, help="million tokens of answers for the target to write, or")
     add("--from", type=Path, nargs="+", dest="files", metavar="FILE", help="text in UTF-8 instead")

@@ -34,6 +34,7 @@ Encoded = TypeVar("Encoded")
 class Counts:
     """What of a data set is learnt from, and what is not, counted while it is read."""
 
+    chat_format: str = ""  # of the dialogues, in words
     dialogues: int = 0
     passed_over: Counter[str] = field(default_factory=Counter)  # by why
     unanswered: int = 0  # last questions without an answer
@@ -42,10 +43,10 @@ class Counts:
     tokens_left: int = 0  # at the end, where they fill no row
 
     def __str__(self) -> str:
-        parts = [f"{self.dialogues} dialogues"]
-        if self.passed_over:
-            [(why, _)] = self.passed_over.most_common(1)
-            parts.append(f"{self.passed_over.total()} passed over ({why})")
+        parts = [f"{self.dialogues} dialogues in {self.chat_format}"]
+        if self.passed_over.total():
+            [(why, number)] = self.passed_over.most_common(1)
+            parts.append(f"{self.passed_over.total()} passed over ({number}: {why})")
         for number, what in (
             (self.unanswered, "last questions without an answer left out"),
             (self.shortened, "answers cut after an EOS"),
@@ -55,6 +56,12 @@ class Counts:
             if number:
                 parts.append(f"{number} {what}")
         return ", ".join(parts)
+
+
+def check_data(data: str) -> None:
+    """Raise FileNotFoundError if ``data`` is neither "mini" nor "self" nor a file."""
+    if data not in ("mini", "self") and not Path(data).is_file():
+        raise FileNotFoundError(f"no file {data}; --data is mini, self or a file of dialogues")
 
 
 def records_of(data: str, seed: int) -> Iterable[Any]:
@@ -145,8 +152,16 @@ def usable(
 
 def pairs_of(data: str, seed: int, tokenizer: Tokenizer, counts: Counts) -> Iterator[Pair]:
     """Yield the rounds of the dialogues of ``data``."""
+    counts.chat_format = format_of(tokenizer)
     for rounds in usable(data, seed, partial(rounds_of, tokenizer, counts), counts):
         yield from rounds
+
+
+def format_of(tokenizer: Tokenizer) -> str:
+    """In words, how a folder's prompts are written, by run.py as well."""
+    if tokenizer.chat_format is None:
+        return "plain text, as the folder has no chat template"
+    return "the folder's chat template" if tokenizer.chat_format.is_own else "Vicuna's format"
 
 
 def rounds_of(tokenizer: Tokenizer, counts: Counts, dialogue: list[Message]) -> list[Pair]:

@@ -126,10 +126,17 @@ def empty_model(config, kind=Llama):
         return kind(config)
 
 
-def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
+def save_model(
+    model: Llama,
+    path: Path | str,
+    tokenizer_from: Path | str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    learnt_from: str | None = None,
+) -> None:
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
+    The tokenizer in the folder ``tokenizer_from`` is copied along. ``learnt_from``, in config.json,
+    says what data a draft was trained on. ValueError: ``path`` is there.
     """
     state = model.state_dict()
     if model.config.tie_word_embeddings:
@@ -141,8 +148,10 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
         drafting = model.drafting if model.drafting != default_drafting(model.config) else None
-        config = json.dumps(config_to_dict(model.config, dtype, drafting), indent=2)
-        (stage / "config.json").write_text(config + "\n")
+        config = config_to_dict(model.config, dtype, drafting)
+        if learnt_from is not None:
+            config["learnt_from"] = learnt_from
+        (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def check_device(device: torch.device | str) -> torch.device:
