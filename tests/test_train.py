@@ -339,18 +339,17 @@ def test_a_folder_without_a_chat_format_learns_plain_text(tokenizer, tiny, tmp_p
     assert answer[-1] == tokenizer.eos_id and "plain text" in str(counts)
 
 
+FAILS = "{{ raise_exception('no') }}"
 SILENT = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
 
 
-@pytest.mark.parametrize("template", [SILENT, "{{ raise_exception('no') }}"])
-@pytest.mark.parametrize("name", ["soft", "decision"])
+@pytest.mark.parametrize("name, template", [("soft", FAILS), ("soft", SILENT), ("decision", FAILS)])
 def test_a_corpus_that_no_template_takes_ends_in_a_line(template, name, tiny, tmp_path, capsys):
     (tiny / "chat_template.jinja").write_text(template)
-    if name == "soft":
-        refuses(train.main, capsys, "200 passed over (200: ", *soft(tiny, tmp_path / "draft"))
-    elif template != SILENT:
-        models = ["--target", tiny, "--draft", tiny, "--out", tmp_path / "d.safetensors"]
-        refuses(train.main, capsys, "200 passed over (200: ", "decision", *models)
+    arguments = soft(tiny, tmp_path / "draft")
+    if name == "decision":
+        arguments = [name, "--target", tiny, "--draft", tiny, "--out", tmp_path / "d.safetensors"]
+    refuses(train.main, capsys, "200 passed over (200: ", *arguments)
 
 
 def test_a_file_that_is_too_small_says_what_fits(tiny, tmp_path, capsys):
@@ -388,11 +387,18 @@ def test_two_trainings_cannot_write_one_folder(tiny, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_help_shows_the_defaults(capsys):
-    for name, shown in (("soft", "128 with a file"), ("decision", "400"), ("mini", "mini-13b 7")):
-        assert program(train.main, name, "--help") == 0
-        text = " ".join(capsys.readouterr().out.split())
-        assert f"(default: {shown}" in text or f"{shown}," in text and "default: auto" in text
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("soft", "(default: 4 with mini, 8 with self, 128 with a file)"),
+        ("mini", "(default: mini-7b 6, mini-13b 7, mini-70b 4, mini-draft 1.5)"),
+        ("decision", "a fifth is kept out (default: 400)"),
+        ("text", "cpu, cuda, cuda:1 ... (default: auto)"),
+    ],
+)
+def test_help_shows_the_defaults(name, shown, capsys):
+    assert program(train.main, name, "--help") == 0
+    assert shown in " ".join(capsys.readouterr().out.split())
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):

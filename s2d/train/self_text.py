@@ -29,7 +29,6 @@ from .dialogues import Pair
 from .fit import Run
 
 QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
-MEAN_ANSWER = ANSWER_TOKENS / 2  # what answers are expected to have
 TEMPERATURES = (0.0, 0.7, 1.0)  # of answers, a third each
 Ways = tuple[list[list[list[int]]], list[int]]  # see ways_to_ask
 ASKING = 0.8  # the temperature of questions: at 1 those of small models make no sense
@@ -93,7 +92,7 @@ class Journal:
 
 def question_count(millions: float) -> int:
     """How many questions have about so many million tokens of answers, if all end."""
-    return max(len(TEMPERATURES), round(millions * 1e6 / MEAN_ANSWER))
+    return max(len(TEMPERATURES), round(millions * 1e6 / (ANSWER_TOKENS / 2)))
 
 
 def ask(
@@ -147,13 +146,15 @@ def make_datastore(
     else:
         _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
         documents = [after[1:] + answer for _, answer in sample(target, millions, run)]
+        if not documents:
+            raise ValueError(f"no question had an end within {QUESTION_TOKENS} tokens")
     count = save_datastore(out, documents, read_config(target))
     run.answers.unlink(missing_ok=True)
     tell(f"{out}: {len(documents)} documents, {count} tokens")
     if millions and count < millions * 1e6:
         tell(
-            f"they are fewer than {millions * 1e6:,.0f}: {len(documents)} of "
+            f"these are fewer than {millions * 1e6:,.0f}: {len(documents)} of "
             f"{question_count(millions)} questions had an end within {QUESTION_TOKENS} tokens, and "
-            f"an answer has {count / max(1, len(documents)):.0f} tokens on average, not "
-            f"{MEAN_ANSWER:.0f}, with which the questions were counted"
+            f"a document has {count / len(documents):.0f} tokens on average; "
+            f"{ANSWER_TOKENS // 2} for each question were expected"
         )
