@@ -41,6 +41,7 @@ class Counts:
     shortened: int = 0  # answers with text after an EOS
     rows_without_answers: int = 0
     tokens_left: int = 0  # at the end, where they fill no row
+    rows_left: int = 0  # of the last epoch, where they fill no batch
 
     def __str__(self) -> str:
         parts = [f"{self.dialogues} dialogues in {self.chat_format}"]
@@ -52,6 +53,7 @@ class Counts:
             (self.shortened, "answers cut after an EOS"),
             (self.rows_without_answers, "rows without an answer left out"),
             (self.tokens_left, "tokens left at the end that fill no row"),
+            (self.rows_left, "rows left at the end that fill no batch"),
         ):
             if number:
                 parts.append(f"{number} {what}")

@@ -48,6 +48,7 @@ def train_soft(
     if teacher:
         distillation = Distillation(load_model(teacher, run.device, quick=False))
     rows = rows_of(init, data, run, recipe, millions, counts)
+    counts.rows_left = len(rows[0]) * recipe.epochs % recipe.batch
     learnt_from = data if data in ("mini", "self") else os.path.abspath(data)
     train_and_save(model, exits, rows, recipe, run, init, distillation, learnt_from)
     tokens, labels = rows
