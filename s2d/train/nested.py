@@ -10,7 +10,7 @@ from pathlib import Path
 from ..cli.program import progress
 from ..extras.tensor_parallel import from_rank_0
 from ..files import refuse_existing
-from ..model import Drafting
+from ..model import Drafting, default_thresholds
 from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, save_model
@@ -96,7 +96,7 @@ def cut(init, exits, device, drafting=None):
     """The layers of the Llama in ``init`` up to the last of ``exits``, ready to learn."""
     model = load_model(init, device, "float32", quick=False, layers=exits[-1]).requires_grad_(True)
     if drafting is None:
-        drafting = Drafting(exits, thresholds=(0.5,) * (len(exits) - 1) + (0.0,))  # the paper's
+        drafting = Drafting(exits, default_thresholds(exits))
     model.drafting = drafting
     return model
 
