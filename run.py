@@ -41,7 +41,6 @@ from s2d.files import read_text, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
 from s2d.model import Llama
 from s2d.options import METHODS, Options
-from s2d.text.chat import ChatTemplate, chat_template
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config, read_drafting
 from s2d.weights.names import datastore_path, draft_beside, find_target, miniature_note
@@ -217,16 +216,16 @@ class Models:
     target: Llama  # or, under torchrun, one that is divided among processes
     draft: Llama | None
     tokenizer: Tokenizer
-    template: ChatTemplate | str | None  # the folder's own, the name of Vicuna's format, or none
+    raw: bool  # prompts are plain text, in no chat format
     system: str | None
     options: Options
 
     def encode(self, messages: list[str]) -> list[int]:
-        """Messages, user and assistant in turn -> ids; without a template, of the first alone."""
-        if self.template is None:
+        """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
+        if self.raw:
             return self.tokenizer.encode(messages[0])
         texts = [text.strip() for text in messages]
-        return self.tokenizer.encode_chat(texts, self.template, self.system)
+        return self.tokenizer.encode_chat(texts, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
         """A Decoder that continues the ids of a prompt; if that is long, progress will be shown."""
@@ -241,8 +240,8 @@ def load(
     args: Namespace, choice: Choice, load_divided: Callable[..., Llama] | None = None
 ) -> Models:
     tokenizer = Tokenizer(choice.target)
-    template = None if args.raw else chat_template(choice.target)
-    if template is None and (args.interactive or args.system):
+    raw = args.raw or tokenizer.chat_format is None
+    if raw and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
     drafts = choice.draft or choice.datastore or "exit 0, the n-grams of the text"
     if choice.options.method == "ar":
@@ -257,7 +256,7 @@ def load(
     if choice.draft is not None:
         draft = load_model(choice.draft, args.device, target.dtype, compile=args.compile)
     options = resolve(target, draft, choice.options, batch=args.batch if args.prompts else 1)
-    return Models(choice, target, draft, tokenizer, template, args.system, options)
+    return Models(choice, target, draft, tokenizer, raw, args.system, options)
 
 
 # 4. Answer

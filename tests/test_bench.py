@@ -78,7 +78,7 @@ def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
 
     one = {"turns": ["first", "second"], "question_id": 1, "category": "stem", "group": "mt_bench"}
     two = {"turns": ["a", "word " * 400, "c"], "question_id": 2, "category": "qa", "group": "qa"}
-    first, second = measure.answer(tokenizer, "vicuna", 512, run, [one, two], 9)
+    first, second = measure.answer(tokenizer, 512, run, [one, two], 9)
     messages = (["first"], ["first", "answer 1", "second"])
     assert first["prompts"] == [tokenizer.encode_chat(each) for each in messages]
     assert first["turns"] == ["answer 1", "answer 2"] and second["turns"] == ["answer 1"]

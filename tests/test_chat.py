@@ -1,15 +1,14 @@
 """Chat templates: rendered and encoded as transformers does; Vicuna's format; what goes wrong."""
 
-import json
 import re
 
 import pytest
-from helpers import WEIGHTS, change_json, raises_line
+from helpers import change_json, raises_line
 from transformers import AutoTokenizer
 from vocabularies import PROMPT, SAID, messages, save_trained, sentencepiece_folder, with_config
 
 from s2d import Tokenizer
-from s2d.text.chat import VICUNA_SYSTEM, ChatTemplate, chat_template
+from s2d.text.chat import VICUNA_SYSTEM, ChatTemplate, VicunaFormat
 
 HEADERS = """{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>
 
@@ -55,37 +54,67 @@ def test_vicunas_format(tokenizer):
 
 
 def test_a_template_is_the_folders_own_or_vicunas(tmp_path):
-    assert chat_template(WEIGHTS / "mini-7b") == "vicuna"
-    folder = tmp_path / "vicuna-7b-v1.5"
-    folder.mkdir()
-    assert chat_template(folder) == "vicuna" and chat_template(tmp_path) is None
+    folder = sentencepiece_folder(tmp_path / "vicuna-7b-v1.5", {})
+    assert isinstance(Tokenizer(folder).chat_format, VicunaFormat)
     first = "{{ messages[0]['content'] }}"
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": f"{first}!"}]
     for template, expected in ((f"{first}?", "Hi?"), (several, "Hi!")):
-        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-        assert chat_template(folder).render(["Hi"]) == expected
-    link = tmp_path / "vicuna-13b"  # as into a cache, whose folders are called by checksums
-    (tmp_path / "0a1b").mkdir()
-    link.symlink_to(tmp_path / "0a1b")
-    assert chat_template(link) == "vicuna" and chat_template(tmp_path / "0a1b") is None
+        change_json(folder / "tokenizer_config.json", chat_template=template)
+        assert Tokenizer(folder).chat_format.render(messages(["Hi"])) == expected
     (folder / "chat_template.jinja").write_text(f"{first}.\n")  # which transformers prefers
-    assert chat_template(folder).render(["Hi"]) == "Hi."
+    assert Tokenizer(folder).chat_format.render(messages(["Hi"])) == "Hi."
+    link = tmp_path / "vicuna-13b"  # as into a cache, whose folders are called by checksums
+    link.symlink_to(sentencepiece_folder(tmp_path / "0a1b", {}))
+    assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
+
+
+def test_a_folder_without_a_format(tmp_path):
+    """It is prompted with plain text, and no other model's format is made up for it."""
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "base", {}))
+    assert ours.chat_format is None
+    raises_line(ours.encode_chat, ValueError, "base has no chat template; encode plain", ["Hi"])
+    assert ours.encode_prompt(["Hi"]) == ours.encode("Hi")
+    said = ["Hi", "Hello", "And you?"]
+    assert ours.encode_prompt(said) == ours.encode("Hi\n\nHello</s>\n\nAnd you?")
+    (prompt, answer), _ = ours.rounds(said)
+    assert prompt == ours.encode("Hi") and ours.decode(answer) == "\n\nHello"
+    assert answer[-1] == ours.eos_id
+
+
+def test_what_messages_are(tokenizer):
+    """Texts in turn or dictionaries, of which the system's may be the first."""
+    hi, system = {"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}
+    expected = tokenizer.encode_chat(["Hi"])
+    for same in ("Hi", ("Hi",), hi, [hi], iter([hi]), [hi | {"name": "Anna"}]):
+        assert tokenizer.encode_chat(same) == expected
+    brief = tokenizer.encode_chat([system, hi])
+    assert brief == tokenizer.encode_chat("Hi", system="Be brief.") != expected
+    assert list(tokenizer.rounds([system, hi])) == [(brief, [])]
+    for wrong in ([], None, 7, b"Hi", [7], [None], ["Hi", hi], [["Hi"]], [{}], [system]):
+        raises_line(tokenizer.encode_chat, ValueError, "expected texts, user and", wrong)
+    for content in (None, ["Hi"], 7):
+        raises_line(
+            tokenizer.encode_chat, ValueError, "expected texts", [hi | {"content": content}]
+        )
+    raises_line(tokenizer.encode_chat, ValueError, "in turn; message 2 is of 'user'", [hi, hi])
+    raises_line(tokenizer.encode_chat, ValueError, "given twice", [system, hi], "Be brief.")
 
 
 @pytest.mark.parametrize("template", [HEADERS, MARKED])
 def test_templates_on_a_tokenizer_json(trained, template):
     ours, theirs = with_config(trained, chat_template=template)
-    own = chat_template(trained)
     for count in (1, 3, 5):
         said = messages(SAID[:count])
         text = theirs.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
-        assert own.render(SAID[:count]) == text
+        assert ours.chat_format.render(said) == text
         expected = theirs.apply_chat_template(said, **PROMPT)
-        assert ours.encode_chat(SAID[:count], own) == expected
+        assert ours.encode_chat(SAID[:count]) == expected
         system = {"role": "system", "content": " Be <|eot|> brief.\n"}
         expected = theirs.apply_chat_template([system, *said], **PROMPT)
-        assert ours.encode_chat(SAID[:count], own, system["content"]) == expected
-    assert own.render(SAID[:2]) == theirs.apply_chat_template(messages(SAID[:2]), tokenize=False)
+        assert ours.encode_chat(SAID[:count], system["content"]) == expected
+        assert ours.encode_chat([system, *said]) == expected
+    text = theirs.apply_chat_template(messages(SAID[:2]), tokenize=False)
+    assert ours.chat_format.render(messages(SAID[:2])) == text
 
 
 @pytest.mark.parametrize("legacy", [{"legacy": True}, {"legacy": False}, {}])
@@ -98,7 +127,7 @@ def test_templates_on_a_tokenizer_model(tmp_path, template, legacy):
     ours, theirs = Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
     said = ["Where is Nora?", "In the north.", "日本, </s>and<|im_end|>24?"]
     expected = theirs.apply_chat_template(messages(said), **PROMPT)
-    assert ours.encode_chat(said, chat_template(folder)) == expected
+    assert ours.encode_chat(said) == expected
     assert 1025 in expected and expected.count(1024) == (4 if template == CHATML else 0)
 
 
@@ -106,25 +135,25 @@ def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
     """Each answer up to its end of turn; what comes after belongs to the next prompt."""
     chatml = CHATML.replace("<|im_start|>", "<|start|>").replace("<|im_end|>", "<|eot|>")
     ours, _ = with_config(trained, chat_template=chatml)
-    template, said = chat_template(trained), ["Hi", "Hello", "And you?", "Fine"]
-    rounds = list(ours.rounds(said, template))
+    said = ["Hi", "Hello", "And you?", "Fine"]
+    rounds = list(ours.rounds(said))
     assert [ours.decode(answer) for _, answer in rounds] == ["Hello", "Fine"]
     assert all(answer[-1] == ours.eos_id and answer.count(ours.eos_id) == 1 for _, answer in rounds)
     whole = [token for prompt, answer in rounds for token in (*prompt, *answer)]
-    assert ours.encode_chat(said[:3], template) == whole[: -len(rounds[1][1])]
-    assert list(ours.rounds(said[:1], template)) == [(ours.encode_chat(said[:1], template), [])]
+    assert ours.encode_chat(said[:3]) == whole[: -len(rounds[1][1])]
+    assert list(ours.rounds(said[:1])) == [(ours.encode_chat(said[:1]), [])]
     counted = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    with_config(trained, chat_template=counted)
+    ours, _ = with_config(trained, chat_template=counted)
     with pytest.raises(ValueError, match="rewrites what was said"):
-        list(ours.rounds(said, chat_template(trained)))
+        list(ours.rounds(said))
 
 
-def slow_rounds(tokenizer, said, template):
+def slow_rounds(tokenizer, said):
     """By encoding the dialogue anew for each round, if no tokens melt at a border."""
     ids = []
     for turn in range(0, len(said), 2):
-        asked = tokenizer.encode_chat(said[: turn + 1], template)
-        answer = tokenizer.encode_chat(said[: turn + 2], template)[len(asked) :]
+        asked = tokenizer.encode_chat(said[: turn + 1])
+        answer = tokenizer.encode_chat(said[: turn + 2])[len(asked) :]
         answer = answer[: answer.index(tokenizer.eos_id) + 1]
         yield asked[len(ids) :], answer
         ids += asked[len(ids) :] + answer
@@ -134,11 +163,10 @@ def slow_rounds(tokenizer, said, template):
 def test_rounds_are_the_dialogue_in_pieces(tmp_path, legacy):
     """By Vicuna's format, and by templates, in a tokenizer.model."""
     said = ["Where is Nora?", "In the north.", " Why?", "Because. ", "日本", "24."]
-    for template in (None, BRACKETS):
+    for template in (None, BRACKETS):  # a name that begins with mini- has Vicuna's format
         config = {"legacy": legacy, "chat_template": template}
-        folder = sentencepiece_folder(tmp_path / "m", config)
-        ours, own = Tokenizer(folder), template and chat_template(folder)
-        assert list(ours.rounds(said, own)) == list(slow_rounds(ours, said, own))
+        ours = Tokenizer(sentencepiece_folder(tmp_path / "mini-m", config))
+        assert list(ours.rounds(said)) == list(slow_rounds(ours, said))
 
 
 def test_rounds_whose_borders_melt(tmp_path):
@@ -151,30 +179,35 @@ def test_rounds_whose_borders_melt(tmp_path):
     }
     with_config(tmp_path, chat_template=end_only)
     for folder in folders.values():
-        ours, template = Tokenizer(folder), chat_template(folder)
+        ours = Tokenizer(folder)
         said = ["Hi", "\n\n\nOK", "And?", "Bye"]
-        rounds = list(ours.rounds(said, template))
+        rounds = list(ours.rounds(said))
         for turn, (prompt, answer) in enumerate(rounds):
             assert ours.decode(answer) == said[2 * turn + 1] + "\n" and answer[-1] == ours.eos_id
             assert ours.eos_id not in prompt
-        assert rounds[0][0] == ours.encode_chat(said[:1], template)
+        assert rounds[0][0] == ours.encode_chat(said[:1])
         assert [*rounds[1][0], *rounds[1][1]].count(ours.eos_id) == 1
     thinking = "{% if add_generation_prompt %}<think>{% endif %}"
     change_json(tmp_path / "tokenizer_config.json", chat_template=end_only + thinking)
     with pytest.raises(ValueError, match="rewrites what was said"):
-        list(ours.rounds(["Hi", "OK"], chat_template(tmp_path)))
+        list(Tokenizer(tmp_path).rounds(["Hi", "OK"]))
 
 
 def test_a_folder_of_several_templates_without_a_default_is_refused(tmp_path):
-    """Its names are told; a raw prompt would be answered in silence."""
+    """Its names are told; a raw prompt would be answered in silence. Plain text is encoded."""
     named = [{"name": "tool_use", "template": "x"}, {"name": "rag", "template": "y"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    raises_line(chat_template, ValueError, "templates called rag, tool_use, but", tmp_path)
+    sentencepiece_folder(tmp_path, {"chat_template": named})
+
+    def ask():
+        assert Tokenizer(tmp_path).encode("Hi")
+        Tokenizer(tmp_path).encode_chat(["Hi"])
+
+    raises_line(ask, ValueError, "templates called rag, tool_use, but")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tools.jinja").write_text("z")
-    raises_line(chat_template, ValueError, "templates called tools, but no default", tmp_path)
+    raises_line(ask, ValueError, "templates called tools, but no default")
     (tmp_path / "chat_template.jinja").write_text("default")
-    assert chat_template(tmp_path).render(["Hi"]) == "default"
+    assert Tokenizer(tmp_path).chat_format.render(messages(["Hi"])) == "default"
 
 
 def test_what_transformers_adds_to_jinja(trained):
@@ -183,9 +216,9 @@ def test_what_transformers_adds_to_jinja(trained):
     tagged += "{% generation %}\n{{ m['content'] }}{% set x = 1 %}\n{% endgeneration %}\n{{ x }}"
     tagged += "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
     for template in (tagged, "{{ {'b': 1, 'a': 'é'} | tojson(true, 2, sort_keys=true) }}"):
-        _, theirs = with_config(trained, chat_template=template)
+        ours, theirs = with_config(trained, chat_template=template)
         expected = theirs.apply_chat_template(messages(SAID[:3]), tokenize=False)
-        assert chat_template(trained).render(SAID[:3]) == expected
+        assert ours.chat_format.render(messages(SAID[:3])) == expected
 
 
 @pytest.mark.parametrize(
@@ -205,5 +238,5 @@ def test_a_template_that_fails(trained, template, message):
     change_json(trained / "tokenizer_config.json", chat_template=template)
     tokenizer = Tokenizer(trained)
     with pytest.raises(ValueError, match=re.escape(message)):
-        tokenizer.encode_chat(["Hi"], chat_template(trained), "Be brief.")
-    assert isinstance(chat_template(trained), ChatTemplate)
+        tokenizer.encode_chat(["Hi"], "Be brief.")
+    assert isinstance(tokenizer.chat_format, ChatTemplate)

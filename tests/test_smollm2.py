@@ -14,7 +14,6 @@ import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench.specbench import read_questions
 from s2d.model import Drafting
-from s2d.text.chat import chat_template
 from s2d.weights import __main__ as weights
 from s2d.weights import names
 
@@ -47,12 +46,12 @@ def tokenizer(folder):
 
 
 def test_token_ids_and_chat_prompts_equal_transformers(folder, tokenizer):
-    theirs, template = AutoTokenizer.from_pretrained(folder), chat_template(folder)
+    theirs = AutoTokenizer.from_pretrained(folder)
     assert_agree(tokenizer, theirs, odd_texts(theirs.get_added_vocab()))
     for turn in turns():
         ids = tokenizer.encode(turn)
         assert ids == theirs(turn).input_ids and tokenizer.decode(ids) == turn
-        chat = tokenizer.encode_chat([turn], template)
+        chat = tokenizer.encode_chat([turn])
         assert chat == theirs.apply_chat_template(messages([turn]), **PROMPT)
 
 
@@ -61,7 +60,7 @@ def test_greedy_tokens_equal_transformers(folder, tokenizer):
     target = load_model(folder, dtype="float64")
     draft = load_model(folder, dtype="float64")
     draft.drafting = DRAFTING
-    prompt = tokenizer.encode_chat(["Why is the sky blue?"], chat_template(folder))
+    prompt = tokenizer.encode_chat(["Why is the sky blue?"])
     expected = greedy_tokens(folder, prompt, count=12)
     for method in ("s2d", "s2d-tree"):
         output = generate(target, prompt, draft, method, max_new_tokens=12)

@@ -26,7 +26,7 @@ from vocabularies import (
 )
 
 from s2d import Tokenizer
-from s2d.text.chat import VICUNA_SYSTEM, chat_template
+from s2d.text.chat import VICUNA_SYSTEM
 from s2d.text.tokenizer import TextStream
 
 
@@ -230,7 +230,7 @@ def test_what_is_null_is_none(tmp_path, name):
     assert ours.eos_id == theirs.eos_token_id
     assert ours.encode("Hi") == theirs("Hi").input_ids
     expected = theirs.apply_chat_template(messages(["Hi"]), tokenize=False)
-    assert chat_template(folder).render(["Hi"]) == expected
+    assert ours.chat_format.render(messages(["Hi"])) == expected
 
 
 def test_tokens_that_a_tokenizer_json_lacks_are_added(tmp_path):

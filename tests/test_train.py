@@ -258,10 +258,10 @@ def test_user_errors(tiny, tmp_path, capsys):
 def test_labels_are_the_assistants_words(answers_only, tokenizer):
     """And its EOS; rows are dialogues end to end."""
     messages = ["Hi there", "Hello Anna", "How are you?", "Fine"]
-    pairs = list(tokenizer.rounds(messages, "vicuna"))
+    pairs = list(tokenizer.rounds(messages))
     ids = [token for prompt, answer in pairs for token in prompt + answer]
     fine = [*tokenizer.encode("Fine")[1:], tokenizer.eos_id]
-    assert ids == tokenizer.encode_chat(messages[:3], "vicuna") + fine
+    assert ids == tokenizer.encode_chat(messages[:3]) + fine
     tokens, labels = dialogues.pack(pairs * 3, 2, 10, answers_only)
     assert tokens.flatten().tolist() == ids[:20]
     learnt = [t for p, a in pairs for t in ([-100] * len(p) if answers_only else p) + a]
@@ -289,7 +289,7 @@ def test_sharegpt_records(tmp_path, capsys):
 def test_dialogues_that_cannot_be_encoded_or_divided_are_passed_over(tokenizer, capsys):
     """Half a character in one file ended a training."""
     found = [["Hi", "Hello"], ["\ud800", "Hello"], ["And?", "Bye"]]
-    pairs = list(dialogues.pairs_of(found, tokenizer, None))
+    pairs = list(dialogues.pairs_of(found, tokenizer))
     assert pairs == [pair for each in (found[0], found[2]) for pair in tokenizer.rounds(each)]
     assert "1 dialogues were passed over, the last one since the text" in capsys.readouterr().err
 

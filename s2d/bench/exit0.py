@@ -12,7 +12,6 @@ from ..cli.program import progress
 from ..extras.datastore import load_datastore
 from ..generation import generate
 from ..ngram import ORDER, Text, distribution
-from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.names import datastore_path, find_target
@@ -29,7 +28,7 @@ def report(args):
     tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
     questions = corpus_questions(args.limit)
     for question in progress(questions, f"{folder.name}: questions", len(questions)):
-        prompt = tokenizer.encode_chat(question["turns"][:1], chat_template(folder))
+        prompt = tokenizer.encode_prompt(question["turns"][:1])
         answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
         for confidence, right in judged(prompt, answer.tokens, datastore):
             tenths[math.ceil(10 * confidence)].append(right)

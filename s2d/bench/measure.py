@@ -23,7 +23,7 @@ def run_ours(target, draft, batch, prompts, seed, **options):
     return [(each.tokens, seconds, each) for each in found]
 
 
-def answer(tokenizer, template, context_size, run, questions, seed, **options):
+def answer(tokenizer, context_size, run, questions, seed, **options):
     """Ask all turns of ``questions``, until a context is full: a record of each with an answer."""
     records = []
     for question in questions:
@@ -34,7 +34,7 @@ def answer(tokenizer, template, context_size, run, questions, seed, **options):
         for question, record in zip(questions, records):
             if len(record["turns"]) == turn < len(question["turns"]):
                 record["messages"].append(question["turns"][turn])
-                prompt = tokenizer.encode_chat(record["messages"], template)
+                prompt = tokenizer.encode_prompt(record["messages"])
                 if len(prompt) < context_size:
                     record["prompts"].append(prompt)
                     asked.append(record)

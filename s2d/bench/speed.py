@@ -6,7 +6,6 @@ from importlib import import_module
 import torch
 
 from ..files import refuse_existing, refuse_other_than_file
-from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
 from ..weights.config import read_config
@@ -43,7 +42,7 @@ def report(args):
         target, runs = prepared(args, folder, methods)
         print(f"{folder.name} on {placement(target)}\n")
         context_size = target.config.max_position_embeddings
-        ask = partial(answer, Tokenizer(folder), chat_template(folder), context_size)
+        ask = partial(answer, Tokenizer(folder), context_size)
         at_once = max(method["batch"] for method in methods.values())
         for temperature in args.temperature:
             column = f"{folder.name} T={temperature:g}"

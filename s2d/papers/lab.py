@@ -99,7 +99,7 @@ class Lab:
             for name, row in [("ar", {"method": "ar"}), *about.rows.items()]:
                 draft, options = self.ready(row, size)
                 runs[name] = partial(run_ours, target, draft, 1, **options)
-            ask = partial(answer, self.tokenizer, None, target.config.max_position_embeddings)
+            ask = partial(answer, self.tokenizer, target.config.max_position_embeddings)
             options = dict(temperature=temperature, max_new_tokens=self.args.max_new_tokens)
             records = measure(runs, self.questions, self.args.rounds, column, ask, **options)
             cells = summarise(records)["overall"]

@@ -1,59 +1,136 @@
-"""Chat templates: a folder's own, in jinja, or Vicuna's format, which no folder brings."""
+"""Chat formats: a folder's own template, in jinja, or Vicuna's format, which no folder brings."""
 
 import json
 import os
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ..files import read_text
-from .special import read_special_tokens
+from .special import SpecialTokens
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 
+Message = dict[str, Any]  # "role", "content", and whatever else a template asks for
 
-def render_vicuna(messages, system=None, eos="</s>"):
-    """Texts, user and assistant in turn -> one text; after the user's the assistant is next."""
-    system = VICUNA_SYSTEM if system is None else system
-    text = f"{system} " if system else ""
-    for turn, message in enumerate(messages):
-        if turn % 2 == 0:
-            text += f"USER: {message} ASSISTANT:"
-        else:
-            text += f" {message}{eos}" if message else eos
-    return text
+
+def as_dialogue(
+    messages: str | Iterable[str | Message], system: str | None = None
+) -> list[Message]:
+    """Messages as a template takes them, one of the system first if there is one.
+
+    ``messages`` are texts, user and assistant in turn, or dictionaries of "role" and "content". A
+    single text is the user's. Raises ValueError for anything else.
+    """
+    expected = "expected texts, user and assistant in turn, or dictionaries of role and content"
+    try:
+        given = [messages] if isinstance(messages, (str, dict)) else list(messages)
+    except TypeError:
+        raise ValueError(f"{expected}; got {messages!r:.60}") from None
+    if given and all(isinstance(each, str) for each in given):
+        roles = ("user", "assistant") * len(given)
+        given = [{"role": role, "content": text} for role, text in zip(roles, given)]
+    for each in given:
+        if not (
+            isinstance(each, dict)
+            and isinstance(each.get("role"), str)
+            and isinstance(each.get("content"), str)
+        ):
+            raise ValueError(f"{expected}; got {each!r:.60}")
+    if not given or given[-1]["role"] == "system":
+        raise ValueError(f"{expected}; got no message to answer")
+    if system is None:
+        return given
+    if given[0]["role"] == "system":
+        raise ValueError("the system message is given twice")
+    return [{"role": "system", "content": system}, *given]
+
+
+class VicunaFormat:
+    """The format of Vicuna, which no folder brings.
+
+    Attributes:
+        adds_bos: whether a rendered text begins with the BOS, where the model expects one.
+        is_own: whether it is the folder's own template.
+    """
+
+    adds_bos = False
+    is_own = False
+
+    def __init__(self, eos: str) -> None:
+        self.eos = eos
+
+    def render(self, dialogue: list[Message]) -> str:
+        """The text of a dialogue; after the user's last message the assistant is next."""
+        system = VICUNA_SYSTEM
+        if dialogue[0]["role"] == "system":
+            system = dialogue[0]["content"]
+            dialogue = dialogue[1:]
+        text = f"{system} " if system else ""
+        for turn, message in enumerate(dialogue):
+            role, content = ("user", "assistant")[turn % 2], message["content"]
+            if message["role"] != role:
+                raise ValueError(
+                    f"Vicuna's format has user and assistant in turn; message {turn + 1} is of "
+                    f"{message['role']!r:.60}"
+                )
+            if role == "user":
+                text += f"USER: {content} ASSISTANT:"
+            else:
+                text += f" {content}{self.eos}" if content else self.eos
+        return text
+
+
+class PlainFormat:
+    """Paragraphs, and the EOS after each answer. Attributes are those of VicunaFormat."""
+
+    adds_bos = False
+    is_own = False
+
+    def __init__(self, eos: str) -> None:
+        self.eos = eos
+
+    def render(self, dialogue: list[Message]) -> str:
+        """The text of a dialogue; after a single message of the user, this message."""
+        ends = {"assistant": self.eos}
+        return "\n\n".join(each["content"] + ends.get(each["role"], "") for each in dialogue)
 
 
 class ChatTemplate:
-    """A folder's own template, in jinja; ``names``: {"bos_token": text, ...}."""
+    """A folder's own template, in jinja; ``names``: {"bos_token": text, ...}.
 
-    def __init__(self, folder, source, names):
-        self.folder, self.source, self.names = folder, source, names
+    Attributes are those of VicunaFormat.
+    """
 
-    def render(self, messages, system=None):
-        """As ``render_vicuna``."""
-        roles = ("user", "assistant") * len(messages)
-        dialogue = [{"role": role, "content": text} for role, text in zip(roles, messages)]
-        if system is not None:
-            dialogue.insert(0, {"role": "system", "content": system})
-        given = {"messages": dialogue, "add_generation_prompt": len(messages) % 2 == 1}
-        given |= {"tools": None, "documents": None}
+    adds_bos = True
+    is_own = True
+
+    def __init__(self, folder: Path, source: str, names: dict[str, str]) -> None:
+        self.folder = folder
+        self.source = source
+        self.names = names
+
+    def render(self, dialogue: list[Message]) -> str:
+        """The text of a dialogue; unless the assistant has spoken last, it is next."""
+        given = {"messages": dialogue, "tools": None, "documents": None}
+        given["add_generation_prompt"] = dialogue[-1]["role"] != "assistant"
         environment = sandbox()
         try:
             return environment.from_string(self.source).render(self.names | given)
         except Exception as error:  # a template is a program: anything can go wrong in it
-            raise ValueError(f"the chat template of {self.folder} fails: {error}") from None
+            reason = str(error).replace("\n", " ")
+            raise ValueError(f"the chat template of {self.folder} fails: {reason}") from None
 
 
-def chat_template(folder: Path | str) -> "ChatTemplate | str | None":
-    """A folder's own ChatTemplate, or "vicuna" if its name says so, or None.
+def read_chat_format(folder: Path, tokens: SpecialTokens) -> ChatTemplate | VicunaFormat | None:
+    """A folder's own template, or Vicuna's format if the folder's name says so, or None.
 
     Raises ValueError if the folder has several templates, and none of them is the default.
     """
-    folder = Path(folder)
-    tokens = read_special_tokens(folder)
     templates = {}
     source = tokens.config.get("chat_template")
     if isinstance(source, list):  # several, by name
@@ -74,7 +151,9 @@ def chat_template(folder: Path | str) -> "ChatTemplate | str | None":
         names = ", ".join(sorted(templates))
         raise ValueError(f"{folder} has chat templates called {names}, but no default one")
     name = Path(os.path.abspath(folder)).name.lower()  # of a link, the link's own name
-    return "vicuna" if "vicuna" in name or name.startswith("mini-") else None
+    if "vicuna" in name or name.startswith("mini-"):
+        return VicunaFormat(tokens.names.get("eos_token", ""))
+    return None
 
 
 def sandbox():

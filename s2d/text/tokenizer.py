@@ -3,9 +3,11 @@
 A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``, a tokenizer.json.
 """
 
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
-from .chat import ChatTemplate, render_vicuna
+from .chat import ChatTemplate, Message, PlainFormat, VicunaFormat, as_dialogue, read_chat_format
 from .special import is_sentencepiece, read_special_tokens
 from .tokenizer_model import SentencePieceModel
 
@@ -16,76 +18,111 @@ class Tokenizer:
     ``eos`` is the text of the EOS and ``eos_id`` its id, None if the tokenizer has none.
     """
 
-    def __init__(self, path):
-        folder = Path(path)
-        pieces, json = folder / "tokenizer.model", folder / "tokenizer.json"
+    def __init__(self, path: Path | str) -> None:
+        self.folder = Path(path)
+        pieces, json = self.folder / "tokenizer.model", self.folder / "tokenizer.json"
         if not (pieces.is_file() or json.is_file()):
-            raise FileNotFoundError(f"{folder} has no tokenizer.model and no tokenizer.json")
+            raise FileNotFoundError(f"{path} has no tokenizer.model and no tokenizer.json")
         kind = SentencePieceModel
         if json.is_file() and not is_sentencepiece(pieces):
             from .tokenizer_json import JsonModel as kind  # not every model needs the package
         try:
-            tokens = read_special_tokens(folder)
-            self.model = kind(folder, tokens)
+            self.special_tokens = read_special_tokens(self.folder)
+            self.model = kind(self.folder, self.special_tokens)
         except Exception as error:
-            raise ValueError(f"the tokenizer in {folder} is damaged ({error})") from None
-        self.eos, self.eos_id = tokens.names.get("eos_token", ""), self.model.eos_id
+            raise ValueError(f"the tokenizer in {path} is damaged ({error})") from None
+        self.eos = self.special_tokens.names.get("eos_token", "")
+        self.eos_id = self.model.eos_id
 
-    def encode(self, text, with_bos=True):
+    @cached_property
+    def chat_format(self) -> ChatTemplate | VicunaFormat | None:
+        """The folder's own template; Vicuna's format, if the folder's name says so; or None.
+
+        Raises ValueError if templates cannot be read, or none of several is the default. A folder
+        of which only plain text is encoded is not asked.
+        """
+        return read_chat_format(self.folder, self.special_tokens)
+
+    def encode(self, text: str, with_bos: bool = True) -> list[int]:
         """Text -> ids, BOS first where the model expects one.
 
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
         what is no text.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:  # half a character, of a file or a terminal
-            raise ValueError(f"the text is not valid UTF-8 ({error})") from None
-        return self.model.encode(text, with_bos)
+        return self.model.encode(checked(text), with_bos)
 
-    def decode(self, ids):
+    def decode(self, ids: list[int]) -> str:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
         return self.model.decode(ids)
 
-    def encode_chat(self, messages, template=None, system=None):
-        """A dialogue -> its ids; after the user's last message the assistant is next.
+    def encode_chat(
+        self, messages: str | Iterable[str | Message], system: str | None = None
+    ) -> list[int]:
+        """A dialogue -> its ids in the folder's chat format.
 
-        ``messages`` are texts, user and assistant in turn. ``template`` is a folder's ChatTemplate;
-        without one it is Vicuna's format. ``system`` says how the assistant is to answer.
+        After the user's last message the assistant is next. ``messages`` are texts, user and
+        assistant in turn, or dictionaries of "role" and "content"; a single text is the user's.
+        ``system`` says how the assistant is to answer. Raises ValueError if the folder has no chat
+        format, or it cannot render this.
         """
-        with_bos = not isinstance(template, ChatTemplate)  # which puts it there itself
-        return self.encode(self.render(messages, template, system), with_bos)
+        if self.chat_format is None:
+            raise ValueError(
+                f"{self.folder} has no chat template; encode plain text, or give the folder a "
+                "chat_template.jinja"
+            )
+        return self.encode_prompt(messages, system)
 
-    def render(self, messages, template=None, system=None):
-        """A dialogue -> its text; ``encode_chat`` says what is what."""
-        if isinstance(template, ChatTemplate):
-            return template.render(messages, system)
-        return render_vicuna(messages, system, self.eos)
+    def encode_prompt(
+        self, messages: str | Iterable[str | Message], system: str | None = None
+    ) -> list[int]:
+        """As ``encode_chat``, but in plain text if the folder has no chat format."""
+        chat_format = self.chat_format or PlainFormat(self.eos)
+        text = chat_format.render(as_dialogue(messages, system))
+        return self.encode(text, with_bos=not chat_format.adds_bos)
 
-    def rounds(self, messages, template=None):
+    def rounds(
+        self, messages: str | Iterable[str | Message], system: str | None = None
+    ) -> Iterator[tuple[list[int], list[int]]]:
         """Yield (ids of the prompt, ids of the answer up to its EOS) of each round.
 
+        In the format of ``encode_prompt``, which says what ``messages`` are.
         The ids of an answer are those that a model has to write after the prompt, also if another
         token would stand for the end of the one and the beginning of the other together. Raises
         ValueError if the template does not let the two be divided.
         """
+        chat_format = self.chat_format or PlainFormat(self.eos)
+        dialogue = as_dialogue(messages, system)
         done, last_id = "", None  # the text of the rounds so far, without the last EOS
-        for turn in range(0, len(messages), 2):
-            asked = self.render(messages[: turn + 1], template)
-            answered = self.render(messages[: turn + 2], template)
+        begin = 1 if dialogue[0]["role"] == "system" else 0
+        for turn in range(begin, len(dialogue), 2):
+            asked = chat_format.render(dialogue[: turn + 1])
+            answered = chat_format.render(dialogue[: turn + 2])
             if not (asked.startswith(done) and answered.startswith(asked)):
                 raise ValueError("the chat template rewrites what was said; no round is by itself")
             prompt_text, answer_text = asked[len(done) :], answered[len(asked) :]
             if last_id is None:
-                prompt = self.encode(prompt_text, with_bos=not isinstance(template, ChatTemplate))
+                prompt = self.encode(prompt_text, with_bos=not chat_format.adds_bos)
             else:
                 if last_id == self.eos_id:  # some templates have an EOS only at the very end
                     prompt_text = prompt_text.removeprefix(self.eos)
-                prompt = self.model.encode_after(prompt_text, last_id)
+                prompt = self.model.encode_after(checked(prompt_text), last_id)
             said, ends, _ = answer_text.partition(self.eos) if self.eos else (answer_text, "", "")
-            answer = self.model.encode_after(said + ends, prompt[-1]) if said + ends else []
+            answer = (
+                self.model.encode_after(checked(said + ends), prompt[-1]) if said + ends else []
+            )
             yield prompt, answer
             done, last_id = asked + said, (answer or prompt)[-1]
+
+
+def checked(text: str) -> str:
+    """The ``text``; ValueError for what is none."""
+    if not isinstance(text, str):
+        raise ValueError(f"expected a text, got {text!r:.60}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # half a character, of a file or a terminal
+        raise ValueError(f"the text is not valid UTF-8 ({error})") from None
+    return text
 
 
 class TextStream:

@@ -12,7 +12,6 @@ from ..cli.program import progress
 from ..extras.decision import Decision, fingerprint, save_decision
 from ..files import refuse_other_than_file
 from ..generation import start
-from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from .dialogues import dialogues_of
@@ -77,9 +76,9 @@ def train_decision(run, target, draft, features, data="mini", prompts=400, epoch
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
     model, drafter = load_model(target, run.device), load_model(draft, run.device)
-    tokenizer, template = Tokenizer(target), chat_template(target)
+    tokenizer = Tokenizer(target)
     dialogues = islice(dialogues_of(data, run.seed + 2), prompts)
-    questions = [tokenizer.encode_chat(messages[:1], template) for messages in dialogues]
+    questions = [tokenizer.encode_prompt(messages[:1]) for messages in dialogues]
     if len(questions) < 5:
         raise ValueError(f"{data} has {len(questions)} dialogues; expected 5 or more")
     torch.manual_seed(run.seed)

@@ -39,7 +39,7 @@ def read_sharegpt(path):
     return found
 
 
-def pairs_of(dialogues, tokenizer, template):
+def pairs_of(dialogues, tokenizer):
     """Yield the rounds of ``dialogues`` as pairs of ids (prompt, answer).
 
     Dialogues that cannot be encoded, or whose rounds cannot be divided, are passed over; a line on
@@ -48,7 +48,7 @@ def pairs_of(dialogues, tokenizer, template):
     passed_over, why = 0, ""
     for messages in dialogues:
         try:
-            rounds = list(tokenizer.rounds(messages, template))
+            rounds = list(tokenizer.rounds(messages))
         except ValueError as error:
             passed_over, why = passed_over + 1, error
             continue

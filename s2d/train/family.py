@@ -103,7 +103,7 @@ def train_mini(run, millions=None):
     if millions is not None:
         row_count(millions, MINI)  # too few are refused before anything is written
     run.remember(millions=millions)
-    with tempfile.TemporaryDirectory() as tokenizer:
+    with tempfile.TemporaryDirectory(prefix="mini-") as tokenizer:  # so it has Vicuna's format
         make_tokenizer(Path(tokenizer), run.seed)
         members = "mini-7b", "mini-draft", "mini-13b", "mini-70b"
         for number, name in enumerate(members, start=1):

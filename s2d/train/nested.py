@@ -11,7 +11,6 @@ from ..cli.program import progress
 from ..extras.tensor_parallel import from_rank_0
 from ..files import refuse_existing
 from ..model import Drafting, default_thresholds
-from ..text.chat import chat_template
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, save_model
 from ..weights.config import read_config
@@ -75,9 +74,8 @@ def rows_of(init, data, run, recipe, millions, answers_only=True):
     if data == "self":
         pairs = sample(init, millions, run)
     else:
-        tokenizer, template = Tokenizer(init), chat_template(init)
         dialogues = progress(dialogues_of(data, run.seed), f"reading {data}: dialogues")
-        pairs = pairs_of(dialogues, tokenizer, template)
+        pairs = pairs_of(dialogues, Tokenizer(init))
     tokens, labels = pack(pairs, rows, recipe.length, answers_only)
     if len(tokens) < recipe.batch:
         raise ValueError(f"{data} gives {len(tokens)} rows; one batch needs {recipe.batch}")

@@ -18,7 +18,7 @@ from ..extras.batch import generate_many
 from ..extras.datastore import save_datastore
 from ..files import read_text, refuse_existing, staged_file
 from ..model import Llama
-from ..text.chat import ChatTemplate, chat_template
+from ..text.chat import as_dialogue
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
 from ..weights.config import read_config
@@ -32,16 +32,17 @@ ASKING = 0.8  # the temperature of questions: at 1 those of small models make no
 
 def ways_to_ask(folder):
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
-    encode = partial(Tokenizer(folder).encode, with_bos=False)
-    template = chat_template(folder)
-    if not isinstance(template, ChatTemplate):
+    tokenizer = Tokenizer(folder)
+    template = tokenizer.chat_format
+    if template is None or not template.is_own:
         raise ValueError(
             f"{folder} has no chat template to ask itself in; give --data FILE (to train a draft) "
             "or --from FILE (for a datastore)"
         )
-    before, _, after = template.render(["\0"]).partition("\0")
+    before, _, after = template.render(as_dialogue("\0")).partition("\0")
     if not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
+    encode = partial(tokenizer.encode, with_bos=False)
     kinds = [[""], *TABLES["openings"].values()]
     prompts = [[encode(before + first.replace("\\n", "\n")) for first in kind] for kind in kinds]
     return prompts, encode(after)
