@@ -294,6 +294,19 @@ def test_dialogues_that_cannot_be_encoded_or_divided_are_passed_over(tokenizer, 
     assert "1 dialogues were passed over, the last one since the text" in capsys.readouterr().err
 
 
+def test_a_token_that_the_model_does_not_have_is_in_no_row(tmp_path, capsys):
+    """In a question, in an answer, or in a template: each would be an IndexError in training."""
+    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "mini-pad")
+    (tmp_path / "mini-pad/added_tokens.json").write_text('{"[PAD]": 1024}')
+    tokenizer = Tokenizer(tmp_path / "mini-pad", vocab_size=1024)
+    found = [["Hi [PAD]", "Hello"], ["Hi", "Hello [PAD]"], ["And?", "Bye"]]
+    assert list(dialogues.pairs_of(found, tokenizer)) == list(tokenizer.rounds(found[2]))
+    why = "the text has the token 1024 of the tokenizer in"
+    assert f"2 dialogues were passed over, the last one since {why}" in capsys.readouterr().err
+    for encode in (tokenizer.encode, tokenizer.encode_chat):
+        raises_line(encode, ValueError, "but the model has only tokens 0 to 1023", "a [PAD]")
+
+
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, smaller: every member loads; --resume keeps all."""
     small, out = family.shape(5, 64, 2, 1), tmp_path / "family"

@@ -15,10 +15,11 @@ from .tokenizer_model import SentencePieceModel
 class Tokenizer:
     """The tokenizer of a Llama's folder; FileNotFoundError: there is none, ValueError: damaged.
 
-    ``eos`` is the text of the EOS and ``eos_id`` its id, None if the tokenizer has none.
+    ``eos`` is the text of the EOS and ``eos_id`` its id, None if the tokenizer has none. With the
+    ``vocab_size`` of a model, texts with tokens that the model does not have are refused.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
         self.folder = Path(path)
         pieces, json = self.folder / "tokenizer.model", self.folder / "tokenizer.json"
         if not (pieces.is_file() or json.is_file()):
@@ -33,6 +34,7 @@ class Tokenizer:
             raise ValueError(f"the tokenizer in {path} is damaged ({error})") from None
         self.eos = self.special_tokens.names.get("eos_token", "")
         self.eos_id = self.model.eos_id
+        self.vocab_size = vocab_size
 
     @cached_property
     def chat_format(self) -> ChatTemplate | VicunaFormat | None:
@@ -49,7 +51,17 @@ class Tokenizer:
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
         what is no text.
         """
-        return self.model.encode(checked(text), with_bos)
+        return self.known(self.model.encode(checked(text), with_bos))
+
+    def known(self, ids: list[int]) -> list[int]:
+        """The ``ids``; ValueError if the model has no such token, as it was only added here."""
+        largest = max(ids, default=0)
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            raise ValueError(
+                f"the text has the token {largest} of the tokenizer in {self.folder}, but the "
+                f"model has only tokens 0 to {self.vocab_size - 1}"
+            )
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
@@ -110,7 +122,7 @@ class Tokenizer:
             answer = (
                 self.model.encode_after(checked(said + ends), prompt[-1]) if said + ends else []
             )
-            yield prompt, answer
+            yield self.known(prompt), self.known(answer)
             done, last_id = asked + said, (answer or prompt)[-1]
 
 

@@ -76,7 +76,7 @@ def train_decision(run, target, draft, features, data="mini", prompts=400, epoch
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
     model, drafter = load_model(target, run.device), load_model(draft, run.device)
-    tokenizer = Tokenizer(target)
+    tokenizer = Tokenizer(target, model.config.vocab_size)
     dialogues = islice(dialogues_of(data, run.seed + 2), prompts)
     questions = [tokenizer.encode_prompt(messages[:1]) for messages in dialogues]
     if len(questions) < 5:

@@ -33,7 +33,7 @@ def train_soft(run, init, layers, exits, data, millions, teacher=None, **options
     model, distillation = cut(init, exits, run.device), None
     if teacher:
         distillation = Distillation(load_model(teacher, run.device, quick=False))
-    rows = rows_of(init, data, run, recipe, millions)
+    rows = rows_of(init, data, run, recipe, millions, vocab_size=model.config.vocab_size)
     train_and_save(model, exits, rows, recipe, run, init, distillation)
 
 
@@ -64,18 +64,18 @@ def check(run, init, layers, exits, data, teacher, options):
     return recipe
 
 
-def rows_of(init, data, run, recipe, millions, answers_only=True):
+def rows_of(init, data, run, recipe, millions, answers_only=True, vocab_size=None):
     """Text for the Llama in ``init``: (tokens, labels), (R, length) each, see ``pack``.
 
     ``data`` is "mini", "self" or a ShareGPT file; of the first two there are about so many
-    ``millions`` of tokens.
+    ``millions`` of tokens. Dialogues with tokens beyond a ``vocab_size`` are passed over.
     """
     rows = row_count(millions, recipe) if data == "mini" else None
     if data == "self":
         pairs = sample(init, millions, run)
     else:
         dialogues = progress(dialogues_of(data, run.seed), f"reading {data}: dialogues")
-        pairs = pairs_of(dialogues, Tokenizer(init))
+        pairs = pairs_of(dialogues, Tokenizer(init, vocab_size))
     tokens, labels = pack(pairs, rows, recipe.length, answers_only)
     if len(tokens) < recipe.batch:
         raise ValueError(f"{data} gives {len(tokens)} rows; one batch needs {recipe.batch}")

@@ -118,12 +118,13 @@ def make_datastore(run, target, millions=None, files=None):
     if run.out is None:
         refuse_existing(out)
     run = replace(run, out=Path(out))
+    config = read_config(target)
     if files:
-        tokenizer = Tokenizer(target)
+        tokenizer = Tokenizer(target, config.vocab_size)
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
         _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
         documents = [after[1:] + answer for _, answer in sample(target, millions, run)]
-    count = save_datastore(out, documents, read_config(target))
+    count = save_datastore(out, documents, config)
     run.answers.unlink(missing_ok=True)
     tell(f"{out}: {len(documents)} documents, {count} tokens")
