@@ -1,13 +1,12 @@
 """Chat formats: a folder's own template, in jinja, or Vicuna's format, which no folder brings."""
 
 import json
-import os
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..files import read_text
+from ..files import names_of, read_text
 from .special import SpecialTokens
 
 VICUNA_SYSTEM = (
@@ -150,8 +149,8 @@ def read_chat_format(folder: Path, tokens: SpecialTokens) -> ChatTemplate | Vicu
     if templates:
         names = ", ".join(sorted(templates))
         raise ValueError(f"{folder} has chat templates called {names}, but no default one")
-    name = Path(os.path.abspath(folder)).name.lower()  # of a link, the link's own name
-    if "vicuna" in name or name.startswith("mini-"):
+    names = [each.name.lower() for each in names_of(folder)]
+    if any("vicuna" in name or name.startswith("mini-") for name in names):
         return VicunaFormat(tokens.names.get("eos_token", ""))
     return None
 
