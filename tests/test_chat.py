@@ -58,7 +58,8 @@ def test_a_template_is_the_folders_own_or_vicunas(tmp_path):
     assert isinstance(Tokenizer(folder).chat_format, VicunaFormat)
     first = "{{ messages[0]['content'] }}"
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": f"{first}!"}]
-    for template, expected in ((f"{first}?", "Hi?"), (several, "Hi!")):
+    by_name = {"tool_use": "no", "default": f"{first};"}
+    for template, expected in ((f"{first}?", "Hi?"), (several, "Hi!"), (by_name, "Hi;")):
         change_json(folder / "tokenizer_config.json", chat_template=template)
         assert Tokenizer(folder).chat_format.render(messages(["Hi"])) == expected
     (folder / "chat_template.jinja").write_text(f"{first}.\n")  # which transformers prefers
@@ -142,10 +143,6 @@ def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
     whole = [token for prompt, answer in rounds for token in (*prompt, *answer)]
     assert ours.encode_chat(said[:3]) == whole[: -len(rounds[1][1])]
     assert list(ours.rounds(said[:1])) == [(ours.encode_chat(said[:1]), [])]
-    counted = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    ours, _ = with_config(trained, chat_template=counted)
-    with pytest.raises(ValueError, match="rewrites what was said"):
-        list(ours.rounds(said))
 
 
 def slow_rounds(tokenizer, said):
@@ -187,10 +184,71 @@ def test_rounds_whose_borders_melt(tmp_path):
             assert ours.eos_id not in prompt
         assert rounds[0][0] == ours.encode_chat(said[:1])
         assert [*rounds[1][0], *rounds[1][1]].count(ours.eos_id) == 1
-    thinking = "{% if add_generation_prompt %}<think>{% endif %}"
-    change_json(tmp_path / "tokenizer_config.json", chat_template=end_only + thinking)
-    with pytest.raises(ValueError, match="rewrites what was said"):
-        list(Tokenizer(tmp_path).rounds(["Hi", "OK"]))
+
+
+THOUGHTS = ["Hi", "<think>\nWell.\n</think>\n\nFine", "And?", "Bye"]
+THINK = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: <think>
+{% endif %}"""
+DEEPSEEK = """{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}<|User|>
+{{- m['content'] }}{% else %}<|Assistant|>{{ m['content'].split('</think>')[-1] }}{{ eos_token }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"""
+LAST_THOUGHT = """{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] if loop.last else m['content'].split('</think>')[-1].lstrip() }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+STRIPPED = DEEPSEEK.replace("<think>\n{%", "{%")  # without <think> in the prompt
+COUNTED = "{{ messages | length }}{% for m in messages %}{{ m['content'] }}|{% endfor %}"
+COUNTED += "{% if add_generation_prompt %}A: {% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "answers"),
+    [
+        (THINK, ["Well.\n</think>\n\nFine\n", "Bye\n"]),
+        (DEEPSEEK, ["Well.\n</think>\n\nFine</s>", "Bye</s>"]),
+        (STRIPPED, [f"{THOUGHTS[1]}</s>", "Bye</s>"]),
+        (LAST_THOUGHT, [f"{THOUGHTS[1]}<|im_end|>\n", "Bye<|im_end|>\n"]),
+        (COUNTED, [f"{THOUGHTS[1]}|", "Bye|"]),
+    ],
+)
+def test_rounds_are_what_a_model_is_given_and_has_to_write(tmp_path, template, answers):
+    """Also if a prompt has words that the dialogue has not, or a thought is left out afterwards."""
+    ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": template}))
+    rounds, before = list(ours.rounds(THOUGHTS)), []
+    for turn, (prompt, answer) in enumerate(rounds):
+        given = ours.encode_chat(THOUGHTS[: 2 * turn + 1])
+        assert given in (prompt, [*before, *prompt])  # it is whole, or it goes on
+        before = [*given, *answer]
+        assert answer == ours.encode_after(answers[turn], prompt[-1])
+    assert len(rounds) == 2
+    [(prompt, answer)] = ours.rounds(["Hi"])
+    assert (prompt, answer) == (rounds[0][0], [])
+
+
+def test_what_cannot_be_divided_into_rounds(tmp_path):
+    said = messages(["Hi", "Hello"])
+    for template, wrong, message in (
+        ("{{ messages[0]['content'] }}", said, "leaves out what the assistant says"),
+        ("{% if messages | length > 1 %}x{% endif %}", said, "leaves nothing of what the user"),
+        ("x", said[1:], "the assistant speaks first"),
+    ):
+        folder = sentencepiece_folder(tmp_path / "m", {"chat_template": template})
+        with pytest.raises(ValueError, match=message):
+            list(Tokenizer(folder).rounds(wrong))
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.model", "tokenizer.json"])
+def test_half_a_character_is_refused_wherever_it_stands(tmp_path, kind):
+    """A surrogate without its other half, in a question and in an answer."""
+    if kind == "tokenizer.model":
+        ours = Tokenizer(sentencepiece_folder(tmp_path / "m", {"chat_template": CHATML}))
+    else:
+        ours, _ = with_config(save_trained(tmp_path), chat_template=CHATML)
+    for said in (["\ud800", "Hello"], ["Hi", "\ud800"], ["Hi", "Hello", "\ud800", "Bye"]):
+        with pytest.raises(ValueError, match="not valid UTF-8"):
+            list(ours.rounds(said))
+    raises_line(ours.encode, ValueError, "expected a text, got None", None)
 
 
 def test_a_folder_of_several_templates_without_a_default_is_refused(tmp_path):
@@ -203,6 +261,8 @@ def test_a_folder_of_several_templates_without_a_default_is_refused(tmp_path):
         Tokenizer(tmp_path).encode_chat(["Hi"])
 
     raises_line(ask, ValueError, "templates called rag, tool_use, but")
+    change_json(tmp_path / "tokenizer_config.json", chat_template={"rag": "x"})
+    raises_line(ask, ValueError, "templates called rag, but")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tools.jinja").write_text("z")
     raises_line(ask, ValueError, "templates called tools, but no default")
@@ -215,7 +275,11 @@ def test_what_transformers_adds_to_jinja(trained):
     tagged = "{% for m in messages %}{% if m['role'] == 'assistant' %}\n"
     tagged += "{% generation %}\n{{ m['content'] }}{% set x = 1 %}\n{% endgeneration %}\n{{ x }}"
     tagged += "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
-    for template in (tagged, "{{ {'b': 1, 'a': 'é'} | tojson(true, 2, sort_keys=true) }}"):
+    for template in (
+        tagged,
+        "{{ {'b': 1, 'a': 'é'} | tojson(true, 2, sort_keys=true) }}",
+        "{{ strftime_now(format='%Y') }}",
+    ):
         ours, theirs = with_config(trained, chat_template=template)
         expected = theirs.apply_chat_template(messages(SAID[:3]), tokenize=False)
         assert ours.chat_format.render(messages(SAID[:3])) == expected

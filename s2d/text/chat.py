@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ VICUNA_SYSTEM = (
     "The assistant gives helpful, detailed, and polite answers to the user's questions."
 )
 
+MARK = "\ue000"  # stands for an answer: a character without a meaning
 Message = dict[str, Any]  # "role", "content", and whatever else a template asks for
 
 
@@ -113,16 +115,46 @@ class ChatTemplate:
         self.source = source
         self.names = names
 
+    @cached_property
+    def compiled(self) -> Any:
+        """The template as jinja's; whatever is wrong with it is raised here."""
+        return sandbox().from_string(self.source)
+
     def render(self, dialogue: list[Message]) -> str:
         """The text of a dialogue; unless the assistant has spoken last, it is next."""
         given = {"messages": dialogue, "tools": None, "documents": None}
         given["add_generation_prompt"] = dialogue[-1]["role"] != "assistant"
-        environment = sandbox()
         try:
-            return environment.from_string(self.source).render(self.names | given)
+            return self.compiled.render(self.names | given)
         except Exception as error:  # a template is a program: anything can go wrong in it
             reason = str(error).replace("\n", " ")
             raise ValueError(f"the chat template of {self.folder} fails: {reason}") from None
+
+
+def answer_after(
+    asked: str, dialogue: list[Message], chat_format: ChatTemplate | VicunaFormat | PlainFormat
+) -> str:
+    """What a model has to write after the prompt ``asked``: the last message, and what ends it.
+
+    Most templates write this after the prompt, as it is. In others the prompt has words that are
+    not in the dialogue afterwards, as <think>, or the dialogue lacks what the assistant thought:
+    then the answer is what was said, without such words of the prompt.
+    """
+    answered = chat_format.render(dialogue)
+    *before, last = dialogue
+    said = last["content"].strip()
+    if answered.startswith(asked) and said in answered[len(asked) :]:
+        return answered[len(asked) :]
+    head, found, end = chat_format.render([*before, last | {"content": MARK}]).rpartition(MARK)
+    if not found:
+        raise ValueError("the chat template leaves out what the assistant says")
+    same = len(os.path.commonprefix([asked, head]))
+    opening = asked[same:]  # such as <think>, with which what was said may begin
+    said = said.removeprefix(opening.strip())
+    if opening[-1:].isspace():
+        said = said.lstrip()
+    begins = head[same:] if same == len(asked) else ""  # the prompt ends before the answer's header
+    return begins + said + end
 
 
 def read_chat_format(folder: Path, tokens: SpecialTokens) -> ChatTemplate | VicunaFormat | None:
@@ -132,7 +164,9 @@ def read_chat_format(folder: Path, tokens: SpecialTokens) -> ChatTemplate | Vicu
     """
     templates = {}
     source = tokens.config.get("chat_template")
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, dict):  # several, by name
+        templates = {str(name): text for name, text in source.items()}
+    elif isinstance(source, list):
         try:
             templates = {str(each["name"]): each["template"] for each in source}
         except (TypeError, KeyError):
@@ -179,7 +213,7 @@ def sandbox():
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    environment.globals["strftime_now"] = strftime_now
     return environment
 
 
@@ -188,6 +222,11 @@ def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+def strftime_now(format: str) -> str:
+    """The date and time, with the name of the argument that templates rely on."""
+    return datetime.now().strftime(format)
 
 
 def raise_exception(message):

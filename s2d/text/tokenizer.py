@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from .chat import ChatTemplate, Message, PlainFormat, VicunaFormat, as_dialogue, read_chat_format
+from .chat import (
+    ChatTemplate,
+    Message,
+    PlainFormat,
+    VicunaFormat,
+    answer_after,
+    as_dialogue,
+    read_chat_format,
+)
 from .special import is_sentencepiece, read_special_tokens
 from .tokenizer_model import SentencePieceModel
 
@@ -52,6 +60,10 @@ class Tokenizer:
         what is no text.
         """
         return self.known(self.model.encode(checked(text), with_bos))
+
+    def encode_after(self, text: str, last_id: int) -> list[int]:
+        """The ids of a text that goes on after others, of which the last one is ``last_id``."""
+        return self.known(self.model.encode_after(checked(text), last_id))
 
     def known(self, ids: list[int]) -> list[int]:
         """The ``ids``; ValueError if the model has no such token, as it was only added here."""
@@ -98,31 +110,37 @@ class Tokenizer:
         """Yield (ids of the prompt, ids of the answer up to its EOS) of each round.
 
         In the format of ``encode_prompt``, which says what ``messages`` are.
-        The ids of an answer are those that a model has to write after the prompt, also if another
-        token would stand for the end of the one and the beginning of the other together. Raises
-        ValueError if the template does not let the two be divided.
+        The ids of a prompt are those that a model is given, and the ids of the answer those that it
+        has to write then, also if another token would stand for the end of the one and the
+        beginning of the other together. A prompt goes on after the round before it; but it is whole
+        if the template has written that round otherwise since, as those do that leave out what a
+        model thought.
         """
         chat_format = self.chat_format or PlainFormat(self.eos)
         dialogue = as_dialogue(messages, system)
-        done, last_id = "", None  # the text of the rounds so far, without the last EOS
-        begin = 1 if dialogue[0]["role"] == "system" else 0
-        for turn in range(begin, len(dialogue), 2):
-            asked = chat_format.render(dialogue[: turn + 1])
-            answered = chat_format.render(dialogue[: turn + 2])
-            if not (asked.startswith(done) and answered.startswith(asked)):
-                raise ValueError("the chat template rewrites what was said; no round is by itself")
-            prompt_text, answer_text = asked[len(done) :], answered[len(asked) :]
-            if last_id is None:
-                prompt = self.encode(prompt_text, with_bos=not chat_format.adds_bos)
-            else:
+        if dialogue[0]["role"] == "assistant":
+            raise ValueError("the assistant speaks first; expected a message to answer")
+        turns = [turn for turn, each in enumerate(dialogue) if each["role"] == "assistant"]
+        if dialogue[-1]["role"] != "assistant":
+            turns.append(len(dialogue))  # a last question, without an answer
+        done, last_id = None, None  # the text of the rounds so far, without the last EOS
+        for turn in turns:
+            asked = chat_format.render(dialogue[:turn])
+            if done is not None and asked.startswith(done):
+                rest = asked[len(done) :]
                 if last_id == self.eos_id:  # some templates have an EOS only at the very end
-                    prompt_text = prompt_text.removeprefix(self.eos)
-                prompt = self.model.encode_after(checked(prompt_text), last_id)
+                    rest = rest.removeprefix(self.eos)
+                prompt = self.encode_after(rest, last_id)
+            else:
+                prompt = self.encode(asked, with_bos=not chat_format.adds_bos)
+            if not prompt:
+                raise ValueError("the chat template leaves nothing of what the user says")
+            answer_text = ""
+            if turn < len(dialogue):
+                answer_text = answer_after(asked, dialogue[: turn + 1], chat_format)
             said, ends, _ = answer_text.partition(self.eos) if self.eos else (answer_text, "", "")
-            answer = (
-                self.model.encode_after(checked(said + ends), prompt[-1]) if said + ends else []
-            )
-            yield self.known(prompt), self.known(answer)
+            answer = self.encode_after(said + ends, prompt[-1]) if said + ends else []
+            yield prompt, answer
             done, last_id = asked + said, (answer or prompt)[-1]
 
 
