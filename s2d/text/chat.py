@@ -1,6 +1,7 @@
 """Chat formats: a folder's own template, in jinja, or Vicuna's format, which no folder brings."""
 
 import json
+import os
 from collections.abc import Iterable
 from datetime import datetime
 from functools import cached_property
