@@ -38,6 +38,14 @@ def names_of(folder: Path | str) -> list[Path]:
     return [Path(name) for name in dict.fromkeys(names) if os.path.realpath(name) == real]
 
 
+def refuse_other_than_utf8(path: Path | str) -> None:
+    """Raise ValueError if a name is not in UTF-8: safetensors and PyTorch open no such file."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"the path {path} is not in UTF-8; rename it") from None
+
+
 def place_of(path: Path | str) -> Path:
     """Where an output called ``path`` is written: of a link, its target.
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
-from s2d import load_model
+from s2d import Tokenizer, load_model
 from s2d.weights import check_device, choose_dtype, empty_model, placement, save_model, shards
 from s2d.weights.config import config_from_dict
 
@@ -93,6 +93,12 @@ def test_missing_files(tmp_path, folder, sharded):
     refused(FileNotFoundError, "no model.safetensors and no pytorch_model.bin", folder)
     (folder / "config.json").unlink()
     refused(FileNotFoundError, "No such file or directory: .*config.json", folder)
+
+
+def test_a_path_that_is_not_in_utf_8_is_no_damage(folder):
+    other = folder.rename(folder.with_name("caf\udce9"))
+    for open_it in (load_model, Tokenizer):
+        raises_line(open_it, ValueError, "the path .* is not in UTF-8; rename it", other)
 
 
 def test_damage_of_any_kind_is_one_line(folder, sharded, tmp_path):

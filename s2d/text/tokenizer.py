@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
+from ..files import refuse_other_than_utf8
 from .chat import (
     ChatTemplate,
     Message,
@@ -28,6 +29,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
+        refuse_other_than_utf8(path)
         self.folder = Path(path)
         pieces, json = self.folder / "tokenizer.model", self.folder / "tokenizer.json"
         if not (pieces.is_file() or json.is_file()):

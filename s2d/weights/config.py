@@ -4,7 +4,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from ..files import read_json
+from ..files import read_json, refuse_other_than_utf8
 from ..model import Drafting, LlamaConfig, default_thresholds
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
@@ -27,6 +27,7 @@ def read_config(path):
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"no model folder at {path}")
+    refuse_other_than_utf8(path)
     raw = read_json(path / "config.json")
     with suppress(ValueError, OSError):
         raw |= read_generation_config(path)
