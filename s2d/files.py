@@ -27,6 +27,25 @@ def read_json(path: Path, missing: Any = None) -> Any:
         raise ValueError(f"{path} holds no JSON object ({error})") from None
 
 
+def names_of(folder: Path | str) -> list[Path]:
+    """The absolute paths of a folder: of a link, its own name and then the real one.
+
+    What is next to a folder, or in its name, is looked for in this order.
+    """
+    real = os.path.realpath(folder)
+    in_shell = os.path.join(os.environ.get("PWD", ""), folder)  # which knows the link after a cd
+    names = [os.path.abspath(in_shell), os.path.abspath(folder), real]
+    return [Path(name) for name in dict.fromkeys(names) if os.path.realpath(name) == real]
+
+
+def refuse_other_than_utf8(path: Path | str) -> None:
+    """Raise ValueError if a name is not in UTF-8: safetensors and PyTorch open no such file."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"the path {path} is not in UTF-8; rename it") from None
+
+
 def place_of(path: Path | str) -> Path:
     """Where an output called ``path`` is written: of a link, its target.
 

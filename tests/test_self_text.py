@@ -135,11 +135,14 @@ def test_a_datastore_of_any_text(tmp_path, capsys):
     assert make(folder, "--from", files[1], "--out", own) == 0
     assert read_datastore(own) == [*b, 2]
     (tmp_path / "latin.txt").write_bytes(b"\xe4")
+    (tmp_path / "pad.txt").write_text("What is [PAD]?")
+    (folder / "added_tokens.json").write_text('{"[PAD]": 1024}')
     capsys.readouterr()
     out = "--out", tmp_path / "none"
     for message, *more in (
         ("No such file", "--from", tmp_path / "none.txt"),
         ("is not in UTF-8", "--from", tmp_path / "latin.txt"),
+        ("has the token 1024", "--from", tmp_path / "pad.txt"),
         ("give one of --millions and --from",),
         ("has no chat template to ask itself", "--millions", "1"),
     ):

@@ -401,6 +401,20 @@ def test_help_shows_the_defaults(name, shown, capsys):
     assert shown in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_token_that_the_model_does_not_have_is_in_no_row(tmp_path):
+    """In a question, in an answer, or in a template: each would be an IndexError in training."""
+    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "mini-pad")
+    (tmp_path / "mini-pad/added_tokens.json").write_text('{"[PAD]": 1024}')
+    tokenizer = Tokenizer(tmp_path / "mini-pad", vocab_size=1024)
+    records = [record("Hi [PAD]", "Hello"), record("Hi", "Hello [PAD]"), record("And?", "Bye")]
+    file, counts = written(tmp_path / "d.json", records), dialogues.Counts()
+    pairs = list(dialogues.pairs_of(str(file), 0, tokenizer, counts))
+    assert pairs == list(tokenizer.rounds(["And?", "Bye"]))
+    assert "2 passed over (2: the text has the token 1024 of the tokenizer in" in str(counts)
+    for encode in (tokenizer.encode, tokenizer.encode_chat):
+        raises_line(encode, ValueError, "but the model has only tokens 0 to 1023", "a [PAD]")
+
+
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, smaller: every member loads; --resume keeps all."""
     small, out = family.shape(5, 64, 2, 1), tmp_path / "family"

@@ -104,7 +104,7 @@ def train_decision(
         counts.dialogues = len(questions)
         counts.passed_over["questions without an end"] = prompts - len(questions)
     else:
-        tokenizer = Tokenizer(target)
+        tokenizer = Tokenizer(target, model.config.vocab_size)
         counts.chat_format = format_of(tokenizer)
         encode = partial(question_of, tokenizer, model.config.max_position_embeddings)
         questions = list(islice(usable(data, run.seed + 2, encode, counts), prompts))

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..cli.program import tell
 from ..extras.tensor_parallel import from_rank_0
 from ..files import refuse_existing
-from ..model import Drafting, Llama
+from ..model import Drafting, Llama, default_thresholds
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, save_model
 from ..weights.config import read_config
@@ -47,7 +47,8 @@ def train_soft(
     model, distillation, counts = cut(init, exits, run.device), None, Counts()
     if teacher:
         distillation = Distillation(load_model(teacher, run.device, quick=False))
-    rows = rows_of(init, data, run, recipe, millions, counts)
+    vocab_size = model.config.vocab_size
+    rows = rows_of(init, data, run, recipe, millions, counts, vocab_size=vocab_size)
     counts.rows_left = len(rows[0]) * recipe.epochs % recipe.batch
     learnt_from = data if data in ("mini", "self") else os.path.abspath(data)
     train_and_save(model, exits, rows, recipe, run, init, distillation, learnt_from)
@@ -101,11 +102,13 @@ def rows_of(
     millions: float,
     counts: Counts,
     answers_only: bool = True,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Text for the Llama in ``init``: (tokens, labels), (R, length) each, see ``divide``.
 
     ``data`` is "mini", "self" or a file of dialogues; of the first two there are about so many
-    ``millions`` of tokens. What is left out is added to ``counts``.
+    ``millions`` of tokens. Dialogues with tokens beyond a ``vocab_size`` are passed over. What is
+    left out is added to ``counts``.
     """
     count = row_count(millions, recipe) if data == "mini" else None
     if data == "self":
@@ -114,7 +117,7 @@ def rows_of(
         counts.dialogues = len(pairs)
         counts.passed_over["questions without an end"] = question_count(millions) - len(pairs)
     else:
-        pairs = pairs_of(data, run.seed, Tokenizer(init), counts)
+        pairs = pairs_of(data, run.seed, Tokenizer(init, vocab_size), counts)
     tokens, labels = join(pairs, answers_only, enough=count and count * recipe.length)
     rows = divide(tokens, labels, recipe.length)
     whole = max(0, len(tokens) - 1) // recipe.length
@@ -154,7 +157,7 @@ def cut(init, exits, device, drafting=None):
     """The layers of the Llama in ``init`` up to the last of ``exits``, ready to learn."""
     model = load_model(init, device, "float32", quick=False, layers=exits[-1]).requires_grad_(True)
     if drafting is None:
-        drafting = Drafting(exits, thresholds=(0.5,) * (len(exits) - 1) + (0.0,))  # the paper's
+        drafting = Drafting(exits, default_thresholds(exits))
     model.drafting = drafting
     return model
 

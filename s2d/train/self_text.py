@@ -140,15 +140,16 @@ def make_datastore(
     if run.out is None:
         refuse_existing(out)
     run = replace(run, out=Path(out))
+    config = read_config(target)
     if files:
-        tokenizer = Tokenizer(target)
+        tokenizer = Tokenizer(target, config.vocab_size)
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
         _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
         documents = [after[1:] + answer for _, answer in sample(target, millions, run)]
         if not documents:
             raise ValueError(f"no question had an end within {QUESTION_TOKENS} tokens")
-    count = save_datastore(out, documents, read_config(target))
+    count = save_datastore(out, documents, config)
     run.answers.unlink(missing_ok=True)
     tell(f"{out}: {len(documents)} documents, {count} tokens")
     if millions and count < millions * 1e6:
