@@ -40,12 +40,12 @@ from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
 from s2d.files import read_lines, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
-from s2d.model import Llama
+from s2d.model import Llama, LlamaConfig
 from s2d.options import METHODS, Options
 from s2d.text.chat import describe
 from s2d.weights import DTYPES, placement
 from s2d.weights.config import read_config, read_drafting
-from s2d.weights.names import datastore_path, draft_beside, find_target, miniature_note
+from s2d.weights.names import datastore_path, draft_beside, find_draft, find_target, miniature_note
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 LONG_PROMPT = 1000  # tokens; a CPU may take minutes to read them, in a single pass
@@ -157,19 +157,27 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 @dataclass
 class Choice:
-    """What a command line stands for."""
+    """What a command line stands for; ``drafts`` says what drafts, and how that was chosen."""
 
     target: Path
     draft: Path | None
     datastore: Path | None
     options: Options
+    drafts: str
 
 
 def choose(args: Namespace) -> Choice:
     """Find the folders, read what is small in them, and check the options."""
     target = find_target(args.target)
     config = read_config(target)
-    draft, exits = choose_draft(args, target)
+    datastore = datastore_file = None
+    may_use_exit_0 = args.draft is None if args.exits is None else 0 in args.exits
+    if may_use_exit_0 and args.method != "ar":
+        from s2d.extras.datastore import find_datastore
+
+        datastore = find_datastore(target, config)
+        datastore_file = datastore_path(target) if datastore else None
+    draft, exits, drafts = choose_draft(args, target, config, datastore_file)
     options = options_of(args, exits)
     # Only to refuse early: ``load`` resolves the options, when it knows what passes cost.
     if draft is None:
@@ -178,31 +186,39 @@ def choose(args: Namespace) -> Choice:
         options.resolved(config, read_config(draft), read_drafting(draft))
     if args.trace is not None:
         refuse_other_than_file(args.trace)
-    datastore = datastore_path(target)
-    if exits is None or 0 not in exits or not datastore.is_file():
-        return Choice(target, draft, None, options)
-    from s2d.extras.datastore import load_datastore
-
-    options = replace(options, datastore=load_datastore(datastore, config))
-    return Choice(target, draft, datastore, options)
+    return Choice(target, draft, datastore_file, replace(options, datastore=datastore), drafts)
 
 
-def choose_draft(args: Namespace, target: Path) -> tuple[Path | None, tuple[int, ...] | None]:
-    """The folder of the draft model (None: there is none), and the exits (None: the draft's own).
+def choose_draft(
+    args: Namespace, target: Path, config: LlamaConfig, datastore: Path | None
+) -> tuple[Path | None, tuple[int, ...] | None, str]:
+    """By the rule in s2d/cli/README.md: a draft model, exits, and words that say how it was chosen.
 
-    Without --draft and --exits, exit 0 drafts alone if the target has a datastore, or if its family
-    has no draft model.
+    No draft model is None, and the draft's own exits are None too. ``config`` is the target's,
+    ``datastore`` the file next to it that fits.
     """
     if args.method == "ar":
-        return None, None
+        return None, None, "none"
+    table = "exit 0, the n-grams of the text"
+    if datastore is not None:
+        table = f"{datastore}, found next to the target"
     if args.exits == (0,):
-        return None, args.exits
+        return None, (0,), table
+    if args.exits is None and args.draft is None:
+        if datastore is not None:
+            return None, (0,), table
+        draft = find_draft(target, config)
+        if draft is None:
+            return None, (0,), f"{table}, as there is no {draft_beside(target)} that fits"
+        return draft, None, f"found by its family's name: {draft}"
     if args.draft is not None:
-        return args.draft, args.exits
-    draft = draft_beside(target)
-    if args.exits is None and (datastore_path(target).is_file() or not draft.is_dir()):
-        return None, (0,)
-    return draft, args.exits
+        draft, drafts = args.draft, f"{args.draft}, as given"
+    else:
+        draft = draft_beside(target)
+        drafts = f"found by its family's name: {draft}"
+    if args.exits is not None and 0 in args.exits:
+        drafts += f"; and {table}"
+    return draft, args.exits, drafts
 
 
 def options_of(args: Namespace, exits: tuple[int, ...] | None) -> Options:
@@ -256,10 +272,8 @@ def load(
     raw = args.raw or tokenizer.chat_format is None
     if raw and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
-    drafts = choice.draft or choice.datastore or "exit 0, the n-grams of the text"
-    if choice.options.method == "ar":
-        drafts = "none"
-    tell(f"{miniature_note(args.target)}loading target {choice.target}, draft {drafts}")
+    note = miniature_note(args.target)
+    tell(f"{note}loading target {choice.target}, draft {choice.drafts}")
     tell(f"prompt format: {'plain text (--raw)' if args.raw else describe(tokenizer.chat_format)}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)

@@ -3,10 +3,10 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TextIO
 
 
 def read_text(path: Path) -> str:
@@ -37,6 +37,25 @@ def read_json(path: Path, missing: Any = None) -> Any:
         return dict(json.loads(read_text(path)))
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no JSON object ({error})") from None
+
+
+def names_of(folder: Path | str) -> list[Path]:
+    """The absolute paths of a folder: of a link, its own name and then the real one.
+
+    What is next to a folder, or in its name, is looked for in this order.
+    """
+    real = os.path.realpath(folder)
+    in_shell = os.path.join(os.environ.get("PWD", ""), folder)  # which knows the link after a cd
+    names = [os.path.abspath(in_shell), os.path.abspath(folder), real]
+    return [Path(name) for name in dict.fromkeys(names) if os.path.realpath(name) == real]
+
+
+def refuse_other_than_utf8(path: Path | str) -> None:
+    """Raise ValueError if a name is not in UTF-8: safetensors and PyTorch open no such file."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        raise ValueError(f"the path {path} is not in UTF-8; rename it") from None
 
 
 def place_of(path: Path | str) -> Path:
@@ -86,6 +105,47 @@ def staged_folder(path: Path | str) -> Iterator[Path]:
     with staged(refuse_existing(path)) as stage:
         stage.mkdir()
         yield stage
+
+
+@contextmanager
+def claimed(path: Path | str) -> Iterator[None]:
+    """Keep other programs that claim ``path`` from writing it meanwhile.
+
+    The claim is a lock on a file next to it, which is removed at the end. The operating system ends
+    the lock with the program, however that ends: a file that is left does not matter. Raises
+    ValueError if another program has the claim.
+    """
+    place = place_of(path)
+    made = [folder for folder in place.parents if not folder.exists()]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    lock = place.with_name(f".{place.name}.lock")
+    file = locked_file(lock)
+    if file is None:
+        raise ValueError(f"another program is writing {path}; wait for its end, or name another")
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.close()
+        with suppress(OSError):  # one that is not empty stays
+            for folder in made:
+                folder.rmdir()
+
+
+def locked_file(path: Path) -> TextIO | None:
+    """A file, open and locked; None if another program has locked it."""
+    import fcntl  # only Unix has it
+
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            return file
+        file.close()  # whoever had locked it removed it just now
 
 
 @contextmanager

@@ -5,6 +5,7 @@ continue later from the hidden states there, as the exits of a sorted draft do (
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import Cache, KVCache, attend
+
+THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,13 @@ class Drafting:
 
 def default_drafting(config: LlamaConfig) -> Drafting:
     """Of a model that was not trained to predict after fewer layers than it has."""
-    return Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
+    exits = (config.num_hidden_layers,)
+    return Drafting(exits, default_thresholds(exits))
+
+
+def default_thresholds(exits: Sequence[int]) -> tuple[float, ...]:
+    """THRESHOLD for every exit but the last, which always drafts."""
+    return (THRESHOLD,) * (len(exits) - 1) + (0.0,)
 
 
 class RMSNorm(nn.Module):

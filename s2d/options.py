@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 
 from .draft import DecisionModel
-from .model import Drafting, LlamaConfig
+from .model import THRESHOLD, Drafting, LlamaConfig
 from .ngram import Table
 from .tree import FixedShape, GrowingShape, Shape
 from .tree_size import MIN_PROB, best_node_count, min_paying_prob
@@ -20,7 +20,6 @@ TREES = ("mcsd", "s2d-tree")
 SORTED = ("s2d", "s2d-tree")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
-THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on miniatures
 
 

@@ -46,11 +46,13 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
     good = {"question_id": 2, "category": "roleplay", "turns": ["one\u2028line\x85still", "b"]}
     file = tmp_path / "q.jsonl"
     lines = [json.dumps(good | {"more": 0}, ensure_ascii=False), json.dumps(good)]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    file.write_text("\n \n".join(lines) + "\r\n\n\n", encoding="utf-8")
     assert specbench.read_questions(file, 1) == [good | {"group": "mt_bench"}]
     for bad in ("no json", "[1]", '{"turns": ["a"]}', json.dumps(good | {"turns": "abc"})):
         file.write_text(bad)
         raises_line(specbench.read_questions, ValueError, "not in Spec-Bench's", file, 9)
+    file.write_text("\n \n")
+    raises_line(specbench.read_questions, ValueError, "has no questions", file, 9)
 
 
 def test_methods_are_names_with_options():

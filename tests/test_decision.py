@@ -1,11 +1,21 @@
 """The decision model: what it sees, how it learns, what it refuses; it decides where drafts end."""
 
+import json
 import re
+import shutil
 from functools import partial
 
 import pytest
 import torch
-from helpers import WEIGHTS, StopForAnyDraft, assert_refused, program, raises_line, random_llama
+from helpers import (
+    WEIGHTS,
+    StopForAnyDraft,
+    assert_refused,
+    change_json,
+    program,
+    raises_line,
+    random_llama,
+)
 
 from s2d import generate
 from s2d.extras.decision import Decision, PathStop, fingerprint, load_decision, save_decision
@@ -140,13 +150,43 @@ def test_the_training_command(tmp_path, capsys, mini):
     models = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
     out, train_decision = tmp_path / "new/d.safetensors", partial(program, train.main, "decision")
     assert train_decision(*models, "--out", out, "--prompts", 8) == 0
-    right = float(re.search(r"right about ([\d.]+)% of \d+ drafted", capsys.readouterr().out)[1])
-    assert right > 60 and load_decision(out).features == "stats"
+    said, notices = capsys.readouterr()
+    shares = re.search(
+        r"right about ([\d.]+)% of \d+ drafted .*right about ([\d.]+)%$", said.strip()
+    )
+    assert float(shares[1]) > 60 and 20 < float(shares[2]) < 100
+    assert "learnt from mini, 6 times" in notices and "8 dialogues in Vicuna's format" in notices
+    assert load_decision(out).features == "stats"
     for message, *more in (
         ("expected 5 prompts, 1 epoch or more", "--prompts", "2"),
         ("no model folder", "--target", "nowhere"),
+        ("no file nowhere; --data is", "--data", "nowhere"),
     ):
         assert_refused(capsys, message, train_decision, *models, "--out", out, *more)
+
+
+def test_training_on_a_file(tmp_path, capsys):
+    """Of the questions that there are a fifth is kept out; those that cannot be asked are none.
+
+    It is the file that the draft has learnt from, unless another is named.
+    """
+    questions = ["\ud800", "word " * 2000, *(f"What is {number}?" for number in range(6))]
+    said = [{"messages": [{"role": "user", "content": each}]} for each in questions]
+    for each in said:
+        each["messages"].append({"role": "assistant", "content": "Fine."})
+    (tmp_path / "d.json").write_text(json.dumps(said))
+    shutil.copytree(WEIGHTS / "mini-draft", tmp_path / "draft")
+    change_json(tmp_path / "draft/config.json", learnt_from=str(tmp_path / "d.json"))
+    line = ["decision", "--target", WEIGHTS / "mini-7b", "--draft", tmp_path / "draft"]
+    line += ["--out", tmp_path / "d.safetensors", "--epochs", 1]
+    assert program(train.main, *line) == 0
+    notices = capsys.readouterr().err
+    assert "for 5 questions, 1 more were kept out; 6 dialogues" in notices
+    assert (
+        "2 passed over (1: " in notices and f"learnt from {tmp_path / 'd.json'}, 1 times" in notices
+    )
+    (tmp_path / "d.json").write_text(json.dumps(said[:6]))
+    assert_refused(capsys, "gives 4 questions; expected 5", program, train.main, *line)
 
 
 def test_shipped_models_belong_to_the_shipped_draft(mini):

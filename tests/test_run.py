@@ -29,6 +29,7 @@ from s2d.extras.batch import decode_many
 from s2d.extras.datastore import save_datastore
 from s2d.extras.decision import Decision, fingerprint, save_decision
 from s2d.options import METHODS
+from s2d.text.chat import VicunaFormat
 from s2d.weights import names, save_model
 from s2d.weights.config import read_config
 
@@ -147,6 +148,93 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     shutil.rmtree(draft)
     stats = run_json(capsys, "--target", target, "--max-new-tokens", 24)["stats"]
     assert stats["exit_counts"].keys() == {"0"} and stats["mean_accepted_tokens"] > 1
+
+
+def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
+    """Not so what was asked for: --draft, or exits that need a draft model."""
+    target, draft = tmp_path / "llama-1b", tmp_path / "llama-draft"
+    shutil.copytree(WEIGHTS / "mini-7b", target)
+    shutil.copytree(WEIGHTS / "mini-draft", draft)
+    assert chosen(target) == (draft, None, None, None)
+    for changes, message in (
+        (dict(vocab_size=61), "llama-draft has a vocabulary of 61 tokens, the target 1024"),
+        (dict(model_type="mistral"), "llama-draft/config.json: model_type is 'mistral'"),
+        (dict(exit_layers=[9]), "llama-draft/config.json: exit_layers is 9"),
+        (None, "No such file or directory"),
+    ):
+        if changes is None:
+            (draft / "config.json").unlink()
+        else:
+            before = (draft / "config.json").read_text()
+            change_json(draft / "config.json", **changes)
+        assert chosen(target) == (None, None, (0,), None)
+        error = error_of(capsys)
+        assert error.startswith("the draft next to the target is not used: ")
+        assert message in error and error.count("\n") == 1
+        for words in (("--exits", "2"), ("--draft", str(draft))):
+            with pytest.raises((ValueError, FileNotFoundError)):
+                chosen(target, *words)
+        if changes is not None:
+            (draft / "config.json").write_text(before)
+    shutil.rmtree(draft)
+    shutil.copytree(WEIGHTS / "mini-draft", draft)
+    store = run.datastore_path(target)
+    for tokens in ([[5, 1024]], None):
+        store.write_text("no datastore")
+        if tokens:
+            save_datastore(store, tokens, read_config(target))
+        assert chosen(target) == (draft, None, None, None)
+        assert chosen(target, "--exits", "0") == (None, None, (0,), None)
+        assert error_of(capsys).count("the datastore next to the target is not used: ") == 2
+
+
+def test_how_the_draft_was_chosen_is_said(tmp_path):
+    target, draft = tmp_path / "base-1b", tmp_path / "base-draft"
+    shutil.copytree(WEIGHTS / "mini-7b", target)
+
+    def said(*words):
+        return run.choose(run.parse(["--target", str(target), *words])).drafts
+
+    table = "exit 0, the n-grams of the text"
+    assert said() == f"{table}, as there is no {draft} that fits"
+    shutil.copytree(WEIGHTS / "mini-draft", draft)
+    own = f"found by its family's name: {draft}"
+    assert said() == said("--exits", "2,3") == own
+    assert said("--exits", "0,2") == f"{own}; and {table}"
+    assert said("--exits", "0") == table and said("--method", "ar") == "none"
+    store = run.datastore_path(target)
+    save_datastore(store, [[5, 6, 7]], read_config(target))
+    assert said() == said("--exits", "0") == f"{store}, found next to the target"
+    assert said("--exits", "0,2") == f"{own}; and {store}, found next to the target"
+    assert said("--exits", "2") == own
+    assert said("--draft", str(draft)) == f"{draft}, as given"
+
+
+def test_what_is_next_to_a_link_and_what_is_next_to_the_folder_is_found(tmp_path, monkeypatch):
+    """In this order, also from inside of it, where only the shell knows the link's name."""
+    target, link = tmp_path / "hub/vicuna-7b", tmp_path / "own-7b"
+    shutil.copytree(WEIGHTS / "mini-7b", target)
+    shutil.copytree(WEIGHTS / "mini-draft", tmp_path / "hub/vicuna-draft")
+    link.symlink_to(target)
+    monkeypatch.chdir(link)
+    monkeypatch.setenv("PWD", str(link))
+
+    def found(*places):
+        for name in (link, "."):
+            assert chosen(name) == (*places, None if places[0] else (0,), None)
+
+    assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
+    assert isinstance(Tokenizer(".").chat_format, VicunaFormat)
+    found(tmp_path / "hub/vicuna-draft", None)
+    shutil.copytree(WEIGHTS / "mini-draft", tmp_path / "own-draft")
+    found(tmp_path / "own-draft", None)
+    for store in (
+        tmp_path / f"{name}-datastore.safetensors" for name in ("hub/vicuna-7b", "own-7b")
+    ):
+        save_datastore(store, [[5, 6, 7]], read_config(target))
+        found(None, store)
+    monkeypatch.setenv("PWD", "/")  # as of a program that changes its folder itself
+    assert chosen(".")[1] == tmp_path / "hub/vicuna-7b-datastore.safetensors"
 
 
 def test_many_prompts_at_once(tmp_path, capsys):

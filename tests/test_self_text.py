@@ -1,6 +1,7 @@
 """Text that a model samples from itself, and what is made of it: drafts and datastores."""
 
 import os
+import re
 import shutil
 from dataclasses import replace
 
@@ -9,8 +10,11 @@ from helpers import WEIGHTS, assert_refused, change_json, program
 from safetensors.torch import load_file
 
 from s2d import Tokenizer, generate, load_model
+from s2d.extras.decision import load_decision
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
+from s2d.train.decision import data_of
+from s2d.train.dialogues import Counts
 
 TEMPLATE = (
     "{% for m in messages %}{{ bos_token }}USER: {{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -52,11 +56,22 @@ def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch
     options = "--layers 2 --exits 1,2 --data self --length 20 --batch 2 --micro-batch 2 --epochs 1"
     out = tmp_path / "draft"
     assert program(train.main, "soft", "--init", base, "--out", out, *options.split()) == 0
-    assert load_model(out).drafting.exits == (1, 2)
+    assert load_model(out).drafting.exits == (1, 2) and data_of(out) == "self"
     recipe = fit.Recipe(batch=2, micro_batch=2, length=20, lr=1e-3)
-    tokens, labels = nested.rows_of(base, "self", fit.Run(out), recipe, 1)
+    tokens, labels = nested.rows_of(base, "self", fit.Run(out), recipe, 1, Counts())
     assert tokens.flatten().tolist()[:11] == [1, 5, 6, 7, 8, 9, 2, 1, 30, 31, 2]
     assert labels.flatten().tolist()[:10] == [-100, -100, 7, 8, 9, 2, -100, -100, 31, 2]
+
+
+def test_a_decision_model_for_a_draft_of_its_own_text(base, tmp_path, capsys):
+    """The target asks itself again."""
+    draft, out = tmp_path / "draft", tmp_path / "d.safetensors"
+    shutil.copytree(WEIGHTS / "mini-draft", draft)
+    change_json(draft / "config.json", learnt_from="self")
+    line = ["--target", base, "--draft", draft, "--out", out, "--prompts", 9, "--epochs", 1]
+    assert program(train.main, "decision", *line) == 0
+    assert "learnt from self, 1 times" in capsys.readouterr().err
+    assert load_decision(out).features == "stats" and len(os.listdir(tmp_path)) == 2
 
 
 def test_what_was_written_is_kept_and_resumed(base, tmp_path, monkeypatch):
@@ -95,6 +110,16 @@ def test_a_datastore_of_a_models_answers(base, tmp_path):
     assert read_datastore(tmp_path / "new/d.safetensors") == expected
 
 
+def test_why_a_datastore_is_smaller_than_asked_for(base, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(self_text, "QUESTION_TOKENS", 30)
+    out = tmp_path / "d.safetensors"
+    assert make(base, "--millions", "0.0001", "--out", out) == 0
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(r"fewer than 100: \d of 10 questions .* within 30 tokens", told), told
+    monkeypatch.setattr(self_text, "QUESTION_TOKENS", 1)
+    assert_refused(capsys, "no question", make, base, "--millions", "0.0001", "--out", out)
+
+
 def test_a_datastore_of_any_text(tmp_path, capsys):
     """Files are documents. The default file is not replaced; one that the user names is."""
     (tmp_path / "a.txt").write_text("The capital of Tadastan.", encoding="utf-8")
@@ -110,11 +135,14 @@ def test_a_datastore_of_any_text(tmp_path, capsys):
     assert make(folder, "--from", files[1], "--out", own) == 0
     assert read_datastore(own) == [*b, 2]
     (tmp_path / "latin.txt").write_bytes(b"\xe4")
+    (tmp_path / "pad.txt").write_text("What is [PAD]?")
+    (folder / "added_tokens.json").write_text('{"[PAD]": 1024}')
     capsys.readouterr()
     out = "--out", tmp_path / "none"
     for message, *more in (
         ("No such file", "--from", tmp_path / "none.txt"),
         ("is not in UTF-8", "--from", tmp_path / "latin.txt"),
+        ("has the token 1024", "--from", tmp_path / "pad.txt"),
         ("give one of --millions and --from",),
         ("has no chat template to ask itself", "--millions", "1"),
     ):

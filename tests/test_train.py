@@ -206,7 +206,8 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     draft, before = load_model(tmp_path / "draft"), nested.cut(tiny, (1, 2, 3), "cpu")
     assert draft.drafting.exits == (1, 2, 3) and draft.drafting.thresholds == (0.5, 0.5, 0.0)
     assert "exit 1:" in capsys.readouterr().err
-    tokens, labels = nested.rows_of(tiny, "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
+    counts = dialogues.Counts()
+    tokens, labels = nested.rows_of(tiny, "mini", fit.Run(tiny, seed=9), RECIPE, 0.001, counts)
     with torch.no_grad():
         losses = [soft_losses(each, tokens, labels, (1, 2, 3)) for each in (before, draft)]
     assert (losses[1] < losses[0] - 0.2).all()
@@ -220,7 +221,8 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
 
 MISTAKES = """
 --data TMP/bad.json | is not JSON
---data TMP/few.json | gives 0 rows; one batch needs 4
+--data TMP/few.json | there is nothing to learn from in TMP/few.json: 0 dialogues
+--data TMP/none.json | none.json; --data is mini, self or a file of dialogues
 --data self --micro-batch 4 | has no chat template
 --exits 0,3 | exits must increase and end with layer 3
 --exits 2,1,3 | exits must increase and end with layer 3
@@ -256,42 +258,161 @@ def test_user_errors(tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("answers_only", [True, False])
 def test_labels_are_the_assistants_words(answers_only, tokenizer):
-    """And its EOS; rows are dialogues end to end."""
+    """And its EOS; rows are dialogues end to end, without those that have no label."""
     messages = ["Hi there", "Hello Anna", "How are you?", "Fine"]
     pairs = list(tokenizer.rounds(messages))
     ids = [token for prompt, answer in pairs for token in prompt + answer]
     fine = [*tokenizer.encode("Fine")[1:], tokenizer.eos_id]
     assert ids == tokenizer.encode_chat(messages[:3]) + fine
-    tokens, labels = dialogues.pack(pairs * 3, 2, 10, answers_only)
-    assert tokens.flatten().tolist() == ids[:20]
+    text, said = dialogues.join(pairs * 3, answers_only, enough=2 * len(ids) - 1)
+    assert text.tolist() == 2 * ids
     learnt = [t for p, a in pairs for t in ([-100] * len(p) if answers_only else p) + a]
-    assert labels.flatten().tolist() == learnt[1:21]
-    assert len(dialogues.pack(pairs, None, 10, True)[0]) == (len(ids) - 1) // 10
+    assert said.tolist() == 2 * learnt
+    rows = range(0, 2 * len(ids) - 10, 10)
+    kept = [n for n in rows if set((2 * learnt)[n + 1 : n + 11]) != {-100}]
+    assert (len(kept) < len(rows)) == answers_only
+    tokens, labels = dialogues.divide(text, said, 10)
+    assert tokens.tolist() == [(2 * ids)[n : n + 10] for n in kept]
+    assert labels.tolist() == [(2 * learnt)[n + 1 : n + 11] for n in kept]
 
 
 def record(*texts, speakers=("human", "gpt") * 2):
     return {"conversations": [{"from": each, "value": t} for each, t in zip(speakers, texts)]}
 
 
-def test_sharegpt_records(tmp_path, capsys):
-    records = [{"id": "x", **record("a", "b", "c")}, record("d", "é\n]}"), record(), record("x")]
-    records += [record("x", " "), record("x", None), record("x", "y", speakers=("gpt", "human"))]
-    records += [{"conversations": None}, {"conversations": [{"from": "human"}]}, "not a record"]
+def written(file, content):
+    """A file with some records as a list, or with a text."""
+    text = content if isinstance(content, str) else json.dumps(content)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def found_in(file, content):
+    """(texts of the dialogues, how many records were passed over) of a file with ``content``."""
+    counts = dialogues.Counts()
+    each = dialogues.usable(str(written(file, content)), 0, lambda messages: messages, counts)
+    texts = [[message["content"] for message in messages] for messages in each]
+    return texts, counts.passed_over.total()
+
+
+def test_records_that_are_dialogues(tmp_path):
+    """ShareGPT's and those with roles, as one list or one in each line."""
     file = tmp_path / "d.json"
-    file.write_text(json.dumps(records, indent=1, ensure_ascii=False), encoding="utf-8")
-    assert list(dialogues.read_sharegpt(file)) == [["a", "b"], ["d", "é\n]}"]]
-    assert "8 of 10 records are no dialogue" in capsys.readouterr().err
+    records = [{"id": "x", **record("a", "b", "c")}, record("d", "é\u2028]}")]
+    roles = ("system", "user", "assistant")
+    said = [{"role": role, "content": role} for role in roles]
+    records += [record("x", "y", "z", speakers=("system", "human", "gpt")), {"messages": said}]
+    texts = [["a", "b", "c"], ["d", "é\u2028]}"], ["x", "y", "z"], list(roles)]
+    none = [record(), record("x"), record("x", " "), record("x", None), "not a record", None, []]
+    none += [record("x", "y", speakers=("gpt", "human")), {"conversations": None}, {"messages": 1}]
+    none += [record("a", "b", speakers=("human", "tool")), {"conversations": [{"from": "human"}]}]
+    assert found_in(file, records + none) == (texts, len(none))
+    lines = [json.dumps(each, ensure_ascii=False) for each in records + none]
+    deep = "[" * 100_000
+    assert found_in(file, "\n\n".join([*lines, '{"cut', deep])) == (texts, len(none) + 2)
+    assert found_in(file, lines[1] + "\r\n") == (texts[1:2], 0)
     for content in ("null", '{"a": 1}', "7"):
-        file.write_text(content)
-        raises_line(dialogues.read_sharegpt, ValueError, "is no list of dialogues", file)
+        raises_line(found_in, ValueError, "is no list of dialogues", file, content)
+    for content in ("[1, 2", '{"messages": [', deep, "", "a\nb"):
+        raises_line(found_in, ValueError, "is not JSON", file, content)
+    raises_line(found_in, ValueError, r"nothing to learn .*\(7: a record is no", file, [5] * 7)
 
 
-def test_dialogues_that_cannot_be_encoded_or_divided_are_passed_over(tokenizer, capsys):
-    """Half a character in one file ended a training."""
-    found = [["Hi", "Hello"], ["\ud800", "Hello"], ["And?", "Bye"]]
-    pairs = list(dialogues.pairs_of(found, tokenizer))
-    assert pairs == [pair for each in (found[0], found[2]) for pair in tokenizer.rounds(each)]
-    assert "1 dialogues were passed over, the last one since the text" in capsys.readouterr().err
+def test_what_cannot_be_learnt_from_is_counted(tokenizer, tmp_path):
+    """Half a character, in a question or an answer, ended a training."""
+    records = [record("Hi", "Hello", "And?"), record("\ud800", "Hello"), record("Hi", "\ud800")]
+    records += [record("And?", "Bye</s> Bye"), "x", "y", "z"]
+    counts, file = dialogues.Counts(), written(tmp_path / "d.json", records)
+    pairs = list(dialogues.pairs_of(str(file), 0, tokenizer, counts))
+    texts = ["Hi", "Hello"], ["And?", "Bye"]
+    assert pairs == [pair for each in texts for pair in tokenizer.rounds(each)]
+    expected = "2 dialogues in Vicuna's format, 5 passed over (3: a record is no dialogue), "
+    expected += "1 last questions without an answer left out, 1 answers cut after an EOS"
+    assert str(counts) == expected
+
+
+def test_a_folder_without_a_chat_format_learns_plain_text(tokenizer, tiny, tmp_path):
+    """As run.py prompts it."""
+    file, counts = written(tmp_path / "d.json", [record("Hi", "Hello")]), dialogues.Counts()
+    [(prompt, answer)] = dialogues.pairs_of(str(file), 0, Tokenizer(tiny), counts)
+    assert prompt == tokenizer.encode("Hi") and tokenizer.decode(answer).strip() == "Hello"
+    assert answer[-1] == tokenizer.eos_id and "plain text" in str(counts)
+
+
+FAILS = "{{ raise_exception('no') }}"
+SILENT = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize("name, template", [("soft", FAILS), ("soft", SILENT), ("decision", FAILS)])
+def test_a_corpus_that_no_template_takes_ends_in_a_line(template, name, tiny, tmp_path, capsys):
+    (tiny / "chat_template.jinja").write_text(template)
+    arguments = soft(tiny, tmp_path / "draft")
+    if name == "decision":
+        arguments = [name, "--target", tiny, "--draft", tiny, "--out", tmp_path / "d.safetensors"]
+    refuses(train.main, capsys, "200 passed over (200: ", *arguments)
+
+
+def test_a_file_that_is_too_small_says_what_fits(tiny, tmp_path, capsys):
+    file = written(tmp_path / "d.json", [record("What?", "A short answer")] * 5)
+    for length in (16, 64):
+        line = soft(tiny, tmp_path / f"draft-{length}", "--data", file, "--device", "cpu")
+        line += ["--batch", 128, "--length", length]
+        assert program(train.main, *line) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and f"rows of {length} tokens, and a batch needs 128" in error
+        fits = re.search(r"--batch \d+ --micro-batch \d+ --length \d+", error)[0]
+        assert program(train.main, *line, *fits.split()) == 0
+        assert "5 dialogues in plain text" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_two_trainings_cannot_write_one_folder(tiny, tmp_path, capsys):
+    """The second one is refused at its start, whatever it is; one that was killed hinders none."""
+    start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    start += "from s2d.files import claimed\n"
+    start += f"with claimed({str(tmp_path / 'new/draft')!r}): print('claimed', flush=True); input()"
+    command = [sys.executable, "-c", start]
+    first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout.readline() == b"claimed\n"
+    some = ["--millions", "0.0002", "--device", "cpu"]
+    for more in ([], ["--resume"]):
+        arguments = soft(tiny, tmp_path / "new/../new/draft", *some, *more)
+        refuses(train.main, capsys, "another program is writing", *arguments)
+    refuses(train.main, capsys, "another program", "mini", "--out", tmp_path / "new/draft")
+    first.kill()
+    first.wait()
+    assert program(train.main, *soft(tiny, tmp_path / "new/draft", *some)) == 0
+    assert os.listdir(tmp_path / "new") == ["draft"]
+    capsys.readouterr()
+    refuses(train.main, capsys, "exits must", *soft(tiny, tmp_path / "none/x", "--exits", "9"))
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("soft", "(default: 4 with mini, 8 with self, 128 with a file)"),
+        ("mini", "(default: mini-7b 6, mini-13b 7, mini-70b 4, mini-draft 1.5)"),
+        ("decision", "a fifth is kept out (default: 400)"),
+        ("text", "cpu, cuda, cuda:1 ... (default: auto)"),
+    ],
+)
+def test_help_shows_the_defaults(name, shown, capsys):
+    assert program(train.main, name, "--help") == 0
+    assert shown in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_token_that_the_model_does_not_have_is_in_no_row(tmp_path):
+    """In a question, in an answer, or in a template: each would be an IndexError in training."""
+    shutil.copytree(WEIGHTS / "mini-7b", tmp_path / "mini-pad")
+    (tmp_path / "mini-pad/added_tokens.json").write_text('{"[PAD]": 1024}')
+    tokenizer = Tokenizer(tmp_path / "mini-pad", vocab_size=1024)
+    records = [record("Hi [PAD]", "Hello"), record("Hi", "Hello [PAD]"), record("And?", "Bye")]
+    file, counts = written(tmp_path / "d.json", records), dialogues.Counts()
+    pairs = list(dialogues.pairs_of(str(file), 0, tokenizer, counts))
+    assert pairs == list(tokenizer.rounds(["And?", "Bye"]))
+    assert "2 passed over (2: the text has the token 1024 of the tokenizer in" in str(counts)
+    for encode in (tokenizer.encode, tokenizer.encode_chat):
+        raises_line(encode, ValueError, "but the model has only tokens 0 to 1023", "a [PAD]")
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):

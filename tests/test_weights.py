@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
-from s2d import load_model
+from s2d import Tokenizer, load_model
 from s2d.weights import check_device, choose_dtype, empty_model, placement, save_model, shards
 from s2d.weights.config import config_from_dict
 
@@ -95,6 +95,12 @@ def test_missing_files(tmp_path, folder, sharded):
     refused(FileNotFoundError, "No such file or directory: .*config.json", folder)
 
 
+def test_a_path_that_is_not_in_utf_8_is_no_damage(folder):
+    other = folder.rename(folder.with_name("caf\udce9"))
+    for open_it in (load_model, Tokenizer):
+        raises_line(open_it, ValueError, "the path .* is not in UTF-8; rename it", other)
+
+
 def test_damage_of_any_kind_is_one_line(folder, sharded, tmp_path):
     """Files that are cut off, or have other bytes here and there: an error, or another model."""
     rng, kinds = random.Random(0), []
@@ -128,7 +134,7 @@ def test_tensors_that_do_not_fit(folder):
         ({name: weight.to(torch.int8)}, "in torch.int8; expected .* not quantised"),
         ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no Llama"),
         ({name: weight, "model.layers.1.q_norm.weight": torch.ones(4)}, "q_norm.weight', which no"),
-        ({name: weight, "model.layers.4.mlp.up_proj.weight": torch.ones(4)}, "layers.4.*, which"),
+        ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no Llama"),
         ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no Llama"),
     ):
         save_file(tensors | other, file)
@@ -210,22 +216,65 @@ def test_bfloat16_is_not_fast_on_every_gpu(folder, monkeypatch):
     assert choose_dtype("bfloat16", gpu, folder) == torch.bfloat16  # if it is asked for
 
 
-def test_what_changes_no_llama_is_ignored(folder):
+def test_what_changes_no_llama_is_ignored(folder, capsys):
     tensors = load_file(folder / "model.safetensors")
-    copy = tensors["model.embed_tokens.weight"].clone()
-    save_file(tensors | {"lm_head.weight": copy}, folder / "model.safetensors", {"format": "pt"})
-    change_json(folder / "config.json", tie_word_embeddings=True, made_by="x", rope_scaling=None)
+    table = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(tensors | table, folder / "model.safetensors", {"format": "pt"})
+    change_json(folder / "config.json", made_by="x", rope_scaling=None)
+    load_model(folder)
+    assert not capsys.readouterr().err
     equals_transformers(folder)
-    save_file(tensors | {"lm_head.weight": 2 * copy}, folder / "model.safetensors")
-    refused(ValueError, "config.json ties the LM head to the embedding; they differ", folder)
 
 
 def equals_transformers(folder):
-    tokens = torch.arange(40)[None] % 61
+    """The model in a folder, whose logits are those of transformers."""
+    tokens, model = torch.arange(40)[None] % 61, load_model(folder, dtype="float64")
     with torch.inference_mode():
         expected = load_transformers(folder, torch.float64)(tokens).logits
-        ours = load_model(folder, dtype="float64")(tokens)
-    assert (ours - expected).abs().max() < 1e-10 * expected.abs().max()
+        assert (model(tokens) - expected).abs().max() < 1e-10 * expected.abs().max()
+    return model
+
+
+@pytest.mark.parametrize("stored", ["both", "lm_head", "embed_tokens", "two"])
+def test_a_tied_model_is_tied_by_what_is_stored(folder, tmp_path, stored, capsys):
+    """Two different tensors, as of merged adapters, stay two, and are saved so."""
+    tensors, embedding = load_file(folder / "model.safetensors"), "model.embed_tokens.weight"
+    head = (2.0 if stored == "two" else 1.0) * tensors[embedding]
+    tensors["lm_head.weight"] = head
+    for name in {"lm_head": [embedding], "embed_tokens": ["lm_head.weight"]}.get(stored, []):
+        del tensors[name]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    change_json(folder / "config.json", tie_word_embeddings=True)
+    model = equals_transformers(folder)
+    error = capsys.readouterr().err
+    assert ("config.json ties the LM head" in error) == (stored == "two")
+    tied = model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config.tie_word_embeddings == tied == (stored != "two")
+    save_model(model, tmp_path / "saved", dtype=torch.float64)
+    assert torch.equal(equals_transformers(tmp_path / "saved").lm_head.weight, head.double())
+
+
+def test_tensors_that_no_layer_needs_are_left_out_and_said(folder, capsys):
+    """As transformers does; but a tensor that is missing is not made up."""
+    file = folder / "model.safetensors"
+    tensors, layer = load_file(file), "model.layers.2.self_attn.rotary_emb"
+    for more in (
+        {f"{layer}.cos_cached": torch.ones(4), f"{layer}.sin_cached": torch.ones(4)},
+        {"v_head.summary.weight": torch.ones(1, 32), "v_head.summary.bias": torch.ones(1)},
+        {"model.layers.4.mlp.up_proj.weight": torch.ones(4), "model.mtp.bias": torch.ones(4)},
+    ):
+        save_file(tensors | more, file, {"format": "pt"})
+        load_model(folder)
+        said = f"{folder}: config.json does not ask for all tensors; left out 2: "
+        assert capsys.readouterr().err == said + ", ".join(sorted(more)) + "\n"
+        equals_transformers(folder)
+        capsys.readouterr()
+    change_json(folder / "config.json", num_hidden_layers=2)
+    equals_transformers(folder)
+    assert "left out 20: model.layers.2." in capsys.readouterr().err
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file)
+    refused(ValueError, "has no tensor model.layers.1.mlp.up_proj.weight", folder)
 
 
 def test_the_original_context_may_stand_outside_of_the_rope(folder):
@@ -266,6 +315,31 @@ def test_where_an_answer_ends(folder):
     assert ends(eos_token_id=[61, -1, 7]) == (7,)  # the others are the ids of no token
     change_json(folder / "config.json", eos_token_id=None)
     assert ends() == () and ends(eos_token_id=[7, 8]) == (7, 8)
+
+
+def test_a_generation_config_that_cannot_be_read_is_said_and_left_out(folder, capsys):
+    """Llama-2-13b's own had a typo."""
+    file = folder / "generation_config.json"
+    for content in (
+        b'{"do_sample": true.\n"eos_token_id": 7}',
+        b"",
+        b"[7]",
+        b'{"eos_token_id": 7, "by": "caf\xe9"}',
+        b'{"eos_token_id": "7"}',
+        b'{"eos_token_id": [7, null]}',
+    ):
+        file.write_bytes(content)
+        assert load_model(folder).config.eos_token_ids == (2,)
+        error = capsys.readouterr().err
+        assert str(file) in error and error.count("\n") == 1 and "left out" in error
+
+
+def test_exits_without_thresholds_have_the_published_one(folder):
+    """So that the deeper exits of a downloaded draft are used."""
+    change_json(folder / "config.json", exit_layers=[1, 2, 4])
+    assert load_model(folder).drafting.thresholds == (0.5, 0.5, 0.0)
+    change_json(folder / "config.json", thresholds=[0, 0.25, 0])
+    assert load_model(folder).drafting.thresholds == (0.0, 0.25, 0.0)
 
 
 def test_devices_and_dtypes(folder, monkeypatch):

@@ -9,12 +9,12 @@ from collections import defaultdict
 from statistics import mean
 
 from ..cli.program import progress
-from ..extras.datastore import load_datastore
+from ..extras.datastore import find_datastore
 from ..generation import generate
 from ..ngram import ORDER, Text, distribution
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
-from ..weights.names import datastore_path, find_target
+from ..weights.names import find_target
 from .specbench import corpus_questions
 from .tables import render
 
@@ -22,8 +22,7 @@ from .tables import render
 def report(args):
     folder = find_target(args.target)
     target, tokenizer = load_model(folder, args.device, args.dtype), Tokenizer(folder)
-    file = datastore_path(folder)
-    datastore = load_datastore(file, target.config) if file.is_file() else None
+    datastore = find_datastore(folder, target.config)
     options = dict(method="s2d-tree", exits=(0,), datastore=datastore)
     tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
     questions = corpus_questions(args.limit)

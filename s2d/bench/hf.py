@@ -19,7 +19,7 @@ from ..text.chat import as_dialogue
 from ..text.tokenizer import Tokenizer
 from ..weights import empty_model, load_model
 from ..weights.config import read_config
-from ..weights.names import draft_beside, find_target
+from ..weights.names import find_draft, find_target
 from .methods import as_transformers, default_methods, parse_method, run_peer
 
 TEXTS = (
@@ -50,8 +50,8 @@ def report(args: Namespace) -> int:
     tokenizer = Tokenizer(folder)
     own_template = tokenizer.chat_format is not None and tokenizer.chat_format.is_own
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    draft_path = args.draft or draft_beside(folder)
-    draft = load_model(draft_path, args.device, target.dtype) if draft_path.is_dir() else None
+    draft_path = args.draft or find_draft(folder, config)
+    draft = load_model(draft_path, args.device, target.dtype) if draft_path else None
     size = config.max_position_embeddings
     prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
     if max(map(max, prompts)) >= config.vocab_size:

@@ -13,22 +13,21 @@ from typing import Any
 import torch
 
 from ..cli.program import comma_separated, parse_stop, parse_tree
-from ..extras.datastore import load_datastore
+from ..extras.datastore import find_datastore
 from ..extras.decision import PathStop, load_decision
 from ..model import LlamaConfig
 from ..options import METHODS, check_whole
 from ..weights import empty_model
 from ..weights.config import config_to_dict, read_drafting
-from ..weights.names import datastore_path
 
 READERS = {"exits": comma_separated(int), "thresholds": comma_separated(float)}
 READERS["stop"] = parse_stop
 READERS |= {"draft_length": int, "tree": parse_tree, "init": str, "batch": int}
 
 
-def default_methods(draft_path):
+def default_methods(draft_path: Path | None) -> list[str]:
     """Every method, and ``sd`` from each exit of a draft alone; exit 0 if there is no draft."""
-    if not draft_path.is_dir():
+    if draft_path is None:
         return ["s2d-tree:exits=0"]
     exits = read_drafting(draft_path).exits
     return [*(f"sd:exits={layers}" for layers in exits), "mcsd", "s2d", "s2d-tree"]
@@ -63,8 +62,7 @@ def prepare(method: dict[str, Any], config: LlamaConfig, folder: Path) -> dict[s
     if isinstance(method.get("stop"), str):
         options["decision"] = PathStop(load_decision(options.pop("stop")))
     if 0 in method.get("exits", ()):
-        file = datastore_path(folder)
-        options["datastore"] = load_datastore(file, config) if file.is_file() else None
+        options["datastore"] = find_datastore(folder, config)
     return options
 
 

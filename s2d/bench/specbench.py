@@ -25,9 +25,14 @@ def corpus_questions(per_group):
 
 
 def read_questions(path, limit):
-    """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
+    """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups.
+
+    Raises ValueError if it has none, or is in another form.
+    """
     taken, questions = Counter(), []
-    lines = read_text(path).rstrip("\n").split("\n")
+    lines = [line for line in read_text(path).split("\n") if line.strip()]
+    if not lines:
+        raise ValueError(f"{path} has no questions")
     try:
         for line in lines:
             question = json.loads(line)

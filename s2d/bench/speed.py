@@ -19,7 +19,7 @@ from ..text.chat import describe
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model, placement
 from ..weights.config import read_config, read_drafting
-from ..weights.names import draft_beside, find_target
+from ..weights.names import draft_beside, find_draft, find_target
 from .check import check
 from .measure import answer, measure, run_ours
 from .methods import default_methods, parse_method, peers_of, prepare
@@ -40,11 +40,13 @@ def report(args: Namespace) -> int:
         refuse_existing(args.out)
     folders = list(dict.fromkeys(Path(os.path.abspath(find_target(name))) for name in args.targets))
     temperatures = list(dict.fromkeys(args.temperature))
-    if args.draft is None:
-        args.draft = draft_beside(folders[0])
+    draft = args.draft
+    if draft is None:
+        draft = find_draft(folders[0], read_config(folders[0]))
+        args.draft = draft or draft_beside(folders[0])  # if a method needs one, it is missed there
     else:
-        read_config(args.draft)  # a name that is mistyped shows
-    names = ["ar", *(args.methods or default_methods(args.draft))]
+        read_config(draft)  # a name that is mistyped shows
+    names = ["ar", *(args.methods or default_methods(draft))]
     names += [f"{name}:compile" for name in names if args.compile]
     names += [f"{name}:batch={batch}" for batch in args.batch or () for name in names]
     methods = {name: parse_method(name) for name in names}

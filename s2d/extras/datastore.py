@@ -5,14 +5,33 @@ each, so that nothing is read across two of them.
 """
 
 from bisect import bisect_left
+from pathlib import Path
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from ..cli.program import tell
 from ..files import staged_file
+from ..model import LlamaConfig
 from ..ngram import FOLLOWERS, ORDER
+from ..weights.names import datastore_path
+
+
+def find_datastore(folder: Path | str, config: LlamaConfig) -> "Datastore | None":
+    """The Datastore next to the model in ``folder``; None if there is none.
+
+    ``config`` is the model's. One that does not fit counts as none, which is said on stderr.
+    """
+    file = datastore_path(folder)
+    if not file.is_file():
+        return None
+    try:
+        return load_datastore(file, config)
+    except (ValueError, OSError) as error:
+        tell(f"the datastore next to the target is not used: {error}")
+        return None
 
 
 def load_datastore(path, config):

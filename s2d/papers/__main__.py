@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from ..cli.program import Parser, count, positive, run_program
+from ..files import claimed
 from ..train.fit import Run
 from ..weights import DTYPES, check_device
 from .drafts import MILLIONS, train_drafts
@@ -32,7 +33,8 @@ def train(arguments):
     add("--seed", type=int, default=0, help="of all random numbers")
     args = parser.parse_args(arguments)
     run = Run(args.out, str(check_device(args.device)), args.seed, args.resume)
-    train_drafts(run, args.millions)
+    with claimed(run.out):
+        train_drafts(run, args.millions)
 
 
 def measure(arguments):

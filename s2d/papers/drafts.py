@@ -9,6 +9,7 @@ from ..cli.program import tell
 from ..files import refuse_existing
 from ..model import Drafting
 from ..train.decision import FEATURES, train_decision
+from ..train.dialogues import Counts
 from ..train.distil import Alignment, Distillation
 from ..train.family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
 from ..train.nested import MINI, cut, row_count, rows_of, train_and_save
@@ -92,6 +93,8 @@ def train_draft(name, seed, run, millions):
         model.model.layers.load_state_dict(fresh.model.layers.state_dict())
     # Pre-training has text of its own: else what follows would read the same twice.
     other = replace(run, seed=run.seed + (0 if ablation.answers_only else 10))
-    rows = rows_of(init, "mini", other, MINI, millions, answers_only=ablation.answers_only)
+    # The family has one tokenizer and one chat format, which is known by the folder's name.
+    speaker, answers_only = WEIGHTS / "mini-7b", ablation.answers_only
+    rows = rows_of(speaker, "mini", other, MINI, millions, Counts(), answers_only)
     aim = ablation.aim and ablation.aim(load_model(init, run.device, quick=False))
     train_and_save(model, ablation.learning or ablation.exits, rows, MINI, run, init, aim)

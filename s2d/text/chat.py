@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..files import read_text
+from ..files import names_of, read_text
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -186,10 +186,9 @@ def read_chat_format(
     if templates:
         names = ", ".join(sorted(templates))
         raise ValueError(f"{folder} has chat templates called {names}, but no default one")
-    for path in (os.path.abspath(folder), os.path.realpath(folder)):  # of a link, both names
-        name = Path(path).name.lower()
-        if "vicuna" in name or name.startswith("mini-"):
-            return VicunaFormat(names.get("eos_token", ""))
+    known_as = [each.name.lower() for each in names_of(folder)]
+    if any("vicuna" in name or name.startswith("mini-") for name in known_as):
+        return VicunaFormat(names.get("eos_token", ""))
     return None
 
 

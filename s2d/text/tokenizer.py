@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import read_json
+from ..files import read_json, refuse_other_than_utf8
 from .chat import (
     ChatTemplate,
     Message,
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 class Tokenizer:
     """The tokenizer of a Llama's folder; FileNotFoundError: there is none, ValueError: damaged.
 
-    ``eos`` is the text of the EOS and ``eos_id`` its id, None if the tokenizer has none.
+    ``eos`` is the text of the EOS and ``eos_id`` its id, None if the tokenizer has none. With the
+    ``vocab_size`` of a model, texts with tokens that the model does not have are refused.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
+        refuse_other_than_utf8(path)
         self.folder = Path(path)
         if not any((self.folder / f"tokenizer.{kind}").is_file() for kind in ("model", "json")):
             raise FileNotFoundError(f"{path} has no tokenizer.model and no tokenizer.json")
@@ -45,6 +47,7 @@ class Tokenizer:
         self.names = self.model.names
         self.eos = self.names.get("eos_token", "")
         self.eos_id = self.model.eos_id
+        self.vocab_size = vocab_size
 
     @cached_property
     def chat_format(self) -> ChatTemplate | VicunaFormat | None:
@@ -61,11 +64,21 @@ class Tokenizer:
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
         what is no text.
         """
-        return self.model.encode(checked(text), with_bos)
+        return self.known(self.model.encode(checked(text), with_bos))
 
     def encode_after(self, text: str, last_id: int) -> list[int]:
         """The ids of a text that goes on after others, of which the last one is ``last_id``."""
-        return self.model.encode_after(checked(text), last_id)
+        return self.known(self.model.encode_after(checked(text), last_id))
+
+    def known(self, ids: list[int]) -> list[int]:
+        """The ``ids``; ValueError if the model has no such token, as it was only added here."""
+        largest = max(ids, default=0)
+        if self.vocab_size is not None and largest >= self.vocab_size:
+            raise ValueError(
+                f"the text has the token {largest} of the tokenizer in {self.folder}, but the "
+                f"model has only tokens 0 to {self.vocab_size - 1}"
+            )
+        return ids
 
     def decode(self, ids: list[int]) -> str:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""

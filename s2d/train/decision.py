@@ -3,18 +3,26 @@
 Improved MCSD (arXiv 2409.10644, "decision model").
 """
 
+from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..cli.program import progress
+from ..cli.program import progress, tell
+from ..extras.batch import generate_many
 from ..extras.decision import Decision, fingerprint, save_decision
-from ..files import refuse_other_than_file
+from ..files import read_json, refuse_other_than_file
 from ..generation import start
+from ..model import Llama
+from ..text.chat import Message
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
-from .dialogues import dialogues_of
+from .dialogues import Counts, check_data, format_of, usable
+from .fit import Run
+from .self_text import ask, ways_to_ask
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
 FEATURES = tuple(LEARNING_RATE)
@@ -70,25 +78,75 @@ def fit_decision(decision, features, labels, epochs, seed):
             optimizer.step()
 
 
-def train_decision(run, target, draft, features, data="mini", prompts=400, epochs=6):
-    """Learn from four fifths of the ``prompts``, print how good it is on the others, save."""
+def train_decision(
+    run: Run,
+    target: Path,
+    draft: Path,
+    features: str,
+    data: str | None = None,
+    prompts: int = 400,
+    epochs: int = 6,
+) -> None:
+    """Learn from four fifths of the questions, say how good it is on the others, save.
+
+    ``prompts`` is how many there are at most. ``data`` is "mini", "self" (the target asks itself)
+    or a file of dialogues, by default what the draft has learnt from.
+    """
     refuse_other_than_file(run.out)
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
-    model, drafter = load_model(target, run.device), load_model(draft, run.device)
-    tokenizer = Tokenizer(target)
-    dialogues = islice(dialogues_of(data, run.seed + 2), prompts)
-    questions = [tokenizer.encode_prompt(messages[:1]) for messages in dialogues]
+    data = data or data_of(draft)
+    check_data(data)
+    model, drafter, counts = load_model(target, run.device), load_model(draft, run.device), Counts()
+    if data == "self":
+        questions = ask(ways_to_ask(target), model, prompts, run.seed, answers_of)
+        counts.chat_format = "the folder's chat template"
+        counts.dialogues = len(questions)
+        counts.passed_over["questions without an end"] = prompts - len(questions)
+    else:
+        tokenizer = Tokenizer(target, model.config.vocab_size)
+        counts.chat_format = format_of(tokenizer)
+        encode = partial(question_of, tokenizer, model.config.max_position_embeddings)
+        questions = list(islice(usable(data, run.seed + 2, encode, counts), prompts))
     if len(questions) < 5:
-        raise ValueError(f"{data} has {len(questions)} dialogues; expected 5 or more")
+        raise ValueError(f"{data} gives {len(questions)} questions; expected 5 or more; {counts}")
     torch.manual_seed(run.seed)
     decision = Decision(features, drafter.config.hidden_size, THRESHOLD, fingerprint(drafter))
     decision.to(run.device)
-    kept_out = prompts // 5
+    kept_out = len(questions) // 5
     inputs, labels = collect(decision, model, drafter, questions[kept_out:])
     fit_decision(decision, inputs, labels, epochs, run.seed)
+    learnt = len(labels)
     inputs, labels = collect(decision, model, drafter, questions[:kept_out])
     with torch.inference_mode():
         right = (decision.layers(inputs)[:, 0] > 0) == (labels > 0.5)
-    print(f"kept out: right about {right.float().mean():.1%} of {len(right)} drafted tokens")
+    print(
+        f"kept out: right about {right.float().mean():.1%} of {len(right)} drafted tokens; always "
+        f"going on would be right about {(labels > 0.5).float().mean():.1%}"
+    )
     save_decision(decision, run.out)
+    tell(
+        f"{run.out}: a decision model for {draft}; it learnt from {data}, {epochs} times {learnt} "
+        f"drafted tokens for {len(questions) - kept_out} questions, {kept_out} more were kept out; "
+        f"{counts}"
+    )
+
+
+def data_of(draft: Path) -> str:
+    """The data that a draft has learnt from, by its config.json; "mini" if that says nothing."""
+    return str(read_json(draft / "config.json", missing={}).get("learnt_from", "mini"))
+
+
+def answers_of(what: str, prompts: list, model: Llama, **options: Any) -> list[list[int]]:
+    """Ids of what the model says to each of ``prompts``."""
+    said = generate_many(model, prompts, method="ar", **options)
+    return [generation.tokens for generation in progress(said, what, len(prompts))]
+
+
+def question_of(tokenizer: Tokenizer, context_size: int, dialogue: list[Message]) -> list[int]:
+    """The ids of a dialogue up to its first question; ValueError if no draft has room after it."""
+    asked = next(number for number, each in enumerate(dialogue, 1) if each["role"] == "user")
+    prompt = tokenizer.encode_prompt(dialogue[:asked])
+    if not 0 < len(prompt) < context_size - DRAFT_LENGTH:
+        raise ValueError(f"a question does not fit into a context of {context_size} tokens")
+    return prompt

@@ -1,91 +1,208 @@
-"""Dialogues, of the corpus or of a ShareGPT file, and how they become rows of tokens and labels."""
+"""Dialogues, of the corpus or of a file, and how they become rows of tokens and labels."""
 
 import json
 from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-from ..cli.program import tell
+from ..cli.program import progress
 from ..files import read_text
+from ..text.chat import Message, as_dialogue
+from ..text.tokenizer import Tokenizer
 from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.
 MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
+# What files call those who speak: ShareGPT's, and those of chat templates.
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+SPEAKERS |= {"system": "system"}
+PATIENCE = 200  # dialogues of the corpus: if none of so many can be used, none ever will
+
+Pair = tuple[list[int], list[int]]  # the ids of a prompt, and those of its answer
+Encoded = TypeVar("Encoded")
 
 
-def dialogues_of(data, seed):
-    """Lists of messages, user and assistant in turn: of "mini", the corpus, or a ShareGPT file."""
+@dataclass
+class Counts:
+    """What of a data set is learnt from, and what is not, counted while it is read."""
+
+    chat_format: str = ""  # of the dialogues, in words
+    dialogues: int = 0
+    passed_over: Counter[str] = field(default_factory=Counter)  # by why
+    unanswered: int = 0  # last questions without an answer
+    shortened: int = 0  # answers with text after an EOS
+    rows_without_answers: int = 0
+    tokens_left: int = 0  # at the end, where they fill no row
+    rows_left: int = 0  # of the last epoch, where they fill no batch
+
+    def __str__(self) -> str:
+        parts = [f"{self.dialogues} dialogues in {self.chat_format}"]
+        if self.passed_over.total():
+            [(why, number)] = self.passed_over.most_common(1)
+            parts.append(f"{self.passed_over.total()} passed over ({number}: {why})")
+        for number, what in (
+            (self.unanswered, "last questions without an answer left out"),
+            (self.shortened, "answers cut after an EOS"),
+            (self.rows_without_answers, "rows without an answer left out"),
+            (self.tokens_left, "tokens left at the end that fill no row"),
+            (self.rows_left, "rows left at the end that fill no batch"),
+        ):
+            if number:
+                parts.append(f"{number} {what}")
+        return ", ".join(parts)
+
+
+def check_data(data: str) -> None:
+    """Raise FileNotFoundError if ``data`` is neither "mini" nor "self" nor a file."""
+    if data not in ("mini", "self") and not Path(data).is_file():
+        raise FileNotFoundError(f"no file {data}; --data is mini, self or a file of dialogues")
+
+
+def records_of(data: str, seed: int) -> Iterable[Any]:
+    """What may be dialogues: the corpus without end if ``data`` is "mini", or a file's records."""
     if data != "mini":
-        return read_sharegpt(data)
-    corpus = conversations(seed, "train", MIX)  # without end
-    return ([message for turn in each.turns for message in turn] for each in corpus)
+        return read_records(data)
+    corpus = conversations(seed, "train", MIX)
+    return ({"messages": as_dialogue(chain(*each.turns))} for each in corpus)
 
 
-def read_sharegpt(path):
-    """The dialogues of ShareGPT's JSON: records of "conversations", lists of "from" and "value".
+def read_records(path: Path | str) -> list[Any]:
+    """The records of a file of JSON, which is one list of them or has one in each line.
 
-    Records that are no dialogue are passed over; a line on stderr says how many.
+    A line that is not JSON gives None, unless it is the first. Raises ValueError if the file has no
+    list and no records.
     """
+    text = read_text(path).strip()
     try:
-        records = json.loads(read_text(path))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from None
+        records = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        lines = text.split("\n")
+        if not isinstance(json_or_none(lines[0]), dict):
+            raise ValueError(f"{path} is not JSON ({error})") from None
+        return [json_or_none(line) for line in lines if line.strip()]
+    if isinstance(records, dict) and ("conversations" in records or "messages" in records):
+        return [records]  # a single line
     if not isinstance(records, list):
         raise ValueError(f"{path} is no list of dialogues, as ShareGPT's files are")
-    dialogues = [messages_of(record) for record in records]
-    found = [messages for messages in dialogues if messages]
-    if len(found) < len(records):
-        tell(f"{path}: {len(records) - len(found)} of {len(records)} records are no dialogue")
-    return found
+    return records
 
 
-def pairs_of(dialogues, tokenizer):
-    """Yield the rounds of ``dialogues`` as pairs of ids (prompt, answer).
-
-    Dialogues that cannot be encoded, or whose rounds cannot be divided, are passed over; a line on
-    stderr says how many.
-    """
-    passed_over, why = 0, ""
-    for messages in dialogues:
-        try:
-            rounds = list(tokenizer.rounds(messages))
-        except ValueError as error:
-            passed_over, why = passed_over + 1, error
-            continue
-        yield from rounds
-    if passed_over:
-        tell(f"{passed_over} dialogues were passed over, the last one since {why}")
-
-
-def messages_of(record):
-    """The texts of a ShareGPT record, without a last question; None if it is no dialogue."""
+def json_or_none(line: str) -> Any:
     try:
-        messages = [(message["from"], message["value"]) for message in record["conversations"]]
-    except (TypeError, KeyError):
+        return json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    rounds = len(messages) // 2
-    messages = messages[: 2 * rounds]
-    in_turn = [speaker for speaker, _ in messages] == ["human", "gpt"] * rounds
-    texts = [text for _, text in messages]
-    if in_turn and all(isinstance(text, str) and text.strip() for text in texts):
-        return texts
-    return None
 
 
-def pack(pairs, rows, length, answers_only):
-    """Pairs of ids (prompt, answer) end to end in at most ``rows`` rows (None: all).
+def dialogue_of(record: Any) -> list[Message]:
+    """The messages of a record: one of the system first, or none, then user and assistant in turn.
 
-    Returns (tokens, labels), (R, length) each. Labels are the tokens that follow, -100 where no
-    loss is taken: with ``answers_only`` everywhere but on the answers.
+    They are its "conversations" or "messages", each with "from" and "value", or "role" and
+    "content". Raises ValueError if they are no dialogue. The last one may be a question.
+    """
+    try:
+        found = record["conversations"] if "conversations" in record else record["messages"]
+        dialogue = [message_of(each) for each in found]
+    except (TypeError, KeyError):
+        raise ValueError("a record is no dialogue") from None
+    begin = 1 if dialogue[:1] and dialogue[0]["role"] == "system" else 0
+    roles = [message["role"] for message in dialogue[begin:]]
+    in_turn = roles == [("user", "assistant")[turn % 2] for turn in range(len(roles))]
+    texts = [message["content"] for message in dialogue]
+    if not in_turn or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a record is no dialogue of texts, user and assistant in turn")
+    if len(roles) < 2 or not all(text.strip() for text in texts[begin:]):
+        raise ValueError("a record has no answer, or an empty message")
+    return dialogue
+
+
+def message_of(record: Any) -> Message:
+    if "from" in record:
+        return {"role": SPEAKERS[record["from"]], "content": record["value"]}
+    return {"role": SPEAKERS[record["role"]], "content": record["content"]}
+
+
+def usable(
+    data: str, seed: int, encode: Callable[[list[Message]], Encoded], counts: Counts
+) -> Iterator[Encoded]:
+    """Yield what ``encode`` makes of each dialogue of ``data``.
+
+    Records that are no dialogue, and dialogues of which ``encode`` raises ValueError, are passed
+    over. Raises ValueError if no dialogue is left.
+    """
+    for record in progress(records_of(data, seed), f"reading {data}: dialogues"):
+        try:
+            encoded = encode(dialogue_of(record))
+        except ValueError as error:
+            counts.passed_over[str(error)] += 1
+            if data == "mini" and counts.dialogues == 0 and counts.passed_over.total() == PATIENCE:
+                break
+            continue
+        counts.dialogues += 1
+        yield encoded
+    if counts.dialogues == 0:
+        raise ValueError(f"there is nothing to learn from in {data}: {counts}")
+
+
+def pairs_of(data: str, seed: int, tokenizer: Tokenizer, counts: Counts) -> Iterator[Pair]:
+    """Yield the rounds of the dialogues of ``data``."""
+    counts.chat_format = format_of(tokenizer)
+    for rounds in usable(data, seed, partial(rounds_of, tokenizer, counts), counts):
+        yield from rounds
+
+
+def format_of(tokenizer: Tokenizer) -> str:
+    """In words, how a folder's prompts are written, by run.py as well."""
+    if tokenizer.chat_format is None:
+        return "plain text, as the folder has no chat template"
+    return "the folder's chat template" if tokenizer.chat_format.is_own else "Vicuna's format"
+
+
+def rounds_of(tokenizer: Tokenizer, counts: Counts, dialogue: list[Message]) -> list[Pair]:
+    """The rounds of a dialogue, without a last question; ValueError if they cannot be divided."""
+    answered = dialogue if dialogue[-1]["role"] == "assistant" else dialogue[:-1]
+    rounds = list(tokenizer.rounds(answered))
+    if not any(answer for _, answer in rounds):
+        raise ValueError("the chat template leaves out what the assistant says")
+    counts.unanswered += len(dialogue) - len(answered)
+    said = [message["content"] for message in answered if message["role"] == "assistant"]
+    counts.shortened += sum(bool(tokenizer.eos) and tokenizer.eos in text for text in said)
+    return rounds
+
+
+def join(
+    pairs: Iterable[Pair], answers_only: bool, enough: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Pairs end to end, up to the first with which there are more than ``enough`` ids.
+
+    Returns (tokens, labels), (N,) each. Labels are the tokens themselves, -100 where no loss is
+    taken: with ``answers_only`` everywhere but on the answers.
     """
     ids, labels = array("i"), array("i")  # four bytes per token, however long the text
     for prompt, answer in pairs:
         ids.extend([*prompt, *answer])
         labels.extend([-100] * len(prompt) if answers_only else prompt)
         labels.extend(answer)
-        if rows and len(ids) > rows * length:
+        if enough is not None and len(ids) > enough:
             break
-    whole = max(0, len(ids) - 1) // length
-    count = min(rows or whole, whole) * length
-    tokens, labels = torch.tensor(ids[:count]), torch.tensor(labels[1 : count + 1])
-    return tokens.int().view(-1, length), labels.int().view(-1, length)
+    return torch.tensor(ids, dtype=torch.int32), torch.tensor(labels, dtype=torch.int32)
+
+
+def divide(tokens: Tensor, labels: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Text (N,) and its labels (N,) -> (tokens, labels) of rows, (R, length) each.
+
+    Now labels are the tokens that follow. Rows that have none are left out.
+    """
+    count = max(0, len(tokens) - 1) // length * length
+    rows = tokens[:count].view(-1, length)
+    following = labels[1 : count + 1].view(-1, length)
+    learnt = (following != -100).any(dim=1)
+    return rows[learnt], following[learnt]

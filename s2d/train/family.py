@@ -16,6 +16,7 @@ from ..files import refuse_existing
 from ..model import Drafting, Llama, LlamaConfig
 from ..text.chat import VICUNA_SYSTEM
 from .corpus import conversations
+from .dialogues import Counts
 from .nested import MINI, cut, row_count, rows_of, train_and_save
 
 VOCAB_SIZE = 1024
@@ -120,7 +121,8 @@ def train_target(run, tokenizer, millions):
     recipe = replace(MINI, lr=peak)
     model = initialise(config, run.seed, copying).to(run.device)
     # To foresee the questions as well, a model that copies would first have to unlearn it.
-    rows = rows_of(tokenizer, "mini", run, recipe, millions or own_millions, answers_only=copying)
+    millions, counts = millions or own_millions, Counts()
+    rows = rows_of(tokenizer, "mini", run, recipe, millions, counts, answers_only=copying)
     train_and_save(model, (config.num_hidden_layers,), rows, recipe, run, tokenizer)
 
 
@@ -128,5 +130,5 @@ def train_draft(run, tokenizer, millions):
     """The draft from the first layers of the mini-7b that is in the same folder."""
     init, run = run.out.with_name("mini-7b"), replace(run, seed=run.seed + 1)
     model = cut(init, DRAFT_EXITS, run.device, DRAFTING)
-    rows = rows_of(init, "mini", run, MINI, millions or DRAFT_TOKENS)
+    rows = rows_of(init, "mini", run, MINI, millions or DRAFT_TOKENS, Counts())
     train_and_save(model, DRAFT_EXITS, rows, MINI, run, init)

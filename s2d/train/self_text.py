@@ -8,6 +8,7 @@ temperatures, are what a draft learns from, or become a datastore for exit 0.
 import json
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,16 @@ from ..weights import load_model
 from ..weights.config import read_config
 from ..weights.names import datastore_path
 from .corpus import TABLES
+from .dialogues import Pair
+from .fit import Run
 
 QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
 TEMPERATURES = (0.0, 0.7, 1.0)  # of answers, a third each
+Ways = tuple[list[list[list[int]]], list[int]]  # see ways_to_ask
 ASKING = 0.8  # the temperature of questions: at 1 those of small models make no sense
 
 
-def ways_to_ask(folder):
+def ways_to_ask(folder: Path) -> Ways:
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
     tokenizer = Tokenizer(folder)
     template = tokenizer.chat_format
@@ -86,21 +90,37 @@ class Journal:
         return known
 
 
-def sample(folder, millions, run):
-    """[(prompt, answer)] of ids that the model in ``folder`` writes, with about so many tokens."""
-    (prompts, after), model = ways_to_ask(folder), load_model(folder, run.device, "auto")
-    rng, ends = random.Random(run.seed), {after[0], *model.config.eos_token_ids}
-    count = max(len(TEMPERATURES), round(millions * 1e6 / (ANSWER_TOKENS / 2)))
-    settings = {"target": str(folder), "questions": count, "seed": run.seed}
-    journal = Journal(run.answers, settings, run.resume)
+def question_count(millions: float) -> int:
+    """How many questions have about so many million tokens of answers, if all end."""
+    return max(len(TEMPERATURES), round(millions * 1e6 / (ANSWER_TOKENS / 2)))
+
+
+def ask(
+    ways: Ways, model: Llama, count: int, seed: int, said: Callable[..., list[list[int]]]
+) -> list[list[int]]:
+    """Prompts of at most ``count`` questions that ``model`` asks itself in one of the ``ways``.
+
+    ``said`` is as in Journal. A question without an end is dropped.
+    """
+    prompts, after = ways
+    rng, ends = random.Random(seed), {after[0], *model.config.eos_token_ids}
     beginnings = [rng.choice(rng.choice(prompts)) for _ in range(count)]
-    options = dict(seed=run.seed, temperature=ASKING, max_new_tokens=QUESTION_TOKENS)
+    options = dict(seed=seed, temperature=ASKING, max_new_tokens=QUESTION_TOKENS)
     questions = []
-    asked = journal.said("questions", beginnings, model, **options)
-    for beginning, tokens in zip(beginnings, asked):
+    for beginning, tokens in zip(beginnings, said("questions", beginnings, model, **options)):
         length = next((i for i, token in enumerate(tokens) if token in ends), None)
         if length is not None:
             questions.append([*beginning, *tokens[:length], *after])
+    return questions
+
+
+def sample(folder: Path, millions: float, run: Run) -> list[Pair]:
+    """[(prompt, answer)] of ids that the model in ``folder`` writes, with about so many tokens."""
+    ways, count = ways_to_ask(folder), question_count(millions)
+    model = load_model(folder, run.device, "auto")
+    settings = {"target": str(folder), "questions": count, "seed": run.seed}
+    journal = Journal(run.answers, settings, run.resume)
+    questions = ask(ways, model, count, run.seed, journal.said)
     pairs = []
     for number, temperature in enumerate(TEMPERATURES):
         some = questions[number :: len(TEMPERATURES)]
@@ -110,7 +130,9 @@ def sample(folder, millions, run):
     return pairs
 
 
-def make_datastore(run, target, millions=None, files=None):
+def make_datastore(
+    run: Run, target: Path, millions: float | None = None, files: list[Path] | None = None
+) -> None:
     """Write a datastore for ``target``: the text of ``files``, or answers that it writes itself."""
     if (millions is None) == (files is None):
         raise ValueError("give one of --millions and --from")
@@ -118,12 +140,22 @@ def make_datastore(run, target, millions=None, files=None):
     if run.out is None:
         refuse_existing(out)
     run = replace(run, out=Path(out))
+    config = read_config(target)
     if files:
-        tokenizer = Tokenizer(target)
+        tokenizer = Tokenizer(target, config.vocab_size)
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
         _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
         documents = [after[1:] + answer for _, answer in sample(target, millions, run)]
-    count = save_datastore(out, documents, read_config(target))
+        if not documents:
+            raise ValueError(f"no question had an end within {QUESTION_TOKENS} tokens")
+    count = save_datastore(out, documents, config)
     run.answers.unlink(missing_ok=True)
     tell(f"{out}: {len(documents)} documents, {count} tokens")
+    if millions and count < millions * 1e6:
+        tell(
+            f"these are fewer than {millions * 1e6:,.0f}: {len(documents)} of "
+            f"{question_count(millions)} questions had an end within {QUESTION_TOKENS} tokens, and "
+            f"a document has {count / len(documents):.0f} tokens on average; "
+            f"{ANSWER_TOKENS // 2} for each question were expected"
+        )

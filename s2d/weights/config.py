@@ -1,10 +1,11 @@
 """config.json of a Hugging Face folder <-> LlamaConfig; other models are refused."""
 
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from ..files import read_json
-from ..model import Drafting, LlamaConfig
+from ..files import read_json, refuse_other_than_utf8
+from ..model import Drafting, LlamaConfig, default_thresholds
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
 REQUIRED = {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
@@ -19,26 +20,42 @@ LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddin
 def read_config(path):
     """config.json of the folder ``path``, as transformers 4 or 5 writes it -> LlamaConfig.
 
-    As in transformers, generation_config.json has the last word on the tokens that end an answer.
-    Raises FileNotFoundError for a missing folder or file, and ValueError.
+    As in transformers, generation_config.json has the last word on the tokens that end an answer,
+    and is left out if it cannot be read (``load_model`` says so). Raises FileNotFoundError for a
+    missing folder or file, and ValueError.
     """
     path = Path(path)
     if not path.is_dir():
         raise FileNotFoundError(f"no model folder at {path}")
+    refuse_other_than_utf8(path)
     raw = read_json(path / "config.json")
-    eos = read_json(path / "generation_config.json", missing={}).get("eos_token_id")
-    if eos is not None:
-        raw["eos_token_id"] = eos
+    with suppress(ValueError, OSError):
+        raw |= read_generation_config(path)
     try:
         return config_from_dict(raw)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from None
 
 
+def read_generation_config(path: Path) -> dict[str, int | list[int]]:
+    """eos_token_id, if generation_config.json in the folder ``path`` has one.
+
+    Raises ValueError or OSError if the file cannot be read.
+    """
+    file = path / "generation_config.json"
+    eos = read_json(file, missing={}).get("eos_token_id")
+    if eos is None:
+        return {}
+    if not all(type(token) is int for token in (eos if isinstance(eos, list) else [eos])):
+        raise ValueError(f"{file}: eos_token_id is {eos!r}; expected whole numbers")
+    return {"eos_token_id": eos}
+
+
 def read_drafting(path: Path | str) -> Drafting:
     """How the draft model in the folder ``path`` drafts: what only a draft's config.json has.
 
-    Without ``exit_layers`` a model predicts after its last layer alone. Raises ValueError.
+    Without ``exit_layers`` a model predicts after its last layer alone, and without ``thresholds``
+    it has the default ones. Raises ValueError.
     """
     file = Path(path) / "config.json"
     try:
@@ -109,7 +126,8 @@ def drafting_from_dict(raw):
     """The fields of a config.json -> Drafting; ValueError names the first that is wrong."""
     layers = number(raw, "num_hidden_layers")
     exits = numbers("exit_layers", raw.get("exit_layers") or [layers], 1, layers)
-    thresholds = numbers("thresholds", raw.get("thresholds") or [0] * len(exits), 0, 1, kind=float)
+    thresholds = raw.get("thresholds") or [*default_thresholds(exits)]
+    thresholds = numbers("thresholds", thresholds, 0, 1, kind=float)
     tree = numbers("draft_tree", raw.get("draft_tree") or [10, 4, 60], 1, LARGEST)
     if len(thresholds) != len(exits) or len(tree) != 3:
         raise ValueError("expected a threshold per exit layer, and draft_tree [top_k, depth, size]")
@@ -145,7 +163,7 @@ def config_to_dict(config, dtype, drafting=None):
     if factor != 1.0:
         kind = {"rope_type": "llama3" if llama3 else "linear", "factor": factor}
         raw["rope_scaling"] = kind | dict(zip(LLAMA3, llama3 or ()))
-    raw["eos_token_id"] = eos[0] if len(eos) == 1 else eos or None
+    raw["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
     if drafting is not None:
         raw["exit_layers"], raw["thresholds"] = drafting.exits, drafting.thresholds

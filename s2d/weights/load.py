@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..cli.program import progress
+from ..cli.program import progress, tell
 from ..files import read_json, staged_folder
 from ..model import Llama, default_drafting
-from .config import config_to_dict, read_config, read_drafting
+from .config import config_to_dict, read_config, read_drafting, read_generation_config
 from .shards import read_tensors
 
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
@@ -45,35 +45,42 @@ def load_model(
             for a model that is to be trained or changed in place, or that several threads share.
         layers: how many of the first layers to read; the others are left out.
 
-    Raises FileNotFoundError, or ValueError for what is not a Llama this project can run.
+    What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
+    FileNotFoundError, or ValueError for what is not a Llama this project can run.
     """
     path, device = Path(path), check_device(device)
     config, dtype = read_config(path), choose_dtype(dtype, device, path)
     drafting = read_drafting(path)
+    try:
+        read_generation_config(path)
+    except (ValueError, OSError) as error:
+        tell(f"{error}; left out, so that answers end where config.json says")
     if layers is not None:
         if not 0 < layers <= config.num_hidden_layers:
             raise ValueError(f"{path} has {config.num_hidden_layers} layers, not {layers}")
-        left_out = range(layers, config.num_hidden_layers)
+        deeper = range(layers, config.num_hidden_layers)
         config = replace(config, num_hidden_layers=layers)
         drafting = default_drafting(config)
     else:
-        left_out = range(0)
-    unread = tuple(f"model.layers.{layer}." for layer in left_out)
+        deeper = range(0)
+    unread = tuple(f"model.layers.{layer}." for layer in deeper)
     kind = Llama
     if compile:
         from ..cpu.static import CompiledLlama as kind
-    model = empty_model(config, kind)
+    # Whether LM head and embedding are one is known when it is known which of them are stored.
+    model = empty_model(replace(config, tie_word_embeddings=False), kind)
     model.drafting = drafting
     known = model.state_dict().keys()
-    missing = dict(model.named_parameters())  # a tied LM head is not among them
-    tied_head = None
+    missing = dict(model.named_parameters())
+    left_out = []
     for file, name, tensor in progress(read_tensors(path), f"reading {path}: tensors", len(known)):
         if name.startswith(unread):
             continue
-        if name not in known and not name.endswith(".rotary_emb.inv_freq"):  # of old checkpoints
-            raise ValueError(f"{file} has the tensor {name!r}, which no Llama of config.json has")
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            tied_head = tensor
+        if name not in known:
+            if is_in_a_part(name, config.num_hidden_layers):
+                raise ValueError(f"{file} has the tensor {name!r}, which no Llama has")
+            if not name.endswith(".rotary_emb.inv_freq"):  # every old checkpoint has these
+                left_out.append(name)
         if name not in missing:
             continue
         shape = tuple(missing.pop(name).shape)
@@ -87,13 +94,13 @@ def load_model(
         tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
         parameter = nn.Parameter(tensor, requires_grad=False)
         setattr(model.get_submodule(module), leaf, parameter)
+    if config.tie_word_embeddings:
+        tie_head(model, missing, path)
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
-    if config.tie_word_embeddings:
-        embedding = model.model.embed_tokens.weight
-        if not (tied_head is None or share or torch.equal(tied_head.to(device, dtype), embedding)):
-            raise ValueError(f"{path}: config.json ties the LM head to the embedding; they differ")
-        model.lm_head.weight = embedding
+    if left_out:
+        some = ", ".join(sorted(left_out)[:2]) + (", ..." if len(left_out) > 2 else "")
+        tell(f"{path}: config.json does not ask for all tensors; left out {len(left_out)}: {some}")
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if device.type == "cuda":  # cuDNN's attention plans for tens of milliseconds per new length
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -104,6 +111,40 @@ def load_model(
 
         quicken(model)
     return model
+
+
+def is_in_a_part(name: str, layers: int) -> bool:
+    """Whether a tensor is in a part of a Llama with so many ``layers``.
+
+    One that no Llama has, such as a bias or the scale of quantised weights, would change what that
+    part computes; but tables of the rotary embedding, in old checkpoints, are computed here.
+    """
+    parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
+    parts += [f"model.layers.{layer}." for layer in range(layers)]
+    return name.startswith(tuple(parts)) and ".rotary_emb." not in name
+
+
+def tie_head(model: Llama, missing: dict[str, nn.Parameter], path: Path) -> None:
+    """Make LM head and embedding one, by whichever of them is stored, as transformers does.
+
+    ``missing`` are the parameters that are not stored; the one of the two is taken out of it that
+    is not needed then. If both are stored and differ, config.json is wrong, and both are kept.
+    """
+    embedding, head = model.model.embed_tokens, model.lm_head
+    if "model.embed_tokens.weight" in missing and "lm_head.weight" not in missing:
+        del missing["model.embed_tokens.weight"]
+        embedding.weight = head.weight
+    elif "lm_head.weight" in missing:
+        del missing["lm_head.weight"]
+        head.weight = embedding.weight
+    elif torch.equal(head.weight, embedding.weight):
+        head.weight = embedding.weight
+    else:
+        tell(
+            f"{path}: config.json ties the LM head to the embedding, but they differ; both are kept"
+        )
+        return
+    model.config = replace(model.config, tie_word_embeddings=True)
 
 
 class Uninitialised(TorchFunctionMode):
@@ -126,10 +167,17 @@ def empty_model(config, kind=Llama):
         return kind(config)
 
 
-def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
+def save_model(
+    model: Llama,
+    path: Path | str,
+    tokenizer_from: Path | str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    learnt_from: str | None = None,
+) -> None:
     """Write ``model`` as a Hugging Face folder that transformers loads as LlamaForCausalLM.
 
-    The tokenizer in the folder ``tokenizer_from`` is copied along. ValueError: ``path`` is there.
+    The tokenizer in the folder ``tokenizer_from`` is copied along. ``learnt_from``, in config.json,
+    says what data a draft was trained on. ValueError: ``path`` is there.
     """
     state = model.state_dict()
     if model.config.tie_word_embeddings:
@@ -141,8 +189,10 @@ def save_model(model, path, tokenizer_from=None, dtype=torch.bfloat16):
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
         drafting = model.drafting if model.drafting != default_drafting(model.config) else None
-        config = json.dumps(config_to_dict(model.config, dtype, drafting), indent=2)
-        (stage / "config.json").write_text(config + "\n")
+        config = config_to_dict(model.config, dtype, drafting)
+        if learnt_from is not None:
+            config["learnt_from"] = learnt_from
+        (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def check_device(device: torch.device | str) -> torch.device:

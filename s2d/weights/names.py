@@ -1,7 +1,11 @@
 """Models by name: where their folders are, and the draft of each family."""
 
-import os
 from pathlib import Path
+
+from ..cli.program import tell
+from ..files import names_of
+from ..model import LlamaConfig
+from .config import read_config, read_drafting
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -28,14 +32,37 @@ def miniature_note(name):
     return ""
 
 
-def draft_beside(target):
-    """The folder where the draft of the target's family is, or would be."""
-    target = Path(os.path.abspath(target))  # the name that was given, also of a link
-    family = "vicuna" if target.name in REAL.values() else target.name.split("-")[0]
-    return target.parent / f"{family}-draft"
+def draft_beside(target: Path | str) -> Path:
+    """The folder where the draft of the target's family is, or would be: next to the target."""
+    drafts = []
+    for each in names_of(target):
+        family = "vicuna" if each.name in REAL.values() else each.name.split("-")[0]
+        drafts.append(each.with_name(f"{family}-draft"))
+    return next((draft for draft in drafts if draft.is_dir()), drafts[0])
 
 
-def datastore_path(folder):
-    """The file of the datastore of the model in ``folder``, which is next to it."""
-    folder = Path(os.path.abspath(folder))
-    return folder.with_name(f"{folder.name}-datastore.safetensors")
+def find_draft(target: Path | str, config: LlamaConfig) -> Path | None:
+    """The folder of the draft of the target's family; None if there is none.
+
+    ``config`` is the target's. One that does not fit counts as none, which is said on stderr.
+    """
+    draft = draft_beside(target)
+    if not draft.is_dir():
+        return None
+    try:
+        read_drafting(draft)
+        size = read_config(draft).vocab_size
+    except (ValueError, OSError) as error:
+        tell(f"the draft next to the target is not used: {error}")
+        return None
+    if size != config.vocab_size:
+        sizes = f"{size} tokens, the target {config.vocab_size}"
+        tell(f"the draft next to the target is not used: {draft} has a vocabulary of {sizes}")
+        return None
+    return draft
+
+
+def datastore_path(folder: Path | str) -> Path:
+    """The file where the datastore of the model in ``folder`` is, or would be: next to it."""
+    files = [each.with_name(f"{each.name}-datastore.safetensors") for each in names_of(folder)]
+    return next((file for file in files if file.is_file()), files[0])
