@@ -40,9 +40,10 @@ class JsonModel:
         by_id = self.tokenizer.get_added_tokens_decoder()
         # Dropped here, since the package forgets to if a special token is ``normalized``.
         self.special = {number for number, token in by_id.items() if token.special}
-        # Those that are found, and nothing else, whatever follows them.
+        self.added = set(by_id)
+        # Those that are found, and take nothing with them, whatever text follows.
         alone = [number for number, each in by_id.items() if not (each.rstrip or each.single_word)]
-        self.added = {number: by_id[number].content for number in alone}
+        self.alone = {number: by_id[number].content for number in alone}
         self.eos_id = self.tokenizer.token_to_id(tokens.names.get("eos_token", ""))
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
@@ -50,10 +51,17 @@ class JsonModel:
 
     def encode_after(self, text: str, last_id: int) -> list[int]:
         """The ids of a text that goes on after others, of which the last one is ``last_id``."""
-        if last_id not in self.added:
-            return self.bare.encode(text, add_special_tokens=False).ids
-        ids = self.encode(self.added[last_id] + text, with_bos=False)
-        return ids[ids.index(last_id) + 1 :]
+        if last_id in self.alone:
+            ids = self.encode(self.alone[last_id] + text, with_bos=False)
+            return ids[ids.index(last_id) + 1 :]
+        encoding = self.bare.encode(text, add_special_tokens=False)
+        ids = encoding.ids
+        place = next((place for place, token in enumerate(ids) if token in self.added), None)
+        if place is None:
+            return ids
+        # Some tokenizers put a space after each added token as well.
+        rest = self.encode(text[encoding.offsets[place][0] :], with_bos=False)
+        return ids[:place] + rest[rest.index(ids[place]) :]
 
     @cached_property
     def bare(self) -> tokenizers.Tokenizer:
