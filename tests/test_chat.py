@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers import change_json, raises_line
+from helpers import WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer
 from vocabularies import PROMPT, SAID, messages, save_trained, sentencepiece_folder, with_config
 
@@ -67,6 +67,9 @@ def test_a_template_is_the_folders_own_or_vicunas(tmp_path):
     link = tmp_path / "vicuna-13b"  # as into a cache, whose folders are called by checksums
     link.symlink_to(sentencepiece_folder(tmp_path / "0a1b", {}))
     assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
+    assert Tokenizer(tmp_path / "0a1b").chat_format is None
+    (tmp_path / "mine").symlink_to(WEIGHTS / "mini-7b")
+    assert isinstance(Tokenizer(tmp_path / "mine").chat_format, VicunaFormat)
 
 
 def test_a_folder_without_a_format(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from vocabularies import (
     messages,
     odd_texts,
     save_byte_fallback,
+    save_published,
     save_trained,
     sentencepiece_folder,
     with_config,
@@ -162,6 +164,21 @@ FOLDERS = [
     ({"bos_token": added("<s>", __type="AddedToken")}, {}),
     ({}, {"added_tokens": IDS, "special_tokens_map": {"eos_token": {"content": "<|im_end|>"}}}),
     ({"extra_special_tokens": {"image_token": "<|im_end|>"}}, {"added_tokens": IDS}),
+    # without an id, which the next free one becomes
+    ({"extra_special_tokens": NAMES[:2], "pad_token": "<mask>"}, {}),
+    ({}, {"special_tokens_map": {"pad_token": "<mask>", "eos_token": added("<|im_end|>")}}),
+    ({"eos_token": added("<|im_end|>", __type="AddedToken", lstrip=True)}, {}),
+    # named, but not called special
+    (
+        {
+            "added_tokens_decoder": {
+                number: token | {"special": False} for number, token in BY_ID.items()
+            },
+            "eos_token": "<|im_end|>",
+            "pad_token": "<mask>",
+        },
+        {},
+    ),
     (
         {
             "added_tokens_decoder": BY_ID
@@ -246,6 +263,67 @@ def test_tokens_that_a_tokenizer_json_lacks_are_added(tmp_path):
         ours, theirs = with_config(tmp_path, **config)
         assert_agree(ours, theirs, ["a<|new|> b", "<|plain|>", "<|new|>\n<|new|>"])
         assert ours.eos_id == theirs.eos_token_id
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.model", "byte-level", "published"])
+@pytest.mark.parametrize("name", ["bos_token", "eos_token", "pad_token"])
+def test_a_token_that_has_a_name_is_special(tmp_path, kind, name):
+    """Whatever its own entry says: it leaves no text."""
+    if kind == "byte-level":
+        save_trained(tmp_path)
+    elif kind == "published":
+        save_published(tmp_path)
+    else:
+        sentencepiece_folder(tmp_path, {})
+    config = {"tokenizer_class": "LlamaTokenizer", name: "<|new|>"}
+    config["added_tokens_decoder"] = {"1024": added("<|new|>", special=False)}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = Tokenizer(tmp_path)
+    [found] = ours.encode("<|new|>", with_bos=False)
+    assert ours.decode([found]) == ""
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizer", "LlamaTokenizerFast"])
+@pytest.mark.parametrize("prefix", [{}, {"add_prefix_space": False}, {"add_prefix_space": True}])
+@pytest.mark.parametrize("legacy", [{}, {"legacy": True}, {"legacy": False}, {"legacy": None}])
+def test_llamas_class_says_where_spaces_are_put(published, name, prefix, legacy):
+    """Whatever the tokenizer.json says itself; as it does for a tokenizer.model."""
+    (published / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": name} | prefix | legacy)
+    )
+    ours, theirs = Tokenizer(published), AutoTokenizer.from_pretrained(published)
+    assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>", "<unk>"], count=60)])
+    assert ours.eos_id == theirs.eos_token_id == 2
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    return save_published(tmp_path_factory.mktemp("published"))
+
+
+@pytest.mark.parametrize("stale", [True, False])
+@pytest.mark.parametrize(
+    "name", ["LlamaTokenizer", "LlamaTokenizerFast", "PreTrainedTokenizer", None]
+)
+def test_bytes_of_any_class(tmp_path, name, stale):
+    """No name is made up beyond the vocabulary, and another model's pieces are passed over."""
+    save_trained(tmp_path)
+    if stale:
+        shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
+    shutil.copy(WEIGHTS / "mini-7b/config.json", tmp_path)
+    ours, theirs = with_config(tmp_path, tokenizer_class=name)
+    assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<unk>", "<s>", "</s>", "<|eot|>"], count=60)])
+    assert max(max(ours.encode(text)) for text in ("<unk>", "<s>", "</s>")) < 600
+
+
+def test_a_tokenizer_json_of_no_llama_is_read_as_it_is(tmp_path):
+    """Also if a tokenizer.model next to it has the same pieces."""
+    save_published(tmp_path)
+    shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "legacy": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>"], count=60)])
 
 
 @pytest.mark.parametrize("like", ["llama-3", "smollm2"])

@@ -82,6 +82,19 @@ def save_byte_fallback(folder):
     return folder
 
 
+def save_published(folder):
+    """A tokenizer.json of the miniatures' pieces in the form of Llama 2's, without the model."""
+    AutoTokenizer.from_pretrained(sentencepiece_folder(folder, {})).save_pretrained(folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    normalizers = [{"type": "Prepend", "prepend": "▁"}, replace]
+    content["normalizer"] = {"type": "Sequence", "normalizers": normalizers}
+    content["pre_tokenizer"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    (folder / "tokenizer.model").unlink()
+    return folder
+
+
 def with_config(folder, **changes):
     """Our tokenizer and transformers' of a trained folder with another tokenizer_config.json."""
     eos = {"__type": "AddedToken", "content": "<|eot|>", "special": True}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..files import names_of, read_text
-from .special import SpecialTokens
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "
@@ -158,13 +157,16 @@ def answer_after(
     return begins + said + end
 
 
-def read_chat_format(folder: Path, tokens: SpecialTokens) -> ChatTemplate | VicunaFormat | None:
+def read_chat_format(
+    folder: Path, config: dict[str, Any], names: dict[str, str]
+) -> ChatTemplate | VicunaFormat | None:
     """A folder's own template, or Vicuna's format if the folder's name says so, or None.
 
-    Raises ValueError if the folder has several templates, and none of them is the default.
+    ``config`` is what is in tokenizer_config.json; ``names`` are {"bos_token": text, ...}. Raises
+    ValueError if the folder has several templates, and none of them is the default.
     """
     templates = {}
-    source = tokens.config.get("chat_template")
+    source = config.get("chat_template")
     if isinstance(source, dict):  # several, by name
         templates = {str(name): text for name, text in source.items()}
     elif isinstance(source, list):
@@ -180,13 +182,14 @@ def read_chat_format(folder: Path, tokens: SpecialTokens) -> ChatTemplate | Vicu
     if files:  # they take the place of those in tokenizer_config.json, as in transformers
         templates = {name: read_text(path) for name, path in files.items()}
     if "default" in templates:
-        return ChatTemplate(folder, templates["default"], tokens.names)
+        return ChatTemplate(folder, templates["default"], names)
     if templates:
         names = ", ".join(sorted(templates))
         raise ValueError(f"{folder} has chat templates called {names}, but no default one")
-    names = [each.name.lower() for each in names_of(folder)]
-    if any("vicuna" in name or name.startswith("mini-") for name in names):
-        return VicunaFormat(tokens.names.get("eos_token", ""))
+    for path in names_of(folder):
+        name = path.name.lower()
+        if "vicuna" in name or name.startswith("mini-"):
+            return VicunaFormat(names.get("eos_token", ""))
     return None
 
 

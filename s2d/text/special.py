@@ -2,11 +2,12 @@
 
 As transformers 5 reads them. tokenizer_config.json names tokens, such as ``eos_token``, and may
 describe every added token in ``added_tokens_decoder``. If it does not, special_tokens_map.json may
-name more, and added_tokens.json and tokenizer.json describe added tokens.
+name more, and added_tokens.json and tokenizer.json describe added tokens. What has such a name is
+special, whatever its own entry says.
 """
 
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,63 +41,79 @@ class AddedToken:
 @dataclass(frozen=True)
 class SpecialTokens:
     """Attributes:
-    config: tokenizer_config.json.
     names: {"eos_token": its text, ...}.
     added: {id: AddedToken} of those whose id a file says.
-    others: texts of special tokens of which no file says the id.
+    others: special tokens of which no file says the id, in the order in which ids are given.
     """
 
-    config: dict[str, Any]
     names: dict[str, str]
     added: dict[int, AddedToken]
-    others: list[str]
+    others: list[AddedToken]
 
 
-def read_special_tokens(folder: Path) -> SpecialTokens:
-    """What the files in ``folder`` say; ValueError, TypeError or KeyError if one is damaged."""
-    config = read_json(folder / "tokenizer_config.json", missing={})
+def read_special_tokens(
+    folder: Path,
+    config: dict[str, Any],
+    content: dict[str, Any],
+    defaults: dict[str, str],
+    vocabulary: Collection[str],
+) -> SpecialTokens:
+    """What the files in ``folder`` say; ValueError, TypeError or KeyError if one is damaged.
+
+    Args:
+        config: what is in tokenizer_config.json.
+        content: what is in tokenizer.json; empty if there is none.
+        defaults: names of tokens unless a file says otherwise; they hold if ``vocabulary`` or an
+            added token has the text.
+    """
     said = dict(config)
     by_id = config.get("added_tokens_decoder")
     if by_id is None:
         said |= read_json(folder / "special_tokens_map.json", missing={})
-    llama = str(config.get("tokenizer_class", "")).startswith("LlamaTokenizer")
-    names = dict(LLAMA) if llama or is_sentencepiece(folder / "tokenizer.model") else {}
+    named = {}
     for key, token in said.items():
         if key.endswith("_token") and not key.startswith("add_"):
-            names[key] = token and text_of(token)
+            named[key] = token and read_token(token, special=True)
     extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
     if isinstance(extra, dict):  # tokens that a model has names of its own for
-        names |= {name: text_of(token) for name, token in extra.items()}
+        named |= {name: read_token(token, special=True) for name, token in extra.items()}
         extra = []
-    names = {name: text for name, text in names.items() if text}
-    special = [*names.values(), *map(text_of, extra)]
-    standard = [*(text for name, text in names.items() if name in STANDARD), *map(text_of, extra)]
+    extra = [read_token(token, special=True) for token in extra]
+    standard = {token.text for name, token in named.items() if token and name in STANDARD}
+    standard |= {token.text for token in extra}
     if by_id is not None:
         added = {int(number): read_token(token) for number, token in by_id.items()}
     else:
         added = {}
         for text, number in read_json(folder / "added_tokens.json", missing={}).items():
-            normalized = text not in standard
-            added[number] = AddedToken(text, special=text in special, normalized=normalized)
-        for token in read_json(folder / "tokenizer.json", missing={}).get("added_tokens", []):
+            special = text in standard
+            added[number] = AddedToken(text, special=special, normalized=not special)
+        for token in content.get("added_tokens", []):
             added[token["id"]] = read_token(token)
     known = {token.text for token in added.values()}
-    others = [text for text in dict.fromkeys(special) if text not in known]
-    return SpecialTokens(config, names, added, others)
+    for name, text in defaults.items():
+        if name not in named and (text in vocabulary or text in known):
+            named[name] = AddedToken(text)
+    named = {name: named[name] for name in (*STANDARD, *named) if named.get(name)}
+    names = {name: token.text for name, token in named.items()}
+    for number, token in added.items():
+        if token.text in names.values():  # whatever its own entry says
+            added[number] = replace(token, special=True)
+    special = {token.text: token for token in (*named.values(), *extra)}
+    others = [token for text, token in special.items() if text not in known]
+    return SpecialTokens(names, added, others)
 
 
-def is_sentencepiece(file: Path) -> bool:
-    """Whether a file may be SentencePiece's; that of Llama 3 has the same name and is another's."""
-    with suppress(FileNotFoundError), file.open("rb") as opened:
-        return opened.read(1) == b"\n"  # the tag of the first piece
-    return False
+def is_llama(config: dict[str, Any]) -> bool:
+    """Whether tokenizer_config.json names the tokenizer of Llama."""
+    return str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
 
 
-def text_of(token: str | dict[str, Any]) -> str:
-    return token["content"] if isinstance(token, dict) else token
-
-
-def read_token(token: dict[str, Any]) -> AddedToken:
-    special = token.get("special", False)
+def read_token(token: str | dict[str, Any], special: bool = False) -> AddedToken:
+    """A token as a file writes it; ``special`` if something names it, or its own entry says so."""
+    if isinstance(token, str):
+        return AddedToken(token, special, normalized=not special)
+    special = special or token.get("special", False)
     flags = {name: token.get(name, False) for name in ("lstrip", "rstrip", "single_word")}
-    return AddedToken(token["content"], special, **flags, normalized=token.get("normalized", False))
+    normalized = token.get("normalized", not special)
+    return AddedToken(token["content"], special, **flags, normalized=normalized)

@@ -6,8 +6,9 @@ A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``,
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..files import refuse_other_than_utf8
+from ..files import read_json, refuse_other_than_utf8
 from .chat import (
     ChatTemplate,
     Message,
@@ -17,8 +18,11 @@ from .chat import (
     as_dialogue,
     read_chat_format,
 )
-from .special import is_sentencepiece, read_special_tokens
-from .tokenizer_model import SentencePieceModel
+from .special import is_llama
+from .tokenizer_model import SentencePieceModel, fits
+
+if TYPE_CHECKING:
+    from .tokenizer_json import JsonModel  # not every model needs the package
 
 
 class Tokenizer:
@@ -31,18 +35,17 @@ class Tokenizer:
     def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
         refuse_other_than_utf8(path)
         self.folder = Path(path)
-        pieces, json = self.folder / "tokenizer.model", self.folder / "tokenizer.json"
-        if not (pieces.is_file() or json.is_file()):
+        if not any((self.folder / f"tokenizer.{kind}").is_file() for kind in ("model", "json")):
             raise FileNotFoundError(f"{path} has no tokenizer.model and no tokenizer.json")
-        kind = SentencePieceModel
-        if json.is_file() and not is_sentencepiece(pieces):
-            from .tokenizer_json import JsonModel as kind  # not every model needs the package
         try:
-            self.special_tokens = read_special_tokens(self.folder)
-            self.model = kind(self.folder, self.special_tokens)
+            self.config = read_json(self.folder / "tokenizer_config.json", missing={})
+            self.model = read_model(self.folder, self.config)
+        except ModuleNotFoundError:
+            raise
         except Exception as error:
             raise ValueError(f"the tokenizer in {path} is damaged ({error})") from None
-        self.eos = self.special_tokens.names.get("eos_token", "")
+        self.names = self.model.names
+        self.eos = self.names.get("eos_token", "")
         self.eos_id = self.model.eos_id
         self.vocab_size = vocab_size
 
@@ -53,7 +56,7 @@ class Tokenizer:
         Raises ValueError if templates cannot be read, or none of several is the default. A folder
         of which only plain text is encoded is not asked.
         """
-        return read_chat_format(self.folder, self.special_tokens)
+        return read_chat_format(self.folder, self.config, self.names)
 
     def encode(self, text: str, with_bos: bool = True) -> list[int]:
         """Text -> ids, BOS first where the model expects one.
@@ -111,7 +114,8 @@ class Tokenizer:
     ) -> Iterator[tuple[list[int], list[int]]]:
         """Yield (ids of the prompt, ids of the answer up to its EOS) of each round.
 
-        In the format of ``encode_prompt``, which says what ``messages`` are.
+        This is in the format of ``encode_prompt``; ``encode_chat`` says what ``messages`` are.
+
         The ids of a prompt are those that a model is given, and the ids of the answer those that it
         has to write then, also if another token would stand for the end of the one and the
         beginning of the other together. A prompt goes on after the round before it; but it is whole
@@ -144,6 +148,22 @@ class Tokenizer:
             answer = self.encode_after(said + ends, prompt[-1]) if said + ends else []
             yield prompt, answer
             done, last_id = asked + said, (answer or prompt)[-1]
+
+
+def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
+    """What turns text into ids and back; ``config`` is what is in tokenizer_config.json.
+
+    transformers reads a tokenizer.json, if there is one. A tokenizer.model next to it says the same
+    of a Llama's tokenizer, and then it is read, so that the package ``tokenizers`` is not needed.
+    But it may be left over from another model.
+    """
+    content = read_json(folder / "tokenizer.json", missing={})
+    of_a_llama = is_llama(config) or config.get("tokenizer_class") is None
+    if not (folder / "tokenizer.json").is_file() or (of_a_llama and fits(folder, content)):
+        return SentencePieceModel(folder, config, content)
+    from .tokenizer_json import JsonModel
+
+    return JsonModel(folder, config, content)
 
 
 def checked(text: str) -> str:

@@ -1,11 +1,13 @@
 """tokenizer.json, by the package ``tokenizers``."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 
-from .special import AddedToken, SpecialTokens
+from .special import LLAMA, AddedToken, is_llama, read_special_tokens
 
 SPACE = "▁"  # how SentencePiece writes it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece that stands for one byte
@@ -14,27 +16,30 @@ BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece that stands for one byte
 class JsonModel:
     """Text <-> ids by the tokenizer.json in ``folder``."""
 
-    def __init__(self, folder: Path, tokens: SpecialTokens) -> None:
-        self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    def __init__(self, folder: Path, config: dict[str, Any], content: dict[str, Any]) -> None:
+        """``config`` is what is in tokenizer_config.json, ``content`` that in tokenizer.json."""
+        as_llama = is_llama(config) and content["model"].get("type", "BPE") == "BPE"
+        as_llama = as_llama and not is_byte_level(content)
+        if as_llama:
+            settings = llama_settings(content["model"], config)
+            self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content | settings))
+        else:
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-        found = {each.content for each in self.tokenizer.get_added_tokens_decoder().values()}
-        missing = [token for _, token in sorted(tokens.added.items()) if token.text not in found]
-        missing += [AddedToken(text) for text in tokens.others if text not in found]
-        for token in missing:
-            self.add(token)
+        vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
+        defaults = LLAMA if as_llama else {}
+        tokens = read_special_tokens(folder, config, content, defaults, vocabulary)
+        self.names = tokens.names
+        added = [token for _, token in sorted(tokens.added.items())]
+        # Also known ones, of which other files may say more.
+        self.tokenizer.add_tokens([as_package(token) for token in (*added, *tokens.others)])
         by_id = self.tokenizer.get_added_tokens_decoder()
         # Dropped here, since the package forgets to if a special token is ``normalized``.
         self.special = {number for number, token in by_id.items() if token.special}
-        self.added = {number: token.content for number, token in by_id.items() if not token.rstrip}
+        ends = {number: token for number, token in by_id.items() if not token.rstrip}
+        self.added = {n: token.content for n, token in ends.items() if not token.single_word}
         self.eos_id = self.tokenizer.token_to_id(tokens.names.get("eos_token", ""))
-
-    def add(self, token: AddedToken) -> None:
-        flags = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word")}
-        added = tokenizers.AddedToken(
-            token.text, special=token.special, normalized=token.normalized, **flags
-        )
-        self.tokenizer.add_tokens([added])
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=with_bos).ids
@@ -79,3 +84,39 @@ class JsonModel:
             if piece is not None and token not in self.special:  # else it leaves no text
                 return BYTE.fullmatch(piece) is not None
         return False
+
+
+def as_package(token: AddedToken) -> tokenizers.AddedToken:
+    """The same for the package."""
+    flags = {name: value for name, value in vars(token).items() if name != "text"}
+    return tokenizers.AddedToken(token.text, **flags)
+
+
+def is_byte_level(content: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json divides text into bytes, as Llama 3's does."""
+    return "ByteLevel" in json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
+
+
+def llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """What transformers' LlamaTokenizer puts in the place of a tokenizer.json's own settings.
+
+    It takes its pieces, and from tokenizer_config.json whether a space is put before a text, and if
+    ``legacy``, before each part between two added tokens as well.
+    """
+    prefix = config.get("add_prefix_space") is not False
+    scheme = "first" if prefix else "never"
+    if prefix and config.get("legacy"):
+        scheme = "always"
+    space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
+    steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    if prefix:
+        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    bpe = {"fuse_unk": True, "byte_fallback": True, "unk_token": None, "dropout": None}
+    return {
+        "added_tokens": [],  # those of the other files, and of this one, are added again
+        "normalizer": None,
+        "pre_tokenizer": space,
+        "decoder": {"type": "Sequence", "decoders": steps},
+        "model": model | bpe | {"ignore_merges": False},
+    }

@@ -5,10 +5,11 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import AddedToken, SpecialTokens
+from .special import LLAMA, AddedToken, read_special_tokens
 
 # Appended to a tokenizer.model, these change one of its settings: normalizer_spec {
 # add_dummy_prefix }, whether a space is put before a text.
@@ -24,8 +25,8 @@ WORD = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc".split()  # categories of what belongs 
 class SentencePieceModel:
     """Text <-> ids by the tokenizer.model in ``folder``."""
 
-    def __init__(self, folder: Path, tokens: SpecialTokens) -> None:
-        config = tokens.config
+    def __init__(self, folder: Path, config: dict[str, Any], content: dict[str, Any]) -> None:
+        """``config`` is what is in tokenizer_config.json, ``content`` that in tokenizer.json."""
         proto = (folder / "tokenizer.model").read_bytes()
         self.pieces = processor(proto)
         self.bare = processor(proto + NO_PREFIX)
@@ -37,11 +38,13 @@ class SentencePieceModel:
             self.first = self.later = self.pieces  # each part between two added tokens
         else:
             self.first, self.later = processor(proto + WITH_PREFIX), self.bare
+        vocabulary = ids_of(self.pieces)
+        tokens = read_special_tokens(folder, config, content, LLAMA, vocabulary)
+        self.names = tokens.names
         added = self.control_tokens() | tokens.added
-        for text in tokens.others:
-            number = self.pieces.piece_to_id(text)
-            if self.pieces.id_to_piece(number) == text:  # else it is no token
-                added[number] = AddedToken(text)
+        for token in tokens.others:
+            new = max([len(vocabulary) - 1, *added]) + 1
+            added[vocabulary.get(token.text, new)] = token
         every = {token.text: (number, token) for number, token in added.items()}
         # Those that are not to be found in normalised text are found first.
         kinds = [[each for each in every if every[each][1].normalized is n] for n in (False, True)]
@@ -114,6 +117,21 @@ class SentencePieceModel:
     def is_open(self, ids: list[int]) -> bool:
         """Whether what follows may change the text of ``ids``, but for half a character."""
         return False
+
+
+def ids_of(pieces: SentencePieceProcessor) -> dict[str, int]:
+    """{piece: its id}."""
+    return {pieces.id_to_piece(number): number for number in range(pieces.vocab_size())}
+
+
+def fits(folder: Path, content: dict[str, Any]) -> bool:
+    """Whether ``folder`` has a tokenizer.model with the pieces of its tokenizer.json."""
+    try:
+        pieces = ids_of(processor((folder / "tokenizer.model").read_bytes()))
+    except (OSError, RuntimeError):  # there is none, or it is not SentencePiece's, as Llama 3's
+        return False
+    vocabulary = content["model"]["vocab"]
+    return isinstance(vocabulary, dict) and pieces.items() <= vocabulary.items()
 
 
 def processor(proto: bytes) -> SentencePieceProcessor:
