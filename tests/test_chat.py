@@ -5,7 +5,15 @@ import re
 import pytest
 from helpers import WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer
-from vocabularies import PROMPT, SAID, messages, save_trained, sentencepiece_folder, with_config
+from vocabularies import (
+    PROMPT,
+    SAID,
+    messages,
+    save_published,
+    save_trained,
+    sentencepiece_folder,
+    with_config,
+)
 
 from s2d import Tokenizer
 from s2d.text.chat import VICUNA_SYSTEM, ChatTemplate, VicunaFormat
@@ -227,6 +235,24 @@ def test_rounds_are_what_a_model_is_given_and_has_to_write(tmp_path, template, a
     assert len(rounds) == 2
     [(prompt, answer)] = ours.rounds(["Hi"])
     assert (prompt, answer) == (rounds[0][0], [])
+
+
+@pytest.mark.parametrize("config", [{}, {"legacy": True}, {"add_prefix_space": False}])
+def test_rounds_of_both_kinds_of_tokenizer_are_the_same(tmp_path, config):
+    """Also where a space would be put before a text, though an answer goes on after its prompt."""
+    said = ["Hi", "Fine", "And you? ", "24.", "\n", "日本"]
+    folders = (
+        sentencepiece_folder(tmp_path / "mini-model", config),
+        save_published(tmp_path / "mini-json"),
+    )
+    config = config | {"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]}
+    for template in (None, THINK, BRACKETS, CHATML):
+        rounds = []
+        for folder in folders:
+            changes = {"chat_template": template, "tokenizer_class": "LlamaTokenizer"} | config
+            change_json(folder / "tokenizer_config.json", **changes)
+            rounds.append(list(Tokenizer(folder).rounds(said)))
+        assert rounds[0] == rounds[1]
 
 
 def test_what_cannot_be_divided_into_rounds(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ class JsonModel:
         as_llama = is_llama(config) and content["model"].get("type", "BPE") == "BPE"
         as_llama = as_llama and not is_byte_level(content)
         if as_llama:
-            settings = llama_settings(content["model"], config)
-            self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content | settings))
+            settings = content | llama_settings(content["model"], config)
+            self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(settings))
         else:
+            settings = content
             self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.puts_space = without_space(settings) != settings
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
@@ -37,39 +40,36 @@ class JsonModel:
         by_id = self.tokenizer.get_added_tokens_decoder()
         # Dropped here, since the package forgets to if a special token is ``normalized``.
         self.special = {number for number, token in by_id.items() if token.special}
-        ends = {number: token for number, token in by_id.items() if not token.rstrip}
-        self.added = {n: token.content for n, token in ends.items() if not token.single_word}
+        self.added = set(by_id)
+        # Those that are found, and take nothing with them, whatever text follows.
+        alone = [number for number, each in by_id.items() if not (each.rstrip or each.single_word)]
+        self.alone = {number: by_id[number].content for number in alone}
         self.eos_id = self.tokenizer.token_to_id(tokens.names.get("eos_token", ""))
 
     def encode(self, text: str, with_bos: bool) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=with_bos).ids
 
     def encode_after(self, text: str, last_id: int) -> list[int]:
-        """The ids of a text that goes on after others, of which the last one is ``last_id``.
+        """The ids of a text that goes on after others, of which the last one is ``last_id``."""
+        if last_id in self.alone:
+            ids = self.encode(self.alone[last_id] + text, with_bos=False)
+            return ids[ids.index(last_id) + 1 :]
+        encoding = self.bare.encode(text, add_special_tokens=False)
+        ids = encoding.ids
+        place = next((place for place, token in enumerate(ids) if token in self.added), None)
+        if place is None:
+            return ids
+        # Some tokenizers put a space after each added token as well.
+        rest = self.encode(text[encoding.offsets[place][0] :], with_bos=False)
+        return ids[:place] + rest[rest.index(ids[place]) :]
 
-        The text is encoded after an added token, so that it is not taken for the beginning. Some
-        tokenizers put a space even there. Raises ValueError if that cannot be taken away again.
-        """
-        if last_id in self.added or not self.spaces("a"):
-            return self.after_anchor(text)
-        if text.startswith(" "):
-            return self.after_anchor(text[1:])
-        ids = self.after_anchor(text)
-        if ids and self.tokenizer.id_to_token(ids[0]) != SPACE:
-            raise ValueError(f"no tokens stand for {text[:9]!r} after other text")
-        return ids[1:]
-
-    def after_anchor(self, text: str) -> list[int]:
-        """The ids of a text after some added token."""
-        if not self.added:
-            return self.encode(text, with_bos=False)
-        anchor = next(iter(self.added.values()))
-        return self.encode(anchor + text, with_bos=False)[1:]
-
-    def spaces(self, text: str) -> bool:
-        """Whether a space is put before a text that comes after an added token."""
-        ids = self.after_anchor(text)
-        return bool(ids) and self.tokenizer.id_to_token(ids[0]).startswith(SPACE)
+    @cached_property
+    def bare(self) -> tokenizers.Tokenizer:
+        """The same without a space that is put before a text."""
+        if not self.puts_space:
+            return self.tokenizer
+        content = json.loads(self.tokenizer.to_str())
+        return tokenizers.Tokenizer.from_str(json.dumps(without_space(content)))
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([token for token in ids if token not in self.special])
@@ -120,3 +120,22 @@ def llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, A
         "decoder": {"type": "Sequence", "decoders": steps},
         "model": model | bpe | {"ignore_merges": False},
     }
+
+
+def without_space(content: dict[str, Any]) -> dict[str, Any]:
+    """A tokenizer.json that puts no space before a text."""
+    return content | {
+        "normalizer": bare_step(content.get("normalizer")),
+        "pre_tokenizer": bare_step(content.get("pre_tokenizer")),
+    }
+
+
+def bare_step(step: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A normalizer or pre-tokenizer that puts no space before a text; None if it did only that."""
+    if step is None or step["type"] == "Prepend":
+        return None
+    if step["type"] == "Sequence":
+        name = "normalizers" if "normalizers" in step else "pretokenizers"
+        return step | {name: [each for each in map(bare_step, step[name]) if each is not None]}
+    off = {"prepend_scheme": "never", "add_prefix_space": False}
+    return step | {name: value for name, value in off.items() if name in step}
