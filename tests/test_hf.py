@@ -1,11 +1,12 @@
 """``bench hf``: it finds nothing on models that are read rightly, and what is planted in others."""
 
 import json
+import shutil
 
 import pytest
 import torch
 import transformers
-from helpers import program, refuses
+from helpers import WEIGHTS, program, refuses
 from test_model import SIZES, VARIANTS
 from vocabularies import save_trained
 
@@ -14,22 +15,25 @@ from s2d.bench import __main__ as bench
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
+HF = "hf", "--target"
+
 
 def check(folder, *more):
-    return program(bench.main, "hf", "--target", folder, "--max-new-tokens", 8, *more)
+    return program(bench.main, *HF, folder, "--max-new-tokens", 8, *more)
 
 
 @pytest.fixture(params=["wide-heads", "one-kv-head", "llama3-rope"])
 def folder(request, tmp_path):
     """A random model with a tokenizer.json and a chat template, written by transformers."""
+    folder = tmp_path / "base-1b"
     torch.manual_seed(1)
     config = transformers.LlamaConfig(**SIZES | {"vocab_size": 600} | VARIANTS[request.param])
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    save_trained(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    save_trained(folder)
+    (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE})
     )
-    return tmp_path
+    return folder
 
 
 def test_models_that_are_read_rightly(folder, capsys):
@@ -52,16 +56,24 @@ def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3 + 7
 
 
+def test_a_draft_that_is_named_must_be_there_and_one_that_is_found_must_fit(folder, capsys):
+    refuses(bench.main, capsys, "no model folder at TYPO", *HF, folder, "--draft", "TYPO")
+    shutil.copytree(WEIGHTS / "mini-draft", folder.with_name("base-draft"))
+    assert check(folder) == 0
+    out, error = capsys.readouterr()
+    assert "s2d-tree:exits=0" in out and "the draft next to the target is not used" in error
+
+
 def test_what_is_damaged_is_one_line(folder, capsys):
     file = folder / "tokenizer_config.json"
     read = json.loads(file.read_text())
     for template, message in (("{{", "the chat template of"), ([5], "have no names and texts")):
         file.write_text(json.dumps(read | {"chat_template": template}))
-        refuses(bench.main, capsys, message, "hf", "--target", folder)
+        refuses(bench.main, capsys, message, *HF, folder)
     file.write_text(json.dumps(read))
     config = json.loads((folder / "config.json").read_text()) | {"rms_norm_eps": None}
     (folder / "config.json").write_text(json.dumps(config))
-    refuses(bench.main, capsys, "transformers does not read", "hf", "--target", folder)
+    refuses(bench.main, capsys, "transformers does not read", *HF, folder)
 
 
 def test_faults_are_found(folder, capsys, monkeypatch):

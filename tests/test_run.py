@@ -51,7 +51,7 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     first, second, third, last = error.splitlines()
     why = "13b, since weights/vicuna-13b is not there: "
     assert re.fullmatch(rf"{why}loading target .*/mini-13b, draft .*/mini-draft", first)
-    assert second == "prompt format: Vicuna's, as the folder's name says"
+    assert second == "prompt format: Vicuna's format (by the folder's name)"
     assert third.startswith("target on ") and "6.1 M parameters" in third
     assert last.startswith("timing the target")
     text, _, block = out.partition("\n\n")
@@ -325,9 +325,9 @@ def test_the_chat_template_is_used_where_there_is_one(tmp_path, capsys):
     common = "--max-new-tokens", 4, "--prompt", QUESTION, "--target"
     chat, plain = len(tokenizer.encode_chat([QUESTION])), len(tokenizer.encode(QUESTION))
     for line, tokens, said in (
-        (["7b"], chat, "Vicuna's, as the folder's name says"),
+        (["7b"], chat, "Vicuna's format (by the folder's name)"),
         (["7b", "--raw"], plain, "plain text (--raw)"),
-        ([base], plain, "plain text, as the folder has no chat template"),
+        ([base], plain, "plain text (the folder has no chat template)"),
     ):
         assert program(run.main, *common, *line, "--json") == 0
         out, error = capsys.readouterr()

@@ -326,7 +326,7 @@ def test_what_cannot_be_learnt_from_is_counted(tokenizer, tmp_path):
     pairs = list(dialogues.pairs_of(str(file), 0, tokenizer, counts))
     texts = ["Hi", "Hello"], ["And?", "Bye"]
     assert pairs == [pair for each in texts for pair in tokenizer.rounds(each)]
-    expected = "2 dialogues in Vicuna's format, 5 passed over (3: a record is no dialogue), "
+    expected = "2 dialogues in Vicuna's format (by the folder's name), 5 passed over (3: a record is no dialogue), "
     expected += "1 last questions without an answer left out, 1 answers cut after an EOS"
     assert str(counts) == expected
 
@@ -393,7 +393,7 @@ def test_two_trainings_cannot_write_one_folder(tiny, tmp_path, capsys):
         ("soft", "(default: 4 with mini, 8 with self, 128 with a file)"),
         ("mini", "(default: mini-7b 6, mini-13b 7, mini-70b 4, mini-draft 1.5)"),
         ("decision", "a fifth is kept out (default: 400)"),
-        ("text", "cpu, cuda, cuda:1 ... (default: auto)"),
+        ("text", "cpu, cuda, cuda:1, mps ... (default: auto)"),
     ],
 )
 def test_help_shows_the_defaults(name, shown, capsys):

@@ -38,7 +38,7 @@ def report(args: Namespace) -> int:
         refuse_other_than_file(args.plot)
     if args.out:
         refuse_existing(args.out)
-    folders = list(dict.fromkeys(Path(os.path.abspath(find_target(name))) for name in args.targets))
+    folders = list(dict.fromkeys(find_target(name) for name in args.targets))
     temperatures = list(dict.fromkeys(args.temperature))
     draft = args.draft
     if draft is None:
@@ -86,13 +86,14 @@ def report(args: Namespace) -> int:
 
 def short_names(folders: list[Path]) -> list[tuple[Path, str]]:
     """Each folder and its name, after as many parent folders as tell it from the others."""
+    places = [Path(os.path.abspath(folder)) for folder in folders]  # of a link, its own
     named = []
-    for folder in folders:
-        others = [other for other in folders if other != folder]
+    for folder, place in zip(folders, places):
+        others = [other for other in places if other != place]
         count = 1
-        while any(other.parts[-count:] == folder.parts[-count:] for other in others):
+        while any(other.parts[-count:] == place.parts[-count:] for other in others):
             count += 1
-        named.append((folder, Path(*folder.parts[-count:]).as_posix()))
+        named.append((folder, Path(*place.parts[-count:]).as_posix()))
     return named
 
 

@@ -240,7 +240,7 @@ def raise_exception(message):
 def describe(chat_format: ChatTemplate | VicunaFormat | None) -> str:
     """A few words for people: which format prompts have."""
     if chat_format is None:
-        return "plain text, as the folder has no chat template"
+        return "plain text (the folder has no chat template)"
     if chat_format.is_own:
         return "the folder's own chat template"
-    return "Vicuna's, as the folder's name says"
+    return "Vicuna's format (by the folder's name)"

@@ -17,10 +17,10 @@ from ..extras.decision import Decision, fingerprint, save_decision
 from ..files import read_json, refuse_other_than_file
 from ..generation import start
 from ..model import Llama
-from ..text.chat import Message
+from ..text.chat import Message, describe
 from ..text.tokenizer import Tokenizer
 from ..weights import load_model
-from .dialogues import Counts, check_data, format_of, usable
+from .dialogues import Counts, check_data, usable
 from .fit import Run
 from .self_text import ask, ways_to_ask
 
@@ -100,12 +100,12 @@ def train_decision(
     model, drafter, counts = load_model(target, run.device), load_model(draft, run.device), Counts()
     if data == "self":
         questions = ask(ways_to_ask(target), model, prompts, run.seed, answers_of)
-        counts.chat_format = "the folder's chat template"
+        counts.chat_format = "the folder's own chat template"
         counts.dialogues = len(questions)
         counts.passed_over["questions without an end"] = prompts - len(questions)
     else:
         tokenizer = Tokenizer(target, model.config.vocab_size)
-        counts.chat_format = format_of(tokenizer)
+        counts.chat_format = describe(tokenizer.chat_format)
         encode = partial(question_of, tokenizer, model.config.max_position_embeddings)
         questions = list(islice(usable(data, run.seed + 2, encode, counts), prompts))
     if len(questions) < 5:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..cli.program import progress
 from ..files import read_text
-from ..text.chat import Message, as_dialogue
+from ..text.chat import Message, as_dialogue, describe
 from ..text.tokenizer import Tokenizer
 from .corpus import GROUPS, conversations
 
@@ -154,16 +154,9 @@ def usable(
 
 def pairs_of(data: str, seed: int, tokenizer: Tokenizer, counts: Counts) -> Iterator[Pair]:
     """Yield the rounds of the dialogues of ``data``."""
-    counts.chat_format = format_of(tokenizer)
+    counts.chat_format = describe(tokenizer.chat_format)
     for rounds in usable(data, seed, partial(rounds_of, tokenizer, counts), counts):
         yield from rounds
-
-
-def format_of(tokenizer: Tokenizer) -> str:
-    """In words, how a folder's prompts are written, by run.py as well."""
-    if tokenizer.chat_format is None:
-        return "plain text, as the folder has no chat template"
-    return "the folder's chat template" if tokenizer.chat_format.is_own else "Vicuna's format"
 
 
 def rounds_of(tokenizer: Tokenizer, counts: Counts, dialogue: list[Message]) -> list[Pair]:

@@ -113,7 +113,7 @@ def rows_of(
     count = row_count(millions, recipe) if data == "mini" else None
     if data == "self":
         pairs = sample(init, millions, run)
-        counts.chat_format = "the folder's chat template"
+        counts.chat_format = "the folder's own chat template"
         counts.dialogues = len(pairs)
         counts.passed_over["questions without an end"] = question_count(millions) - len(pairs)
     else:

@@ -1,0 +1,129 @@
+"""Every program on a folder as a user brings it: of Llama 3's form, and as small as can be.
+
+Its embedding is tied, its rope Llama 3's, the chat template its own. It has two EOS, and bfloat16
+in two shards.
+"""
+
+import json
+
+import pytest
+import torch
+import transformers
+from helpers import program
+from vocabularies import save_trained
+
+import run
+from s2d import Tokenizer, load_model
+from s2d.bench import __main__ as bench
+from s2d.bench import methods
+from s2d.options import METHODS
+from s2d.train import __main__ as train
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|/start|>\n\n"
+    "{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant<|/start|>\n\n{% endif %}"
+)
+ROPE = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0)
+ROPE |= dict(low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+SIZES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, vocab_size=600)
+SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=768)
+EOS = [1, 4]  # <|end|> and <|eot|>
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Written by transformers, as most are."""
+    folder = tmp_path_factory.mktemp("own") / "base-tiny"
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        **SIZES,
+        tie_word_embeddings=True,
+        rope_parameters=ROPE,
+        bos_token_id=0,
+        eos_token_id=EOS,
+        initializer_range=0.2,
+    )
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="60KB")
+    save_trained(folder)
+    names = dict(bos_token="<|begin|>", eos_token="<|eot|>", chat_template=TEMPLATE)
+    names["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def draft(folder):
+    """Trained from it, with ``train soft``."""
+    out = folder.with_name("tiny-draft")
+    words = ["soft", "--init", folder, "--device", "cpu", "--out", out, "--layers", 2]
+    words += "--exits 1,2 --millions 0.002 --batch 2 --micro-batch 2 --length 64".split()
+    assert program(train.main, *words) == 0
+    return out
+
+
+def test_the_folder_is_of_this_form(folder):
+    model, tokenizer = load_model(folder, dtype="float64"), Tokenizer(folder)
+    assert len(list(folder.glob("model-*-of-00002.safetensors"))) == 2
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert model.config.tie_word_embeddings and model.config.rope_llama3 == (1.0, 4.0, 64)
+    assert model.config.eos_token_ids == (1, 4) and tokenizer.chat_format.is_own
+
+
+def test_run_by_every_method(folder, draft, tmp_path, capsys):
+    """One text, with the draft that was trained, without any, many prompts at once, as a page."""
+    common = ["--target", folder, "--dtype", "float64", "--max-new-tokens", 12, "--json"]
+    texts = set()
+    for words in (
+        *(["--draft", draft, "--method", method] for method in METHODS),
+        ["--method", "s2d"],
+        ["--trace", tmp_path / "page.html"],
+    ):
+        assert program(run.main, *common, "--prompt", "Hi", *words) == 0
+        texts.add(json.loads(capsys.readouterr().out)["text"])
+    (tmp_path / "prompts").write_text("Hi\nHi\n")
+    assert program(run.main, *common, "--prompts", tmp_path / "prompts") == 0
+    texts |= {json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()}
+    assert len(texts) == 1 and (tmp_path / "page.html").is_file()
+
+
+def test_the_benchmark_with_transformers(folder, draft, capsys):
+    """Whose text is the same, so that it also ends at either EOS."""
+    small = "--limit 1 --rounds 1 --max-new-tokens 4 --temperature 0,1 --methods s2d".split()
+    words = ["--targets", folder, "--draft", draft, "--dtype", "float64", "--hf", "--check"]
+    assert program(bench.main, *small, *words) == 0
+    assert "transformers assisted" in capsys.readouterr().out
+
+
+def test_an_answer_ends_at_either_end_for_transformers_too(folder):
+    target = load_model(folder, dtype="float64")
+    assert methods.as_transformers(target).generation_config.eos_token_id == EOS
+
+
+def test_the_comparison_with_transformers(folder, draft, capsys):
+    for words in (["--draft", draft], []):
+        assert program(bench.main, "hf", "--target", folder, "--max-new-tokens", 6, *words) == 0
+    assert "FAULT" not in capsys.readouterr().out
+
+
+def test_exit_0_is_judged(folder, capsys):
+    words = "--limit 1 --max-new-tokens 3".split()
+    assert program(bench.main, "exit0", "--target", folder, *words) == 0
+    assert "positions" in capsys.readouterr().out
+
+
+def test_a_decision_model_is_trained(folder, draft, tmp_path):
+    words = ["decision", "--target", folder, "--draft", draft, "--device", "cpu"]
+    out = tmp_path / "decision.safetensors"
+    assert program(train.main, *words, "--prompts", 5, "--epochs", 1, "--out", out) == 0
+    words = ["--target", folder, "--draft", draft, "--stop", out, "--max-new-tokens", 4]
+    assert program(run.main, *words, "--prompt", "Hi") == 0
+
+
+def test_a_datastore_of_its_answers_and_of_a_file(folder, tmp_path):
+    (tmp_path / "text.txt").write_text("The capital of Tadastan.")
+    for number, words in enumerate((["--millions", 0.0005], ["--from", tmp_path / "text.txt"])):
+        out = tmp_path / f"{number}.safetensors"
+        words += ["--out", out, "--device", "cpu"]
+        assert program(train.main, "text", "--target", folder, *words) == 0 and out.is_file()
