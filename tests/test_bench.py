@@ -234,7 +234,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(family, tmp_path,
     for line, message in (
         (["--methods", "s2d", *draft], "other, s2d: draft and target must share a vocabulary"),
         (["--methods", "s2d-tree:exits=0:stop=2"], "a/final, s2d-tree:exits=0:stop=2: stop: "),
-        (["--temperature", "1,-1"], "temperature, if not 0: expected a number"),
+        (["--temperature", "1,-1"], "temperature: expected a number"),
     ):
         refuses(bench.main, capsys, message, *common, *line)
     change_json(family / "other/config.json", max_position_embeddings=3)

@@ -326,7 +326,8 @@ def test_what_cannot_be_learnt_from_is_counted(tokenizer, tmp_path):
     pairs = list(dialogues.pairs_of(str(file), 0, tokenizer, counts))
     texts = ["Hi", "Hello"], ["And?", "Bye"]
     assert pairs == [pair for each in texts for pair in tokenizer.rounds(each)]
-    expected = "2 dialogues in Vicuna's format (by the folder's name), 5 passed over (3: a record is no dialogue), "
+    expected = "2 dialogues in Vicuna's format (by the folder's name), "
+    expected += "5 passed over (3: a record is no dialogue), "
     expected += "1 last questions without an answer left out, 1 answers cut after an EOS"
     assert str(counts) == expected
 
