@@ -38,7 +38,8 @@ def report(args: Namespace) -> int:
         refuse_other_than_file(args.plot)
     if args.out:
         refuse_existing(args.out)
-    folders = list(dict.fromkeys(find_target(name) for name in args.targets))
+    found = [find_target(name) for name in args.targets]
+    folders = list({os.path.abspath(folder): folder for folder in found}.values())  # each once
     temperatures = list(dict.fromkeys(args.temperature))
     draft = args.draft
     if draft is None:
