@@ -4,7 +4,7 @@ import sys
 
 
 def say_interrupted(kind, error, trace):
-    """One word about Ctrl-C, and a traceback of all else (as s2d/cli/interrupt.py has it)."""
+    """One word about Ctrl-C, and a traceback of all else."""
     if kind is KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     else:
@@ -25,27 +25,25 @@ from typing import Any
 from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
-from s2d.cli.conversation import converse
-from s2d.cli.program import (
-    Parser,
-    comma_separated,
-    count,
-    parse_stop,
-    parse_tree,
-    run_program,
-    tell,
-    tell_of_next_pass,
+from s2d.checkpoint import DTYPES, placement
+from s2d.checkpoint.chat import describe
+from s2d.checkpoint.config import read_config, read_drafting
+from s2d.checkpoint.names import (
+    datastore_path,
+    draft_beside,
+    find_draft,
+    find_target,
+    miniature_note,
 )
+from s2d.cli.conversation import converse
+from s2d.cli.program import Parser, comma_separated, count, parse_stop, parse_tree, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
 from s2d.files import read_lines, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
 from s2d.model import Llama, LlamaConfig
+from s2d.notices import tell, tell_of_next_pass
 from s2d.options import METHODS, Options
-from s2d.text.chat import describe
-from s2d.weights import DTYPES, placement
-from s2d.weights.config import read_config, read_drafting
-from s2d.weights.names import datastore_path, draft_beside, find_draft, find_target, miniature_note
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 LONG_PROMPT = 1000  # tokens; a CPU may take minutes to read them, in a single pass
@@ -55,7 +53,7 @@ MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its ma
 def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    from s2d.extras.tensor_parallel import run_divided
+    from s2d.speed.tensor_parallel import run_divided
 
     return run_divided("run.py", partial(run, arguments))
 
@@ -173,7 +171,7 @@ def choose(args: Namespace) -> Choice:
     datastore = datastore_file = None
     may_use_exit_0 = args.draft is None if args.exits is None else 0 in args.exits
     if may_use_exit_0 and args.method != "ar":
-        from s2d.extras.datastore import find_datastore
+        from s2d.ngram.datastore import find_datastore
 
         datastore = find_datastore(target, config)
         datastore_file = datastore_path(target) if datastore else None
@@ -227,7 +225,7 @@ def options_of(args: Namespace, exits: tuple[int, ...] | None) -> Options:
     given = {name: value for name, value in vars(args).items() if name in names}
     given["exits"] = exits
     if isinstance(args.stop, str):  # the file of a decision model
-        from s2d.extras.decision import PathStop, load_decision
+        from s2d.decision import PathStop, load_decision
 
         given["stop"] = None
         given["decision"] = PathStop(load_decision(args.stop))
@@ -261,7 +259,9 @@ class Models:
         decoder = make_decoder(self.target, prompt, self.draft, self.options)
         divided = not isinstance(self.target, Llama)
         if len(prompt) > LONG_PROMPT and not divided:
-            tell_of_next_pass(self.target, f"reading a prompt of {len(prompt)} tokens: layers")
+            tell_of_next_pass(
+                self.target.model.layers, f"reading a prompt of {len(prompt)} tokens: layers"
+            )
         return decoder
 
 
@@ -354,7 +354,7 @@ def hold_conversation(args: Namespace, models: Models) -> int:
 
 def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
     """Answer each of the ``lines`` of a file, in their order; 2 if one cannot be, else 0."""
-    from s2d.extras.batch import decode_many, in_order
+    from s2d.batch import decode_many, in_order
 
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     prompts = []

@@ -1,17 +1,10 @@
 """Sorted Speculative Decoding (S2D): one draft that holds several, exact verification."""
 
-import sys
-
-if sys.argv[:1] == ["-m"]:  # python -m s2d.train, for example, imports this before its own file
-    from .cli.interrupt import say_interrupted
-
-    sys.excepthook = say_interrupted
-
-from .extras.batch import generate_many
-from .extras.target_roots import RootsDecoder
+from .batch import generate_many
+from .checkpoint import load_model
+from .checkpoint.tokenizer import Tokenizer
 from .generation import DECODERS, generate, start
-from .text.tokenizer import Tokenizer
-from .weights import load_model
+from .roots import RootsDecoder
 
 DECODERS["target"] = RootsDecoder
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from .draft import SortedDraft
+from .mask import positions_and_mask
 from .model import Llama
 from .options import Options
 from .rules import Rule
-from .tree import FixedShape, Tree, positions_and_mask
+from .tree import FixedShape, Tree
 
 # If more positions than this are unread, as with a long prompt, a step reads them and drafts
 # nothing: the mask of a tree after them would grow with their square.
@@ -103,7 +104,7 @@ class Decoder:
         options: what the other arguments were made from.
     """
 
-    exact = True  # lossless; one subclass is not always so (extras/target_roots.py)
+    exact = True  # lossless; one subclass is not always so (roots.py)
 
     def __init__(
         self,
@@ -157,7 +158,9 @@ class Decoder:
         read = self.cache.length
         n = len(self.context)
         drafted, parents = tree.part(tree.sent)
-        positions, mask = positions_and_mask(read, n, parents, self.target, tree.shape.ancestors)
+        positions, mask = positions_and_mask(
+            read, n, parents, self.target.device, self.target.dtype, tree.shape.ancestors
+        )
         tokens = torch.tensor([self.context[read:] + drafted], device=self.target.device)  # (1, T)
         return dict(
             tokens=tokens, last=1 + len(parents), positions=positions, mask=mask, cache=self.cache

@@ -2,7 +2,7 @@
 
 S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the layers of the draft model fall into
 segments, each of which ends at an exit. Exit 0, our addition, has a table in the place of layers
-(ngram.py). The top of tree.py explains frontier, slot and place.
+(ngram/table.py). The top of tree.py explains frontier, slot and place.
 """
 
 import math
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from .cache import move_up
+from .mask import positions_and_mask
 from .model import Llama
 from .rules import Prediction, Rule
 from .sampling import warp
-from .tree import Shape, Tree, Tried, positions_and_mask
+from .tree import Shape, Tree, Tried
 
 WINDOW = 256  # positions of context that a segment runs at a time, so that masks stay small
 
@@ -36,7 +37,7 @@ class Exit(Protocol):
 
 
 class DecisionModel(Protocol):
-    """Decides whether to draft another level (extras/decision.py)."""
+    """Decides whether to draft another level (decision.py)."""
 
     def stops(self, tree: Tree, parents: list[int], prediction: Prediction) -> bool:
         """Whether drafting ends, after a level was added to ``tree``.
@@ -108,7 +109,7 @@ class LayerExit:
         else:
             hidden = self.previous.hidden[:, start:end]
         positions, mask = positions_and_mask(
-            start, context_end, parents, self.model, tree.shape.ancestors
+            start, context_end, parents, self.model.device, self.model.dtype, tree.shape.ancestors
         )
         hidden = self.model.run_layers(
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache

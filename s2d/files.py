@@ -8,6 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TextIO
 
+# How safetensors and PyTorch say that a file cannot be written.
+DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error", "unexpected pos"
+
 
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8, with or without a byte order mark."""
@@ -165,3 +168,16 @@ def umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def lack_of_room(error: Exception) -> str:
+    """One line about memory or a disk that is full; "" for any other error.
+
+    PyTorch and safetensors have no class of their own for these, but for a GPU's memory.
+    """
+    first = str(error).strip().partition("\n")[0]
+    if isinstance(error, MemoryError) or "out of memory" in first or "allocate memory" in first:
+        return f"there is not enough memory ({first or 'MemoryError'})"
+    if any(words in str(error) for words in DISK):
+        return f"the disk is full, or cannot be written to ({first})"
+    return ""

@@ -9,13 +9,13 @@ import torch
 from .decoder import Decoder, Generation
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .ngram import TableExit
+from .ngram.costs import MAX_ROWS
+from .ngram.table import TableExit
 from .options import Options, check_whole
 from .rules import Greedy, Rejection, Rule, SharedNoise
 from .sampling import Draws, Noise
-from .tree_size import MAX_ROWS
 
-# By ``Options.init``; s2d/__init__.py adds the Decoder of extras/target_roots.py.
+# By ``Options.init``; s2d/__init__.py adds the Decoder of roots.py.
 DECODERS: dict[str, type[Decoder]] = {"draft": Decoder}
 
 
@@ -29,7 +29,7 @@ def generate(
     """Continue ``tokens`` by speculative decoding.
 
     The text is what ``target`` alone would write, up to rounding. With ``coupled=False`` it is a
-    draw from the same distribution, unless ``init`` is "target" (extras/target_roots.py).
+    draw from the same distribution, unless ``init`` is "target" (roots.py).
 
     Args:
         target: the model whose text is written.

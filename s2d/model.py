@@ -225,7 +225,7 @@ class Llama(nn.Module):
     def pass_costs(self, rows: int) -> list[float] | None:
         """Seconds of a pass over 1, 2, ... ``rows`` positions; None: unknown.
 
-        On a CPU ``load_model`` replaces this method of a model (cpu/__init__.py).
+        On a CPU ``load_model`` replaces this method of a model (speed/__init__.py).
         """
         return None
 
@@ -262,7 +262,7 @@ class Llama(nn.Module):
             mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere
                 (``tree.positions_and_mask``); by default attention is causal.
             cache: of these layers. It holds S positions, to which the T new ones are added; B is 1
-                then, also if several prompts share a pass (extras/batch.py).
+                then, also if several prompts share a pass (batch.py).
 
         Raises ValueError without a mask if several positions follow a cache that is not empty.
         """

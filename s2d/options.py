@@ -10,9 +10,9 @@ from functools import partial
 
 from .draft import DecisionModel
 from .model import THRESHOLD, Drafting, LlamaConfig
-from .ngram import Table
+from .ngram.costs import MIN_PROB, best_node_count, min_paying_prob
+from .ngram.table import Table
 from .tree import FixedShape, GrowingShape, Shape
-from .tree_size import MIN_PROB, best_node_count, min_paying_prob
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 CHAINS = ("sd", "s2d")
@@ -45,13 +45,13 @@ class Options:
         draft_length: tokens in a chain.
         tree: children of each node, by level, such as (4, 2, 2, 1), or a shape. Resolved, it is
             always a shape, also of chains.
-        init: "target" gives each tree its first level from the target (extras/target_roots.py).
+        init: "target" gives each tree its first level from the target (roots.py).
         stop: a probability. Chains and fixed trees end when the product of their levels'
             confidences is below it; of growing trees it leaves out less probable paths.
-        decision: a decision model that may end drafting earlier (extras/decision.py).
+        decision: a decision model that may end drafting earlier (decision.py).
         coupled: draft and target share their noise, so that one seed gives one text; False is
             rejection sampling, as in the papers (``--rejection``).
-        datastore: what exit 0 knows besides the text (extras/datastore.py).
+        datastore: what exit 0 knows besides the text (ngram/datastore.py).
         node_count: how many nodes of a growing tree to send, see ``SortedDraft``.
     """
 

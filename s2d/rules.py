@@ -24,8 +24,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .mask import CONTEXT, is_chain
 from .sampling import Draws, Noise, warp
-from .tree import CONTEXT, Tree, is_chain
+from .tree import Tree
 
 
 class Prediction(NamedTuple):
@@ -86,7 +87,7 @@ class Rule(Protocol):
         """The accepted places of ``tree.sent``, from the top down, and the bonus token.
 
         ``logits`` (N+1, V) are the target's; the top of tree.py explains rows and places. The path
-        starts after the place ``start``, by default the context (another: extras/target_roots.py).
+        starts after the place ``start``, by default the context (another: roots.py).
         An empty tree is plain decoding.
         """
 

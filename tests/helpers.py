@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from s2d.extras.decision import PathStop
+from s2d.decision import PathStop
 from s2d.model import Drafting, Llama, LlamaConfig
 
 ROOT = Path(__file__).parent.parent

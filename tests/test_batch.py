@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 from helpers import ByLastToken, StopForAnyDraft, nearly_equal, raises_line, random_tokens
 
+from s2d import batch as batching
 from s2d import generate, generate_many
-from s2d.extras import batch as batching
-from s2d.extras.batch import as_finished
-from s2d.extras.datastore import Datastore
+from s2d.batch import as_finished
 from s2d.model import Llama
+from s2d.ngram.datastore import Datastore
 from s2d.tree import GrowingShape
 
 EXITS = dict(exits=(1, 2, 4), thresholds=(0.5, 0.5, 0.0))

@@ -15,11 +15,11 @@ from helpers import ROOT, WEIGHTS, change_json, program, raises_line, random_lla
 from s2d import generate
 from s2d.bench import __main__ as bench
 from s2d.bench import check, measure, methods, specbench, tables
+from s2d.checkpoint import save_model
 from s2d.decoder import Stats
 from s2d.options import Options
 from s2d.train import corpus
 from s2d.tree import GrowingShape
-from s2d.weights import save_model
 
 SMALL = "--targets 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
 

@@ -16,7 +16,7 @@ from vocabularies import (
 )
 
 from s2d import Tokenizer
-from s2d.text.chat import VICUNA_SYSTEM, ChatTemplate, VicunaFormat
+from s2d.checkpoint.chat import VICUNA_SYSTEM, ChatTemplate, VicunaFormat
 
 HEADERS = """{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>
 

@@ -7,9 +7,9 @@ import torch
 from helpers import TINY, WEIGHTS, raises_line
 from safetensors.torch import load_file, save_file
 
-from s2d.extras.datastore import load_datastore, save_datastore
-from s2d.weights.config import read_config
-from s2d.weights.names import datastore_path
+from s2d.checkpoint.config import read_config
+from s2d.checkpoint.names import datastore_path
+from s2d.ngram.datastore import load_datastore, save_datastore
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(61, torch.uint16), (100_000, torch.int32)])

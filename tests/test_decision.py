@@ -18,7 +18,7 @@ from helpers import (
 )
 
 from s2d import generate
-from s2d.extras.decision import Decision, PathStop, fingerprint, load_decision, save_decision
+from s2d.decision import Decision, PathStop, fingerprint, load_decision, save_decision
 from s2d.generation import start
 from s2d.rules import Prediction
 from s2d.train import __main__ as train

@@ -13,8 +13,8 @@ import torch
 from helpers import ROOT, ByLastToken, StopForAnyDraft, random_llama, random_tokens
 
 from s2d import generate, generate_many
-from s2d.extras.datastore import Datastore
 from s2d.generation import start
+from s2d.ngram.datastore import Datastore
 from s2d.tree import GrowingShape
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -8,8 +8,9 @@ from helpers import path_of, random_llama, random_parents, random_tokens
 
 from s2d import generate
 from s2d.draft import LayerExit, SortedDraft
+from s2d.mask import CONTEXT
 from s2d.rules import Greedy
-from s2d.tree import CONTEXT, FixedShape, GrowingShape, Tree
+from s2d.tree import FixedShape, GrowingShape, Tree
 
 CHAIN = FixedShape((1,) * 20)
 

@@ -8,7 +8,6 @@ import random
 from dataclasses import replace
 from unittest import mock
 
-import definition
 import numpy as np
 import pytest
 import torch
@@ -22,10 +21,10 @@ from helpers import (
     random_tokens,
 )
 
-from s2d import generate
-from s2d.extras.datastore import Datastore
+from s2d import definition, generate
 from s2d.generation import start
 from s2d.model import Drafting
+from s2d.ngram.datastore import Datastore
 from s2d.options import Options
 from s2d.rules import SharedNoise
 from s2d.sampling import Noise
@@ -163,10 +162,10 @@ def test_what_rejection_sampling_drafts_does_not_depend_on_measured_times():
     assert tuned.node_count is not None and tuned.stop == 1.0
 
 
-def causal(start, n, parents, model, ancestors=None):
+def causal(start, n, parents, device, dtype, ancestors=None):
     """Attention that knows nothing of branches."""
     end = n + len(parents)
-    mask = torch.full((end - start, end), -torch.inf, dtype=model.dtype).triu(start + 1)
+    mask = torch.full((end - start, end), -torch.inf, dtype=dtype).triu(start + 1)
     return None, mask if start or len(parents) else None
 
 

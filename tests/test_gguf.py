@@ -6,7 +6,7 @@ from helpers import random_llama
 from transformers import AutoTokenizer
 
 from s2d import Tokenizer, load_model
-from s2d.weights.gguf import convert
+from s2d.checkpoint.gguf import convert
 
 METADATA = dict(context_length=128, embedding_length=64, feed_forward_length=96, block_count=4)
 METADATA |= dict(head_count=4, head_count_kv=2, layer_norm_rms_eps=1e-5, rope_freq_base=5000.0)

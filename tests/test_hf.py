@@ -82,11 +82,11 @@ def test_faults_are_found(folder, capsys, monkeypatch):
     assert check(folder) == 1
     assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
     monkeypatch.undo()
-    monkeypatch.setattr("s2d.weights.config.read_rope", lambda raw: {"rope_theta": 123.0})
+    monkeypatch.setattr("s2d.checkpoint.config.read_rope", lambda raw: {"rope_theta": 123.0})
     assert check(folder) == 1
     assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
     monkeypatch.undo()
-    monkeypatch.setattr("s2d.text.chat.ChatTemplate.render", lambda *arguments: "x")
+    monkeypatch.setattr("s2d.checkpoint.chat.ChatTemplate.render", lambda *arguments: "x")
     assert check(folder) == 1
     assert "chat template" in "".join(
         x for x in capsys.readouterr().out.splitlines() if "FAULT" in x

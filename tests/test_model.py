@@ -9,8 +9,8 @@ from helpers import WEIGHTS, random_llama
 from theirs import greedy_tokens, load_transformers
 
 from s2d import generate, load_model
+from s2d.checkpoint import save_model
 from s2d.options import METHODS
-from s2d.weights import save_model
 
 LLAMA3 = dict(rope_type="llama3", factor=7.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3 |= dict(original_max_position_embeddings=64, rope_theta=5000.0)

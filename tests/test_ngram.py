@@ -6,8 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from s2d.extras.datastore import Datastore
-from s2d.ngram import FOLLOWERS, ORDER, Text, distribution
+from s2d.ngram.datastore import Datastore
+from s2d.ngram.table import FOLLOWERS, ORDER, Text, distribution
 
 
 def documents_of(tokens, end):

@@ -8,7 +8,7 @@ import time
 from helpers import ROOT, WEIGHTS
 
 from s2d import Tokenizer, generate, load_model
-from s2d.extras.datastore import Datastore
+from s2d.ngram.datastore import Datastore
 
 PROMPT = "What do people in Tadastan eat, and where is it?"
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 from helpers import WEIGHTS, program, refuses
 
-from s2d import generate, load_model
-from s2d.cli import program as cli_program
+from s2d import generate, load_model, notices
+from s2d.checkpoint.tokenizer import Tokenizer
 from s2d.papers import __main__ as papers
 from s2d.papers import experiments, lab, report
 from s2d.papers.experiments import EXPERIMENTS
 from s2d.papers.lab import Finding
-from s2d.text.tokenizer import Tokenizer
 
 # Copied from the papers' tables once more, by another hand: speedups, then accepted tokens.
 PUBLISHED = {
@@ -96,7 +95,7 @@ def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(mo
     settings = dict(limit=1, rounds=1, max_new_tokens=6, device="cpu", dtype="auto", drafts=None)
     here = lab.Lab(SimpleNamespace(**settings))
     row = dict(draft="mini-draft", method="s2d", thresholds=(0.9, 0.9, 0.0), draft_length=4)
-    monkeypatch.setattr(cli_program, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(notices, "PROGRESS_SECONDS", 0)
     found = here.counted(replace(EXPERIMENTS["sorted"], rows={"row": row | {"stop": 0.0}}))
     assert ": 3 of 4, " in capsys.readouterr().err.splitlines()[-1]
     assert [*found] == ["seed 1 T=0", "seed 1 T=1", "seed 2 T=0", "seed 2 T=1"]

@@ -15,11 +15,11 @@ from helpers import ROOT, WEIGHTS, claim_accelerators, program, random_llama, ra
 
 import run
 from s2d import load_model
-from s2d.extras import tensor_parallel
-from s2d.extras.tensor_parallel import run_divided
+from s2d.checkpoint import check_device, save_model
 from s2d.generation import start
+from s2d.speed import tensor_parallel
+from s2d.speed.tensor_parallel import run_divided
 from s2d.train import __main__ as train
-from s2d.weights import check_device, save_model
 
 SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
 SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own

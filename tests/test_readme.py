@@ -12,9 +12,9 @@ from helpers import ROOT, WEIGHTS, need, need_compiler, program
 
 import run
 from s2d.bench import __main__ as bench
+from s2d.checkpoint import __main__ as weights
 from s2d.papers import __main__ as papers
 from s2d.train import __main__ as train
-from s2d.weights import __main__ as weights
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/README.md"))]
 PROGRAMS = {
@@ -22,7 +22,7 @@ PROGRAMS = {
     "s2d.bench": bench,
     "s2d.papers": papers,
     "s2d.train": train,
-    "s2d.weights": weights,
+    "s2d.checkpoint": weights,
 }
 
 
@@ -83,7 +83,7 @@ def test_the_python_that_is_shown(capsys, monkeypatch):
     answer, per_step, streamed, story, export = capsys.readouterr().out.splitlines()
     assert answer == streamed == "The capital of Tadastan is Vorbiburg." and float(per_step) > 1
     assert story.startswith("In a ") and export == "The main export of Tadastan is salt."
-    for excerpt, file in ((definition, "tests/definition.py"), (loop, "s2d/decoder.py")):
+    for excerpt, file in ((definition, "s2d/definition.py"), (loop, "s2d/decoder.py")):
         lines = (ROOT / file).read_text().splitlines()
         start = [line.strip() for line in lines].index(excerpt.splitlines()[0])
         shown = "\n".join(lines[start : start + excerpt.count("\n")])

@@ -3,14 +3,15 @@
 from contextlib import nullcontext
 from unittest.mock import patch
 
-import definition
 import pytest
 import torch
 from enumeration import every_outcome, joint_distribution, joint_of
 from helpers import random_distribution, random_model
 
+from s2d import definition
+from s2d.mask import CONTEXT
 from s2d.rules import Rejection, residual
-from s2d.tree import CONTEXT, FixedShape, Tree
+from s2d.tree import FixedShape, Tree
 
 
 def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):

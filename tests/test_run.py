@@ -21,17 +21,16 @@ from safetensors import SafetensorError
 from vocabularies import save_trained
 
 import run
-from s2d import Tokenizer
+from s2d import Tokenizer, batch
+from s2d.batch import decode_many
+from s2d.checkpoint import names, save_model
+from s2d.checkpoint.chat import VicunaFormat
+from s2d.checkpoint.config import read_config
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
-from s2d.extras import batch
-from s2d.extras.batch import decode_many
-from s2d.extras.datastore import save_datastore
-from s2d.extras.decision import Decision, fingerprint, save_decision
+from s2d.decision import Decision, fingerprint, save_decision
+from s2d.ngram.datastore import save_datastore
 from s2d.options import METHODS
-from s2d.text.chat import VicunaFormat
-from s2d.weights import names, save_model
-from s2d.weights.config import read_config
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
@@ -553,18 +552,17 @@ def test_a_notice_that_cannot_be_written_costs_no_answer():
     assert json.loads(done.stdout)["text"]
 
 
-@pytest.mark.parametrize("line", ["run.py", "-m s2d.bench", "-m s2d.train", "-m s2d.weights"])
-def test_ctrl_c_while_a_program_imports_is_one_word(tmp_path, line):
+def test_ctrl_c_while_run_py_imports_is_one_word(tmp_path):
     """It comes in the middle of PyTorch."""
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
-    done = shell(line, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    done = shell("run.py", env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stderr) == (-signal.SIGINT, b"interrupted\n")
 
 
 def test_a_long_prompt_shows_how_far_it_is_read(monkeypatch, capsys):
     """Layer by layer, in the first pass alone."""
     monkeypatch.setattr(run, "LONG_PROMPT", 100)
-    monkeypatch.setattr("s2d.cli.program.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr("s2d.notices.PROGRESS_SECONDS", 0)
     for prompt, shown in (("word " * 60, True), ("Hi", False)):
         common = "--target", "7b", "--method", "ar", "--max-new-tokens", 3, "--json"
         assert program(run.main, *common, "--prompt", prompt) == 0

@@ -10,7 +10,7 @@ from helpers import WEIGHTS, assert_refused, change_json, program
 from safetensors.torch import load_file
 
 from s2d import Tokenizer, generate, load_model
-from s2d.extras.decision import load_decision
+from s2d.decision import load_decision
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
 from s2d.train.decision import data_of

@@ -13,9 +13,9 @@ from vocabularies import PROMPT, assert_agree, messages, odd_texts
 import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench.specbench import read_questions
+from s2d.checkpoint import __main__ as weights
+from s2d.checkpoint import names
 from s2d.model import Drafting
-from s2d.weights import __main__ as weights
-from s2d.weights import names
 
 NAME, QUESTIONS = "smollm2-135m", SHARED / "spec_bench/question.jsonl"
 DRAFTING = Drafting((6, 9, 12), (0.3, 0.3, 0.0), length=4, tree=(3, 3, 10))
@@ -104,7 +104,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as missing:
             missing.setitem(sys.modules, package, None)
             refuses(weights.main, capsys, f"import of {package} halted", "get", NAME)
-    refuses(run.main, capsys, f"python -m s2d.weights get {NAME}", "--target", NAME)
+    refuses(run.main, capsys, f"python -m s2d.checkpoint get {NAME}", "--target", NAME)
 
 
 def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, capsys):

@@ -28,8 +28,8 @@ from vocabularies import (
 )
 
 from s2d import Tokenizer
-from s2d.text.chat import VICUNA_SYSTEM
-from s2d.text.tokenizer import TextStream
+from s2d.checkpoint.chat import VICUNA_SYSTEM
+from s2d.checkpoint.tokenizer import TextStream
 
 
 @pytest.mark.parametrize("kind", ["tokenizer.model", "tokenizer.json"])
@@ -351,5 +351,5 @@ def test_missing_and_damaged_files(tmp_path, trained, monkeypatch):
     folder = sentencepiece_folder(tmp_path / "m", config)
     raises_line(Tokenizer, ValueError, "is damaged .'content'", folder)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.delitem(sys.modules, "s2d.text.tokenizer_json", raising=False)
+    monkeypatch.delitem(sys.modules, "s2d.checkpoint.tokenizer_json", raising=False)
     raises_line(Tokenizer, ModuleNotFoundError, "import of tokenizers halted", trained)

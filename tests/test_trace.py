@@ -14,10 +14,11 @@ from helpers import need, program
 
 import run
 from s2d.generation import generate, start
+from s2d.mask import ancestor_mask
 from s2d.sampling import Noise
 from s2d.trace.page import write_page
 from s2d.trace.record import Recorder, why_ended
-from s2d.tree import FixedShape, Tree, Tried, ancestor_mask
+from s2d.tree import FixedShape, Tree, Tried
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
 REJECTION = {"temperature": 1.0, "coupled": False}

@@ -1,7 +1,6 @@
 """Token trees: after every node the model predicts what it does after that node's own text."""
 
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +9,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import s2d.tree
 from s2d import decoder, draft, generate
-from s2d.tree import CONTEXT, FixedShape, GrowingShape, Tree, ancestor_mask, positions_and_mask
+from s2d.mask import CONTEXT, ancestor_mask, positions_and_mask
+from s2d.tree import FixedShape, GrowingShape, Tree
 
-CPU = SimpleNamespace(device="cpu", dtype=torch.float32)
+CPU = (torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("widths", [(1, 1, 1), (4, 2, 2, 1), (2, 4, 1), (5,), ()])
@@ -25,15 +25,15 @@ def test_the_mask_of_a_fixed_shape_is_made_once_and_sliced(widths):
         tree.add_level([range(width)] * nodes, [[0.5] * width] * nodes, exit_layer=1)
         size = len(tree.tokens)
         assert (shape.ancestors[:size, :size] == ancestor_mask(tree.parents)).all()
-        given = positions_and_mask(1, 1, tree.parents, CPU, shape.ancestors)
-        made = positions_and_mask(1, 1, tree.parents, CPU)
+        given = positions_and_mask(1, 1, tree.parents, *CPU, shape.ancestors)
+        made = positions_and_mask(1, 1, tree.parents, *CPU)
         assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(given, made))
     assert tree.frontier == [] and len(tree.tokens) == shape.max_entries
 
 
 def test_the_pictures_of_the_docstrings():
     parents = [-1, -1, 0, 0, 2]
-    positions, mask = positions_and_mask(4, 5, parents[:3], CPU)
+    positions, mask = positions_and_mask(4, 5, parents[:3], *CPU)
     assert positions.tolist() == [4, 5, 5, 6]
     for name, row in zip("e012", mask.tolist(), strict=True):
         row = " ".join("x" if each == 0 else "." for each in row)
@@ -93,7 +93,9 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
                 continue
             own = parents[: max(0, last - n)]
             ancestors = rng.choice((None, ancestor_mask(own)))
-            positions, mask = positions_and_mask(first, min(n, last), own, model, ancestors)
+            positions, mask = positions_and_mask(
+                first, min(n, last), own, model.device, model.dtype, ancestors
+            )
             logits = model(tokens[:, first:last], positions=positions, mask=mask, cache=cache)[0]
             assert (logits - expected[first:last]).abs().max() < 1e-10
         # Roll back to the context and an accepted path, and read one token more.

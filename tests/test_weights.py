@@ -15,8 +15,8 @@ from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
 from s2d import Tokenizer, load_model
-from s2d.weights import check_device, choose_dtype, empty_model, placement, save_model, shards
-from s2d.weights.config import config_from_dict
+from s2d.checkpoint import check_device, choose_dtype, empty_model, placement, save_model, shards
+from s2d.checkpoint.config import config_from_dict
 
 refused = partial(raises_line, load_model)
 INDEX = "model.safetensors.index.json"

@@ -9,7 +9,7 @@ from helpers import SHARED, WEIGHTS
 from transformers import AutoTokenizer
 
 from s2d import Tokenizer
-from s2d.text.chat import VICUNA_SYSTEM
+from s2d.checkpoint.chat import VICUNA_SYSTEM
 
 LLAMAS_OWN = SHARED / "llama_tokenizer/tokenizer.model"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -6,8 +6,8 @@ python -m s2d.bench --methods ar s2d mcsd:tree=4,2,2,1 s2d:draft_length=12:stop=
 import sys
 from pathlib import Path
 
+from ..checkpoint import DTYPES
 from ..cli.program import Parser, comma_separated, count, run_program
-from ..weights import DTYPES
 from . import exit0, hf, speed
 
 

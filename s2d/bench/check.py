@@ -10,7 +10,7 @@ from math import inf
 
 import torch
 
-from ..cli.program import progress
+from ..notices import progress
 from ..sampling import Noise
 
 LIKELY = 10  # tokens by whose logits a plain pass is judged

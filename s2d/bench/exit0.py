@@ -1,4 +1,4 @@
-"""Exit 0 (ngram.py) judged: how sure it is of the next token, against how often that is right.
+"""Exit 0 (ngram/table.py) judged: how sure it is of the next token, against how often that is right.
 
 At every position of the target's own greedy answers. A column is a tenth of confidence; 0 is where
 the table knows no suffix of the context.
@@ -8,13 +8,13 @@ import math
 from collections import defaultdict
 from statistics import mean
 
-from ..cli.program import progress
-from ..extras.datastore import find_datastore
+from ..checkpoint import load_model
+from ..checkpoint.names import find_target
+from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
-from ..ngram import ORDER, Text, distribution
-from ..text.tokenizer import Tokenizer
-from ..weights import load_model
-from ..weights.names import find_target
+from ..ngram.datastore import find_datastore
+from ..ngram.table import ORDER, Text, distribution
+from ..notices import progress
 from .specbench import corpus_questions
 from .tables import render
 

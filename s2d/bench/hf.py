@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cpu.linear import free_memory
+from ..checkpoint import empty_model, load_model
+from ..checkpoint.chat import as_dialogue
+from ..checkpoint.config import read_config
+from ..checkpoint.names import find_draft, find_target
+from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
 from ..model import Llama
-from ..text.chat import as_dialogue
-from ..text.tokenizer import Tokenizer
-from ..weights import empty_model, load_model
-from ..weights.config import read_config
-from ..weights.names import find_draft, find_target
+from ..speed.linear import free_memory
 from .methods import as_transformers, default_methods, parse_method, run_peer
 
 TEXTS = (

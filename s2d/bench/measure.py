@@ -4,9 +4,9 @@ import random
 import time
 from itertools import product
 
-from ..cli.program import progress
-from ..extras.batch import generate_many
+from ..batch import generate_many
 from ..generation import generate
+from ..notices import progress
 
 LISTS = "messages prompts turns tokens wall_time generations".split()  # of a record, by turn
 

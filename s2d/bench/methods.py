@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
+from ..checkpoint import empty_model
+from ..checkpoint.config import config_to_dict, read_drafting
 from ..cli.program import comma_separated, parse_stop, parse_tree
-from ..extras.datastore import find_datastore
-from ..extras.decision import PathStop, load_decision
+from ..decision import PathStop, load_decision
 from ..model import LlamaConfig
+from ..ngram.datastore import find_datastore
 from ..options import METHODS, check_whole
-from ..weights import empty_model
-from ..weights.config import config_to_dict, read_drafting
 
 READERS = {"exits": comma_separated(int), "thresholds": comma_separated(float)}
 READERS["stop"] = parse_stop

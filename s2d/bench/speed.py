@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
+from ..checkpoint import load_model, placement
+from ..checkpoint.chat import describe
+from ..checkpoint.config import read_config, read_drafting
+from ..checkpoint.names import draft_beside, find_draft, find_target
+from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing, refuse_other_than_file
 from ..model import Llama
 from ..options import Options
-from ..text.chat import describe
-from ..text.tokenizer import Tokenizer
-from ..weights import load_model, placement
-from ..weights.config import read_config, read_drafting
-from ..weights.names import draft_beside, find_draft, find_target
 from .check import check
 from .measure import answer, measure, run_ours
 from .methods import default_methods, parse_method, peers_of, prepare

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from ..checkpoint.tokenizer import Tokenizer
 from ..decoder import Decoder
-from ..text.tokenizer import Tokenizer
-from .program import tell
+from ..notices import tell
 from .terminal import Streamed
 
 

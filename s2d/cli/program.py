@@ -5,18 +5,12 @@ import io
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ..model import Llama
+from ..files import lack_of_room
+from ..notices import tell
 from ..tree import GrowingShape
-
-# How safetensors and PyTorch say that a file cannot be written.
-DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error", "unexpected pos"
-PROGRESS_SECONDS = 10  # between two notices of a long run
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,46 +55,6 @@ def parse_stop(text: str) -> float | str:
         return text
 
 
-def tell(message: Any) -> None:
-    """A notice, one line on stderr; one that nobody can read costs no answer."""
-    with suppress(OSError):
-        print(" ".join(str(message).split()), file=sys.stderr, flush=True)
-
-
-def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
-    """Yield ``items``; of what takes long, tell every ten seconds how far it is."""
-    began = told = time.monotonic()
-    for done, item in enumerate(items):
-        now = time.monotonic()
-        if now - told >= PROGRESS_SECONDS:
-            told = now
-            rate = done / (now - began)
-            line = f"{what}: {done} of {total}" if total else f"{what}: {done}"
-            line += f", {rate:.0f} per second" if rate >= 10 else f", {rate:.2g} per second"
-            if total and rate:
-                line += f", {timedelta(seconds=round((total - done) / rate))} left"
-            tell(line)
-        yield item
-
-
-def tell_of_next_pass(model: Llama, what: str) -> None:
-    """Tell how far the next pass of ``model`` is, layer by layer, if it takes long."""
-    layers = model.model.layers
-    done = progress(layers, what, len(layers))
-    next(done)  # the first layer begins
-
-    def count_layer(*_: Any) -> None:
-        next(done, None)
-
-    hooks = [layer.register_forward_hook(count_layer) for layer in layers]
-
-    def remove_all(*_: Any) -> None:
-        for hook in hooks:
-            hook.remove()
-
-    hooks.append(layers[-1].register_forward_hook(remove_all))
-
-
 def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
     """The exit code of ``function(*arguments)``.
 
@@ -141,16 +95,3 @@ def open_streams() -> None:
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def lack_of_room(error: Exception) -> str:
-    """One line about memory or a disk that is full; "" for any other error.
-
-    PyTorch and safetensors have no class of their own for these, but for a GPU's memory.
-    """
-    first = str(error).strip().partition("\n")[0]
-    if isinstance(error, MemoryError) or "out of memory" in first or "allocate memory" in first:
-        return f"there is not enough memory ({first or 'MemoryError'})"
-    if any(words in str(error) for words in DISK):
-        return f"the disk is full, or cannot be written to ({first})"
-    return ""

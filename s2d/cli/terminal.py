@@ -10,13 +10,13 @@ from typing import Any, TextIO
 
 import torch
 
+from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..decoder import Generation, Step
 from ..generation import make_decoder
 from ..model import Llama
+from ..notices import tell
 from ..options import CHAINS, Options
-from ..text.tokenizer import TextStream, Tokenizer
 from ..tree import FixedShape
-from .program import tell
 
 TURNS = 5  # of a comparison
 COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first

@@ -7,10 +7,10 @@ python -m s2d.papers --drafts drafts --out results
 import sys
 from pathlib import Path
 
+from ..checkpoint import DTYPES, check_device
 from ..cli.program import Parser, count, positive, run_program
 from ..files import claimed
 from ..train.fit import Run
-from ..weights import DTYPES, check_device
 from .drafts import MILLIONS, train_drafts
 from .experiments import EXPERIMENTS
 from .report import report

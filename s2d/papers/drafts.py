@@ -5,16 +5,16 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from ..cli.program import tell
+from ..checkpoint import load_model, save_model
+from ..checkpoint.names import WEIGHTS
 from ..files import refuse_existing
 from ..model import Drafting
+from ..notices import tell
 from ..train.decision import FEATURES, train_decision
 from ..train.dialogues import Counts
 from ..train.distil import Alignment, Distillation
 from ..train.family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
 from ..train.nested import MINI, cut, row_count, rows_of, train_and_save
-from ..weights import load_model, save_model
-from ..weights.names import WEIGHTS
 
 MILLIONS = 0.5  # tokens that each draft learns from
 SEEDS = (1, 2)  # of text and of random layers: what differs less than these do is noise

@@ -11,17 +11,18 @@ from timeit import repeat
 
 import torch
 
+from ..batch import generate_many
 from ..bench.measure import answer, measure, run_ours
 from ..bench.specbench import corpus_questions
 from ..bench.tables import counts, summarise
-from ..cli.program import progress
-from ..extras.batch import generate_many
-from ..extras.decision import PathStop, load_decision
-from ..text.tokenizer import Tokenizer
+from ..checkpoint import load_model
+from ..checkpoint.names import WEIGHTS
+from ..checkpoint.tokenizer import Tokenizer
+from ..decision import PathStop, load_decision
+from ..mask import positions_and_mask
+from ..notices import progress
 from ..train.corpus import EXACT_GROUPS, conversations
-from ..tree import FixedShape, positions_and_mask
-from ..weights import load_model
-from ..weights.names import WEIGHTS
+from ..tree import FixedShape
 from .drafts import FEATURES, SEEDS, decision_of, folder_of
 
 SIZES, TEMPERATURES = ("7b", "13b", "70b"), (0.0, 1.0)
@@ -152,7 +153,9 @@ class Lab:
             parents = [max(row.nonzero()[0][:-1], default=-1) for row in whole]
             for name, row in about.rows.items():
                 known = whole if row["sliced"] else None
-                make = partial(positions_and_mask, 100, 100, parents, target, known)
+                make = partial(
+                    positions_and_mask, 100, 100, parents, target.device, target.dtype, known
+                )
                 seconds = median(repeat(make, number=1, repeat=50))
                 result[column][name] = {"µs": 1e6 * seconds}
         return result

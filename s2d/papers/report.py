@@ -8,8 +8,8 @@ from statistics import mean
 from textwrap import wrap
 
 from ..bench.tables import FORMATS, render, table
-from ..cli.program import progress, tell
 from ..files import refuse_other_than_file, staged_file
+from ..notices import progress, tell
 from .experiments import EXPERIMENTS
 from .lab import MARGIN, Lab
 

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.terminal import sources
 from ..decoder import Decoder, Step
+from ..mask import CONTEXT
 from ..rules import Rejection, SharedNoise, Tested, residual
-from ..text.tokenizer import TextStream, Tokenizer
-from ..tree import CONTEXT, Tree
+from ..tree import Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
 OPTIONS = "method temperature top_p top_k seed exits thresholds coupled init".split()

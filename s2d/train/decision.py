@@ -1,4 +1,4 @@
-"""Training a decision model (extras/decision.py): draft, let the target verify, learn from that.
+"""Training a decision model (decision.py): draft, let the target verify, learn from that.
 
 Improved MCSD (arXiv 2409.10644, "decision model").
 """
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..cli.program import progress, tell
-from ..extras.batch import generate_many
-from ..extras.decision import Decision, fingerprint, save_decision
+from ..batch import generate_many
+from ..checkpoint import load_model
+from ..checkpoint.chat import Message, describe
+from ..checkpoint.tokenizer import Tokenizer
+from ..decision import Decision, fingerprint, save_decision
 from ..files import read_json, refuse_other_than_file
 from ..generation import start
 from ..model import Llama
-from ..text.chat import Message, describe
-from ..text.tokenizer import Tokenizer
-from ..weights import load_model
+from ..notices import progress, tell
 from .dialogues import Counts, check_data, usable
 from .fit import Run
 from .self_text import ask, ways_to_ask

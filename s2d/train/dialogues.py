@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..cli.program import progress
+from ..checkpoint.chat import Message, as_dialogue, describe
+from ..checkpoint.tokenizer import Tokenizer
 from ..files import read_text
-from ..text.chat import Message, as_dialogue, describe
-from ..text.tokenizer import Tokenizer
+from ..notices import progress
 from .corpus import GROUPS, conversations
 
 # Groups that need what the prompt says come more often: that takes a model longest to learn.

@@ -11,10 +11,10 @@ from pathlib import Path
 import sentencepiece
 import torch
 
-from ..cli.program import tell
+from ..checkpoint.chat import VICUNA_SYSTEM
 from ..files import refuse_existing
 from ..model import Drafting, Llama, LlamaConfig
-from ..text.chat import VICUNA_SYSTEM
+from ..notices import tell
 from .corpus import conversations
 from .dialogues import Counts
 from .nested import MINI, cut, row_count, rows_of, train_and_save

@@ -24,11 +24,11 @@ from torch.distributed.checkpoint import state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.fsdp import fully_shard
 
-from ..cli.program import PROGRESS_SECONDS, tell
-from ..extras.tensor_parallel import from_rank_0
+from ..checkpoint import empty_model, is_fast
 from ..files import read_json, staged_file
+from ..notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
-from ..weights import empty_model, is_fast
+from ..speed.tensor_parallel import from_rank_0
 
 CHECKPOINT_SECONDS = 120  # between two checkpoints, at least
 SAVING = 0.05  # the part of the time that saving them may take

@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..cli.program import tell
-from ..extras.tensor_parallel import from_rank_0
+from ..checkpoint import load_model, save_model
+from ..checkpoint.config import read_config
+from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing
 from ..model import Drafting, Llama, default_thresholds
-from ..text.tokenizer import Tokenizer
-from ..weights import load_model, save_model
-from ..weights.config import read_config
+from ..notices import tell
+from ..speed.tensor_parallel import from_rank_0
 from .dialogues import Counts, check_data, divide, join, pairs_of
 from .distil import Distillation
 from .fit import Recipe, Run, check_batch, fit, gathered

@@ -14,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cli.program import progress, tell
-from ..extras.batch import generate_many
-from ..extras.datastore import save_datastore
+from ..batch import generate_many
+from ..checkpoint import load_model
+from ..checkpoint.chat import as_dialogue
+from ..checkpoint.config import read_config
+from ..checkpoint.names import datastore_path
+from ..checkpoint.tokenizer import Tokenizer
 from ..files import read_text, refuse_existing, staged_file
 from ..model import Llama
-from ..text.chat import as_dialogue
-from ..text.tokenizer import Tokenizer
-from ..weights import load_model
-from ..weights.config import read_config
-from ..weights.names import datastore_path
+from ..ngram.datastore import save_datastore
+from ..notices import progress, tell
 from .corpus import TABLES
 from .dialogues import Pair
 from .fit import Run

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from s2d.model import Llama
-from s2d.options import Options
-from s2d.sampling import Draws, Noise, warp
+from .model import Llama
+from .options import Options
+from .sampling import Draws, Noise, warp
 
 
 def logits_after(model: Llama, context: list[int], layers: int | None = None) -> Tensor:

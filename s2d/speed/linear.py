@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .costs import fastest_calls, timed_once
+from ..timing import fastest_calls, timed_once
 
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
 FEW = 32  # rows; more are a prompt

@@ -12,9 +12,9 @@ import time
 import torch
 from torch import Tensor
 
-from ..decoder import NOTHING, Decoder, Step, check_finite
-from ..rules import Rejection, without
-from ..tree import Tree
+from .decoder import NOTHING, Decoder, Step, check_finite
+from .rules import Rejection, without
+from .tree import Tree
 
 
 class RootsDecoder(Decoder):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decoder import Decoder, Generation
-from ..generation import make_decoder, resolve
-from ..model import Llama
-from ..options import Options
+from .decoder import Decoder, Generation
+from .generation import make_decoder, resolve
+from .model import Llama
+from .options import Options
 
 
 def generate_many(

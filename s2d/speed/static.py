@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
+from ..ngram.costs import SIZES, pass_seconds
 from . import is_large
 from .compiled import compiled_passes
-from .costs import SIZES, pass_seconds
 from .linear import can_pack, fast_linears, replace_linears, use_fastest
 
 

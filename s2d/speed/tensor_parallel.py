@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..cache import KVCache
+from ..checkpoint import check_device, load_model
+from ..checkpoint.config import read_config
 from ..cli.program import run_program
 from ..model import Llama
-from ..weights import check_device, load_model
-from ..weights.config import read_config
 
 # Which dimension of a weight is divided; everything else is whole on every rank.
 DIVIDED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0)

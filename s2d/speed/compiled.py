@@ -15,14 +15,14 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.mkldnn_ir import LinearUnary
 
 from ..cache import KVCache, attend
-from ..cli.program import tell
+from ..notices import tell
+from ..timing import cache_folder, key_of
 from . import is_large
-from .costs import cache_folder, key_of
 from .linear import can_pack, fast_linears
 
 FEW_SUMS = 2  # rows for which sums are always the fastest
 MOST_SUMS = 8  # rows; for more the library is ahead, whichever way it is asked
-SOURCES = "model.py", "cache.py", "cpu/linear.py", "cpu/compiled.py"  # of what is compiled
+SOURCES = "model.py", "cache.py", "speed/linear.py", "speed/compiled.py"  # of what is compiled
 OPTIONS = {  # of the compiler; flags are in the names of what it makes, so finding needs them too
     "max_fusion_size": MOST_SUMS,  # more sums in one loop would not fit the registers
     "cpp_wrapper": True,  # one call into compiled code, not one for each of its loops

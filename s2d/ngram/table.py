@@ -1,7 +1,7 @@
 """Exit 0, a table of n-grams: what followed earlier occurrences of the last few tokens.
 
 There are two tables: a ``Text``, which grows with the text (without drafted tokens), and a
-datastore, which is fixed (extras/datastore.py). For a suffix of the context, each gives the tokens
+datastore, which is fixed (ngram/datastore.py). For a suffix of the context, each gives the tokens
 that followed it and how often. ``distribution`` blends these counts, from the longest suffix to the
 shortest. For a suffix that was seen c times with u different followers, a table takes c / (c +
 doubt · u) of the probability that is left (Witten-Bell smoothing; Chen & Goodman 1999): nearly all
@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from .rules import Prediction
-from .tree import Tree
+from ..rules import Prediction
+from ..tree import Tree
 
 ORDER = 4  # tokens in the longest suffix
 FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bounds the time

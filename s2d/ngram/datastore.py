@@ -1,4 +1,4 @@
-"""A datastore for exit 0: the n-grams of a fixed text, next to those of the text so far (ngram.py).
+"""A datastore for exit 0: the n-grams of a fixed text, next to those of the text so far (ngram/table.py).
 
 Its file is safetensors with one tensor ``tokens`` (N,): documents, with an end-of-text token after
 each, so that nothing is read across two of them.
@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..cli.program import tell
+from ..checkpoint.names import datastore_path
 from ..files import staged_file
 from ..model import LlamaConfig
-from ..ngram import FOLLOWERS, ORDER
-from ..weights.names import datastore_path
+from ..notices import tell
+from .table import FOLLOWERS, ORDER
 
 
 def find_datastore(folder: Path | str, config: LlamaConfig) -> "Datastore | None":

@@ -27,7 +27,7 @@ def quicken(model):
 
     Until it is used, it can also be trained.
     """
-    from .costs import pass_seconds
+    from ..ngram.costs import pass_seconds
 
     model.pass_costs = partial(pass_seconds, model)
     if model.dtype in DTYPES and is_large(model):

@@ -1,14 +1,13 @@
-"""What passes and matmuls cost on this machine: timed once, kept in the user's cache directory.
+"""What calls cost on this machine: timed once, kept in the user's cache directory.
 
-The costs choose the matmul of one row (linear.py), and how many nodes of a tree to send to the
-target (tree_size.py). Remove costs.json to have everything timed again.
+The costs choose the matmul of one row (speed/linear.py), and how many nodes of a tree to send to
+the target (ngram/costs.py). Remove costs.json to have everything timed again.
 """
 
 import json
 import os
 import platform
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -18,11 +17,8 @@ from typing import Any
 
 import torch
 
-from ..files import read_json, staged_file
-from . import DTYPES
+from .files import read_json, staged_file
 
-SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
-CONTEXT = 400  # cached positions that they attend to
 ROUNDS = 6  # of timing; the fastest counts
 
 
@@ -81,35 +77,3 @@ def fastest_calls(function, arguments):
             function(argument)
             best[i] = min(best[i], time.perf_counter() - began)
     return best
-
-
-def pass_seconds(model, rows):
-    """Seconds of passes of ``model`` over 1, 2, ... ``rows`` rows, or None.
-
-    Known on a CPU, in float32 or bfloat16. Passes over each of SIZES are timed. A number of rows
-    between two of them costs as the larger; each row beyond them as much as the last ones.
-    """
-    long_enough = model.config.max_position_embeddings >= CONTEXT + SIZES[-1]
-    if model.device.type != "cpu" or model.dtype not in DTYPES or not long_enough:
-        return None
-    what = ["passes", type(model).__name__, model.config, model.dtype]
-    seconds = [*timed_once(what, SIZES, lambda: time_passes(model)).values()]
-    per_row = max(0.0, seconds[-1] - seconds[-2]) / (SIZES[-1] - SIZES[-2])
-    costs = [seconds[bisect_left(SIZES, count)] for count in range(1, SIZES[-1] + 1)]
-    costs += [seconds[-1] + per_row * more for more in range(1, rows - SIZES[-1] + 1)]
-    return costs[:rows]
-
-
-@torch.inference_mode()
-def time_passes(model):
-    """Seconds of passes of ``model`` over each of SIZES rows, after CONTEXT cached positions."""
-    cache = model.new_cache(CONTEXT + SIZES[-1])
-    cache.advance(CONTEXT)
-
-    def run(rows):
-        hidden = model.embed(torch.zeros(1, rows, dtype=torch.long, device=model.device))
-        mask = hidden.new_full((rows, CONTEXT + rows), -torch.inf).triu(CONTEXT + 1)
-        model.logits(model.run_layers(hidden, mask=mask, cache=cache)[0])
-        cache.keep(CONTEXT, [])
-
-    return fastest_calls(run, SIZES)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ..cli.program import tell
 from ..files import names_of
 from ..model import LlamaConfig
+from ..notices import tell
 from .config import read_config, read_drafting
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
@@ -21,7 +21,7 @@ def find_target(name):
     if folder.is_dir():
         return folder
     if name == SMOLLM2:
-        raise FileNotFoundError(f"{folder} is missing; run: python -m s2d.weights get {name}")
+        raise FileNotFoundError(f"{folder} is missing; run: python -m s2d.checkpoint get {name}")
     raise FileNotFoundError(f"no model folder at {folder}; the names are 7b, 13b, 70b, {SMOLLM2}")
 
 

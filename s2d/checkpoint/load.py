@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ..cli.program import progress, tell
 from ..files import read_json, staged_folder
 from ..model import Llama, default_drafting
+from ..notices import progress, tell
 from .config import config_to_dict, read_config, read_drafting, read_generation_config
 from .shards import read_tensors
 
@@ -66,7 +66,7 @@ def load_model(
     unread = tuple(f"model.layers.{layer}." for layer in deeper)
     kind = Llama
     if compile:
-        from ..cpu.static import CompiledLlama as kind
+        from ..speed.static import CompiledLlama as kind
     # Whether LM head and embedding are one is known when it is known which of them are stored.
     model = empty_model(replace(config, tie_word_embeddings=False), kind)
     model.drafting = drafting
@@ -107,7 +107,7 @@ def load_model(
     if compile:
         model.prepare()
     elif quick and device.type == "cpu":
-        from ..cpu import quicken
+        from ..speed import quicken
 
         quicken(model)
     return model
@@ -257,7 +257,7 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
 def placement(model: Llama) -> str:
     """One line for people: where a model is, in which dtype, how large, and its memory.
 
-    Of a model that is divided among processes (extras/tensor_parallel.py), all parts together.
+    Of a model that is divided among processes (speed/tensor_parallel.py), all parts together.
     """
     count = sum(parameter.numel() for parameter in empty_model(model.config).parameters())
     size = count * model.dtype.itemsize

@@ -15,10 +15,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from ..files import staged_file
-from ..model import Llama
-from ..rules import Prediction
-from ..tree import CONTEXT, Tree
+from .files import staged_file
+from .mask import CONTEXT
+from .model import Llama
+from .rules import Prediction
+from .tree import Tree
 
 
 class Decision(nn.Module):

@@ -8,8 +8,7 @@ from zipfile import is_zipfile
 import torch
 from safetensors import safe_open
 
-from ..cli.program import lack_of_room
-from ..files import read_json
+from ..files import lack_of_room, read_json
 
 FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there, as in transformers
 

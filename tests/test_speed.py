@@ -11,13 +11,16 @@ import torch
 import torch.nn.functional as F
 from helpers import raises_line, random_llama, random_parents, random_tokens
 
-from s2d import cpu, generate
-from s2d.cpu import compiled, costs, linear, static
-from s2d.cpu.costs import SIZES, pass_seconds, timed_once
-from s2d.cpu.linear import FastLinear, can_pack, fast_linears, use_fastest
-from s2d.tree import GrowingShape, positions_and_mask
-from s2d.tree_size import TRUST, best_node_count, min_paying_prob
-from s2d.weights import load_model, save_model
+from s2d import generate
+from s2d import speed as cpu
+from s2d import timing as costs
+from s2d.checkpoint import load_model, save_model
+from s2d.mask import positions_and_mask
+from s2d.ngram.costs import SIZES, TRUST, best_node_count, min_paying_prob, pass_seconds
+from s2d.speed import compiled, linear, static
+from s2d.speed.linear import FastLinear, can_pack, fast_linears, use_fastest
+from s2d.timing import timed_once
+from s2d.tree import GrowingShape
 
 close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)
 
@@ -251,7 +254,7 @@ def test_passes_cost_as_much_as_the_next_size_and_beyond_as_much_per_row(cache, 
     assert len(pass_seconds(model, rows=3)) == 3
     assert rows == [*SIZES] * costs.ROUNDS
     seconds = dict(zip(SIZES, [1.0, 2.0, 3.0, 4.0, 4.8]))
-    monkeypatch.setattr(costs, "timed_once", lambda what, sizes, measure: seconds)
+    monkeypatch.setattr("s2d.ngram.costs.timed_once", lambda what, sizes, measure: seconds)
     expected = [1.0, 2.0, 3.0, 3.0, *[4.0] * 4, *[4.8] * 8, 4.9, 5.0]
     assert pass_seconds(model, rows=18) == pytest.approx(expected)
     assert pass_seconds(model.double(), rows=18) is None
@@ -317,7 +320,7 @@ def test_compiled_passes_are_the_eager_ones_and_read_nothing_behind_the_context(
             n, size = pair[0][1].length, rng.randrange(1, 6)  # 5 rows are not compiled
             pair[1][1].keys[..., n:, :] = pair[1][1].values[..., n:, :] = torch.nan
             parents = random_parents(rng, size)
-            positions, mask = positions_and_mask(n, n, parents, model)
+            positions, mask = positions_and_mask(n, n, parents, model.device, model.dtype)
             hidden = new(1, size, 32)
             found = [
                 each.run_layers(hidden, first, end, positions, mask, cache) for each, cache in pair

@@ -1,1 +1,0 @@
-"""Text and ids: tokenizers (``tokenizer``), chat templates (``chat``)."""
