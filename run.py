@@ -40,10 +40,10 @@ from s2d.cli.program import Parser, comma_separated, count, parse_stop, parse_tr
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
 from s2d.files import read_lines, refuse_other_than_file
-from s2d.generation import make_decoder, resolve
+from s2d.generation import fit, make_decoder
 from s2d.model import Llama, LlamaConfig
 from s2d.notices import tell, tell_of_next_pass
-from s2d.options import METHODS, Options
+from s2d.options import METHODS, Options, Settings, resolve
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 LONG_PROMPT = 1000  # tokens; a CPU may take minutes to read them, in a single pass
@@ -97,7 +97,14 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling; 1: all tokens")
     add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest; 0: all")
     add("--seed", type=int, default=0, metavar="S", help="one seed, one text")
-    add("--rejection", dest="coupled", action="store_false", help="sampling as in the papers")
+    add(
+        "--rejection",
+        dest="rule",
+        action="store_const",
+        const="rejection",
+        default="noise",
+        help="sampling as in the papers",
+    )
     add(
         "--device",
         default="auto",
@@ -160,7 +167,7 @@ class Choice:
     target: Path
     draft: Path | None
     datastore: Path | None
-    options: Options
+    settings: Settings
     drafts: str
 
 
@@ -177,14 +184,13 @@ def choose(args: Namespace) -> Choice:
         datastore_file = datastore_path(target) if datastore else None
     draft, exits, drafts = choose_draft(args, target, config, datastore_file)
     options = options_of(args, exits)
-    # Only to refuse early: ``load`` resolves the options, when it knows what passes cost.
     if draft is None:
-        options.resolved(config)
+        settings = resolve(options, config)
     else:
-        options.resolved(config, read_config(draft), read_drafting(draft))
+        settings = resolve(options, config, read_config(draft), read_drafting(draft))
     if args.trace is not None:
         refuse_other_than_file(args.trace)
-    return Choice(target, draft, datastore_file, replace(options, datastore=datastore), drafts)
+    return Choice(target, draft, datastore_file, replace(settings, datastore=datastore), drafts)
 
 
 def choose_draft(
@@ -225,10 +231,10 @@ def options_of(args: Namespace, exits: tuple[int, ...] | None) -> Options:
     given = {name: value for name, value in vars(args).items() if name in names}
     given["exits"] = exits
     if isinstance(args.stop, str):  # the file of a decision model
-        from s2d.decision import PathStop, load_decision
+        from s2d.decision import load_decision
 
         given["stop"] = None
-        given["decision"] = PathStop(load_decision(args.stop))
+        given["decision"] = load_decision(args.stop)
     return Options(**given)
 
 
@@ -237,7 +243,7 @@ def options_of(args: Namespace, exits: tuple[int, ...] | None) -> Options:
 
 @dataclass
 class Models:
-    """What answers, with options that have nothing left to decide."""
+    """What answers, and the settings by which it does."""
 
     choice: Choice
     target: Llama  # or, under torchrun, one that is divided among processes
@@ -245,7 +251,7 @@ class Models:
     tokenizer: Tokenizer
     raw: bool  # prompts are plain text, in no chat format
     system: str | None
-    options: Options
+    settings: Settings
 
     def encode(self, messages: list[str]) -> list[int]:
         """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
@@ -256,7 +262,7 @@ class Models:
 
     def start(self, prompt: list[int]) -> Decoder:
         """A Decoder that continues the ids of a prompt; if that is long, progress will be shown."""
-        decoder = make_decoder(self.target, prompt, self.draft, self.options)
+        decoder = make_decoder(self.target, prompt, self.draft, self.settings)
         divided = not isinstance(self.target, Llama)
         if len(prompt) > LONG_PROMPT and not divided:
             tell_of_next_pass(
@@ -284,8 +290,8 @@ def load(
     draft = None
     if choice.draft is not None:
         draft = load_model(choice.draft, args.device, target.dtype, compile=args.compile)
-    options = resolve(target, draft, choice.options, batch=args.batch if args.prompts else 1)
-    return Models(choice, target, draft, tokenizer, raw, args.system, options)
+    settings = fit(choice.settings, target, draft, batch=args.batch if args.prompts else 1)
+    return Models(choice, target, draft, tokenizer, raw, args.system, settings)
 
 
 # 4. Answer
@@ -322,14 +328,14 @@ def show_answer(
         named = {"prompt": text} | about(args, models)
         print(as_json(decoder.result(), models.tokenizer, named))
         return
-    streamed = Streamed(models.tokenizer, sys.stdout, decoder.options.exits)
+    streamed = Streamed(models.tokenizer, sys.stdout, decoder.settings.exits)
     for step in steps:
         streamed.add(step)
     streamed.finish()
     answer = decoder.result()
     print(f"\n{report(answer, streamed.colors, models.target.dtype)}", flush=True)
     # By itself only for the example, as the comparison decodes the first tokens ten times more.
-    if args.compare or (args.prompt is None and answer.options.method != "ar"):
+    if args.compare or (args.prompt is None and answer.settings.method != "ar"):
         print(compare(models.target, models.draft, prompt, answer))
 
 
@@ -364,7 +370,7 @@ def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
             prompts.append((index, models.encode([line])))
         except ValueError as error:  # it is no text, or the chat template fails
             refused.append((index, error))
-    answers = decode_many(models.target, prompts, models.draft, models.options, args.batch)
+    answers = decode_many(models.target, prompts, models.draft, models.settings, args.batch)
     code = 0
     for (number, line), result in zip(numbered, in_order(chain(refused, answers))):
         if isinstance(result, ValueError):  # stands for a prompt that cannot be run
@@ -379,7 +385,7 @@ def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
 
 
 def about(args: Namespace, models: Models) -> dict[str, Any]:
-    """What JSON says about an answer besides the Decoder's own options."""
+    """What JSON says about an answer besides the Decoder's own Settings."""
     dtype = str(models.target.dtype).removeprefix("torch.")
     options = {"system": args.system, "datastore": models.choice.datastore}
     options |= {"device": models.target.device, "dtype": dtype}

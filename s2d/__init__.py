@@ -3,9 +3,6 @@
 from .batch import generate_many
 from .checkpoint import load_model
 from .checkpoint.tokenizer import Tokenizer
-from .generation import DECODERS, generate, start
-from .roots import RootsDecoder
-
-DECODERS["target"] = RootsDecoder
+from .generation import generate, start
 
 __all__ = ["Tokenizer", "generate", "generate_many", "load_model", "start"]

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .decoder import Decoder, Generation
-from .generation import make_decoder, resolve
-from .model import Llama
-from .options import Options
+from .cache import KVCache
+from .decoder import Decoder, Generation, Inputs, inference
+from .generation import make_decoder, settings_for
+from .model import Llama, attend
+from .options import Options, Settings
 
 
 def generate_many(
@@ -52,8 +53,8 @@ def as_finished(
 
     If a prompt cannot be run, its ValueError is yielded, and the others go on.
     """
-    resolved = resolve(target, draft, Options(method, seed=seed, **options), batch)
-    yield from decode_many(target, enumerate(prompts), draft, resolved, batch)
+    settings = settings_for(target, draft, Options(method, seed=seed, **options), batch)
+    yield from decode_many(target, enumerate(prompts), draft, settings, batch)
 
 
 def in_order(
@@ -73,13 +74,13 @@ def decode_many(
     target: Llama,
     prompts: Iterable[tuple[int, list[int]]],
     draft: Llama | None,
-    options: Options,
+    settings: Settings,
     batch: int,
 ) -> Iterator[tuple[int, Generation | ValueError]]:
-    """``as_finished`` for resolved ``options`` and pairs (i, prompt)."""
+    """``as_finished`` for ``settings`` and pairs (i, prompt)."""
     active: dict[int, Decoder] = {}
     for index, prompt in prompts:
-        own = replace(options, seed=options.seed + index)
+        own = replace(settings, seed=settings.seed + index)
         try:
             active[index] = make_decoder(target, prompt, draft, own)
         except ValueError as error:
@@ -93,48 +94,44 @@ def decode_many(
 def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Generation]]:
     """A Step of each of ``active`` {i: Decoder}; those that end leave it and are returned."""
     decoders = list(active.values())
-    with torch.inference_mode():
+    with inference(target.device):
         trees = [decoder.draft() for decoder in decoders]
         inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
-        for decoder, tree, logits in zip(decoders, trees, run_together(target, inputs)):
-            decoder.accept(tree, logits)
+        caches = [decoder.cache for decoder in decoders]
+        logits = run_together(target, inputs, caches)
+        for decoder, tree, own in zip(decoders, trees, logits):
+            decoder.accept(tree, own)
     ended = [index for index, decoder in active.items() if decoder.ended]
     return [(index, active.pop(index).result()) for index in ended]
 
 
-def run_together(target: Llama, inputs: list[dict[str, Any]]) -> list[Tensor]:
-    """One pass of ``target`` over the ``inputs`` of several Decoders: logits (N+1, V) of each."""
-    cache = JoinedCache(inputs)
-    hidden = target.embed(torch.cat([each["tokens"] for each in inputs], dim=1))
-    hidden = target.run_layers(hidden, positions=cache.positions, cache=cache)[0]  # (all T, hidden)
-    rows = [part[-each["last"] :] for part, each in zip(hidden.split(cache.sizes), inputs)]
+def run_together(target: Llama, inputs: list[Inputs], caches: list[KVCache]) -> list[Tensor]:
+    """One pass of ``target`` over the ``inputs`` of several Decoders: logits (N+1, V) of each.
+
+    As ``Llama.forward``, but attention alone is computed for each prompt, on its own cache.
+    """
+    sizes = [each.tokens.shape[1] for each in inputs]
+    positions = torch.cat([positions_of(each, cache) for each, cache in zip(inputs, caches)])
+    rope = target.rope(positions)  # (all T, D) each
+    hidden = target.embed(torch.cat([each.tokens for each in inputs], dim=1))  # (1, all T, hidden)
+    for layer, block in enumerate(target.model.layers):
+        attention = block.self_attn
+        heads = attention.heads(block.input_layernorm(hidden), rope)
+        parts = zip(inputs, caches, *(rows.split(sizes, dim=2) for rows in heads))
+        attended = []
+        for each, cache, q, k, v in parts:
+            k, v = cache.update(layer, k, v)
+            attended.append(attend(q, k, v, each.mask))
+        hidden = hidden + attention.output(torch.cat(attended, dim=2))
+        hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
+    for cache, size in zip(caches, sizes):
+        cache.advance(size)
+    rows = [part[-each.last :] for part, each in zip(hidden[0].split(sizes), inputs)]
     return target.logits(torch.cat(rows)).split([len(part) for part in rows])
 
 
-class JoinedCache:
-    """The KV caches of several prompts as one: each attends to its own part."""
-
-    length = 0  # of what all positions share
-
-    def __init__(self, inputs: list[dict[str, Any]]) -> None:
-        self.inputs = inputs
-        self.sizes = [each["tokens"].shape[1] for each in inputs]
-        positions = []
-        for each, size in zip(inputs, self.sizes):
-            S = each["cache"].length
-            follow = torch.arange(S, S + size, device=each["tokens"].device)
-            positions.append(follow if each["positions"] is None else each["positions"])
-        self.positions = torch.cat(positions)
-
-    def store_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        parts = zip(self.inputs, *(heads.split(self.sizes, dim=2) for heads in (q, k, v)))
-        attended = [
-            each["cache"].store_and_attend(layer, *qkv, each["mask"]) for each, *qkv in parts
-        ]
-        return torch.cat(attended, dim=2)
-
-    def advance(self, count: int) -> None:
-        for each, size in zip(self.inputs, self.sizes):
-            each["cache"].advance(size)
+def positions_of(inputs: Inputs, cache: KVCache) -> Tensor:
+    if inputs.positions is not None:
+        return inputs.positions
+    end = cache.length + inputs.tokens.shape[1]
+    return torch.arange(cache.length, end, device=inputs.tokens.device)

@@ -1,50 +1,7 @@
-"""The KV cache: keys and values of a run of layers, allocated once, and attention over them."""
-
-from typing import Protocol
+"""The KV cache: keys and values of a run of layers, allocated once."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-
-WIDE = 1024  # H·D from which it pays on a CPU to fold groups of heads, see ``attend``
-
-
-class Cache(Protocol):
-    """What a pass through a model's layers asks of a KV cache."""
-
-    length: int  # positions that it holds
-
-    def store_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Store the new keys and values of a layer, then attend to all that are stored."""
-
-    def advance(self, count: int) -> None:
-        """Count the new positions, once every layer has stored theirs."""
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
-
-    ``mask`` (T, S+T) is added to the scores. Without a mask, attention is causal if S = 0, and a
-    single query (T = 1) attends to everything. G divides H: H/G query heads share a key head.
-    """
-    H, T, D = q.shape[1:]
-    G = k.shape[1]
-    masked = mask is not None
-    if G < H and (T == 1 or (masked and (H * D >= WIDE or not q.is_cpu))):
-        # The same result, faster: the heads of a group become queries of one head, so that its keys
-        # and values are read once. A GPU has no fast kernel for grouped heads with a mask. On a
-        # CPU, copying the mask takes longer than it saves if the heads are small.
-        q = q.reshape(-1, G, H // G * T, D)
-        if masked:
-            mask = mask.repeat(H // G, 1)  # (H/G·T, S+T)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(-1, H, T, D)
-    # Without a mask, several queries have no cache before them (``Llama.run_layers`` sees to it).
-    causal = not masked and T > 1
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=G < H
-    )
 
 
 class KVCache:
@@ -62,10 +19,8 @@ class KVCache:
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))  # (1, G, capacity, D)
         self.length = 0
 
-    def store_and_attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Store ``k`` and ``v`` (1, G, T, D) after the filled entries, and attend to all S+T.
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store ``k`` and ``v`` (1, G, T, D) after the filled entries; returns all S+T of each.
 
         ``layer`` counts from the first layer of the cache. Once every layer has stored its keys and
         values, ``advance``.
@@ -75,9 +30,10 @@ class KVCache:
         keys, values = self.layers[layer]
         keys.narrow(2, self.length, T).copy_(k)
         values.narrow(2, self.length, T).copy_(v)
-        return attend(q, keys.narrow(2, 0, end), values.narrow(2, 0, end), mask)
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
     def advance(self, count: int) -> None:
+        """Count the new positions, once every layer has stored theirs."""
         self.length += count
 
     def keep(self, n: int, offsets: list[int]) -> None:

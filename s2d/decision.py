@@ -1,105 +1,95 @@
 """The decision model: how likely is the target to accept what the draft just predicted?
 
-A small network is asked about each node that the draft predicted from; when no path is likely
-enough to be accepted, drafting stops (Improved MCSD, arXiv 2409.10644, "decision model"). A draft
-that stops keeps every token it has drawn, so the output stays exact (see rules.py). How one is
-trained: train/decision.py.
+A small network is asked about each node that the draft predicted from (Improved MCSD, arXiv
+2409.10644, "decision model"). Its answers take the place of the rule's estimates: a path that is
+not likely enough to be accepted is not continued, and drafting stops when there is no other. A
+draft that stops keeps every token it has drawn, so the output stays exact (see rules.py). How one
+is trained: train/decision.py.
 """
 
 import json
 import zlib
 from itertools import pairwise
+from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
+from .draft import LayerExit
 from .files import staged_file
-from .mask import CONTEXT
 from .model import Llama
-from .rules import Prediction
+from .rules import Prediction, Proposal
 from .tree import Tree
 
 
 class Decision(nn.Module):
-    """A Prediction of R rows -> probabilities (R,) that the target accepts a token drafted there.
+    """Features (R, F) -> probabilities (R,) that the target accepts a token drafted there.
 
-    features: one of the two published sets: "hidden", the draft's hidden state at the exit that was
-        used, scaled to unit mean square; "stats", the entropy of its distribution and its ten
-        largest probabilities
-    threshold: for PathStop
-    draft: the draft it was made for, see ``fingerprint``
+    Attributes:
+        features: one of the two published sets: "hidden", the draft's hidden state at the exit that
+            was used, scaled to unit mean square; "stats", the entropy of its distribution and its
+            ten largest probabilities.
+        threshold: a path below it is not continued.
+        draft: the draft it was made for, see ``fingerprint``.
     """
 
-    def __init__(self, features: str, hidden_size: int, threshold: float, draft: str):
+    def __init__(self, features: str, hidden_size: int, threshold: float, draft: str) -> None:
         super().__init__()
-        self.features, self.hidden_size = features, hidden_size
-        self.threshold, self.draft = threshold, draft
+        self.features = features
+        self.hidden_size = hidden_size
+        self.threshold = threshold
+        self.draft = draft
         sizes = {"hidden": (hidden_size, 512, 256, 1), "stats": (11, 44, 1)}[features]
-        layers = []
+        layers: list[nn.Module] = []
         for inputs, outputs in pairwise(sizes):
-            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+            layers.append(nn.Linear(inputs, outputs))
+            layers.append(nn.ReLU())
         self.layers = nn.Sequential(*layers[:-1])
 
-    def inputs(self, prediction):
-        """The features (R, F) of a Prediction."""
+    def inputs(self, used: LayerExit, tree: Tree, prediction: Prediction) -> Tensor:
+        """The features (R, F) of what the exit ``used`` predicts about the frontier of ``tree``."""
         if self.features == "hidden":
-            hidden = prediction.hidden.float()
+            hidden = used.frontier_hidden(tree).float()
             return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True))
         probs = prediction.probs.float()
         entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
         return torch.cat((entropy, probs.topk(10).values), dim=-1)
 
-    def forward(self, prediction):
-        return self.layers(self.inputs(prediction)).squeeze(-1).sigmoid()
+    def forward(self, features: Tensor) -> Tensor:
+        return self.layers(features).squeeze(-1).sigmoid()
 
+    def judge(
+        self, used: LayerExit, tree: Tree, prediction: Prediction, proposal: Proposal
+    ) -> list[list[float]]:
+        """See ``draft.DecisionModel``. An answer is about the first child of a node.
 
-class PathStop:
-    """Ends drafting when no path is likely enough to be accepted whole (``DecisionModel``)."""
-
-    def __init__(self, decision: Decision):
-        self.decision = decision
-        self.tree: Tree | None = None
-        self.accepted: dict[int, float] = {}  # node of that tree -> P(the path to it is accepted)
+        What that leaves is divided among the others in proportion to their own estimates.
+        """
+        judged = []
+        answers = self(self.inputs(used, tree, prediction)).tolist()
+        for prob, estimates in zip(answers, proposal.probs):
+            others = estimates[1:]
+            total = max(sum(others), 1e-9)
+            judged.append([prob, *((1.0 - prob) * other / total for other in others)])
+        return judged
 
     def prepare_for(self, draft: Llama) -> None:
         """Move to the device of ``draft``; ValueError if it was made for another draft."""
-        if self.decision.draft != fingerprint(draft):
-            made_for = f"for draft {self.decision.draft}, not {fingerprint(draft)}"
+        if self.draft != fingerprint(draft):
+            made_for = f"for draft {self.draft}, not {fingerprint(draft)}"
             raise ValueError(f"the decision model is {made_for}")
-        self.decision.to(draft.device)
-
-    def stops(self, tree: Tree, parents: list[int], prediction: Prediction) -> bool:
-        if tree is not self.tree:
-            self.tree = tree
-            self.accepted = {CONTEXT: 1.0}
-            for node, exit_layer in enumerate(tree.exit_layers):
-                if exit_layer is None:  # a root from the target
-                    self.accepted[node] = 1.0
-        children: dict[int, list[int]] = {node: [] for node in parents}
-        for node in range(len(self.accepted) - 1, len(tree.tokens)):  # those of the new level
-            children[tree.parents[node]].append(node)
-        for parent, prob in zip(parents, self.decision(prediction).tolist()):
-            if not children[parent]:
-                continue
-            first, *others = children[parent]
-            self.accepted[first] = self.accepted[parent] * prob
-            # What the first child leaves is divided in proportion to the draft's estimates.
-            left = self.accepted[parent] * (1.0 - prob)
-            total = sum(tree.probs[node] for node in others)
-            for node in others:
-                self.accepted[node] = left * tree.probs[node] / max(total, 1e-9)
-        return all(self.accepted[node] < self.decision.threshold for node in tree.frontier)
+        self.to(draft.device)
 
 
-def fingerprint(draft) -> str:
+def fingerprint(draft: Llama) -> str:
     """A short name for a draft's weights: the checksum of its final norm in bfloat16."""
     weight = draft.model.norm.weight.detach().to("cpu", torch.bfloat16).view(torch.int16)
     return f"{zlib.crc32(weight.numpy().tobytes()):08x}"
 
 
-def save_decision(decision: Decision, path):
+def save_decision(decision: Decision, path: Path) -> None:
     """Write one safetensors file, configuration included."""
     names = "features", "hidden_size", "threshold", "draft"
     config = {name: getattr(decision, name) for name in names}
@@ -107,7 +97,7 @@ def save_decision(decision: Decision, path):
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 
 
-def load_decision(path) -> Decision:
+def load_decision(path: Path | str) -> Decision:
     """The decision model in the file ``path``; ValueError if it holds none."""
     try:
         with safe_open(path, framework="pt") as file:

@@ -1,22 +1,24 @@
 """The loop of speculative decoding, once, for every method: draft, verify, roll back.
 
 A ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm. The top of tree.py
-explains nodes, slots, places and rows.
+explains nodes and rows.
 """
 
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .draft import SortedDraft
 from .mask import positions_and_mask
-from .model import Llama
-from .options import Options
+from .model import LlamaConfig
+from .options import Settings
 from .rules import Rule
 from .tree import FixedShape, Tree
 
@@ -26,17 +28,63 @@ PREFILL = 256
 NOTHING = FixedShape(())  # the shape of an empty tree
 
 
+class TargetCache(Protocol):
+    """What a Decoder needs of a target's KV cache."""
+
+    length: int  # the number of positions that it holds
+
+    def keep(self, n: int, offsets: list[int]) -> None:
+        """Roll back to the first ``n`` entries and those at n + i for i in ``offsets``."""
+
+
+class Target(Protocol):
+    """What a Decoder needs of the model whose text is written: a ``Llama``, for example."""
+
+    config: LlamaConfig
+    device: torch.device
+    dtype: torch.dtype
+
+    def new_cache(self, capacity: int) -> TargetCache:
+        """An empty KV cache."""
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        last: int,
+        positions: Tensor | None,
+        mask: Tensor | None,
+        cache: TargetCache,
+    ) -> Tensor:
+        """Tokens (1, T) after those in the cache -> logits (1, last, V); see ``Llama.forward``."""
+
+
+@dataclass
+class Inputs:
+    """What a target's pass reads: the rest of the context, and a tree."""
+
+    tokens: Tensor  # (1, T)
+    last: int  # N+1, the number of positions whose logits are needed
+    positions: Tensor | None  # (T,)
+    mask: Tensor | None  # (T, S+T)
+
+
 @dataclass
 class Step:
     """One pass of the target, and the drafting before it."""
 
     tree: Tree
-    logits: Tensor  # (N+1, V): after the context, and after each node of ``tree.sent``
-    accepted: list[int]  # places, that is, indices into ``tree.sent``, of a path up to EOS
+    logits: Tensor  # (N+1, V): after the context, and after each node of the tree
+    accepted: list[int]  # the nodes of a path, up to EOS
     tokens: list[int]  # emitted: the path's and, unless it has EOS, the target's own after it
     draft_seconds: float
     target_seconds: float  # of its pass
     seconds: float  # of the whole step
+
+    @property
+    def sources(self) -> list[int | None]:
+        """By emitted token: which exit drafted it, by its number of layers; None: the target."""
+        drafted = [self.tree.exit_layers[node] for node in self.accepted]
+        return drafted + [None] * (len(self.tokens) - len(drafted))
 
 
 @dataclass
@@ -52,9 +100,8 @@ class Stats:
     seconds: float = 0.0
 
     def add(self, step: Step) -> None:
-        exit_layers = [step.tree.exit_layers[node] for node in step.tree.sent]
         self.accept_lengths.append(len(step.tokens))
-        self.exit_counts.update(each for each in exit_layers if each is not None)
+        self.exit_counts.update(each for each in step.tree.exit_layers if each is not None)
         self.draft_levels += step.tree.level_count
         self.accepted_tokens += len(step.accepted)
         self.draft_seconds += step.draft_seconds
@@ -83,7 +130,7 @@ class Generation:
     tokens: list[int]  # the new ones only, with EOS last if it was produced
     ended: str  # "eos", "length", "context" (the target's is full), or "" if it goes on
     stats: Stats
-    options: Options  # with all defaults filled in
+    settings: Settings
     exact: bool  # whether the method is lossless
     prompt_length: int
 
@@ -101,34 +148,34 @@ class Decoder:
         rule: how tokens are proposed and accepted.
         context: the ids of the prompt.
         limit: the context's length at which decoding ends.
-        options: what the other arguments were made from.
+        settings: what the other arguments were made from.
     """
-
-    exact = True  # lossless; one subclass is not always so (roots.py)
 
     def __init__(
         self,
-        target: Llama,
+        target: Target,
         drafter: SortedDraft | None,
         rule: Rule,
         context: list[int],
         limit: int,
-        options: Options,
+        settings: Settings,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.rule = rule
         self.context = context
         self.limit = limit
-        self.options = options
+        self.settings = settings
         self.prompt_length = len(context)
         self.ended = ""  # or why, see ``Generation``
         self.stats = Stats()
-        self.cache = target.new_cache(limit + (0 if drafter is None else drafter.shape.max_entries))
+        self.cache = target.new_cache(limit + (0 if drafter is None else drafter.shape.capacity))
+        self.began_at = 0.0  # the step; in seconds of ``time.perf_counter``
+        self.drafted_at = 0.0
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
-            with torch.inference_mode():  # closed before the yield, where the caller's code runs
+            with inference(self.target.device):  # closed before the yield: the caller's code runs
                 tree = self.draft()  # 1. draft a tree of tokens; an empty one is plain decoding
                 logits = self.run_target(tree)  # 2. one target pass over it: (N+1, V)
                 step = self.accept(tree, logits)  # 3. verify it, 4. roll back, 5. emit tokens
@@ -136,35 +183,44 @@ class Decoder:
 
     def draft(self) -> Tree:
         """Draft a tree of tokens that may follow the context."""
+        self.began_at = time.perf_counter()
+        tree = self.drafted_tree()
+        self.drafted_at = time.perf_counter()
+        return tree
+
+    def drafted_tree(self) -> Tree:
         n = len(self.context)
         if self.drafter is None or n - self.cache.length > PREFILL:
-            tree = Tree(self.context, NOTHING, max_levels=0)
-        else:
-            # One position is for the bonus token. The draft model may have fewer positions than the
-            # target, but never reads the last level, hence + 1. If no level is left, nothing is
-            # drafted.
-            levels = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
-            tree = self.drafter.new_tree(self.context, levels)
-            self.drafter.grow(tree, self.rule)
-        tree.drafted_at = time.perf_counter()
+            return Tree(self.context, NOTHING, max_levels=0)
+        # One position is for the bonus token. The draft model may have fewer positions than the
+        # target, but never reads the last level, hence + 1. If no level is left, nothing is
+        # drafted.
+        levels = min(self.limit - n - 1, self.drafter.max_positions - n + 1)
+        tree = self.drafter.new_tree(self.context, levels)
+        self.drafter.grow(tree, self.rule)
         return tree
 
     def run_target(self, tree: Tree) -> Tensor:
-        """The target's logits (N+1, V) after the context and after each node of ``tree.sent``."""
-        return self.target(**self.inputs(tree))[0]
+        """The target's logits (N+1, V) after the context and after each node of ``tree``."""
+        inputs = self.inputs(tree)
+        return self.target(
+            tokens=inputs.tokens,
+            last=inputs.last,
+            positions=inputs.positions,
+            mask=inputs.mask,
+            cache=self.cache,
+        )[0]
 
-    def inputs(self, tree: Tree) -> dict[str, Any]:
-        """The arguments of the target's pass over what it has not read: context, then the tree."""
+    def inputs(self, tree: Tree) -> Inputs:
+        """What the target has not read: the rest of the context, then the tree."""
         read = self.cache.length
         n = len(self.context)
-        drafted, parents = tree.part(tree.sent)
+        device = self.target.device
         positions, mask = positions_and_mask(
-            read, n, parents, self.target.device, self.target.dtype, tree.shape.ancestors
+            read, n, tree.parents, device, self.target.dtype, tree.shape.ancestors
         )
-        tokens = torch.tensor([self.context[read:] + drafted], device=self.target.device)  # (1, T)
-        return dict(
-            tokens=tokens, last=1 + len(parents), positions=positions, mask=mask, cache=self.cache
-        )
+        tokens = torch.tensor([self.context[read:] + tree.tokens], device=device)  # (1, T)
+        return Inputs(tokens, 1 + len(tree.tokens), positions, mask)
 
     def accept(self, tree: Tree, logits: Tensor) -> Step:
         """Accept a path of ``tree``, by the target's ``logits`` (N+1, V), and emit its tokens."""
@@ -175,11 +231,11 @@ class Decoder:
         # 4. Roll back: both models forget what was not accepted.
         self.roll_back(tree, accepted)
         # 5. Emit: the tokens of the path and the bonus token, up to EOS.
-        tokens = [tree.tokens[tree.sent[place]] for place in accepted]
+        tokens = [tree.tokens[node] for node in accepted]
         return self.emit(tree, logits, accepted, [*tokens, bonus], scored_at)
 
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:
-        """Keep the context and the ``accepted`` places in the caches of target and draft."""
+        """Keep the context and the ``accepted`` nodes in the caches of target and draft."""
         self.cache.keep(len(self.context), accepted)
         if self.drafter is not None:
             self.drafter.keep(tree, accepted)
@@ -203,9 +259,9 @@ class Decoder:
             logits,
             accepted,
             tokens,
-            draft_seconds=tree.drafted_at - tree.began_at,
-            target_seconds=scored_at - tree.drafted_at,
-            seconds=time.perf_counter() - tree.began_at,
+            draft_seconds=self.drafted_at - self.began_at,
+            target_seconds=scored_at - self.drafted_at,
+            seconds=time.perf_counter() - self.began_at,
         )
         self.stats.add(step)
         return step
@@ -227,10 +283,25 @@ class Decoder:
             tokens=self.tokens,
             ended=self.ended,
             stats=self.stats,
-            options=self.options,
-            exact=self.exact,
+            settings=self.settings,
+            exact=self.rule.exact,
             prompt_length=self.prompt_length,
         )
+
+
+@contextmanager
+def inference(device: torch.device) -> Iterator[None]:
+    """Nothing is kept for gradients. On a GPU, attention is not cuDNN's.
+
+    cuDNN plans for tens of milliseconds for each new length, and in decoding every length is new.
+    """
+    with torch.inference_mode():
+        if device.type != "cuda":
+            yield
+            return
+        others = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+        with sdpa_kernel(others):
+            yield
 
 
 def check_finite(logits: Tensor) -> None:

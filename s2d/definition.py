@@ -1,11 +1,12 @@
 """S2D by definition: whole models over the whole text, for fixed trees and exits with layers.
 
-The definition that the fast code is compared with, for resolved ``Options``. It has no KV cache, no
-mask and no batch, and a tree is a dictionary of its paths. ``chance`` is one of two things. With
-``Noise``, which draft and target share, each step must equal the fast code's, token for token. With
-``Draws``, for rejection sampling, enumeration.py goes through all outcomes, and their probabilities
-must be the target's. The temperature is above 0; greedy decoding is temperature 1 with noise that
-is 1 everywhere.
+The definition that the fast code is compared with. It has no KV cache, no mask and no batch, and a
+tree is a dictionary of its paths. ``chance`` is one of two things. With ``Noise``, which draft and
+target share, each step must equal the fast code's, token for token. With ``Draws``, for rejection
+sampling, tests go through all outcomes, and their probabilities must be the target's. The
+temperature is above 0; greedy decoding is temperature 1 with noise that is 1 everywhere.
+
+``python -m s2d.definition`` shows some steps of a miniature, next to those of the fast code.
 """
 
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor
 
 from .model import Llama
-from .options import Options
+from .options import Settings
 from .sampling import Draws, Noise, warp
+
+Path = tuple[int, ...]  # the tokens from the first level down; () is the end of the context
 
 
 def logits_after(model: Llama, context: list[int], layers: int | None = None) -> Tensor:
@@ -28,17 +31,19 @@ def logits_after(model: Llama, context: list[int], layers: int | None = None) ->
     return model.logits(hidden)[0, -1]
 
 
-def choose_exit(draft: Llama, contexts: list[list[int]], options: Options) -> tuple[Tensor, float]:
+def choose_exit(
+    draft: Llama, contexts: list[list[int]], settings: Settings
+) -> tuple[int, Tensor, float]:
     """The first exit that is confident enough, or the last one.
 
     Its confidence is the largest probability after any of the R ``contexts`` (lists of ids): to be
-    sure about one of them is enough. Returns its logits (R, V) and its confidence.
+    sure about one of them is enough. Returns the exit, its logits (R, V) and its confidence.
     """
-    for exit_layer, threshold in zip(options.exits, options.thresholds):
+    for exit_layer, threshold in zip(settings.exits, settings.thresholds):
         logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
         confidence = logits.softmax(dim=-1).max().item()
-        if confidence > threshold or exit_layer == options.exits[-1]:
-            return logits, confidence
+        if confidence > threshold or exit_layer == settings.exits[-1]:
+            return exit_layer, logits, confidence
 
 
 class Proposed(NamedTuple):
@@ -52,31 +57,33 @@ NOTHING = Proposed([], None)
 
 
 def propose(
-    draft: Llama,
-    context: list[int],
-    widths: tuple[int, ...],
-    options: Options,
-    chance: Noise | Draws,
-) -> dict[tuple[int, ...], Proposed]:
-    """What is proposed after each path of tokens, level by level; () is the end of the context."""
-    proposed = {}
-    level = [()]
-    likelihood = 1.0  # the product of the levels' confidences
-    for width in widths:  # children per path; (1, 1, 1) is a chain
-        logits, confidence = choose_exit(draft, [[*context, *path] for path in level], options)
-        for path, row in zip(level, logits):
-            q = warp(row, options.temperature, options.top_p, options.top_k)
+    draft: Llama, context: list[int], levels: int, settings: Settings, chance: Noise | Draws
+) -> dict[Path, Proposed]:
+    """What is proposed after each path of tokens, in at most so many ``levels``."""
+    proposed: dict[Path, Proposed] = {}
+    frontier: dict[Path, float] = {(): 1.0}  # path -> the estimated probability of its acceptance
+    for level in range(levels):
+        if not frontier:
+            break
+        width = settings.shape.width(level)  # children per path; a chain has one
+        contexts = [[*context, *path] for path in frontier]
+        _, logits, _ = choose_exit(draft, contexts, settings)
+        longer: dict[Path, float] = {}
+        for (path, path_prob), row in zip(frontier.items(), logits):
+            q = warp(row, settings.temperature, settings.top_p, settings.top_k)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
-                # √e, not e: of children chosen so, more are accepted, as measured.
-                children = (q / e.sqrt()).topk(width).indices
+                scores = q / e.sqrt()  # √e, not e: see ``rules.SharedNoise``
+                children = scores.topk(width).indices
+                estimates = scores / scores.sum()
             else:
                 children = chance.candidates(q[None], width)[0]
-            proposed[path] = Proposed(children.tolist(), q)
-        level = [(*path, token) for path in level for token in proposed[path].children]
-        likelihood *= confidence
-        if likelihood < options.stop:
-            break
+                estimates = q
+            children = [token for token in children.tolist() if q[token] > 0]
+            proposed[path] = Proposed(children, q)
+            for token in children:
+                longer[*path, token] = path_prob * estimates[token].item()
+        frontier = {path: prob for path, prob in longer.items() if prob >= settings.stop}
     return proposed
 
 
@@ -87,8 +94,6 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         token = (p / chance.at([position])[0]).argmax().item()
         return token, token in children
     for token in children:  # rejection sampling
-        if q[token] == 0:
-            continue  # q has fewer tokens than there are children, so this one could not be drawn
         accepted, _ = chance.flip((p[token] / q[token])[None])  # with probability min(1, p / q)
         if accepted:
             return token, True
@@ -105,9 +110,9 @@ def generate(
     draft: Llama,
     context: list[int],
     limit: int,
-    options: Options,
+    settings: Settings,
     chance: Noise | Draws,
-) -> Iterator[tuple[dict, list[int]]]:
+) -> Iterator[tuple[dict[Path, Proposed], list[int]]]:
     """Yield what each step proposes and the tokens that it emits.
 
     Ends when the context, prompt included, has ``limit`` tokens, or ends with EOS.
@@ -115,16 +120,61 @@ def generate(
     ended = False
     while len(context) < limit and not ended:
         # A step ends with a token of the target's own (the bonus token), which needs a position.
-        widths = options.tree.widths[: limit - len(context) - 1]
-        proposed = propose(draft, context, widths, options, chance)
-        path = []
+        levels = min(settings.shape.depth, limit - len(context) - 1)
+        proposed = propose(draft, context, levels, settings, chance)
+        path: list[int] = []
         accepted = True  # whether the path's last token was accepted; it may then go on
         while accepted and not ended:
             logits = logits_after(target, [*context, *path])
-            p = warp(logits, options.temperature, options.top_p, options.top_k)
+            p = warp(logits, settings.temperature, settings.top_p, settings.top_k)
             children = proposed.get(tuple(path), NOTHING)
             token, accepted = verify(p, children, len(context) + len(path), chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
         yield proposed, path
         context = [*context, *path]
+
+
+@torch.inference_mode()
+def show() -> None:
+    """Some steps of a miniature: what each exit said, what was proposed, what was accepted."""
+    from pathlib import Path as File
+
+    from .checkpoint import load_model
+    from .checkpoint.tokenizer import Tokenizer
+    from .generation import make_decoder, settings_for
+    from .options import Options
+
+    weights = File(__file__).parent.parent / "weights"
+    target = load_model(weights / "mini-13b", dtype="float64")
+    draft = load_model(weights / "mini-draft", dtype="float64")
+    tokenizer = Tokenizer(weights / "mini-13b")
+    prompt = tokenizer.encode_chat(["Tell me a story about a fox."])
+    options = Options(method="s2d", temperature=1.0, max_new_tokens=24)
+    settings = settings_for(target, draft, options)
+    noise = Noise(settings.seed, target.config.vocab_size, "cpu", torch.float64)
+    fast = make_decoder(target, prompt, draft, settings)
+    context = prompt
+    steps = generate(target, draft, context, len(prompt) + 24, settings, noise)
+    for number, ((proposed, emitted), step) in enumerate(zip(steps, fast), start=1):
+        print(f"step {number}")
+        for path in proposed:
+            asked = [*context, *path]
+            for exit_layer, threshold in zip(settings.exits, settings.thresholds):
+                probs = logits_after(draft, asked, exit_layer).softmax(dim=-1)
+                sure = probs.max().item()
+                enough = sure > threshold or exit_layer == settings.exits[-1]
+                print(f"  exit {exit_layer} is {sure:.0%} sure", end="" if enough else ",")
+                if enough:
+                    break
+            words = tokenizer.decode([*path, *proposed[path].children])
+            print(f": proposed {words!r}")
+        accepted = len(emitted) - 1
+        print(f"  accepted {accepted}; with the target's own: {tokenizer.decode(emitted)!r}")
+        same = emitted == step.tokens
+        print(f"  the fast code emits {'the same' if same else 'something else: A FAULT'}")
+        context = [*context, *emitted]
+
+
+if __name__ == "__main__":
+    show()

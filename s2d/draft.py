@@ -1,12 +1,12 @@
 """The sorted draft: several drafts in one, each level from the cheapest that is confident enough.
 
 S2D (Kavehzadeh et al. 2024, arXiv 2407.01955, section 3): the layers of the draft model fall into
-segments, each of which ends at an exit. Exit 0, our addition, has a table in the place of layers
-(ngram/table.py). The top of tree.py explains frontier, slot and place.
+segments, each of which ends at an exit. That a model predicts after some of its layers, and checks
+itself with the others, is known from LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) and
+Kangaroo (Liu et al. 2024, arXiv 2404.18911). The top of tree.py explains frontier and slot.
 """
 
 import math
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -15,34 +15,38 @@ from torch import Tensor
 from .cache import move_up
 from .mask import positions_and_mask
 from .model import Llama
-from .rules import Prediction, Rule
+from .rules import Prediction, Proposal, Rule
 from .sampling import warp
-from .tree import Shape, Tree, Tried
+from .tree import Shape, Tree
 
 WINDOW = 256  # positions of context that a segment runs at a time, so that masks stay small
 
 
 class Exit(Protocol):
-    """A place where the draft may predict: ``LayerExit``, or ``ngram.TableExit``."""
+    """A place where the draft may predict: ``LayerExit``, exit 0 (ngram/), or one of your own."""
 
-    exit_layer: int  # number of layers before it
+    exit_layer: int  # the number of layers before it, by which statistics name it
     threshold: float  # a confidence above it is enough
     max_positions: float  # in the longest text that it can read
 
     def predict(self, tree: Tree) -> Prediction:
-        """What follows each node of the frontier."""
+        """What follows each node of the frontier of ``tree``."""
 
     def keep(self, n: int, slots: list[int]) -> None:
         """Roll back to n positions of context and the accepted ``slots`` after them."""
 
 
 class DecisionModel(Protocol):
-    """Decides whether to draft another level (decision.py)."""
+    """Judges how likely drafted tokens are to be accepted (decision.py)."""
 
-    def stops(self, tree: Tree, parents: list[int], prediction: Prediction) -> bool:
-        """Whether drafting ends, after a level was added to ``tree``.
+    threshold: float  # a path below it is not continued, unless ``Options.stop`` says otherwise
 
-        ``prediction`` is what it came from; row i is about what follows the node parents[i].
+    def judge(
+        self, used: Exit, tree: Tree, prediction: Prediction, proposal: Proposal
+    ) -> list[list[float]]:
+        """Estimates in the place of ``proposal.probs``, for what follows the frontier of ``tree``.
+
+        ``used`` is the exit that predicted.
         """
 
     def prepare_for(self, draft: Llama) -> None:
@@ -84,28 +88,36 @@ class LayerExit:
         n = len(tree.context)
         while n - self.cache.length > WINDOW:
             self.read(tree, end=self.cache.length + WINDOW)
-        hidden = self.read(tree, end=n + len(tree.expanded))
-        # What was unread ends with the frontier: its nodes are the last of ``expanded``. If the
-        # frontier is the context, what was unread ends with the context's last token.
-        hidden = hidden[0, -len(tree.frontier) :]  # (R, hidden)
+        self.read(tree, end=n + len(tree.slot_tokens))
         # At temperature 1, so that thresholds mean the same at any temperature.
-        probs = warp(self.model.logits(hidden), temperature=1.0)  # (R, V)
-        confidence = probs.max().item()  # one node that is sure is enough for all
+        probs = warp(self.model.logits(self.frontier_hidden(tree)), temperature=1.0)  # (R, V)
+        # One node that is sure is enough for all, as in the authors' code.
+        confidence = probs.max().item()
         if math.isnan(confidence):
             raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
-        return Prediction(probs, confidence, hidden=hidden)
+        return Prediction(probs, confidence)
 
-    def read(self, tree: Tree, end: int) -> Tensor:
-        """Run the segment on what is unread, up to entry ``end`` of its cache: (1, T, hidden).
+    def frontier_hidden(self, tree: Tree) -> Tensor:
+        """The hidden states (R, hidden) of the frontier, which was read last.
+
+        Its nodes have the last slots. If the frontier is the context, it is the context's last
+        token, after which no slot was read.
+        """
+        end = self.cache.length
+        return self.hidden[0, end - len(tree.frontier) : end]
+
+    def read(self, tree: Tree, end: int) -> None:
+        """Run the segment on what is unread, up to entry ``end`` of its cache.
 
         The entries are for the context and, after it, for the slots of the expanded nodes.
         """
         start = self.cache.length
         context_end = min(len(tree.context), end)
-        tokens, parents = tree.part(tree.expanded[: end - context_end])
+        parents = tree.slot_parents[: end - context_end]
         if self.previous is None:
-            unread = (tree.context[:context_end] + tokens)[start:end]
-            hidden = self.model.embed(torch.tensor([unread], device=self.model.device))
+            tokens = tree.context[:context_end] + tree.slot_tokens[: end - context_end]
+            unread = torch.tensor([tokens[start:]], device=self.model.device)  # (1, T)
+            hidden = self.model.embed(unread)
         else:
             hidden = self.previous.hidden[:, start:end]
         positions, mask = positions_and_mask(
@@ -115,7 +127,6 @@ class LayerExit:
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
         self.hidden[:, start:end] = hidden
-        return hidden
 
     def keep(self, n: int, slots: list[int]) -> None:
         held = [slot for slot in slots if n + slot < self.cache.length]  # those that it has read
@@ -129,77 +140,56 @@ class SortedDraft:
     Args:
         exits: in the order of their layers, the fewest first.
         shape: of the trees.
-        min_prob: ``Options.stop``; see ``FixedShape`` and ``GrowingShape``.
-        decision: a decision model that may end drafting earlier.
-        node_count: how many nodes of a growing tree to send, given the ``Tree.probs`` of those that
-            its shape allows, the largest first. If it is None, all of these are sent.
+        stop: a node whose path has an estimated probability below it is not expanded.
+        decision: a decision model, whose estimates take the place of the rule's.
     """
 
     def __init__(
         self,
         exits: list[Exit],
         shape: Shape,
-        min_prob: float = 0.0,
+        stop: float = 0.0,
         decision: DecisionModel | None = None,
-        node_count: Callable[[list[float]], int] | None = None,
     ) -> None:
         self.exits = exits
         self.shape = shape
-        self.min_prob = min_prob
+        self.stop = stop
         self.decision = decision
-        self.node_count = node_count
         self.max_positions = min(each.max_positions for each in exits)
 
     def new_tree(self, context: list[int], max_levels: int) -> Tree:
-        return Tree(context, self.shape, max_levels, self.min_prob)
+        return Tree(context, self.shape, max_levels, self.stop)
 
     def grow(self, tree: Tree, rule: Rule) -> None:
-        """Add levels to ``tree`` until its shape or a decision ends it; choose what to send."""
+        """Add levels to ``tree`` until its shape ends it or nothing is known, and prune it."""
         while tree.frontier:
-            exit_layer, prediction = self.predict(tree)
+            used, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
                 break  # nothing is known
-            count = self.shape.widths[tree.level_count]
-            proposal = rule.propose(prediction, count, tree.next_positions(tree.frontier))
-            tokens, probs = as_lists(prediction.tokens(proposal.columns), proposal.probs)
-            parents = tree.frontier
-            tree.add_level(tokens, probs, exit_layer, prediction.confidence, proposal.q)
-            # Asked after the level was added: a token that was drawn must be sent (see rules.py).
-            if self.decision is not None and self.decision.stops(tree, parents, prediction):
-                break
-        nodes = self.shape.nodes_to_send(tree)
-        if self.node_count is not None:
-            nodes = nodes[: self.node_count([tree.probs[node] for node in nodes])]
-        tree.sent = sorted(nodes, key=lambda node: (tree.depths[node], node))
+            width = tree.shape.width(tree.level_count)
+            proposal = rule.propose(prediction, width, tree.next_positions(tree.frontier))
+            probs = proposal.probs
+            if self.decision is not None:
+                probs = self.decision.judge(used, tree, prediction, proposal)
+            # What the estimates end is drafting after these tokens. The tokens themselves are sent:
+            # one that was drawn must not be dropped (see rules.py).
+            tree.add_level(proposal.tokens, probs, used.exit_layer, proposal.q)
+        tree.prune()
 
-    def predict(self, tree: Tree) -> tuple[int, Prediction]:
-        """The first exit that is confident enough, or the last: its layers and its prediction.
+    def predict(self, tree: Tree) -> tuple[Exit, Prediction]:
+        """The first exit that is confident enough, or the last, and its prediction.
 
         Exits are chosen before tokens are drawn (see rules.py).
         """
         *earlier, last = self.exits
         for each in earlier:
-            prediction = self.ask(each, tree)
+            prediction = each.predict(tree)
             if prediction.confidence > each.threshold:
-                return each.exit_layer, prediction  # the layers after it are not run
-        return last.exit_layer, self.ask(last, tree)
-
-    def ask(self, each: Exit, tree: Tree) -> Prediction:
-        prediction = each.predict(tree)
-        tree.tried.append(
-            Tried(tree.level_count, tree.frontier, each.exit_layer, prediction.confidence)
-        )
-        return prediction
+                return each, prediction  # the layers after it are not run
+        return last, last.predict(tree)
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """Roll back to the context and the ``accepted`` places of ``tree.sent``."""
-        slots = tree.slots(accepted)
+        """Roll back to the context and the ``accepted`` nodes of ``tree``."""
+        slots = [tree.slots[node] for node in accepted if node in tree.slots]
         for each in self.exits:
             each.keep(len(tree.context), slots)
-
-
-def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens and probs (R, children) as lists, for which a GPU is waited for once."""
-    both = torch.stack((tokens.to(probs.dtype), probs))  # float32 or better: exact up to id 2^24
-    token_rows, prob_rows = both.tolist()
-    return [[int(token) for token in row] for row in token_rows], prob_rows

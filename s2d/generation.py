@@ -1,26 +1,23 @@
 """``generate`` and ``start``: options become a Decoder."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any
 
 import torch
 
-from .decoder import Decoder, Generation
+from .decoder import Decoder, Generation, Target
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .ngram.costs import MAX_ROWS
-from .ngram.table import TableExit
-from .options import Options, check_whole
-from .rules import Greedy, Rejection, Rule, SharedNoise
+from .options import Options, Settings, check_whole, drafting_of, resolve
+from .roots import LongestPath, RootsDecoder
+from .rules import Greedy, Rejection, Rule, SharedNoise, TargetDraws
 from .sampling import Draws, Noise
-
-# By ``Options.init``; s2d/__init__.py adds the Decoder of roots.py.
-DECODERS: dict[str, type[Decoder]] = {"draft": Decoder}
 
 
 def generate(
-    target: Llama,
+    target: Target,
     tokens: Sequence[int] | torch.Tensor,
     draft: Llama | None = None,
     method: str | None = None,
@@ -28,7 +25,7 @@ def generate(
 ) -> Generation:
     """Continue ``tokens`` by speculative decoding.
 
-    The text is what ``target`` alone would write, up to rounding. With ``coupled=False`` it is a
+    The text is what ``target`` alone would write, up to rounding. With ``rule="rejection"`` it is a
     draw from the same distribution, unless ``init`` is "target" (roots.py).
 
     Args:
@@ -44,55 +41,65 @@ def generate(
 
 
 def start(
-    target: Llama,
+    target: Target,
     tokens: Sequence[int] | torch.Tensor,
     draft: Llama | None = None,
     method: str | None = None,
     **options: Any,
 ) -> Decoder:
     """As ``generate``, but nothing has happened yet: iterate over the Decoder that is returned."""
-    resolved = resolve(target, draft, Options(method, **options))
-    return make_decoder(target, tokens, draft, resolved)
+    settings = settings_for(target, draft, Options(method, **options))
+    return make_decoder(target, tokens, draft, settings)
 
 
-def resolve(target: Llama, draft_model: Llama | None, options: Options, batch: int = 1) -> Options:
-    """``options`` with all defaults filled in, for ``batch`` prompts that share a target pass."""
+def settings_for(target: Target, draft: Llama | None, options: Options, batch: int = 1) -> Settings:
+    """``options`` with nothing left to decide, for ``batch`` prompts that share a target pass."""
+    if draft is None:
+        settings = resolve(options, target.config)
+    else:
+        settings = resolve(options, target.config, draft.config, drafting_of(draft))
+    return fit(settings, target, draft, batch)
+
+
+def fit(settings: Settings, target: Target, draft: Llama | None, batch: int = 1) -> Settings:
+    """What of ``settings`` depends on the models themselves; ValueError if these do not fit."""
     batch = check_whole("batch", batch, 1)
-    options = options.checked()
-    if draft_model is not None and options.method != "ar" and draft_model.device != target.device:
-        places = f"{draft_model.device} and {target.device}"
-        raise ValueError(f"draft and target must be on one device, not on {places}")
-    if draft_model is not None and options.decision is not None and options.method != "ar":
-        options.decision.prepare_for(draft_model)
-    costs = None
-    if options.may_need_costs(draft_model is not None):
-        costs = target.pass_costs(rows=batch * MAX_ROWS)  # measured once; None on a GPU
-        if costs is not None:
-            costs = costs[batch - 1 :: batch]  # k rows of each prompt are k * batch rows of a pass
-    if draft_model is None:
-        return options.resolved(target.config, costs=costs)
-    return options.resolved(target.config, draft_model.config, draft_model.drafting, costs)
+    if draft is not None and settings.method != "ar":
+        if draft.device != target.device:
+            places = f"{draft.device} and {target.device}"
+            raise ValueError(f"draft and target must be on one device, not on {places}")
+        if settings.decision is not None:
+            settings.decision.prepare_for(draft)
+    if settings.fit_costs:
+        from .ngram.costs import fit_shape  # exit 0's own
+
+        shape, stop = fit_shape(target, settings.shape, settings.stop, batch)
+        settings = replace(settings, shape=shape, stop=stop, fit_costs=False)
+    return settings
 
 
 def make_decoder(
-    target: Llama, tokens: Sequence[int] | torch.Tensor, draft_model: Llama | None, options: Options
+    target: Target, tokens: Sequence[int] | torch.Tensor, draft: Llama | None, settings: Settings
 ) -> Decoder:
-    """A Decoder for resolved ``options``. Raises ValueError if the prompt cannot be continued."""
-    tokens = as_ids(tokens)
+    """A Decoder for ``settings``. Raises ValueError if the prompt cannot be continued."""
+    context = as_ids(tokens)
     size = target.config.max_position_embeddings
     vocab_size = target.config.vocab_size
-    if not 0 < len(tokens) < size:
-        raise ValueError(f"the prompt has {len(tokens)} tokens; expected 1 to {size - 1}")
-    if not all(0 <= token < vocab_size for token in tokens):
+    if not 0 < len(context) < size:
+        raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
+    if not all(0 <= token < vocab_size for token in context):
         raise ValueError(f"the prompt's ids are not all within 0..{vocab_size - 1}")
-    limit = min(len(tokens) + options.max_new_tokens, size)
-    drafter = None
-    decoder_class = Decoder
-    if options.method != "ar":
-        drafter = make_drafter(target, draft_model, options, limit)
-        decoder_class = DECODERS[options.init]
-    rule = make_rule(target, options)
-    return decoder_class(target, drafter, rule, tokens, limit, options)
+    limit = min(len(context) + settings.max_new_tokens, size)
+    rule = make_rule(target, settings)
+    if settings.method == "ar":
+        return Decoder(target, None, rule, context, limit, settings)
+    drafter = make_drafter(target, draft, settings, limit)
+    decoder = Decoder
+    if settings.init == "target":
+        decoder = RootsDecoder
+        if isinstance(rule, Rejection):
+            rule = LongestPath(rule, roots=settings.shape.width(0))
+    return decoder(target, drafter, rule, context, limit, settings)
 
 
 def as_ids(tokens: Sequence[int] | torch.Tensor) -> list[int]:
@@ -103,40 +110,42 @@ def as_ids(tokens: Sequence[int] | torch.Tensor) -> list[int]:
     try:
         return [index(token) for token in ids]  # plain ints
     except TypeError:
-        raise ValueError(f"a prompt is a list of ids, not {tokens!r:.80}") from None
+        shown = " ".join(repr(tokens).split())
+        raise ValueError(f"a prompt is a list of ids, not {shown:.80}") from None
 
 
-def make_rule(target: Llama, options: Options) -> Rule:
-    """The rule that resolved ``options`` ask for."""
-    if options.temperature == 0:
+def make_rule(target: Target, settings: Settings) -> Rule:
+    """The rule that ``settings`` ask for."""
+    if not isinstance(settings.rule, str):
+        return settings.rule
+    if settings.temperature == 0:
         return Greedy()
-    warping = (options.temperature, options.top_p, options.top_k)  # see ``sampling.warp``
+    warping = (settings.temperature, settings.top_p, settings.top_k)  # see ``sampling.warp``
+    vocab_size = target.config.vocab_size
     # Plain decoding has nothing to reject: it always writes the text that the noise gives.
-    if options.coupled or options.method == "ar":
+    if settings.rule == "noise" or settings.method == "ar":
         dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)
-        return SharedNoise(*warping, noise)
-    return Rejection(*warping, target.config.vocab_size, Draws(options.seed))
+        return SharedNoise(*warping, Noise(settings.seed, vocab_size, target.device, dtype))
+    if settings.shape.sends_all:
+        return Rejection(*warping, vocab_size, Draws(settings.seed))
+    return TargetDraws(*warping, Draws(settings.seed))
 
 
 def make_drafter(
-    target: Llama, draft_model: Llama | None, options: Options, limit: int
+    target: Target, draft: Llama | None, settings: Settings, limit: int
 ) -> SortedDraft:
-    """The draft that resolved ``options`` ask for, with room for a context of ``limit`` tokens."""
+    """The draft that ``settings`` ask for, with room for a context of ``limit`` tokens."""
     exits: list[Exit] = []
     previous = None
-    for exit_layer, threshold in zip(options.exits, options.thresholds):
-        if exit_layer == 0:
-            vocab_size = target.config.vocab_size
-            exits.append(TableExit(options.datastore, threshold, vocab_size, target.device))
-        else:
-            capacity = limit + options.tree.max_entries
-            previous = LayerExit(draft_model, previous, exit_layer, threshold, capacity)
+    for each, threshold in zip(settings.exits, settings.thresholds):
+        if each == 0:
+            from .ngram.table import TableExit  # exit 0
+
+            exits.append(TableExit(settings.datastore, threshold, target.device))
+        elif isinstance(each, int):
+            capacity = limit + settings.shape.capacity
+            previous = LayerExit(draft, previous, each, threshold, capacity)
             exits.append(previous)
-    return SortedDraft(
-        exits,
-        options.tree,
-        min_prob=options.stop,
-        decision=options.decision,
-        node_count=options.node_count,
-    )
+        else:
+            exits.append(each)
+    return SortedDraft(exits, settings.shape, settings.stop, settings.decision)

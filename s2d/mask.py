@@ -1,5 +1,7 @@
 """The mask builder: which position attends to which when a model reads a tree after its context."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,7 +39,7 @@ def positions_and_mask(
     parents: list[int],
     device: torch.device,
     dtype: torch.dtype,
-    ancestors: np.ndarray | None = None,
+    ancestors: Callable[[list[int]], np.ndarray] = ancestor_mask,
 ) -> tuple[Tensor | None, Tensor | None]:
     """What a model needs to read the rest of a context and the nodes of a tree after it.
 
@@ -46,7 +48,7 @@ def positions_and_mask(
         n: the length of the context.
         parents: of the N nodes after it, by their place among them.
         device, dtype: of the model.
-        ancestors: the ancestor mask of a tree that begins with these nodes; if None, it is made.
+        ancestors: makes the ancestor mask (N, N) of ``parents``.
 
     Returns position ids (T,) and a mask (T, start+T) for the T = n + N - start positions that the
     model has not read. Either may be None, for the default of ``run_layers``. With the first three
@@ -57,6 +59,8 @@ def positions_and_mask(
           0     x x x x   x x . .               5
           1     x x x x   x . x .               5
           2     x x x x   x x . x               6
+
+    If node 0 has been read as well, the rows of e and 0 are missing.
     """
     N = len(parents)
     T = n + N - start
@@ -68,14 +72,12 @@ def positions_and_mask(
     positions = None
     if not chain:
         # The row of a node attends to the whole context, and to the node and its ancestors.
-        if ancestors is None:
-            ancestors = ancestor_mask(parents)
-        context_positions = np.arange(start, max(start, n))
-        node_rows = ancestors[max(0, start - n) : N, :N]  # of the nodes that were not read
-        visible[len(context_positions) :, n:] = node_rows
+        nodes = np.arange(max(0, start - n), N)  # those that were not read
+        of_nodes = ancestors(parents)[nodes]  # (unread, N)
+        visible[T - len(nodes) :, n:] = of_nodes
         # The first level is at position n, and each other node one after its parent.
-        node_positions = n - 1 + node_rows.sum(axis=1)
-        positions = np.concatenate((context_positions, node_positions))
+        positions = np.arange(start, start + T)
+        positions[T - len(nodes) :] = n - 1 + of_nodes.sum(axis=1)
         positions = torch.from_numpy(positions).to(device)
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     return positions, mask.masked_fill_(torch.from_numpy(~visible).to(device), -torch.inf)

@@ -5,17 +5,17 @@ continue later from the hidden states there, as the exits of a sorted draft do (
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import Cache, KVCache, attend
+from .cache import KVCache
 
-THRESHOLD = 0.5  # of an exit that has none of its own: the published one
+WIDE = 1024  # H·D from which it pays on a CPU to fold groups of heads, see ``attend``
 
 
 @dataclass(frozen=True)
@@ -39,36 +39,6 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...] = (2,)
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """How a model drafts unless options say otherwise; in the same config.json as its LlamaConfig.
-
-    Attributes:
-        exits: the numbers of layers after which it may predict (draft.py).
-        thresholds: one per exit, a confidence above it is enough.
-        length: of a chain.
-        stop: of a chain, or of exit 0 alone; see ``Options``.
-        tree: top_k, depth and size of a ``GrowingShape``.
-    """
-
-    exits: tuple[int, ...]
-    thresholds: tuple[float, ...]
-    length: int = 6
-    stop: float = 0.0
-    tree: tuple[int, int, int] = (10, 4, 60)
-
-
-def default_drafting(config: LlamaConfig) -> Drafting:
-    """Of a model that was not trained to predict after fewer layers than it has."""
-    exits = (config.num_hidden_layers,)
-    return Drafting(exits, default_thresholds(exits))
-
-
-def default_thresholds(exits: Sequence[int]) -> tuple[float, ...]:
-    """THRESHOLD for every exit but the last, which always drafts."""
-    return (THRESHOLD,) * (len(exits) - 1) + (0.0,)
-
-
 class RMSNorm(nn.Module):
     """x / rms(x) * weight. In half precision PyTorch computes rms(x) in float32, as Llama needs."""
 
@@ -85,8 +55,7 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotary embedding at every position, (positions, D) each.
 
     From Su et al. 2021, arXiv 2104.09864, section 3.4; but as in Hugging Face's checkpoints,
-    dimension i rotates together with i + D/2. The sines of the first half have the minus sign that
-    ``rotate`` needs.
+    dimension i rotates together with i + D/2.
     """
     # In float32, and on the CPU even if parameters are built on the meta device, since the table is
     # never loaded.
@@ -105,14 +74,18 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
     angles = torch.outer(positions, scaled)  # (positions, D/2)
     cos = angles.cos()
     sin = angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to x (B, H, T, D), with ``cos`` and signed ``sin`` (T, D)."""
-    # x * cos + rotate_half(x) * sin, where rotate_half swaps the halves of D and negates the first.
-    # The table has the minus sign already, which leaves a swap and a fused multiply-add.
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+    """Apply the rotary embedding to x (B, H, T, D), with ``cos`` and ``sin`` (T, D)."""
+    return x * cos + rotate_half(x) * sin
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    """(a, b) -> (-b, a), for the two halves of the last dimension."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((-second, first), dim=-1)
 
 
 class Attention(nn.Module):
@@ -133,22 +106,51 @@ class Attention(nn.Module):
         x: Tensor,
         rope: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: Cache | None,
+        cache: KVCache | None,
         layer: int,
     ) -> Tensor:
         """x (B, T, hidden) -> (B, T, hidden). ``layer`` counts from the first of the cache."""
+        q, k, v = self.heads(x, rope)
+        if cache is not None:
+            k, v = cache.update(layer, k, v)  # (B, G, S+T, D)
+        return self.output(attend(q, k, v, mask))
+
+    def heads(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, hidden) -> queries (B, H, T, D), keys and values (B, G, T, D)."""
         B, T, _ = x.shape
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         cos, sin = rope
-        q = rotate(q, cos, sin)
-        k = rotate(k, cos, sin)
-        if cache is not None:
-            attended = cache.store_and_attend(layer, q, k, v, mask)
-        else:
-            attended = attend(q, k, v, mask)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+    def output(self, attended: Tensor) -> Tensor:
+        """Attended values (B, H, T, D) -> (B, T, hidden)."""
         return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of queries (B, H, T, D) to keys and values (B, G, S+T, D): (B, H, T, D).
+
+    ``mask`` (T, S+T) is added to the scores. Without a mask, attention is causal if S = 0, and a
+    single query (T = 1) attends to everything. G divides H: H/G query heads share a key head.
+    """
+    H, T, D = q.shape[1:]
+    G = k.shape[1]
+    masked = mask is not None
+    if G < H and (T == 1 or (masked and (H * D >= WIDE or not q.is_cpu))):
+        # The same result, faster: the heads of a group become queries of one head, so that its keys
+        # and values are read once. A GPU has no fast kernel for grouped heads with a mask. On a
+        # CPU, copying the mask takes longer than it saves if the heads are small.
+        q = q.reshape(-1, G, H // G * T, D)
+        if masked:
+            mask = mask.repeat(H // G, 1)  # (H/G·T, S+T)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(-1, H, T, D)
+    # Without a mask, several queries have no cache before them (``Llama.run_layers`` sees to it).
+    causal = not masked and T > 1
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=G < H
+    )
 
 
 class MLP(nn.Module):
@@ -179,7 +181,7 @@ class Block(nn.Module):
         x: Tensor,
         rope: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: Cache | None,
+        cache: KVCache | None,
         layer: int,
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache, layer)
@@ -199,13 +201,13 @@ class Trunk(nn.Module):
 class Llama(nn.Module):
     """The whole model; ``model(tokens)``, (B, T) -> (B, T, V), is the causal language model.
 
-    ``drafting`` is for a draft model; by default it predicts after its last layer alone.
+    ``drafting`` says how a draft model drafts by default (``options.Drafting``).
     """
 
-    def __init__(self, config: LlamaConfig, drafting: Drafting | None = None) -> None:
+    def __init__(self, config: LlamaConfig, drafting: Any = None) -> None:
         super().__init__()
         self.config = config
-        self.drafting = drafting or default_drafting(config)
+        self.drafting = drafting
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
@@ -221,13 +223,6 @@ class Llama(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.model.norm.weight.dtype
-
-    def pass_costs(self, rows: int) -> list[float] | None:
-        """Seconds of a pass over 1, 2, ... ``rows`` positions; None: unknown.
-
-        On a CPU ``load_model`` replaces this method of a model (speed/__init__.py).
-        """
-        return None
 
     def new_cache(
         self, capacity: int, first: int = 0, end: int | None = None, kv_heads: int | None = None
@@ -246,6 +241,10 @@ class Llama(nn.Module):
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
         return self.model.embed_tokens(tokens)
 
+    def rope(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding at ``positions`` (T,): (T, D) each."""
+        return self.rope_cos[positions], self.rope_sin[positions]
+
     def run_layers(
         self,
         hidden: Tensor,
@@ -253,16 +252,16 @@ class Llama(nn.Module):
         end: int | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Run hidden states (B, T, hidden) through layers first..end-1: (B, T, hidden).
 
         Args:
             positions: (T,), for the rotary embedding; by default S..S+T-1.
             mask: (T, S+T), 0 where a row attends to a column and -inf elsewhere
-                (``tree.positions_and_mask``); by default attention is causal.
+                (``mask.positions_and_mask``); by default attention is causal.
             cache: of these layers. It holds S positions, to which the T new ones are added; B is 1
-                then, also if several prompts share a pass (batch.py).
+                then.
 
         Raises ValueError without a mask if several positions follow a cache that is not empty.
         """
@@ -271,9 +270,8 @@ class Llama(nn.Module):
         if S > 0 and T > 1 and mask is None:
             raise ValueError(f"{T} positions after a cache of {S} need a mask")
         if positions is None:
-            rope = self.rope_cos[S : S + T], self.rope_sin[S : S + T]  # (T, D) each
-        else:
-            rope = self.rope_cos[positions], self.rope_sin[positions]
+            positions = slice(S, S + T)
+        rope = self.rope(positions)  # (T, D) each
         for layer, block in enumerate(islice(self.model.layers, first, end)):
             hidden = block(hidden, rope, mask, cache, layer)
         if cache is not None:
@@ -290,7 +288,7 @@ class Llama(nn.Module):
         last: int | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Tokens (B, T) -> logits (B, T, V), or (B, last, V) of the ``last`` positions alone.
 

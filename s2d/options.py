@@ -1,26 +1,60 @@
-"""What can be asked for: options, their defaults and their checks, in one place.
+"""What can be asked for (``Options``), and what will be done (``Settings``), in one place.
 
-A method is a choice of draft. ``ar`` has none: it is plain, autoregressive decoding. ``sd`` drafts
-a chain from one exit, and ``s2d`` from sorted exits. ``mcsd`` and ``s2d-tree`` do so with trees.
+A method is a name for a way to draft, a preset of exits and a shape. ``ar`` has no draft: it is
+plain, autoregressive decoding. ``sd`` drafts a chain from one exit, and ``s2d`` from sorted exits.
+``mcsd`` and ``s2d-tree`` do so with trees. Whatever is given besides takes the preset's place.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
 
-from .draft import DecisionModel
-from .model import THRESHOLD, Drafting, LlamaConfig
-from .ngram.costs import MIN_PROB, best_node_count, min_paying_prob
-from .ngram.table import Table
+from .draft import DecisionModel, Exit
+from .model import Llama, LlamaConfig
+from .rules import Rule
 from .tree import FixedShape, GrowingShape, Shape
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
-CHAINS = ("sd", "s2d")
-TREES = ("mcsd", "s2d-tree")
-SORTED = ("s2d", "s2d-tree")
+RULES = ("noise", "rejection")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
+THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on miniatures
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a model drafts unless options say otherwise; in the same config.json as its LlamaConfig.
+
+    Attributes:
+        exits: the numbers of layers after which it may predict (draft.py).
+        thresholds: one per exit, a confidence above it is enough.
+        length: of a chain.
+        stop: of a chain, or of exit 0 alone; see ``Options``.
+        tree: top_k, depth and size of a ``GrowingShape``.
+    """
+
+    exits: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    length: int = 6
+    stop: float = 0.0
+    tree: tuple[int, int, int] = (10, 4, 60)
+
+
+def default_drafting(config: LlamaConfig) -> Drafting:
+    """Of a model that was not trained to predict after fewer layers than it has."""
+    exits = (config.num_hidden_layers,)
+    return Drafting(exits, default_thresholds(exits))
+
+
+def default_thresholds(exits: Sequence[int]) -> tuple[float, ...]:
+    """THRESHOLD for every exit but the last, which always drafts."""
+    return (THRESHOLD,) * (len(exits) - 1) + (0.0,)
+
+
+def drafting_of(model: Llama) -> Drafting:
+    """How ``model`` drafts by default."""
+    return model.drafting or default_drafting(model.config)
 
 
 # How exit 0 drafts alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
@@ -29,30 +63,28 @@ TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a generation. ``resolved`` gives what was not set its default.
+    """What is asked for. None stands for a default, which ``resolve`` fills in.
 
     Attributes:
-        method: one of METHODS. By default ``s2d``; but ``s2d-tree`` if ``tree`` is given, or if
-            exit 0 drafts alone, ``coupled``, without ``draft_length``.
+        method: one of METHODS. By default ``s2d``; but ``s2d-tree`` if exit 0 drafts alone.
         max_new_tokens: the answer ends there, if not before.
         temperature: 0 is greedy.
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
         top_k: the number of tokens that may be sampled; 0 keeps all.
         seed: of all random numbers.
-        exits: the numbers of layers after which the draft may predict; 0 is the n-gram table.
+        exits: the numbers of layers after which the draft may predict; 0 is the n-gram table. Any
+            object with the members of ``draft.Exit`` may stand among them.
         thresholds: one per exit, a confidence above it is enough. The last exit always drafts,
             whatever its own is.
         draft_length: tokens in a chain.
-        tree: children of each node, by level, such as (4, 2, 2, 1), or a shape. Resolved, it is
-            always a shape, also of chains.
+        tree: children of each node, by level, such as (4, 2, 2, 1), or a ``tree.Shape``.
         init: "target" gives each tree its first level from the target (roots.py).
-        stop: a probability. Chains and fixed trees end when the product of their levels'
-            confidences is below it; of growing trees it leaves out less probable paths.
-        decision: a decision model that may end drafting earlier (decision.py).
-        coupled: draft and target share their noise, so that one seed gives one text; False is
-            rejection sampling, as in the papers (``--rejection``).
+        stop: a probability. A path whose estimated probability is below it is not continued.
+        decision: a decision model, which estimates these probabilities (decision.py).
+        rule: "noise": draft and target share their noise, so that one seed gives one text.
+            "rejection": rejection sampling, as in the papers. Or an object with the members of
+            ``rules.Rule``. At temperature 0 the two names mean the same.
         datastore: what exit 0 knows besides the text (ngram/datastore.py).
-        node_count: how many nodes of a growing tree to send, see ``SortedDraft``.
     """
 
     method: str | None = None
@@ -61,201 +93,219 @@ class Options:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
-    exits: Sequence[int] | None = None
+    exits: Sequence[int | Exit] | None = None
     thresholds: Sequence[float] | None = None
     draft_length: int | None = None
     tree: Sequence[int] | Shape | None = None
     init: str = "draft"
     stop: float | None = None
     decision: DecisionModel | None = None
-    coupled: bool = True
-    datastore: Table | None = None
-    node_count: Callable[[list[float]], int] | None = None
+    rule: str | Rule = "noise"
+    datastore: Any = None  # an ngram.table.Table
 
-    def resolved(
-        self,
-        target_config: LlamaConfig,
-        draft_config: LlamaConfig | None = None,
-        drafting: Drafting | None = None,
-        costs: list[float] | None = None,
-    ) -> "Options":
-        """These options with nothing left to decide. Raises ValueError for what cannot be run.
 
-        Args:
-            target_config: of the target.
-            draft_config, drafting: of the draft model; without one, exit 0 drafts alone.
-            costs: seconds of a target pass over 1, 2, ... positions, if they are known; see
-                ``may_need_costs``.
-        """
-        asked = self.checked()
-        if self.method == "ar":
-            return replace(asked, exits=(), thresholds=(), tree=FixedShape(()), stop=0.0)
-        has_draft_model = draft_config is not None
-        vocab_size = target_config.vocab_size
-        if has_draft_model and draft_config.vocab_size != vocab_size:
-            sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
-            raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
-        if self.table_alone(has_draft_model):
-            drafting = TABLE_ALONE
-        depth = draft_config.num_hidden_layers if has_draft_model else 0
-        exits = self.resolved_exits(drafting, depth)
-        method = self.resolved_method(exits)
-        if len(exits) > 1 and method not in SORTED:
-            raise ValueError(f"method {method} has one exit, not {list(exits)}; use s2d")
-        if not self.may_need_costs(has_draft_model):
-            costs = None
-        tree = self.resolved_tree(method, drafting, vocab_size)
-        return replace(
-            asked,
-            method=method,
-            exits=exits,
-            thresholds=self.resolved_thresholds(exits, drafting),
-            tree=tree,
-            stop=self.resolved_stop(method, exits, drafting, costs),
-            node_count=self.resolved_node_count(tree, costs),
+@dataclass(frozen=True)
+class Settings:
+    """What will be done: ``Options`` with nothing left to decide.
+
+    Attributes:
+        shape: of the trees, also of chains.
+        fit_costs: whether the size of exit 0's trees may be chosen by what passes of the target
+            cost (ngram/costs.py).
+    """
+
+    method: str
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    seed: int
+    exits: tuple[int | Exit, ...]
+    thresholds: tuple[float, ...]
+    shape: Shape
+    init: str
+    stop: float
+    decision: DecisionModel | None
+    rule: str | Rule
+    datastore: Any
+    fit_costs: bool
+
+
+def resolve(
+    options: Options,
+    target_config: LlamaConfig,
+    draft_config: LlamaConfig | None = None,
+    drafting: Drafting | None = None,
+) -> Settings:
+    """``options`` with all defaults filled in. Raises ValueError for what cannot be run.
+
+    Args:
+        target_config: of the target.
+        draft_config, drafting: of the draft model, and how it drafts by default; without one,
+            exit 0 drafts alone.
+    """
+    if options.method is not None and options.method not in METHODS:
+        raise ValueError(f"unknown method {options.method!r}; expected {', '.join(METHODS)}")
+    if options.init not in ("draft", "target"):
+        raise ValueError(f"init is 'draft' or 'target', not {options.init!r}")
+    if isinstance(options.rule, str) and options.rule not in RULES:
+        raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {options.rule!r}")
+    for name, member in (("decision", "judge"), ("datastore", "followers")):
+        given = getattr(options, name)
+        if given is not None and not hasattr(given, member):
+            raise ValueError(f"{name} is an object that was loaded from its file, not {given!r}")
+    temperature = check_number("temperature", options.temperature, 0, 1e38)
+    if temperature != 0:
+        check_number("temperature, if not 0", temperature, 1e-6, 1e38)
+    if options.method == "ar":
+        drafts: dict[str, Any] = dict(
+            method="ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0, decision=None
         )
+        drafts |= dict(datastore=None, init="draft", fit_costs=False)
+    else:
+        drafts = resolve_draft(options, target_config.vocab_size, draft_config, drafting)
+    return Settings(
+        max_new_tokens=check_whole("max_new_tokens", options.max_new_tokens, 1),
+        temperature=temperature,
+        top_p=check_number("top_p", options.top_p, 1e-40, 1),
+        top_k=check_whole("top_k", options.top_k, 0),
+        seed=check_whole("seed", options.seed, 0),
+        rule=options.rule,
+        **drafts,
+    )
 
-    def table_alone(self, has_draft_model: bool) -> bool:
-        """Whether exit 0 drafts alone."""
-        return not has_draft_model or (self.exits is not None and list(self.exits) == [0])
 
-    def may_need_costs(self, has_draft_model: bool) -> bool:
-        """Whether ``resolved`` may look at costs: they are measured once, which takes a moment.
+def resolve_draft(
+    options: Options, vocab_size: int, draft_config: LlamaConfig | None, drafting: Drafting | None
+) -> dict[str, Any]:
+    """The fields of Settings that say how to draft."""
+    if draft_config is not None and draft_config.vocab_size != vocab_size:
+        sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
+        raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
+    asked = None if options.exits is None else as_list("exits", options.exits)
+    table_alone = asked == [0] or (asked is None and draft_config is None)
+    if table_alone or drafting is None:
+        drafting = TABLE_ALONE
+    several = options.method not in ("sd", "mcsd")
+    exits = resolve_exits(asked, several, drafting, draft_config)
+    method = options.method
+    if method is None:
+        tree_is_best = table_alone and options.draft_length is None
+        method = "s2d-tree" if options.tree is not None or tree_is_best else "s2d"
+    shape = resolve_shape(options, method, drafting, vocab_size)
+    if options.decision is not None and 0 in exits:
+        raise ValueError("a decision model judges layers; exit 0 has none")
+    is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
+    if options.stop is not None:
+        stop = check_number("stop", options.stop, 0, 1)
+    elif options.decision is not None:
+        stop = options.decision.threshold
+    else:
+        stop = drafting.stop if is_chain or table_alone else 0.0
+    may_fit = table_alone and options.stop is None
+    return dict(
+        method=method,
+        exits=exits,
+        thresholds=resolve_thresholds(options, exits, drafting),
+        shape=shape,
+        init=options.init,
+        stop=stop,
+        decision=options.decision,
+        datastore=options.datastore,
+        # Not under rejection sampling, whose text depends on what is drafted and must not depend on
+        # clocks. With ``init="target"`` the first level has no estimates of exit 0's.
+        fit_costs=may_fit and options.rule == "noise" and options.init == "draft",
+    )
 
-        They choose ``stop`` and ``node_count`` where exit 0 drafts alone, unless a stop was given.
-        They are not used under rejection sampling, whose text depends on what is drafted and must
-        not depend on clocks; nor with ``init="target"``, since the first level then has no
-        estimated probabilities.
-        """
-        if self.method == "ar" or not self.table_alone(has_draft_model) or not self.coupled:
-            return False
-        return self.stop is None and self.init == "draft"
 
-    def checked(self) -> "Options":
-        """These options with plain Python numbers; ValueError for what no models could run."""
-        if self.method is not None and self.method not in METHODS:
-            raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
-        if self.init not in ("draft", "target"):
-            raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
-        if self.tree is not None and self.method not in (None, *TREES):
-            raise ValueError(f"method {self.method} drafts no tree; use mcsd or s2d-tree")
-        if self.draft_length is not None and self.method not in (None, *CHAINS):
-            raise ValueError(f"method {self.method} drafts no chain; use sd or s2d")
-        if self.tree is not None and self.draft_length is not None:
-            raise ValueError("a tree has its own depth; give tree or draft_length, not both")
-        if self.node_count is not None and self.init == "target":
-            raise ValueError("node_count and init='target' do not go together")
-        temperature = check_number("temperature", self.temperature, 0, 1e38)
-        if temperature != 0:
-            check_number("temperature, if not 0", temperature, 1e-6, 1e38)
-        for name in ("exits", "thresholds", "tree"):
-            value = getattr(self, name)
-            is_shape = isinstance(value, (FixedShape, GrowingShape))
-            if not (value is None or is_shape or isinstance(value, Iterable)):
-                raise ValueError(f"{name}: expected a list, got {value!r}")
-        return replace(
-            self,
-            max_new_tokens=check_whole("max_new_tokens", self.max_new_tokens, 1),
-            temperature=temperature,
-            top_p=check_number("top_p", self.top_p, 1e-40, 1),
-            top_k=check_whole("top_k", self.top_k, 0),
-            seed=check_whole("seed", self.seed, 0),
-        )
+def resolve_exits(
+    asked: list[int | Exit] | None,
+    several: bool,
+    drafting: Drafting,
+    draft_config: LlamaConfig | None,
+) -> tuple[int | Exit, ...]:
+    if asked is None:
+        return drafting.exits if several else drafting.exits[-1:]
+    depth = 0 if draft_config is None else draft_config.num_hidden_layers
+    exits: list[int | Exit] = []
+    for each in asked:
+        if not hasattr(each, "predict"):
+            each = check_whole(f"exits of {depth} draft layers", each, 0, depth)
+        exits.append(each)
+    layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
+    if not exits or layers != sorted(set(layers)):
+        raise ValueError(f"exits must increase, got {layers}")
+    return tuple(exits)
 
-    def resolved_exits(self, drafting: Drafting, depth: int) -> tuple[int, ...]:
-        """``depth``: the number of the draft model's layers."""
-        exits = self.exits
-        if exits is None:
-            several = self.method in (None, *SORTED)
-            exits = drafting.exits if several else drafting.exits[-1:]
-        what = f"exits of {depth} draft layers"
-        exits = tuple(check_whole(what, exit_layer, 0, depth) for exit_layer in exits)
-        if not exits or list(exits) != sorted(set(exits)):
-            raise ValueError(f"exits must increase, got {list(exits)}")
-        return exits
 
-    def resolved_thresholds(self, exits: tuple[int, ...], drafting: Drafting) -> tuple[float, ...]:
-        if self.thresholds is not None:
-            if len(self.thresholds) != len(exits):
-                raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
-            return tuple(check_number("thresholds", each, 0, 1) for each in self.thresholds)
-        trained = dict(zip(drafting.exits, drafting.thresholds))
-        as_trained = tuple(exit_layer for exit_layer in exits if exit_layer > 0) == drafting.exits
-        thresholds = []
-        for exit_layer in exits[:-1]:
-            threshold = trained.get(exit_layer, THRESHOLD)
-            if exit_layer == 0:
-                threshold = TABLE_THRESHOLD
+def resolve_thresholds(
+    options: Options, exits: tuple[int | Exit, ...], drafting: Drafting
+) -> tuple[float, ...]:
+    if options.thresholds is not None:
+        asked = as_list("thresholds", options.thresholds)
+        if len(asked) != len(exits):
+            raise ValueError(f"{len(exits)} exits, but {len(asked)} thresholds")
+        return tuple(check_number("thresholds", each, 0, 1) for each in asked)
+    trained = dict(zip(drafting.exits, drafting.thresholds))
+    as_trained = tuple(each for each in exits if each != 0) == drafting.exits
+    thresholds = []
+    for each in exits[:-1]:
+        if not isinstance(each, int):
+            threshold = each.threshold
+        elif each == 0:
+            threshold = TABLE_THRESHOLD
+        else:
+            threshold = trained.get(each, THRESHOLD)
             # After an exit with a threshold of 0 no deeper one is reached. As trained, that is
             # meant. But if 2, 3, 6 are asked for and 2, 3 were trained, it is only left from there.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
-            thresholds.append(threshold)
-        return (*thresholds, 0.0)
+        thresholds.append(threshold)
+    return (*thresholds, 0.0)
 
-    def resolved_method(self, exits: tuple[int, ...]) -> str:
-        if self.method is not None:
-            return self.method
-        # Exit 0 alone costs next to nothing, so it drafts a growing tree unless a chain is asked
-        # for. Rejection sampling does not go with growing trees (rules.py).
-        grows = exits == (0,) and self.coupled and self.draft_length is None
-        return "s2d-tree" if self.tree is not None or grows else "s2d"
 
-    def resolved_tree(self, method: str, drafting: Drafting, vocab_size: int) -> Shape:
-        if method in CHAINS:
-            length = drafting.length if self.draft_length is None else self.draft_length
-            return FixedShape((1,) * check_whole("draft_length", length, 1, MAX_NODES))
-        tree = self.tree
-        if tree is None:
-            tree = MCSD_TREE if method == "mcsd" else GrowingShape(*drafting.tree)
-        if isinstance(tree, GrowingShape):
-            if not self.coupled:
-                raise ValueError(
-                    "rejection sampling needs drawn children: a chain or a tree like 4,2,2,1"
-                )
-            numbers = [check_whole("tree", each, 1, MAX_NODES) for each in astuple(tree)]
-            tree = GrowingShape(*numbers)
-        else:
-            widths = tree.widths if isinstance(tree, FixedShape) else tree
-            tree = FixedShape(tuple(check_whole("tree", each, 1, MAX_NODES) for each in widths))
-        check_whole("nodes of a tree", tree.max_entries, 1, MAX_NODES)
-        check_whole("children of a node", max(tree.widths), 1, vocab_size)
-        return tree
+def resolve_shape(options: Options, method: str, drafting: Drafting, vocab_size: int) -> Shape:
+    if options.tree is not None and options.draft_length is not None:
+        raise ValueError("a tree has its own depth; give tree or draft_length, not both")
+    tree = options.tree
+    if isinstance(tree, Shape) and not isinstance(tree, (FixedShape, GrowingShape)):
+        return tree  # the caller's own
+    if tree is None and options.draft_length is None and method == "mcsd":
+        tree = MCSD_TREE
+    elif tree is None and options.draft_length is None and method == "s2d-tree":
+        tree = GrowingShape(*drafting.tree)
+    elif tree is None:
+        length = drafting.length if options.draft_length is None else options.draft_length
+        tree = (1,) * check_whole("draft_length", length, 1, MAX_NODES)
+    if isinstance(tree, GrowingShape):
+        sizes = [check_whole("tree", each, 1, MAX_NODES) for each in astuple(tree)]
+        shape: Shape = GrowingShape(*sizes)
+    else:
+        widths = as_list("tree", tree.widths if isinstance(tree, FixedShape) else tree)
+        shape = FixedShape(tuple(check_whole("tree", each, 1, MAX_NODES) for each in widths))
+    check_whole("levels of a tree", shape.depth, 1, MAX_NODES)
+    check_whole("nodes of a tree", shape.capacity, 1, MAX_NODES)
+    widest = max(shape.width(level) for level in range(shape.depth))
+    check_whole("children of a node", widest, 1, vocab_size)
+    return shape
 
-    def resolved_stop(
-        self, method: str, exits: tuple[int, ...], drafting: Drafting, costs: list[float] | None
-    ) -> float:
-        if self.decision is not None and exits[0] == 0:
-            raise ValueError("a decision model judges layers; exit 0 has none")
-        if self.stop is not None:
-            return check_number("stop", self.stop, 0, 1)
-        if costs is not None:
-            return min(1.0, max(MIN_PROB, min_paying_prob(costs)))
-        if self.decision is None and (method in CHAINS or exits == (0,)):
-            return drafting.stop
-        return 0.0
 
-    def resolved_node_count(
-        self, tree: Shape, costs: list[float] | None
-    ) -> Callable[[list[float]], int] | None:
-        if not isinstance(tree, GrowingShape):
-            if self.node_count is not None:
-                raise ValueError("node_count is for growing trees; other trees are sent whole")
-            return None
-        if self.node_count is None and costs is not None:
-            return partial(best_node_count, costs=costs)
-        return self.node_count
+def as_list(what: str, values: Iterable[Any]) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{what}: expected a list, got {values!r}")
+    return list(values)
 
 
 def check_number(what: str, value: float, low: float, high: float) -> float:
     """``value`` as a float; ValueError if it is no number from ``low`` to ``high``."""
     try:
         inside = low <= value <= high
+        number = float(value)
     except (TypeError, ValueError, RuntimeError):  # a text, None, an array or a tensor
         inside = False
     if not inside:
         raise ValueError(f"{what}: expected a number from {low} to {high}, got {value!r}")
-    return float(value)
+    return number
 
 
 def check_whole(what: str, value: int, low: int, high: int = 2**63 - 1) -> int:

@@ -1,35 +1,26 @@
 """Token trees: many continuations of one context, checked by the target in a single pass.
 
-A ``Tree`` grows level by level while it is drafted: a level is what the draft adds at a time, the
-children of all nodes of the *frontier*. Then the tree is sent to the target. A chain is a tree with
-one node in each level.
+A ``Tree`` is drafted level by level. The nodes of a level all have the same depth: they are the
+children of the *frontier*, the nodes of the level before that the draft *expands*. A chain is a
+tree with one node in each level.
 
-One example shows the four numberings that the code uses. The tree has six nodes. The draft expanded
-0, 1, 4 and 2, in this order: it ran on them, to propose their children. Node 4 came before 2
-because it was more probable, and the children of 2 were too improbable to become nodes. All but
-node 3 are sent to the target:
+    context ─┬─ 0 ─┬─ 2 ─── 5        node                              0   1   2   3   4   5
+             │     └─ 3              slot, of those expanded           0   1   2   ·   3   ·
+             └─ 1 ─── 4 ─── 6        row of the target's logits        1   2   3   4   5   6
 
-    context ─┬─ 0 ─┬─ 2             node                            0   1   2   3   4   5
-             │     └─ 3             slot, among those expanded      0   1   3   ·   2   ·
-             └─ 1 ─── 4 ─── 5       place, among those sent         0   1   2   ·   3   4
-                                    row of the target's logits      1   2   3   ·   4   5
-
-- A **node** keeps the number with which it was proposed.
-- The draft's KV caches hold the context and, after it, the nodes of ``expanded``, one per **slot**.
-- The target reads the context and, after it, the nodes of ``sent``, one per **place**. Parents come
-  before their children in both lists, and ``part`` gives parents by the place or slot they have.
-- The target's logits have N+1 **rows**: row 0 is about the token after the context, and row i + 1
-  about the token after the node in place i. The context has the number -1 among nodes, slots and
-  places, so that the row after it is -1 + 1 = 0.
+- **Nodes** are numbered in the order in which they were proposed, so parents come before children.
+- The draft's KV caches hold the context and, after it, one **slot** for each expanded node. Here
+  the draft ran on 0, 1, 2 and 4.
+- Before a tree is sent to the target, its least probable nodes may be left out; the others are then
+  numbered anew. The target's logits have N+1 **rows**: row 0 is about the token after the context,
+  and row i + 1 about the token after node i.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -37,42 +28,61 @@ from torch import Tensor
 from .mask import CONTEXT, ancestor_mask
 
 
-class Shape(Protocol):
-    """How a tree grows: ``FixedShape`` or ``GrowingShape``."""
+class Shape:
+    """How a tree grows. A subclass has the first two attributes and ``width``.
 
-    widths: tuple[int, ...]  # by level, counted from 0: children of each node that is expanded
-    max_entries: int  # most nodes that are sent (target), or expanded (draft) if these are more
-    ancestors: np.ndarray | None  # the ancestor mask of the whole tree, if it is known beforehand
+    Attributes:
+        depth: the number of levels.
+        capacity: the largest number of nodes that the draft expands or the target is sent.
+        sends_all: whether all proposed nodes are sent. If not, the rule for rejection sampling is
+            ``rules.TargetDraws``.
+    """
 
-    def keeps(self, prob: float, min_prob: float) -> bool:
-        """Whether a proposed node becomes part of the tree, by its path's probability."""
+    depth: int
+    capacity: int
+    sends_all = True
+
+    def width(self, level: int) -> int:
+        """How many children each node of the frontier gets, in a level counted from 0."""
+        raise NotImplementedError
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        """The nodes to expand next; none if drafting is to end."""
+        """The nodes of the last level to expand, in ascending order; none ends drafting."""
+        return [node for node in tree.last_level if tree.probs[node] >= tree.stop]
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
-        """The nodes for the target to check, the most probable first if some may be left out."""
+        """The nodes for the target to check, in ascending order, each with its parent."""
+        return list(range(len(tree.tokens)))
+
+    def ancestors(self, parents: list[int]) -> np.ndarray:
+        """The ancestor mask (N, N) of nodes with these ``parents`` (N,)."""
+        return ancestor_mask(parents)
 
 
 @dataclass(frozen=True)
-class FixedShape:
-    """A shape that is known beforehand: the context gets ``widths[0]`` children, each of these gets
-    ``widths[1]``, and so on. So a level is all nodes of one depth.
+class FixedShape(Shape):
+    """The context gets ``widths[0]`` children, each of these gets ``widths[1]``, and so on.
 
     (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains: the k-config of multi-candidate
-    speculative decoding (arXiv 2401.06706, section 3). All nodes are sent. Drafting ends early once
-    the product of the levels' confidences is below ``tree.min_prob``.
+    speculative decoding (arXiv 2401.06706, section 3). All nodes are sent.
     """
 
     widths: tuple[int, ...]
 
     @property
-    def max_entries(self) -> int:
+    def depth(self) -> int:
+        return len(self.widths)
+
+    @property
+    def capacity(self) -> int:
         return sum(accumulate(self.widths, mul))
 
+    def width(self, level: int) -> int:
+        return self.widths[level]
+
     @cached_property
-    def ancestors(self) -> np.ndarray:
-        """Made once, and sliced for every pass ("dynamic sliced mask", arXiv 2409.10644)."""
+    def parents(self) -> list[int]:
+        """The parents of all nodes, if each has as many children as it may."""
         parents = []
         level = [CONTEXT]
         for width in self.widths:
@@ -80,69 +90,57 @@ class FixedShape:
             for node in level:
                 parents += [node] * width
             level = range(first, len(parents))
-        return ancestor_mask(parents)
+        return parents
 
-    def keeps(self, prob: float, min_prob: float) -> bool:
-        return True  # its mask counts on all of them
+    @cached_property
+    def whole_mask(self) -> np.ndarray:
+        return ancestor_mask(self.parents)
 
-    def next_frontier(self, tree: "Tree") -> list[int]:
-        if tree.likelihood < tree.min_prob:
-            return []
-        last_depth = tree.level_count - 1
-        return [node for node, depth in enumerate(tree.depths) if depth == last_depth]
-
-    def nodes_to_send(self, tree: "Tree") -> list[int]:
-        return list(range(len(tree.tokens)))
+    def ancestors(self, parents: list[int]) -> np.ndarray:
+        """Made once, and sliced for every pass ("dynamic sliced mask", arXiv 2409.10644)."""
+        N = len(parents)
+        if parents == self.parents[:N]:
+            return self.whole_mask[:N, :N]
+        return ancestor_mask(parents)  # some node has fewer children
 
 
 @dataclass(frozen=True)
-class GrowingShape:
+class GrowingShape(Shape):
     """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
-    It is drafted in ``depth`` levels. The first one gives the context its ``top_k`` best children.
-    Each later one expands the ``top_k`` most probable nodes that were not expanded yet, whatever
-    their depth, and gives each its ``top_k`` best children; so its nodes may differ in depth. Paths
-    less probable than ``tree.min_prob`` are left out. The ``size`` most probable nodes are sent.
+    As in the authors' code, after EAGLE-2 (Li et al. 2024, arXiv 2406.16858): each level expands
+    the ``top_k`` most probable nodes of the level before and gives each its ``top_k`` best
+    children. Of all nodes, the ``size`` most probable are sent.
     """
 
     top_k: int
     depth: int
     size: int
 
-    ancestors = None
+    sends_all = False
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        return (self.top_k,) * self.depth
-
-    @property
-    def max_entries(self) -> int:
+    def capacity(self) -> int:
         return max(self.size, self.top_k * self.depth)
 
-    def keeps(self, prob: float, min_prob: float) -> bool:
-        return prob > 0.0 and prob >= min_prob
+    def width(self, level: int) -> int:
+        return self.top_k
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        # A node that will not be sent needs no children: they are no more probable than it is.
-        expanded = set(tree.expanded)
-        waiting = [node for node in self.nodes_to_send(tree) if node not in expanded]
-        return waiting[: self.top_k]
+        return most_probable(super().next_frontier(tree), tree.probs, self.top_k)
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
-        # Sorting is stable, so that a parent stays ahead of a child that is as probable.
-        nodes = range(len(tree.tokens))
-        ranked = sorted(nodes, key=lambda node: tree.probs[node], reverse=True)
-        return ranked[: self.size]
+        return most_probable(super().nodes_to_send(tree), tree.probs, self.size)
 
 
-@dataclass(frozen=True)
-class Tried:
-    """An exit that was asked to draft a level. The last one drafted it, unless it knew nothing."""
+def most_probable(nodes: list[int], probs: list[float], count: int) -> list[int]:
+    """The ``count`` most probable of ``nodes``, in ascending order.
 
-    level: int
-    frontier: list[int]  # the nodes it was asked about
-    exit_layer: int
-    confidence: float
+    A child is no more probable than its parent. Of equally probable nodes the first ones are taken,
+    so that a parent is taken before its child.
+    """
+    ranked = sorted(nodes, key=lambda node: probs[node], reverse=True)
+    return sorted(ranked[:count])
 
 
 class Tree:
@@ -150,48 +148,44 @@ class Tree:
 
     Attributes:
         tokens, parents, depths: by node; depths count from 0.
-        probs: by node, the estimated probability that its path is accepted, the product of what
-            rules estimate (``rules.Proposal``). Growing trees choose nodes by it.
+        probs: by node, the estimated probability that its path is accepted: the product of what
+            the rule, or a decision model, estimates for its tokens.
         exit_layers: by node, which exit proposed it, by its number of layers; None if the target
             proposed it (roots.py).
-        frontier: the nodes to expand next; at first the context alone.
-        expanded: the nodes that are or were in the frontier, but not CONTEXT, in the order of their
-            slots in the draft's caches.
-        sent: the nodes that the target checks, sorted by depth.
-        likelihood: the product of the levels' confidences.
         q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
             rule tests them against it.
-        began_at, drafted_at: when drafting began and ended, in seconds of ``time.perf_counter``.
-        tried: the exits that were asked, in order.
+        last_level: the nodes of the newest level.
+        frontier: the nodes to expand next; at first the context alone.
+        slots: by expanded node, its slot in the draft's caches.
+        slot_tokens, slot_parents: by slot; parents are slots as well.
     """
 
     def __init__(
-        self, context: list[int], shape: Shape, max_levels: int, min_prob: float = 0.0
+        self, context: list[int], shape: Shape, max_levels: int, stop: float = 0.0
     ) -> None:
+        """``stop``: a node whose path is less probable is not expanded."""
         self.context = context
         self.shape = shape
-        self.min_prob = min_prob
-        self.max_levels = min(max_levels, len(shape.widths))
+        self.stop = stop
+        self.max_levels = min(max_levels, shape.depth)
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.depths: list[int] = []
         self.probs: list[float] = []
         self.exit_layers: list[int | None] = []
-        self.level_count = 0
-        self.likelihood = 1.0
-        self.frontier = [CONTEXT] if self.max_levels > 0 else []
-        self.expanded: list[int] = []
-        self.sent: list[int] = []
         self.q: dict[int, Tensor] = {}
-        self.tried: list[Tried] = []
-        self.began_at = self.drafted_at = time.perf_counter()
+        self.level_count = 0
+        self.last_level: list[int] = []
+        self.frontier = [CONTEXT] if self.max_levels > 0 else []
+        self.slots = {CONTEXT: CONTEXT}
+        self.slot_tokens: list[int] = []
+        self.slot_parents: list[int] = []
 
     def add_level(
         self,
         tokens: list[list[int]],
         probs: list[list[float]],
         exit_layer: int | None,
-        confidence: float = 1.0,
         q: Sequence[Tensor] = (),
     ) -> None:
         """Give each node of the frontier children, and choose the next frontier.
@@ -200,45 +194,52 @@ class Tree:
             tokens: of the children, one list for each node of the frontier.
             probs: of each child, the estimated probability that it is accepted after its parent.
             exit_layer: of the exit that proposed them; None: the target did.
-            confidence: of the exit in this level.
             q: what the children were drawn from (V,), one for each node of the frontier, or none.
         """
         self.q.update(zip(self.frontier, q))
+        first = len(self.tokens)
         for parent, own_tokens, own_probs in zip(self.frontier, tokens, probs):
-            depth = 0 if parent == CONTEXT else self.depths[parent] + 1
             parent_prob = 1.0 if parent == CONTEXT else self.probs[parent]
             for token, prob in zip(own_tokens, own_probs):
-                path_prob = parent_prob * prob
-                if self.shape.keeps(path_prob, self.min_prob):
-                    self.tokens.append(token)
-                    self.parents.append(parent)
-                    self.depths.append(depth)
-                    self.probs.append(path_prob)
-                    self.exit_layers.append(exit_layer)
+                self.tokens.append(token)
+                self.parents.append(parent)
+                self.depths.append(self.level_count)
+                self.probs.append(parent_prob * prob)
+                self.exit_layers.append(exit_layer)
+        self.last_level = list(range(first, len(self.tokens)))
         self.level_count += 1
-        self.likelihood *= confidence
         self.frontier = []
         if self.level_count < self.max_levels:
             self.frontier = self.shape.next_frontier(self)
-        self.expanded += self.frontier
+        for node in self.frontier:
+            self.slots[node] = len(self.slot_tokens)
+            self.slot_tokens.append(self.tokens[node])
+            self.slot_parents.append(self.slots[self.parents[node]])
+
+    def prune(self) -> None:
+        """Keep the nodes that the shape sends, numbered anew. The tree grows no more."""
+        self.frontier = []
+        kept = self.shape.nodes_to_send(self)
+        if len(kept) == len(self.tokens):
+            return
+        number = {node: new for new, node in enumerate(kept)}
+        number[CONTEXT] = CONTEXT
+        self.parents = [number[self.parents[node]] for node in kept]
+        self.tokens = [self.tokens[node] for node in kept]
+        self.depths = [self.depths[node] for node in kept]
+        self.probs = [self.probs[node] for node in kept]
+        self.exit_layers = [self.exit_layers[node] for node in kept]
+        self.slots = {number[node]: slot for node, slot in self.slots.items() if node in number}
+        self.q = {number[node]: q for node, q in self.q.items() if node in number}
+
+    def children(self, parent: int) -> list[int]:
+        """The nodes whose parent is the node ``parent``, or CONTEXT."""
+        return [node for node, above in enumerate(self.parents) if above == parent]
 
     def next_positions(self, nodes: list[int]) -> list[int]:
         """The positions of the tokens that follow each of ``nodes`` or CONTEXT."""
         n = len(self.context)
         return [n if node == CONTEXT else n + self.depths[node] + 1 for node in nodes]
-
-    def part(self, nodes: list[int]) -> tuple[list[int], list[int]]:
-        """The tokens of ``nodes``, and their parents by place in this list."""
-        place_of = {node: place for place, node in enumerate(nodes)}
-        place_of[CONTEXT] = CONTEXT
-        tokens = [self.tokens[node] for node in nodes]
-        return tokens, [place_of[self.parents[node]] for node in nodes]
-
-    def slots(self, accepted: list[int]) -> list[int]:
-        """Places of accepted nodes -> the slots of those that are in ``expanded``."""
-        slot_of = {node: slot for slot, node in enumerate(self.expanded)}
-        nodes = [self.sent[place] for place in accepted]
-        return [slot_of[node] for node in nodes if node in slot_of]
 
     def path(self, node: int) -> list[int]:
         """The tokens from the first level down to ``node``."""

@@ -28,7 +28,8 @@ from s2d import generate, load_model  # noqa: E402
 from s2d.checkpoint import empty_model, placement  # noqa: E402
 from s2d.checkpoint.config import config_to_dict  # noqa: E402
 from s2d.files import staged_folder  # noqa: E402
-from s2d.model import Drafting, LlamaConfig  # noqa: E402
+from s2d.model import LlamaConfig  # noqa: E402
+from s2d.options import Drafting  # noqa: E402
 
 SHAPES = {  # hidden size, MLP width, layers, heads, key/value heads, vocabulary
     "7b": (4096, 11008, 32, 32, 32, 32000),  # Vicuna 7B, Llama 2 7B

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from s2d.decision import PathStop
-from s2d.model import Drafting, Llama, LlamaConfig
+from s2d.model import Llama, LlamaConfig
+from s2d.options import Drafting
 
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"

@@ -23,7 +23,7 @@ from helpers import (
 
 from s2d import definition, generate
 from s2d.generation import start
-from s2d.model import Drafting
+from s2d.options import Drafting
 from s2d.ngram.datastore import Datastore
 from s2d.options import Options
 from s2d.rules import SharedNoise

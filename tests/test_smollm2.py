@@ -15,7 +15,7 @@ from s2d import Tokenizer, generate, load_model
 from s2d.bench.specbench import read_questions
 from s2d.checkpoint import __main__ as weights
 from s2d.checkpoint import names
-from s2d.model import Drafting
+from s2d.options import Drafting
 
 NAME, QUESTIONS = "smollm2-135m", SHARED / "spec_bench/question.jsonl"
 DRAFTING = Drafting((6, 9, 12), (0.3, 0.3, 0.0), length=4, tree=(3, 3, 10))

@@ -27,7 +27,7 @@ def check(name, target, precise, methods, records):
     for method in list(methods)[1:]:
         own = [record for record in records if record["method"] == method]
         first = own[0]["generations"][0]
-        if first.exact and (first.options.coupled or first.options.temperature == 0):
+        if first.exact and (first.settings.rule == "noise" or first.settings.temperature == 0):
             pairs = progress(zip(alone, own), f"comparing {name} {method}: answers", len(own))
             found = [first_difference(target, precise, *pair) for pair in pairs]
             line, lossless = verdict([difference for difference in found if difference])
@@ -50,15 +50,15 @@ def first_difference(target, precise, alone, other):
             if None in pair:
                 return inf, 0.0  # one answer has ended
             if pair[0] != pair[1]:
-                context, options = prompt + own[:position], generation.options
+                context, settings = prompt + own[:position], generation.settings
                 tokens = torch.tensor([context], device=target.device)
                 exact, plain = precise(tokens)[0, -1].cpu(), target(tokens)[0, -1].cpu()  # (V,)
                 likely = exact.topk(LIKELY).indices
                 error = (plain - exact)[likely].abs().max().item()
                 # p / e is largest where logits - T log e are.
-                seen = Noise(options.seed, len(exact), "cpu", exact.dtype)
+                seen = Noise(settings.seed, len(exact), "cpu", exact.dtype)
                 noise = seen.at([len(context)])[0]
-                decided = exact - options.temperature * noise.log()
+                decided = exact - settings.temperature * noise.log()
                 return decided[list(pair)].diff().abs().item(), error
     return None
 

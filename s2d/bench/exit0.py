@@ -1,4 +1,4 @@
-"""Exit 0 (ngram/table.py) judged: how sure it is of the next token, against how often that is right.
+"""Exit 0 (ngram/) judged: how sure it is of the next token, against how often that is right.
 
 At every position of the target's own greedy answers. A column is a tenth of confidence; 0 is where
 the table knows no suffix of the context.

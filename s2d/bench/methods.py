@@ -15,7 +15,7 @@ import torch
 from ..checkpoint import empty_model
 from ..checkpoint.config import config_to_dict, read_drafting
 from ..cli.program import comma_separated, parse_stop, parse_tree
-from ..decision import PathStop, load_decision
+from ..decision import load_decision
 from ..model import LlamaConfig
 from ..ngram.datastore import find_datastore
 from ..options import METHODS, check_whole
@@ -44,7 +44,7 @@ def parse_method(text):
         if setting == "compile":
             options["compile"] = True
         elif setting == "rejection":
-            options["coupled"] = False
+            options["rule"] = "rejection"
         elif key in READERS:
             options[key] = READERS[key](value)
         else:
@@ -60,7 +60,7 @@ def prepare(method: dict[str, Any], config: LlamaConfig, folder: Path) -> dict[s
     """
     options = {key: value for key, value in method.items() if key not in ("compile", "batch")}
     if isinstance(method.get("stop"), str):
-        options["decision"] = PathStop(load_decision(options.pop("stop")))
+        options["decision"] = load_decision(options.pop("stop"))
     if 0 in method.get("exits", ()):
         options["datastore"] = find_datastore(folder, config)
     return options

@@ -19,7 +19,7 @@ from ..checkpoint.names import draft_beside, find_draft, find_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing, refuse_other_than_file
 from ..model import Llama
-from ..options import Options
+from ..options import Options, resolve
 from .check import check
 from .measure import answer, measure, run_ours
 from .methods import default_methods, parse_method, peers_of, prepare
@@ -140,7 +140,7 @@ def plan(
     for key, temperature in product(options, args.temperature):
         chosen = options[key] | {"temperature": temperature, "max_new_tokens": args.max_new_tokens}
         try:
-            Options(**chosen).resolved(config, *draft)
+            resolve(Options(**chosen), config, *draft)
         except ValueError as error:
             raise ValueError(f"{folder}, {key}: {error}") from None
     return Plan(folder, name, describe(tokenizer.chat_format), ask, options)

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..files import read_json, refuse_other_than_utf8
-from ..model import Drafting, LlamaConfig, default_thresholds
+from ..model import LlamaConfig
+from ..options import Drafting, default_thresholds
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
 REQUIRED = {"model_type": "llama", "attention_bias": False, "mlp_bias": False}

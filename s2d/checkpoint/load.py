@@ -13,8 +13,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ..files import read_json, staged_folder
-from ..model import Llama, default_drafting
+from ..model import Llama
 from ..notices import progress, tell
+from ..options import default_drafting, drafting_of
 from .config import config_to_dict, read_config, read_drafting, read_generation_config
 from .shards import read_tensors
 
@@ -188,7 +189,9 @@ def save_model(
             if tokenizer_from and (Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
-        drafting = model.drafting if model.drafting != default_drafting(model.config) else None
+        drafting = drafting_of(model)
+        if drafting == default_drafting(model.config):
+            drafting = None
         config = config_to_dict(model.config, dtype, drafting)
         if learnt_from is not None:
             config["learnt_from"] = learnt_from

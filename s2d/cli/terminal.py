@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import cycle, groupby
 from statistics import median
 from typing import Any, TextIO
@@ -15,8 +15,6 @@ from ..decoder import Generation, Step
 from ..generation import make_decoder
 from ..model import Llama
 from ..notices import tell
-from ..options import CHAINS, Options
-from ..tree import FixedShape
 
 TURNS = 5  # of a comparison
 COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first
@@ -26,12 +24,6 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *rang
 
 def paint(text: str, color: int | None) -> str:
     return f"\033[{color}m{text}\033[0m" if color and text else text
-
-
-def sources(step: Step) -> list[int | None]:
-    """For each token of a Step the exit that drafted it, None for the target's own."""
-    accepted = [step.tree.exit_layers[step.tree.sent[place]] for place in step.accepted]
-    return [*accepted, None][: len(step.tokens)]
 
 
 class Streamed:
@@ -45,7 +37,7 @@ class Streamed:
         self.colors = dict(zip(exits, cycle(COLORS))) if colored else {}
 
     def add(self, step: Step) -> None:
-        for exit_layer, run in groupby(zip(sources(step), step.tokens), key=lambda pair: pair[0]):
+        for exit_layer, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
             text = self.stream.push([token for _, token in run]).translate(self.controls)
             print(paint(text, self.colors.get(exit_layer)), end="", file=self.out, flush=True)
 
@@ -78,7 +70,7 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
         kind = "not lossless (several roots from the target)"
     elif dtype != torch.float64:
         kind += f", up to rounding in {str(dtype).removeprefix('torch.')}"
-    lines.append(f"method         {generation.options.method}, {kind}")
+    lines.append(f"method         {generation.settings.method}, {kind}")
     return "\n".join(lines)
 
 
@@ -90,13 +82,13 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
     """
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
-    drafted = replace(answer.options, max_new_tokens=count)
-    alone = replace(drafted, method="ar", exits=(), thresholds=(), tree=FixedShape(()))
+    drafted = replace(answer.settings, max_new_tokens=count)
+    alone = replace(drafted, method="ar")
     seconds = {"ar": [], drafted.method: []}
     for _ in range(TURNS):
-        for options in (alone, drafted):
-            again = make_decoder(target, prompt, draft, options).run()
-            seconds[options.method].append(again.stats.seconds)
+        for settings in (alone, drafted):
+            again = make_decoder(target, prompt, draft, settings).run()
+            seconds[settings.method].append(again.stats.seconds)
     ratio = median(seconds["ar"]) / median(seconds[drafted.method])
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
     lines += f"(median of {TURNS} turns, {count} tokens each)"
@@ -109,27 +101,22 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
     return lines
 
 
+# What JSON says of the Settings, besides the method, the seed and the shape.
+SHOWN = "max_new_tokens temperature top_p top_k exits thresholds init stop rule".split()
+
+
 def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any]) -> str:
     """An answer and what it came from as one JSON object.
 
-    ``about``: model, draft, and what else was chosen besides the Decoder's own options.
+    ``about``: model, draft, and what else was chosen besides the Decoder's own Settings.
     """
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
     stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
-    options = {
-        field.name: getattr(generation.options, field.name)
-        for field in fields(Options)
-        if field.name not in ("method", "seed", "node_count", "tree", "decision", "datastore")
-    }
-    shape = generation.options.tree
-    if generation.options.method in CHAINS:
-        options |= {"draft_length": len(shape.widths), "tree": None}
-    elif isinstance(shape, FixedShape):
-        options["tree"] = {"widths": shape.widths} if shape.widths else None
-    else:
-        options["tree"] = vars(shape)
+    settings = vars(generation.settings)
+    options = {name: settings[name] for name in SHOWN}
+    options["shape"] = vars(generation.settings.shape)
     about = dict(about)
     options |= about.pop("options")
     answer = {
@@ -138,8 +125,8 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
         "prompt_tokens": generation.prompt_length,
         "exact": generation.exact,
         "ended": generation.ended,
-        "method": generation.options.method,
-        "seed": generation.options.seed,
+        "method": generation.settings.method,
+        "seed": generation.settings.seed,
         "options": options,
         "stats": stats,
     }

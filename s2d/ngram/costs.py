@@ -1,17 +1,19 @@
 """How many nodes of a growing tree are worth sending, by what the target's passes cost.
 
 For exit 0 alone, whose nodes cost nothing to draft. A pass over more positions takes longer, so a
-node pays if it is accepted often enough. ``Options.resolved`` takes its ``stop`` from
-``min_paying_prob`` and its ``node_count`` from ``best_node_count``.
+node pays if it is accepted often enough.
 """
 
 from bisect import bisect_left
+from dataclasses import astuple, dataclass
 from itertools import accumulate
 
 import torch
 
+from ..decoder import Target
 from ..model import Llama
 from ..timing import fastest_calls, timed_once
+from ..tree import GrowingShape, Shape, Tree, most_probable
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
 CONTEXT = 400  # cached positions that they attend to
@@ -19,6 +21,36 @@ DTYPES = torch.float32, torch.bfloat16  # in which passes are timed
 TRUST = 0.8  # factor for exit 0's probabilities, which are too high; tuned on SmolLM2-135M
 MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap passes are
 MAX_ROWS = 17  # positions per prompt up to which costs are known; trees chosen by them end at 16
+
+
+@dataclass(frozen=True)
+class PayingShape(GrowingShape):
+    """A growing shape that sends the nodes that pay.
+
+    ``costs``: seconds of a target pass over 1, 2, ... positions.
+    """
+
+    costs: tuple[float, ...]
+
+    def nodes_to_send(self, tree: Tree) -> list[int]:
+        nodes = super().nodes_to_send(tree)
+        probs = sorted((tree.probs[node] for node in nodes), reverse=True)
+        return most_probable(nodes, tree.probs, best_node_count(probs, self.costs))
+
+
+def fit_shape(target: Target, shape: Shape, stop: float, batch: int) -> tuple[Shape, float]:
+    """``shape`` and ``stop`` for exit 0 alone, as far as they depend on the costs of ``target``.
+
+    These are measured once; if they are not known, nothing changes. ``batch`` prompts share a pass.
+    """
+    costs = pass_seconds(target, batch * MAX_ROWS) if isinstance(target, Llama) else None
+    if costs is None:
+        return shape, stop
+    own = costs[batch - 1 :: batch]  # k rows of each prompt are k * batch rows of a pass
+    stop = min(1.0, max(MIN_PROB, min_paying_prob(own)))
+    if isinstance(shape, GrowingShape):
+        shape = PayingShape(*astuple(shape), costs=tuple(own))
+    return shape, stop
 
 
 def best_node_count(probs: list[float], costs: list[float]) -> int:

@@ -1,4 +1,4 @@
-"""A datastore for exit 0: the n-grams of a fixed text, next to those of the text so far (ngram/table.py).
+"""A datastore for exit 0: the n-grams of a fixed text, next to those of the text so far (table.py).
 
 Its file is safetensors with one tensor ``tokens`` (N,): documents, with an end-of-text token after
 each, so that nothing is read across two of them.

@@ -1,5 +1,8 @@
 """Exit 0, a table of n-grams: what followed earlier occurrences of the last few tokens.
 
+That a text predicts itself is known as prompt lookup (Saxena 2023), that a fixed text predicts
+others as REST (He et al. 2023, arXiv 2311.08252).
+
 There are two tables: a ``Text``, which grows with the text (without drafted tokens), and a
 datastore, which is fixed (ngram/datastore.py). For a suffix of the context, each gives the tokens
 that followed it and how often. ``distribution`` blends these counts, from the longest suffix to the
@@ -86,12 +89,11 @@ class TableExit:
     exit_layer = 0
     max_positions = float("inf")
 
-    def __init__(
-        self, datastore: Table | None, threshold: float, vocab_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, datastore: Table | None, threshold: float, device: torch.device) -> None:
         self.threshold = threshold
-        self.vocab_size = vocab_size
         self.device = device
+        # Apple's GPUs lack float64.
+        self.dtype = torch.float32 if device.type == "mps" else torch.float64
         self.text = Text()
         self.tables = [self.text] if datastore is None else [self.text, datastore]
         self.text_length = 0  # tokens of the context that ``text`` has
@@ -99,22 +101,18 @@ class TableExit:
     def predict(self, tree: Tree) -> Prediction:
         """A prediction for each node of the frontier of ``tree``.
 
-        There is a column for each token that is known after some node of the frontier, and for a
-        few others.
+        There is a column for each token that is known after some node of the frontier.
         """
         self.text.grow(tree.context[self.text_length :])
         self.text_length = len(tree.context)
         before = tree.context[-ORDER:]
         rows = [distribution(self.tables, before + tree.path(node)) for node in tree.frontier]
-        ids = [token for row in rows for token in row]
-        # A node gets a fixed number of children. If fewer tokens are known, any others will do.
-        ids += range(min(tree.shape.widths[tree.level_count], self.vocab_size))
-        ids = list(dict.fromkeys(ids))  # each once, in this order
-        probs = [[row.get(token, 0.0) for token in ids] for row in rows]
+        tokens = list(dict.fromkeys(token for row in rows for token in row))  # each once
+        probs = [[row.get(token, 0.0) for token in tokens] for row in rows]
         return Prediction(
-            torch.tensor(probs, dtype=torch.float64, device=self.device),  # (R, K)
-            confidence=max(max(row) for row in probs),
-            ids=torch.tensor(ids, device=self.device),  # (K,)
+            torch.tensor(probs, dtype=self.dtype, device=self.device),  # (R, K)
+            confidence=max((prob for row in rows for prob in row.values()), default=0.0),
+            tokens=torch.tensor(tokens, dtype=torch.long, device=self.device),  # (K,)
         )
 
     def keep(self, n: int, slots: list[int]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from ..checkpoint import load_model, save_model
 from ..checkpoint.names import WEIGHTS
 from ..files import refuse_existing
-from ..model import Drafting
 from ..notices import tell
+from ..options import Drafting
 from ..train.decision import FEATURES, train_decision
 from ..train.dialogues import Counts
 from ..train.distil import Alignment, Distillation

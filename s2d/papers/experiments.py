@@ -22,7 +22,7 @@ EARLY_EXITS = {
 
 OWN_DRAFTS = {"7b": "sorted", "13b": "of-13b", "70b": "of-70b"}
 S2D = dict(method="s2d")
-TREE = dict(method="s2d-tree", coupled=True)  # its children are not drawn
+TREE = dict(method="s2d-tree", rule="noise")  # its children are not drawn
 LARGE_TREE = TREE | dict(tree=GrowingShape(10, 4, 60), thresholds=(0.5, 0.5, 0.0))
 CHAIN = dict(method="s2d", thresholds=(0.5, 0.5, 0.0), draft_length=6, stop=0.0)  # as published
 SINGLE = {e: dict(method="sd", exits=(e,)) for e in DRAFT_EXITS}
@@ -44,7 +44,7 @@ CONFIGS = ((1, 1, 1, 1, 1), (4, 1, 1, 1, 1), (4, 2, 2, 1), (2, 4, 3, 1, 1))
 FORK = dict(method="mcsd", tree=(6, *(1,) * 9), exits=(3,))
 SHORT_FORK = dict(method="mcsd", tree=(6, 1, 1, 1, 1, 1))
 LOSSY = SHORT_FORK | {"init": "target"}
-COUPLED = LOSSY | {"coupled": True}
+COUPLED = LOSSY | {"rule": "noise"}
 DRAFTED, PUBLISHED = "roots from the draft", "roots from the target, as published"
 DECISIONS = {"fork": FORK, "fork, stop 0.6": FORK | {"stop": 0.6}}
 DECISIONS |= {"s2d, fixed length": S2D | {"stop": 0.0}, "s2d": S2D}

@@ -18,7 +18,7 @@ from ..bench.tables import counts, summarise
 from ..checkpoint import load_model
 from ..checkpoint.names import WEIGHTS
 from ..checkpoint.tokenizer import Tokenizer
-from ..decision import PathStop, load_decision
+from ..decision import load_decision
 from ..mask import positions_and_mask
 from ..notices import progress
 from ..train.corpus import EXACT_GROUPS, conversations
@@ -77,7 +77,7 @@ class Lab:
 
         Its ``draft`` is a name or one per target; a ``stop`` among FEATURES is a decision model.
         """
-        options, drafts = {"coupled": False, **row}, self.args.drafts
+        options, drafts = {"rule": "rejection", **row}, self.args.drafts
         name, folder = options.pop("draft", None), WEIGHTS / "mini-draft"
         if isinstance(name, dict):
             name = name[size]
@@ -85,7 +85,7 @@ class Lab:
             folder = folder_of(drafts, name, SEEDS[0] if name == "untrained" else seed)
         if options.get("stop") in FEATURES:
             file = decision_of(drafts, options["stop"], size)
-            options["decision"] = PathStop(load_decision(file))
+            options["decision"] = load_decision(file)
             del options["stop"]
         return self.load(folder), options
 
@@ -149,7 +149,7 @@ class Lab:
         """A column is a tree: microseconds for its mask after 100 tokens."""
         result, target = {}, self.targets["7b"]
         for column, widths in TREES.items():
-            whole, result[column] = FixedShape(widths).ancestors, {}
+            whole, result[column] = FixedShape(widths).whole_mask, {}
             parents = [max(row.nonzero()[0][:-1], default=-1) for row in whole]
             for name, row in about.rows.items():
                 known = whole if row["sliced"] else None

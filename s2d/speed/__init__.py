@@ -10,8 +10,6 @@ private parts of PyTorch, because there is no public way to the same speed:
 - static.py: ``torch._dynamo.config``, for how many kinds of passes a GPU's code is compiled.
 """
 
-from functools import partial
-
 import torch
 
 DTYPES = torch.float32, torch.bfloat16  # for which there is a choice of kernels
@@ -27,9 +25,6 @@ def quicken(model):
 
     Until it is used, it can also be trained.
     """
-    from ..ngram.costs import pass_seconds
-
-    model.pass_costs = partial(pass_seconds, model)
     if model.dtype in DTYPES and is_large(model):
         from .linear import use_fastest
 

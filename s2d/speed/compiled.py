@@ -14,7 +14,7 @@ from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import register_lowering
 from torch._inductor.mkldnn_ir import LinearUnary
 
-from ..cache import KVCache, attend
+from ..cache import KVCache
 from ..notices import tell
 from ..timing import cache_folder, key_of
 from . import is_large
@@ -38,18 +38,11 @@ class Slots(KVCache):
     def __init__(self, slots, keys, values):
         self.slots, self.keys, self.values = slots, keys, values
 
-    def store_and_attend(self, layer, q, k, v, mask):
+    def update(self, layer, k, v):
         # Not index_copy_: compiled, that copies the whole cache onto itself.
         self.keys[:, :, self.slots] = k
         self.values[:, :, self.slots] = v
-        B, H, T, D = q.shape
-        if T > 1:
-            return attend(q, self.keys, self.values, mask)
-        # One query as plain sums, which the compiler fuses.
-        q = q.reshape(B, k.shape[1], -1, 1, D) * D**-0.5  # (B, G, H/G, 1, D)
-        scores = (q * self.keys[:, :, None]).sum(dim=-1) + mask  # (B, G, H/G, S+1)
-        weighted = scores.softmax(dim=-1)[..., None] * self.values[:, :, None]
-        return weighted.sum(dim=-2).view(B, H, 1, D)
+        return self.keys, self.values
 
 
 def run_block(block, hidden, cos, sin, mask, slots, keys, values):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ..model import Llama
-from ..ngram.costs import SIZES, pass_seconds
+from ..ngram.costs import SIZES
 from . import is_large
 from .compiled import compiled_passes
 from .linear import can_pack, fast_linears, replace_linears, use_fastest
@@ -46,9 +46,6 @@ class CompiledLlama(Llama):
             for linear in fast_linears(self):
                 linear.keep_plain = True  # compiled sums read it
                 linear.pack()
-
-    def pass_costs(self, rows):
-        return pass_seconds(self, rows)
 
     def padded(self, rows):
         """The number of rows that a pass is padded to; None if it is not compiled."""

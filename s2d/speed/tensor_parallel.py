@@ -158,9 +158,6 @@ class DividedTarget(nn.Module):
         self.ranks = dist.get_world_size()
         self.config, self.device, self.dtype = self.part.config, self.part.device, self.part.dtype
 
-    def pass_costs(self, rows: int) -> None:
-        return None  # not known
-
     def new_cache(self, capacity: int) -> "DividedCache":
         return DividedCache(self.send, self.part, capacity)
 

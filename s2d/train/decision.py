@@ -37,14 +37,16 @@ def collect(decision, target, draft, prompts):
     class Remember:
         """A decision model that never stops."""
 
-        def stops(self, tree, parents, prediction):
-            inputs.append(decision.inputs(prediction))
-            return False
+        threshold = 0.0
+
+        def judge(self, used, tree, prediction, proposal):
+            inputs.append(decision.inputs(used, tree, prediction))
+            return proposal.probs
 
         def prepare_for(self, draft):
             pass
 
-    options = dict(draft_length=DRAFT_LENGTH, coupled=False, decision=Remember())
+    options = dict(draft_length=DRAFT_LENGTH, rule="rejection", decision=Remember())
     for temperature in (0.0, 1.0):
         what = f"answers to draft for at temperature {temperature:g}"
         for seed, prompt in enumerate(progress(prompts, what, len(prompts))):

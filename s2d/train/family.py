@@ -13,8 +13,9 @@ import torch
 
 from ..checkpoint.chat import VICUNA_SYSTEM
 from ..files import refuse_existing
-from ..model import Drafting, Llama, LlamaConfig
+from ..model import Llama, LlamaConfig
 from ..notices import tell
+from ..options import Drafting
 from .corpus import conversations
 from .dialogues import Counts
 from .nested import MINI, cut, row_count, rows_of, train_and_save

@@ -15,8 +15,9 @@ from ..checkpoint import load_model, save_model
 from ..checkpoint.config import read_config
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing
-from ..model import Drafting, Llama, default_thresholds
+from ..model import Llama
 from ..notices import tell
+from ..options import Drafting, default_thresholds
 from ..speed.tensor_parallel import from_rank_0
 from .dialogues import Counts, check_data, divide, join, pairs_of
 from .distil import Distillation
