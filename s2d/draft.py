@@ -7,6 +7,7 @@ Kangaroo (Liu et al. 2024, arXiv 2404.18911). The top of tree.py explains fronti
 """
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -26,7 +27,6 @@ class Exit(Protocol):
     """A place where the draft may predict: ``LayerExit``, exit 0 (ngram/), or one of your own."""
 
     exit_layer: int  # the number of layers before it, by which statistics name it
-    threshold: float  # a confidence above it is enough
     max_positions: float  # in the longest text that it can read
 
     def predict(self, tree: Tree) -> Prediction:
@@ -66,18 +66,12 @@ class LayerExit:
     """
 
     def __init__(
-        self,
-        model: Llama,
-        previous: "LayerExit | None",
-        exit_layer: int,
-        threshold: float,
-        capacity: int,
+        self, model: Llama, previous: "LayerExit | None", exit_layer: int, capacity: int
     ) -> None:
         """``capacity``: positions of context and slots of nodes that it may hold at once."""
         self.model = model
         self.previous = previous
         self.exit_layer = exit_layer
-        self.threshold = threshold
         self.max_positions = model.config.max_position_embeddings
         self.first_layer = 0 if previous is None else previous.exit_layer
         self.cache = model.new_cache(capacity, self.first_layer, exit_layer)
@@ -139,6 +133,7 @@ class SortedDraft:
 
     Args:
         exits: in the order of their layers, the fewest first.
+        thresholds: one per exit, a confidence above it is enough; that of the last is not asked.
         shape: of the trees.
         stop: a node whose path has an estimated probability below it is not expanded.
         decision: a decision model, whose estimates take the place of the rule's.
@@ -147,11 +142,13 @@ class SortedDraft:
     def __init__(
         self,
         exits: list[Exit],
+        thresholds: Sequence[float],
         shape: Shape,
         stop: float = 0.0,
         decision: DecisionModel | None = None,
     ) -> None:
         self.exits = exits
+        self.thresholds = thresholds
         self.shape = shape
         self.stop = stop
         self.decision = decision
@@ -182,9 +179,9 @@ class SortedDraft:
         Exits are chosen before tokens are drawn (see rules.py).
         """
         *earlier, last = self.exits
-        for each in earlier:
+        for each, threshold in zip(earlier, self.thresholds):
             prediction = each.predict(tree)
-            if prediction.confidence > each.threshold:
+            if prediction.confidence > threshold:
                 return each, prediction  # the layers after it are not run
         return last, last.predict(tree)
 

@@ -97,7 +97,7 @@ def make_decoder(
     decoder = Decoder
     if settings.init == "target":
         decoder = RootsDecoder
-        if isinstance(rule, Rejection):
+        if settings.rule == "rejection":
             rule = LongestPath(rule, roots=settings.shape.width(0))
     return decoder(target, drafter, rule, context, limit, settings)
 
@@ -137,15 +137,15 @@ def make_drafter(
     """The draft that ``settings`` ask for, with room for a context of ``limit`` tokens."""
     exits: list[Exit] = []
     previous = None
-    for each, threshold in zip(settings.exits, settings.thresholds):
+    for each in settings.exits:
         if each == 0:
             from .ngram.table import TableExit  # exit 0
 
-            exits.append(TableExit(settings.datastore, threshold, target.device))
+            exits.append(TableExit(settings.datastore, target.device))
         elif isinstance(each, int):
             capacity = limit + settings.shape.capacity
-            previous = LayerExit(draft, previous, each, threshold, capacity)
+            previous = LayerExit(draft, previous, each, capacity)
             exits.append(previous)
         else:
             exits.append(each)
-    return SortedDraft(exits, settings.shape, settings.stop, settings.decision)
+    return SortedDraft(exits, settings.thresholds, settings.shape, settings.stop, settings.decision)

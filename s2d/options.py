@@ -250,9 +250,7 @@ def resolve_thresholds(
     as_trained = tuple(each for each in exits if each != 0) == drafting.exits
     thresholds = []
     for each in exits[:-1]:
-        if not isinstance(each, int):
-            threshold = each.threshold
-        elif each == 0:
+        if each == 0:
             threshold = TABLE_THRESHOLD
         else:
             threshold = trained.get(each, THRESHOLD)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .decoder import NOTHING, Decoder, Step, check_finite
 from .mask import CONTEXT
-from .rules import Prediction, Proposal, Rejection, TargetDraws, without
+from .rules import Greedy, Prediction, Proposal, Rejection, TargetDraws, without
 from .tree import Tree
 
 
@@ -58,24 +58,20 @@ class RootsDecoder(Decoder):
         count = self.drafter.shape.width(0)
         p = self.rule.distribution(self.after_context).cpu()  # (V,)
         if isinstance(self.rule, LongestPath):
-            self.roots = [bonus, *self.rule.draw_others(p, bonus, count - 1)]
+            self.roots = [bonus, *self.rule.other_roots(p, bonus, count - 1)]
             self.probs = [1.0] * len(self.roots)
-        elif isinstance(self.rule, TargetDraws):  # it will draw again
-            probs, roots = p.topk(min(count, len(p)))
-            self.roots = roots.tolist()
-            self.probs = probs.tolist()
         else:  # it will take no other root
             self.roots = [bonus]
             self.probs = [1.0]
 
 
 class LongestPath:
-    """Every root counts as accepted. Below each, rejection sampling finds a path; the longest wins.
+    """Every root counts as accepted. Below each, ``rule`` finds a path; the longest wins.
 
     As published, and not lossless: of two roots the one with the longer path is more probable.
     """
 
-    def __init__(self, rule: Rejection, roots: int) -> None:
+    def __init__(self, rule: Rejection | TargetDraws | Greedy, roots: int) -> None:
         self.rule = rule
         self.exact = roots == 1
 
@@ -97,13 +93,18 @@ class LongestPath:
             return self.rule.verify(tree, logits)
         return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first
 
-    def draw_others(self, p: Tensor, first: int, count: int) -> list[int]:
-        """Up to ``count`` tokens drawn from p (V,) without ``first``, and without replacement."""
+    def other_roots(self, p: Tensor, first: int, count: int) -> list[int]:
+        """Up to ``count`` tokens of p (V,) besides ``first``: the likeliest, or drawn without
+        replacement.
+        """
+        rest = without(p, first)
         if count == 0:
             return []
-        rest = without(p, first)
-        others = self.rule.draws.candidates(rest[None], count)[0].tolist()
-        return [token for token in others if rest[token] > 0]
+        if isinstance(self.rule, Rejection):
+            others = self.rule.draws.candidates(rest[None], count)[0]
+        else:
+            others = rest.topk(count).indices
+        return [token for token in others.tolist() if rest[token] > 0]
 
 
 def subtree(tree: Tree, root: int) -> tuple[list[int], Tree]:

@@ -4,9 +4,9 @@ A ``Tree`` is drafted level by level. The nodes of a level all have the same dep
 children of the *frontier*, the nodes of the level before that the draft *expands*. A chain is a
 tree with one node in each level.
 
-    context ─┬─ 0 ─┬─ 2 ─── 5        node                              0   1   2   3   4   5
-             │     └─ 3              slot, of those expanded           0   1   2   ·   3   ·
-             └─ 1 ─── 4 ─── 6        row of the target's logits        1   2   3   4   5   6
+    context ─┬─ 0 ─┬─ 2 ─── 5        node                          0   1   2   3   4   5   6
+             │     └─ 3              slot, of those expanded       0   1   2   ·   3   ·   ·
+             └─ 1 ─── 4 ─── 6        row of the target's logits    1   2   3   4   5   6   7
 
 - **Nodes** are numbered in the order in which they were proposed, so parents come before children.
 - The draft's KV caches hold the context and, after it, one **slot** for each expanded node. Here
@@ -208,10 +208,13 @@ class Tree:
                 self.exit_layers.append(exit_layer)
         self.last_level = list(range(first, len(self.tokens)))
         self.level_count += 1
-        self.frontier = []
-        if self.level_count < self.max_levels:
-            self.frontier = self.shape.next_frontier(self)
-        for node in self.frontier:
+        more = self.level_count < self.max_levels
+        self.expand(self.shape.next_frontier(self) if more else [])
+
+    def expand(self, nodes: list[int]) -> None:
+        """Make ``nodes`` the frontier: each gets the next slot in the draft's caches."""
+        self.frontier = nodes
+        for node in nodes:
             self.slots[node] = len(self.slot_tokens)
             self.slot_tokens.append(self.tokens[node])
             self.slot_parents.append(self.slots[self.parents[node]])

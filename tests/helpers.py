@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from s2d.decision import PathStop
 from s2d.model import Llama, LlamaConfig
 from s2d.options import Drafting
 
@@ -68,12 +67,9 @@ class ByLastToken:
     def __init__(self, threshold=0.5):
         self.threshold = threshold
 
-    def __call__(self, prediction):
-        return (prediction.hidden.sum(dim=-1) % 1.0).float()
-
-
-class StopForAnyDraft(PathStop):
-    """A PathStop whose decision model was made for no draft."""
+    def judge(self, used, tree, prediction, proposal):
+        answers = (used.frontier_hidden(tree).sum(dim=-1) % 1.0).tolist()
+        return [[answer] * len(probs) for answer, probs in zip(answers, proposal.probs)]
 
     def prepare_for(self, draft):
         pass

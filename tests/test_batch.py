@@ -5,7 +5,7 @@ import weakref
 from functools import partial
 
 import pytest
-from helpers import ByLastToken, StopForAnyDraft, nearly_equal, raises_line, random_tokens
+from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
 
 from s2d import batch as batching
 from s2d import generate, generate_many
@@ -33,7 +33,7 @@ def some_options(rng, store):
     options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 30, 99)))
     if rng.random() < 0.6:
         options |= dict(temperature=rng.choice((0.7, 1.0, 1.5)), top_p=rng.choice((0.8, 1.0)))
-    options["coupled"] = shape is GROWN or rng.random() < 0.5
+    options["rule"] = rng.choice(("noise", "rejection"))
     method = options["method"]
     if method in ("s2d", "s2d-tree") and rng.random() < 0.5:
         options["exits"] = rng.choice(([0], [0, 2, 4], [2, 4]))
@@ -43,7 +43,7 @@ def some_options(rng, store):
         options["init"] = rng.choice(("draft", "draft", "target"))
         options["stop"] = rng.choice([None, 0.0, 0.3])
         if 0 not in options.get("exits", ()) and rng.random() < 0.25:
-            options["decision"] = StopForAnyDraft(ByLastToken())
+            options["decision"] = ByLastToken()
     return options
 
 
@@ -82,7 +82,7 @@ def test_each_text_is_the_one_alone(models, part):
             assert each.stats.accept_lengths == expected.stats.accept_lengths
             assert each.stats.exit_counts == expected.stats.exit_counts
             assert (each.ended, each.exact) == (expected.ended, expected.exact)
-            assert each.options.seed == options["seed"] + index
+            assert each.settings.seed == options["seed"] + index
             assert each.stats.seconds > each.stats.target_seconds > 0
             seen.add(each.ended)
     assert seen == {"eos", "length", "context"}
@@ -92,12 +92,14 @@ def test_each_text_is_the_one_alone(models, part):
 def test_a_wrong_seam_makes_a_wrong_text(models, wrong, monkeypatch):
     """These tests would see a position of a neighbour that is shifted by one."""
 
-    class Wrong(batching.JoinedCache):
-        def __init__(self, inputs):
-            super().__init__(inputs)
-            self.positions[self.sizes[0] :] += wrong
+    positions_of = batching.positions_of
+    passes = []
 
-    monkeypatch.setattr(batching, "JoinedCache", Wrong)
+    def shifted(inputs, cache):
+        passes.append(inputs)
+        return positions_of(inputs, cache) + wrong * (len(passes) % 4 == 2)
+
+    monkeypatch.setattr(batching, "positions_of", shifted)
     options = BUSH | dict(max_new_tokens=12)
     prompts = [random_tokens(i, 9) for i in range(4)]
     texts = [each.tokens for each in together(models, prompts, options, 4)]
@@ -109,7 +111,7 @@ def test_the_target_runs_once_for_all_and_its_head_for_what_is_needed(models):
     """Positions of all prompts in one row; of a prompt only the last one's logits."""
     target, rows, widths = models[0], [], []
     hooks = [
-        target.model.layers[0].register_forward_hook(lambda _, x, y: widths.append(x[0].shape)),
+        target.model.layers[0].mlp.register_forward_hook(lambda _, x, y: widths.append(y.shape)),
         target.lm_head.register_forward_hook(lambda _, x, y: rows.append(len(y))),
     ]
     prompts = [random_tokens(i, 3 + i) for i in range(4)]

@@ -60,7 +60,7 @@ def test_methods_are_names_with_options():
         "sd:compile:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8, "compile": True},
         "mcsd:tree=4,2,2,1:init=target": {"tree": (4, 2, 2, 1), "init": "target"},
         "s2d-tree:tree=4x8x24:stop=0.3": {"tree": GrowingShape(4, 8, 24), "stop": 0.3},
-        "s2d:rejection:batch=4": {"coupled": False, "batch": 4},
+        "s2d:rejection:batch=4": {"rule": "rejection", "batch": 4},
     }
     for text, options in asked.items():
         expected = {"method": text.split(":")[0], "compile": False, "batch": 1, **options}
@@ -251,7 +251,7 @@ def test_ties_are_told_from_bugs():
     prompt, least = list(prompt), logits(prompt).argmin().item()
 
     def difference(own, theirs, temperature=0.0):
-        generation = SimpleNamespace(options=Options("ar", temperature=temperature))
+        generation = SimpleNamespace(settings=Options("ar", temperature=temperature))
         alone = {"prompts": [prompt], "tokens": [own], "generations": [generation]}
         return check.first_difference(single, precise, alone, {"tokens": [theirs]})
 
@@ -271,7 +271,7 @@ def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsy
     def wrong(*arguments, method, **options):
         made = generate(*arguments, method=method, **options)
         tokens = made.tokens if method == "ar" else [*made.tokens[:2], 99]
-        how = dict(stats=made.stats, exact=made.exact, options=made.options)
+        how = dict(stats=made.stats, exact=made.exact, settings=made.settings)
         return SimpleNamespace(tokens=tokens, **how)
 
     monkeypatch.setattr(measure, "generate", wrong)

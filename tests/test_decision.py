@@ -4,86 +4,70 @@ import json
 import re
 import shutil
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import (
-    WEIGHTS,
-    StopForAnyDraft,
-    assert_refused,
-    change_json,
-    program,
-    raises_line,
-    random_llama,
-)
+from helpers import WEIGHTS, assert_refused, change_json, program, raises_line, random_llama
 
 from s2d import generate
-from s2d.decision import Decision, PathStop, fingerprint, load_decision, save_decision
+from s2d.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.generation import start
-from s2d.rules import Prediction
+from s2d.rules import Prediction, Proposal
 from s2d.train import __main__ as train
 from s2d.train.decision import fit_decision
-from s2d.tree import GrowingShape, Tree
+from s2d.tree import FixedShape, Tree
 
 
-def prediction(logits, hidden=None):
-    logits = torch.as_tensor(logits, dtype=torch.float64)
-    hidden = torch.ones(len(logits), 8) if hidden is None else hidden
-    probs = logits.softmax(-1)
-    return Prediction(probs, 0.5, hidden=hidden)
+def features_of(decision, logits, hidden=None):
+    """What a decision model sees of logits (R, V), and of hidden states (R, hidden)."""
+    probs = torch.as_tensor(logits, dtype=torch.float64).softmax(-1)
+    used = SimpleNamespace(frontier_hidden=lambda tree: hidden)
+    return decision.inputs(used, None, Prediction(probs, 0.5))
 
 
 def test_the_two_feature_sets():
     generator = torch.Generator().manual_seed(0)
     logits, hidden = torch.randn(3, 20, generator=generator), torch.randn(3, 8, generator=generator)
-    stats = Decision("stats", 8, 0.4, "").inputs(prediction(logits))
+    stats = features_of(Decision("stats", 8, 0.4, ""), logits)
     for row, probs in zip(stats, logits.double().softmax(-1)):
         expected = [-(probs @ probs.log()).item(), *sorted(probs.tolist())[:-11:-1]]
         assert row.tolist() == pytest.approx(expected, abs=1e-6)
-    scaled = Decision("hidden", 8, 0.4, "").inputs(prediction(logits, hidden))
+    scaled = features_of(Decision("hidden", 8, 0.4, ""), logits, hidden)
     assert torch.allclose(scaled, hidden / hidden.square().mean(-1, keepdim=True).sqrt())
     sizes = {"hidden": [(512, 8), (256, 512), (1, 256)], "stats": [(44, 11), (1, 44)]}
     for features, shapes in sizes.items():
         model = Decision(features, 8, 0.4, "")
         assert [tuple(p.shape) for p in model.parameters() if p.dim() == 2] == shapes
-        found = model(prediction(logits, hidden))
+        found = model(features_of(model, logits, hidden))
         assert found.shape == (3,) and (found > 0).all() and (found < 1).all()
 
 
+class Fixed(Decision):
+    """A decision model that says the same of everything, or what a function of the tree says."""
+
+    def __init__(self, says):
+        super().__init__("stats", 8, 0.5, "")
+        self.says = says
+
+    def inputs(self, used, tree, prediction):
+        return tree
+
+    def forward(self, tree):
+        if callable(self.says):
+            return torch.tensor([self.says(tree, node) for node in tree.frontier])
+        return torch.full((len(tree.frontier),), self.says)
+
+    def prepare_for(self, draft):
+        pass
+
+
 def test_siblings_divide_what_the_first_leaves():
-    tree = Tree([1], GrowingShape(3, 2, 9), max_levels=2)
-    tree.add_level([[5, 6, 7]], [[0.5, 0.3, 0.1]], exit_layer=2)
-    stop = PathStop(fixed(0.8))
-    stop.stops(tree, [-1], prediction(torch.zeros(1, 9)))
-    assert stop.accepted == pytest.approx({-1: 1.0, 0: 0.8, 1: 0.15, 2: 0.05})
-
-
-def test_a_row_judges_the_children_of_its_own_node():
-    """Also if a node before it has none: all of its children were too unlikely to be kept."""
-    tree = Tree([1], GrowingShape(2, 3, 9), max_levels=3)
-    tree.add_level([[5, 6]], [[0.5, 0.5]], exit_layer=2)
-
-    def first_column(prediction):
-        return prediction.probs[:, 0]
-
-    first_column.threshold = 0.0
-    stop = PathStop(first_column)
-    stop.stops(tree, [-1], prediction([[0.0, 0.0]]))
-    assert stop.accepted == pytest.approx({-1: 1.0, 0: 0.5, 1: 0.5})
-    tree.add_level([[7, 8], [9, 10]], [[0.0, 0.0], [0.6, 0.4]], exit_layer=2)
-    assert tree.parents[2:] == [1, 1]
-    stop.stops(tree, [0, 1], Prediction(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), 0.9))
-    assert stop.accepted[2] == pytest.approx(0.5 * 0.2)
-
-
-def fixed(probability):
-    """A decision model that says the same of everything."""
-
-    def says(prediction):
-        return torch.full((len(prediction.probs),), probability)
-
-    says.threshold = 0.5
-    return says
+    tree = Tree([1], FixedShape((3,)), max_levels=2)
+    proposal = Proposal([[5, 6, 7]], [[0.5, 0.3, 0.1]])
+    [judged] = Fixed(0.8).judge(None, tree, None, proposal)
+    assert judged == pytest.approx([0.8, 0.15, 0.05])
+    assert Fixed(0.8).judge(None, tree, None, Proposal([[5]], [[0.1]])) == [[pytest.approx(0.8)]]
 
 
 @pytest.mark.parametrize("setting", [dict(method="sd"), dict(method="s2d-tree", tree=(1,) * 6)])
@@ -91,27 +75,24 @@ def test_drafting_stops_when_the_product_is_below_the_threshold(setting):
     """0.8 a token and threshold 0.5: 0.8, 0.64, 0.512, 0.4096, so the fourth token is the last."""
     target = random_llama(0, eos_token_ids=())
     options = dict(draft=target, max_new_tokens=40, exits=[4], **setting)
-    stopped = generate(target, [3, 1], decision=StopForAnyDraft(fixed(0.8)), **options)
+    stopped = generate(target, [3, 1], decision=Fixed(0.8), **options)
     assert stopped.tokens == generate(target, [3, 1], **options).tokens
     assert set(stopped.stats.accept_lengths[:-1]) == {5}  # four accepted, and the bonus token
     assert stopped.stats.draft_levels == pytest.approx(4 * stopped.stats.steps, abs=3)
-    never = generate(target, [3, 1], decision=StopForAnyDraft(fixed(1.0)), **options)
+    never = generate(target, [3, 1], decision=Fixed(1.0), **options)
     assert set(never.stats.accept_lengths[:-1]) == {7}
 
 
-def test_a_fork_goes_on_while_any_of_its_paths_is_likely():
+def test_a_fork_goes_on_where_a_path_is_likely():
     """Probabilities multiply along a path: one hopeless root does not stop the other."""
-
-    def by_token(prediction):
-        return torch.where(prediction.hidden[:, 0] > 0, 0.95, 0.05)
-
-    by_token.threshold = 0.5
     target = random_llama(0, eos_token_ids=())
-    options = dict(
-        tree=(2, 1, 1, 1), exits=[4], max_new_tokens=60, decision=StopForAnyDraft(by_token)
-    )
-    steps = list(start(target, [3, 1], target, "mcsd", **options))
-    assert len({step.tree.level_count for step in steps}) > 2
+    for hopeless in (0, 1):
+        says = Fixed(lambda tree, node, hopeless=hopeless: 0.05 if node == hopeless else 0.6)
+        steps = start(
+            target, [3, 1], target, "mcsd", tree=(2, 1, 1), exits=[4], decision=says, stop=0.2
+        )
+        trees = [step.tree for step in steps if step.tree.level_count == 3]
+        assert trees and all(tree.parents == [-1, -1, 0, 1, 3 - hopeless] for tree in trees)
 
 
 def test_training_finds_what_decides():
@@ -132,14 +113,14 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     made = Decision("hidden", 32, 0.35, fingerprint(draft))
     save_decision(made, file)
     loaded = load_decision(file)
-    PathStop(loaded).prepare_for(random_llama(1).float())  # a draft in another dtype is the same
+    loaded.prepare_for(random_llama(1).float())  # a draft in another dtype is the same
     assert (loaded.features, loaded.threshold, loaded.draft) == ("hidden", 0.35, fingerprint(draft))
-    some = prediction(torch.randn(3, 61), torch.randn(3, 32))
+    some = torch.randn(3, 32)
     assert torch.equal(loaded(some), made(some))
     assert [path.name for path in tmp_path.iterdir()] == ["d.safetensors"]
     other = f"is for draft {fingerprint(draft)}, not "
     for another in (random_llama(2), random_llama(1, hidden_size=64)):
-        raises_line(PathStop(loaded).prepare_for, ValueError, other, another)
+        raises_line(loaded.prepare_for, ValueError, other, another)
     for name in ("model.safetensors", "config.json", "nowhere"):
         message = "no decision model at"
         raises_line(load_decision, ValueError, message, WEIGHTS / "mini-draft" / name)
@@ -193,5 +174,5 @@ def test_shipped_models_belong_to_the_shipped_draft(mini):
     for target in ("7b", "13b", "70b"):
         file = WEIGHTS / "mini-draft" / f"decision-{target}.safetensors"
         decision = load_decision(file)
-        PathStop(decision).prepare_for(mini("mini-draft"))
+        decision.prepare_for(mini("mini-draft"))
         assert 0.0 < decision.threshold < 1.0

@@ -10,11 +10,12 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, ByLastToken, StopForAnyDraft, random_llama, random_tokens
+from helpers import ROOT, ByLastToken, random_llama, random_tokens
 
 from s2d import generate, generate_many
 from s2d.generation import start
 from s2d.ngram.datastore import Datastore
+from s2d.trace.record import Asked, NotedExit
 from s2d.tree import GrowingShape
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -27,12 +28,12 @@ WAYS = [
     dict(method="s2d-tree", tree=GrowingShape(3, 4, 10)),
     dict(exits=[0]),
     dict(method="s2d", exits=[0, 1, 2, 4], datastore=Datastore(random_tokens(0, 300), end=5)),
-    dict(method="s2d", coupled=False),
-    dict(method="mcsd", tree=(3, 2, 1), coupled=False),
-    dict(method="s2d", exits=[0, 2], coupled=False),
+    dict(method="s2d", rule="rejection"),
+    dict(method="mcsd", tree=(3, 2, 1), rule="rejection"),
+    dict(method="s2d", exits=[0, 2], rule="rejection"),
     dict(method="mcsd", tree=(3, 2, 1), init="target"),
-    dict(method="mcsd", tree=(3, 2, 1), init="target", coupled=False),
-    dict(method="s2d", decision=StopForAnyDraft(ByLastToken())),
+    dict(method="mcsd", tree=(3, 2, 1), init="target", rule="rejection"),
+    dict(method="s2d", decision=ByLastToken()),
 ]
 
 
@@ -71,11 +72,15 @@ def check_text_and_waits() -> None:
             options = dict(max_new_tokens=14, temperature=temperature, seed=3, **way)
             expected = generate(*place(models("cpu")), **options).tokens
             decoder = start(*place(models(other_device.NAME)), **options)
+            asked: list[Asked] = []
+            if decoder.drafter is not None:
+                decoder.drafter.exits = [NotedExit(each, asked) for each in decoder.drafter.exits]
             other_device.waits[0] = 0
             allowed = 1 if way.get("init") == "target" else 0  # for the first roots
             for step in decoder:
                 allowed += 2 + step.tree.level_count * (2 if "decision" in way else 1)
-                allowed += sum(tried.exit_layer > 0 for tried in step.tree.tried)
+                allowed += sum(each.exit_layer > 0 for each in asked)
+                asked.clear()
             assert decoder.tokens == expected, (way, temperature)
             found = other_device.waits[0]
             assert found <= allowed, f"{way}, T = {temperature:g}: {found} waits, not {allowed}"

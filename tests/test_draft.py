@@ -9,7 +9,7 @@ from helpers import path_of, random_llama, random_parents, random_tokens
 from s2d import generate
 from s2d.draft import LayerExit, SortedDraft
 from s2d.mask import CONTEXT
-from s2d.rules import Greedy
+from s2d.rules import Greedy, Prediction
 from s2d.tree import FixedShape, GrowingShape, Tree
 
 CHAIN = FixedShape((1,) * 20)
@@ -23,10 +23,10 @@ def cache_free_logits(model, tokens, layer):
 def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
     """A SortedDraft of a model's layers; ``options``: of SortedDraft."""
     exits, previous = [], None
-    for layer, threshold in zip(layers, thresholds):
-        previous = LayerExit(model, previous, layer, threshold, capacity + shape.max_entries)
+    for layer in layers:
+        previous = LayerExit(model, previous, layer, capacity + shape.capacity)
         exits.append(previous)
-    return SortedDraft(exits, shape, **options)
+    return SortedDraft(exits, thresholds, shape, **options)
 
 
 def grown(drafter, context, levels=20):
@@ -50,26 +50,26 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
         tree = Tree(context, shape, max_levels=20)
         tree.tokens, tree.parents = [rng.randrange(4) for _ in parents], parents
         tree.depths = [len(path_of(parents, node)) - 1 for node in range(size)]
-        tree.sent = list(range(size))
         for level in range(rng.randrange(max(tree.depths) + 1)):
             if level > 0:  # else what follows the context
                 previous = [i for i in range(size) if parents[i] in tree.frontier]
-                tree.frontier = rng.sample(previous, rng.randrange(len(previous) + 1))
-                tree.expanded += tree.frontier
+                chosen = rng.sample(previous, rng.randrange(len(previous) + 1))
+                tree.expand(chosen)
                 if not tree.frontier:
                     break
             exit = rng.choice(drafter.exits)
-            for each in drafter.exits:  # no confidence, or every one, is above this
-                each.threshold = 0.0 if each.exit_layer >= exit.exit_layer else 1.0
-            end = len(context) + len(tree.expanded)
+            layers = [each.exit_layer for each in drafter.exits]
+            # No confidence, or every one, is above this.
+            drafter.thresholds = [0.0 if layer >= exit.exit_layer else 1.0 for layer in layers]
+            end = len(context) + len(tree.slot_tokens)
             caught_up += end - exit.cache.length > len(tree.frontier)
             used, prediction = drafter.predict(tree)
             paths = [context + tree.path(node) for node in tree.frontier]
             expected = [cache_free_logits(model, path, exit.exit_layer) for path in paths]
             expected = torch.stack(expected).softmax(dim=-1)
-            assert used == exit.exit_layer and (prediction.probs - expected).abs().max() < 1e-10
+            assert used is exit and (prediction.probs - expected).abs().max() < 1e-10
             assert prediction.confidence == pytest.approx(expected.max().item(), abs=1e-10)
-        reached = {CONTEXT, *tree.expanded}
+        reached = set(tree.slots)
         last = rng.choice([CONTEXT, *(i for i in range(size) if parents[i] in reached)])
         drafter.keep(tree, path_of(parents, last))
         context = context + tree.path(last) + [7]
@@ -83,7 +83,7 @@ def test_an_exit_that_lags_behind_reads_the_context_in_windows(monkeypatch):
     last = model.model.layers[3]
     last.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
     for threshold, length in ((1.0, 20), (0.0, 45), (1.0, 46)):  # exit 4 drafts first and last
-        drafter.exits[0].threshold = threshold
+        drafter.thresholds = [threshold, 0.0]
         drafter.keep(grown(drafter, tokens[:length], levels=1), [])
     assert widths == [8, 8, 4, 8, 8, 8, 2]
 
@@ -102,58 +102,77 @@ def test_no_layers_run_behind_the_exit_that_drafts():
     assert left == set(exits)
 
 
-def every_path(model, context, depth):
-    """{path: its probability} of all paths of up to ``depth`` tokens."""
-    found, level = {}, {(): 1.0}
-    for _ in range(depth):
-        following = {}
-        for path, above in level.items():
-            probs = cache_free_logits(model, [*context, *path], 4).softmax(dim=-1).tolist()
-            following |= {(*path, token): above * prob for token, prob in enumerate(probs)}
-        level = following
+def grown_by_definition(model, context, shape):
+    """{path: its probability} of a growing tree: each level from the best paths of the last."""
+    found = {}
+    frontier = {(): 1.0}
+    for _ in range(shape.depth):
+        level = {}
+        for path, above in frontier.items():
+            probs = cache_free_logits(model, [*context, *path], 4).softmax(dim=-1)
+            best = probs.topk(shape.top_k).indices.tolist()
+            level |= {(*path, token): above * probs[token].item() for token in best}
         found |= level
-    return found
+        frontier = {path: level[path] for path in best_of(level, shape.top_k)}
+    return {path: found[path] for path in best_of(found, shape.size)}
+
+
+def best_of(probs, count):
+    return sorted(probs, key=probs.get, reverse=True)[:count]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_growing_tree_holds_the_most_probable_paths(seed):
+def test_a_growing_tree_is_the_published_one(seed):
     """Three in a row, after accepted paths; if there is one, to a leaf never expanded."""
     model, context = random_llama(seed, vocab_size=6, scale=0.2), [5, 3, seed]
-    drafter = sorted_draft(model, (4,), [0.0], GrowingShape(top_k=6, depth=3, size=6))
+    shape = GrowingShape(top_k=3, depth=3, size=6)
+    drafter = sorted_draft(model, (4,), [0.0], shape)
     for _ in range(3):
         tree = grown(drafter, context)
-        probs = every_path(model, context, depth=3)
-        paths = [tuple(tree.path(node)) for node in tree.sent]
-        assert sorted(paths) == sorted(sorted(probs, key=probs.get, reverse=True)[:6])
+        probs = grown_by_definition(model, context, shape)
+        nodes = range(len(tree.tokens))
+        paths = [tuple(tree.path(node)) for node in nodes]
+        assert sorted(paths) == sorted(probs)
         assert [len(path) for path in paths] == sorted(len(path) for path in paths)
-        assert [tree.probs[node] for node in tree.sent] == pytest.approx(
-            [probs[path] for path in paths]
-        )
-        leaves = [i for i, node in enumerate(tree.sent) if node not in tree.expanded]
+        assert tree.probs == pytest.approx([probs[path] for path in paths])
+        leaves = [node for node in nodes if node not in tree.slots]
         last = max(leaves, default=0)
-        _, parents = tree.part(tree.sent)
-        drafter.keep(tree, path_of(parents, last))
+        drafter.keep(tree, path_of(tree.parents, last))
         held = len(paths[last]) - len(leaves[:1])
         assert drafter.exits[0].cache.length == len(context) + held
         context = [*context, *paths[last], 3]
 
 
-def test_a_growing_tree_keeps_no_unlikely_path_and_sends_the_best_level_by_level():
-    model, context, shape = random_llama(8), [3, 1, 4], GrowingShape(top_k=2, depth=6, size=9)
-    tree = grown(sorted_draft(model, (4,), [0.0], shape, min_prob=0.05), context)
-    assert min(tree.probs) >= 0.05 and 0 < len(tree.sent) < 9
-    tree = grown(sorted_draft(model, (4,), [0.0], shape), context)
-    assert tree.sent == sorted(tree.sent, key=tree.depths.__getitem__) != sorted(tree.sent)
-    fewer = sorted_draft(model, (4,), [0.0], shape, node_count=lambda probs: 5)
-    best = sorted(tree.sent, key=tree.probs.__getitem__, reverse=True)[:5]
-    assert sorted(grown(fewer, context).sent) == sorted(best)
-
-
-@pytest.mark.parametrize("options", [dict(), dict(temperature=0.7, top_p=0.9, coupled=False)])
+@pytest.mark.parametrize("options", [dict(), dict(temperature=0.7, top_p=0.9, rule="rejection")])
 @pytest.mark.parametrize("method", ["sd", "s2d", "mcsd", "s2d-tree"])
 def test_all_that_a_draft_drafts_that_is_the_target_is_accepted(method, options):
     if method == "s2d-tree":
-        options = options | dict(tree=(2, 2, 1))  # a growing tree is for shared noise
+        options = options | dict(tree=(2, 2, 1))  # of a growing tree some nodes are left out
     same = random_llama(5, eos_token_ids=(), exits=(2, 4), thresholds=(1.0, 0.0))
     stats = generate(same, [3, 1, 4], same, method, max_new_tokens=60, **options).stats
     assert stats.acceptance_rate == 1.0 and stats.exit_counts.keys() == {4}
+
+
+class Counting:
+    """An exit of one's own: after token t comes t + 1."""
+
+    exit_layer = 0
+    max_positions = float("inf")
+
+    def predict(self, tree):
+        last = [(tree.context + tree.path(node))[-1] for node in tree.frontier]
+        return Prediction(torch.eye(61)[[(token + 1) % 61 for token in last]], confidence=0.6)
+
+    def keep(self, n, slots):
+        pass
+
+
+def test_an_exit_of_ones_own():
+    target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
+    options = dict(max_new_tokens=20, temperature=1.0)
+    alone = generate(target, [3, 1], method="ar", **options).tokens
+    for exits in ([Counting()], [Counting(), 2, 4]):
+        found = generate(target, [3, 1], draft, exits=exits, **options)
+        assert found.tokens == alone and found.stats.exit_counts[0] > 0
+    always = generate(target, [3, 1], draft, exits=[Counting(), 4], thresholds=[0.7, 0], **options)
+    assert always.tokens == alone and always.stats.exit_counts.keys() == {4}

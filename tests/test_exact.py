@@ -12,20 +12,13 @@ import numpy as np
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
-from helpers import (
-    ByLastToken,
-    StopForAnyDraft,
-    nearly_equal,
-    raises_line,
-    random_llama,
-    random_tokens,
-)
+from helpers import ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
 
 from s2d import definition, generate
-from s2d.generation import start
-from s2d.options import Drafting
+from s2d.generation import settings_for, start
+from s2d.ngram import costs
 from s2d.ngram.datastore import Datastore
-from s2d.options import Options
+from s2d.options import Drafting, Options, drafting_of, resolve
 from s2d.rules import SharedNoise
 from s2d.sampling import Noise
 from s2d.tree import FixedShape, GrowingShape, Tree
@@ -60,7 +53,7 @@ def test_every_step_is_the_definitions(part):
         )
         prompt = random_tokens(case, rng.choice((1, 5, 30)))
         found = start(target, prompt, draft, **vars(options))
-        kind, used = Noise, found.options
+        kind, used = Noise, found.settings
         if options.temperature == 0:
             kind, used = NoNoise, replace(used, temperature=1.0, top_p=1.0, top_k=0)
         noise = kind(options.seed, 61, "cpu", torch.float64)
@@ -147,22 +140,22 @@ def test_thresholds_of_other_exits_than_the_drafts_own():
         ((2, 3), (0.5, 0.0)),
         ((3, 4), (0.5, 0.0)),
     ):
-        options = Options("s2d", exits=exits).resolved(config, config, drafting)
+        options = resolve(Options("s2d", exits=exits), config, config, drafting)
         assert options.thresholds == expected
 
 
-def test_what_rejection_sampling_drafts_does_not_depend_on_measured_times():
+def test_what_rejection_sampling_drafts_does_not_depend_on_measured_times(monkeypatch):
     """Or the text of a seed would depend on the machine."""
-    target = random_llama(3).config
-    for method, tree in (("s2d", None), ("s2d-tree", (2, 1))):
-        options = Options(method, exits=(0,), tree=tree, coupled=False)
-        costs = [1.0 + rows for rows in range(17)]
-        assert options.resolved(target, costs=costs) == options.resolved(target)
-    tuned = Options(exits=(0,)).resolved(target, costs=costs)
-    assert tuned.node_count is not None and tuned.stop == 1.0
+    monkeypatch.setattr(costs, "pass_seconds", lambda model, rows: [1.0 + n for n in range(rows)])
+    target = random_llama(3)
+    for tree in (None, (2, 1)):
+        used = settings_for(target, None, Options(exits=(0,), tree=tree, rule="rejection"))
+        assert type(used.shape) is not costs.PayingShape and used.stop == 0.03
+    tuned = settings_for(target, None, Options(exits=(0,)))
+    assert type(tuned.shape) is costs.PayingShape and tuned.stop == 1.0
 
 
-def causal(start, n, parents, device, dtype, ancestors=None):
+def causal(start, n, parents, device, dtype, ancestors):
     """Attention that knows nothing of branches."""
     end = n + len(parents)
     mask = torch.full((end - start, end), -torch.inf, dtype=dtype).triu(start + 1)
@@ -220,8 +213,13 @@ REJECTION = [
     dict(method="s2d", draft_length=2, exits=[0, 2], thresholds=[0.3, 0.0]),
     dict(method="mcsd", tree=(2,), exits=[0]),
     dict(method="mcsd", tree=(2,), exits=[0], datastore=Datastore([0, 1, 1, 2, 1], end=())),
-    dict(method="s2d", draft_length=2, exits=[2], decision=StopForAnyDraft(ByLastToken(0.9))),
+    dict(method="s2d", draft_length=2, exits=[2], decision=ByLastToken(0.9)),
     dict(method="mcsd", tree=(1, 2), exits=[4], init="target"),
+    dict(method="mcsd", tree=(2, 1), exits=[1, 2], thresholds=[0.5, 0.0], stop=0.3),
+    dict(method="s2d-tree", tree=GrowingShape(2, 2, 3), exits=[2]),
+    dict(method="s2d-tree", tree=GrowingShape(3, 1, 2), exits=[1, 4], thresholds=[0.5, 0.0]),
+    dict(method="s2d-tree", tree=GrowingShape(2, 2, 4), exits=[0]),
+    dict(method="s2d-tree", tree=GrowingShape(1, 2, 2), exits=[4], init="target"),
 ]
 
 
@@ -232,7 +230,7 @@ def test_rejection_sampling_leaves_p(options):
     draft, prompt = random_llama(2, vocab_size=3), [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
     for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.7)):
         p = next_token_model(target, prompt, **law)
-        used = options | law | dict(coupled=False, max_new_tokens=3)
+        used = options | law | dict(rule="rejection", max_new_tokens=3)
 
         def emit(draws):
             with mock.patch("s2d.generation.Draws", draws):
@@ -244,12 +242,12 @@ def test_rejection_sampling_leaves_p(options):
 
 def test_the_definition_leaves_p_by_rejection_sampling():
     target, draft = random_llama(1, vocab_size=3, eos_token_ids=()), random_llama(2, vocab_size=3)
-    options = Options(exits=(2, 4), thresholds=(0.5, 0.0), stop=0.0, temperature=1.0)
-    options = replace(options, tree=FixedShape((2, 1)))
+    options = Options(exits=(2, 4), thresholds=(0.5, 0.0), stop=0.3, temperature=1.0, tree=(2, 1))
+    settings = resolve(options, target.config, draft.config, drafting_of(draft))
     p = next_token_model(target, [2, 1])
 
     def emit(draws):
-        steps = definition.generate(target, draft, [2, 1], 5, options, draws)
+        steps = definition.generate(target, draft, [2, 1], 5, settings, draws)
         return [token for _, tokens in steps for token in tokens]
 
     assert (joint_of(emit, p, 3) - joint_distribution(p, 3)).abs().max() < 1e-9
@@ -260,7 +258,7 @@ def test_long_prompts_are_prefilled_without_a_draft():
     for n in (256, 257, 600):
         prompt = random_tokens(n, n)
         steps = list(start(target, prompt, draft, exits=[2, 4], thresholds=[0.3, 0.0]))
-        assert (len(steps[0].tree.sent) == 0) == (n > 256)
+        assert (len(steps[0].tree.tokens) == 0) == (n > 256)
         tokens = [token for step in steps for token in step.tokens]
         full = target(torch.tensor([prompt + tokens]))[0, n - 1 : -1]
         assert tokens == full.argmax(dim=-1).tolist()
@@ -294,13 +292,12 @@ def test_ids_and_numbers_of_other_kinds():
         found = generate(
             target, prompt, draft, exits=np.array([2, 4]), max_new_tokens=9.0, seed=3.0, top_k=5.0
         )
-        assert (found.tokens, found.options) == (expected.tokens, expected.options)
+        assert (found.tokens, found.settings) == (expected.tokens, expected.settings)
         assert all(type(token) is int for token in found.tokens)
 
 
 WRONG = {
     "unknown method 'x'": dict(method="x"),
-    "method sd drafts no tree": dict(method="sd", tree=(2, 1)),
     "max_new_tokens: expected a number from 1": dict(max_new_tokens=0),
     "max_new_tokens: expected a whole number": dict(max_new_tokens=8.5),
     "seed: expected a number from 0": dict(seed="0"),
@@ -314,18 +311,17 @@ WRONG = {
     "exits: expected a list, got 2": dict(exits=2),
     "thresholds: expected a list": dict(exits=[2, 4], thresholds=0.5),
     "tree: expected a list": dict(method="mcsd", tree=5),
-    "method sd has one exit": dict(method="sd", exits=[1, 2]),
     "2 exits, but 1 thresholds": dict(exits=[1, 2], thresholds=[0.5]),
     "stop: expected a number from 0 to 1": dict(stop=1.5),
     "draft_length: expected": dict(draft_length=0),
     "tree: expected": dict(method="mcsd", tree=(2, 0)),
     "nodes of a tree: expected": dict(method="mcsd", tree=(34, 34)),
     "children of a node: expected": dict(method="mcsd", tree=(62,)),
-    "rejection sampling needs drawn children": dict(method="s2d-tree", coupled=False),
+    "levels of a tree: expected": dict(tree=()),
+    "rule is 'noise', 'rejection' or a Rule": dict(rule="coupled"),
+    "decision is an object": dict(decision="file"),
+    "datastore is an object": dict(datastore="file"),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
-    "node_count is for growing trees": dict(method="mcsd", node_count=len),
-    "node_count and init='target'": dict(init="target", node_count=len),
-    "growing trees; other trees are sent whole": dict(method="s2d", coupled=False, node_count=len),
 }
 
 

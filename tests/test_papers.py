@@ -104,7 +104,7 @@ def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(mo
     tokens, steps, exits = 0, 0, []
     for number, question in enumerate(here.questions):
         prompt = Tokenizer(WEIGHTS / "mini-7b").encode_chat(question["turns"])
-        how = dict(temperature=1.0, max_new_tokens=6, seed=number, stop=0.0, coupled=False)
+        how = dict(temperature=1.0, max_new_tokens=6, seed=number, stop=0.0, rule="rejection")
         one = generate(target, prompt, draft, **how, **row)
         tokens, steps = tokens + len(one.tokens), steps + one.stats.steps
         exits += one.stats.exit_counts.elements()  # the exit of each drafted token

@@ -26,7 +26,7 @@ SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read i
 CASES = [
     dict(method="ar", tokens=LONG),
     dict(method="s2d", tokens=LONG),
-    dict(method="s2d", tokens=SHORT, coupled=False, temperature=1.0),
+    dict(method="s2d", tokens=SHORT, rule="rejection", temperature=1.0),
     dict(method="s2d-tree", tokens=SHORT, temperature=1.0),
     dict(method="mcsd", tokens=SHORT, tree=(3, 2), init="target"),
 ]

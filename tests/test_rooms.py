@@ -11,8 +11,8 @@ from helpers import ROOT
 PACKAGE = ROOT / "s2d"
 LEAVES = "files notices timing".split()  # which any file may import
 # A file imports only files before it.
-FRONT = "cache model mask tree sampling rules draft options decoder soft generation".split()
-FRONT += "roots decision batch definition".split()
+FRONT = "cache model mask tree sampling rules draft options decoder roots generation".split()
+FRONT += "soft decision batch definition".split()
 ROOMS = {  # room -> the rooms it may import
     "checkpoint": {"speed", "cli"},
     "ngram": {"checkpoint"},
@@ -51,7 +51,7 @@ def parts(path, top_only=False):
 
 def test_a_file_of_the_front_imports_only_files_above_it():
     for number, name in enumerate(FRONT):
-        path, above = PACKAGE / f"{name}.py", {*FRONT[:number], *LEAVES, "ngram"}
+        path, above = PACKAGE / f"{name}.py", {*FRONT[:number], *LEAVES, "ngram", "checkpoint"}
         assert parts(path) <= above, name
 
 

@@ -46,23 +46,28 @@ def test_chains_below_roots_as_published(widths):
             models = target, [3, 1, 4], draft  # noqa: B023 - used at once
             return generate(*models, method, max_new_tokens=30, init="target", **options)
 
-        output = run(tree=widths, coupled=False)
+        output = run(tree=widths, rule="rejection")
         assert output.tokens[:25] == expected[:25] and output.exact is False
         assert 0 < output.stats.acceptance_rate <= 1  # of levels, the target's own included
         alone = generate(target, [3, 1, 4], method="ar", max_new_tokens=30).tokens
         growing = run("s2d-tree", tree=GrowingShape(3, 4, 12))
-        for exact in (run(tree=(1, *widths), coupled=False), run("s2d"), run(tree=widths), growing):
+        for exact in (
+            run(tree=(1, *widths), rule="rejection"),
+            run("s2d"),
+            run(tree=widths),
+            growing,
+        ):
             assert exact.exact and exact.tokens == alone
         different += output.tokens != alone
     assert different or widths == (4,)
 
 
-@pytest.mark.parametrize("coupled", [True, False])
+@pytest.mark.parametrize("rule", ["noise", "rejection"])
 @pytest.mark.parametrize("kept", [dict(top_p=0.3), dict(top_k=2)])
-def test_roots_keep_to_top_p_and_top_k(coupled, kept):
+def test_roots_keep_to_top_p_and_top_k(rule, kept):
     """Where they leave fewer tokens than there are roots, none from outside may be emitted."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
-    options = dict(tree=(4, 1, 1), init="target", coupled=coupled, temperature=1.0, **kept)
+    options = dict(tree=(4, 1, 1), init="target", rule=rule, temperature=1.0, **kept)
     options["max_new_tokens"] = 20
     for seed in range(5):
         output = generate(target, [3, 1, 4], draft, "mcsd", seed=seed, **options)

@@ -6,11 +6,11 @@ from unittest.mock import patch
 import pytest
 import torch
 from enumeration import every_outcome, joint_distribution, joint_of
-from helpers import random_distribution, random_model
+from helpers import nearly_equal, random_distribution, random_model
 
-from s2d import definition
+from s2d import generate
 from s2d.mask import CONTEXT
-from s2d.rules import Rejection, residual
+from s2d.rules import Prediction, Rejection, best_children, follow, residual
 from s2d.tree import FixedShape, Tree
 
 
@@ -28,17 +28,17 @@ def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
         tree = Tree([], FixedShape(widths), max_levels=9)
         while tree.frontier:
             rows = torch.stack([q(tuple(tree.path(node))) for node in tree.frontier])
-            drawn = draws.candidates(rows, widths[tree.level_count]).tolist()
-            probs = [[1.0] * len(tokens) for tokens in drawn]
+            drawn = draws.candidates(rows, widths[tree.level_count])
+            drawn, probs = Prediction(rows, 1.0).children(drawn, rows.gather(1, drawn))
             tree.add_level(drawn, probs, exit_layer=1, q=rows.unbind())
         if change is not None:
             tree.tokens = change(tree.tokens, q(()))
-        tree.sent = list(range(len(tree.tokens)))
-        paths = [tuple(tree.path(node)) for node in [CONTEXT, *tree.sent]]
+            tree.parents = tree.parents[: len(tree.tokens)]
+        paths = [tuple(tree.path(node)) for node in [CONTEXT, *range(len(tree.tokens))]]
         logits = torch.stack([p(path) for path in paths]).log()
         with patch("s2d.rules.is_chain", lambda parents: False) if walk else nullcontext():
             accepted, bonus = rule.verify(tree, logits)
-        return [*(tree.tokens[place] for place in accepted), bonus]
+        return [*(tree.tokens[node] for node in accepted), bonus]
 
     return (joint_of(emit, p, length) - joint_distribution(p, length)).abs().max().item()
 
@@ -97,8 +97,8 @@ def test_where_rounding_leaves_no_residual_p_itself_is_drawn_from():
     assert residual(p, p) is p
 
 
-def test_a_filler_stands_in_only_where_nothing_is_left_to_draw():
-    """Tokens of q that are all but impossible are drawn before those that are impossible."""
+def test_what_is_impossible_is_no_child():
+    """Tokens of q that are all but impossible are drawn before there is nothing left to draw."""
     q = torch.tensor([1.0, 3e-301, 1e-301, 0.0], dtype=torch.float64)
     p = torch.tensor([0.0, 0.5, 0.5, 0.0], dtype=torch.float64)
     emitted = torch.zeros(4, dtype=torch.float64)
@@ -106,25 +106,39 @@ def test_a_filler_stands_in_only_where_nothing_is_left_to_draw():
         assert 3 not in drawn
         emitted[token] += probability
     assert (emitted - p).abs().max() < 1e-12
-    for _, probability in every_outcome(lambda draws: one_step(p, p, 4, draws)):
-        assert 0 < probability <= 1  # two are left over, and are never accepted
-
-
-def test_the_definition_never_accepts_a_filler_either():
-    """Nor does it draw from what is left of a q in which nothing is left."""
-    p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
-    q = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    emitted = torch.zeros(4, dtype=torch.float64)
-    for (token, _), probability in every_outcome(
-        lambda draws: definition.verify(p, definition.Proposed([0, 1], q), 3, draws)
-    ):
-        emitted[token] += probability
-    assert (emitted - p).abs().max() < 1e-12
+    for (_, drawn), _ in every_outcome(lambda draws: one_step(p, q, 4, draws)):
+        assert sorted(drawn) == [0, 1, 2]
 
 
 def one_step(p, q, count, draws):
-    """The token of a step whose root level of ``count`` tokens is drawn from q, and these."""
+    """The token of a step whose root level of up to ``count`` tokens is drawn from q, and these."""
     rule = Rejection(1.0, 1.0, 0, len(p), draws)
-    drawn = draws.candidates(q[None], count)[0].tolist()
-    child, rest = rule.test_children(list(range(count)), drawn, p, q)
+    [drawn], _, _ = rule.propose(Prediction(q[None], 1.0), count, [0])
+    child, rest = rule.test_children(list(range(len(drawn))), drawn, p, q)
     return (draws.draw(rest[None]).item() if child is None else drawn[child]), drawn
+
+
+class Coin:
+    """A rule of one's own: the draft's best token is accepted if the target's best is the same."""
+
+    exact = True
+
+    def distribution(self, logits):
+        return logits.softmax(dim=-1)
+
+    def propose(self, prediction, count, positions):
+        return best_children(prediction, prediction.probs, 1)
+
+    def verify(self, tree, logits):
+        return follow(tree.tokens, tree.parents, lambda node: logits[node + 1].argmax().item())
+
+
+def test_a_rule_of_ones_own():
+    target, draft = nearly_equal(1)
+    alone = generate(target, [3, 1], method="ar", max_new_tokens=30).tokens
+    for lossy in (False, True):
+        rule = Coin()
+        rule.exact = not lossy
+        found = generate(target, [3, 1], draft, rule=rule, max_new_tokens=30)
+        assert found.tokens == alone and found.exact is not lossy
+        assert found.stats.mean_accepted_tokens > 1

@@ -67,10 +67,10 @@ def test_stdin_and_json(capsys, monkeypatch):
     tokenizer, stats = Tokenizer(WEIGHTS / "mini-7b"), answer["stats"]
     for name, folder in (("model", "mini-7b"), ("draft", "mini-draft")):
         assert Path(answer[name]).samefile(WEIGHTS / folder)
-    used = {"exits": [2, 3, 4], "thresholds": [0.6, 0.4, 0.0], "draft_length": 12, "tree": None}
+    used = {"exits": [2, 3, 4], "thresholds": [0.6, 0.4, 0.0], "shape": {"widths": [1] * 12}}
     used |= {"temperature": 0.0, "stop": 0.35, "max_new_tokens": 20, "system": None}
     assert (answer["method"], answer["seed"]) == ("s2d", 0)
-    used |= {"coupled": True, "datastore": None, "device": "cpu"}
+    used |= {"rule": "noise", "datastore": None, "device": "cpu"}
     assert answer["options"] | used == answer["options"]
     assert answer["text"] == tokenizer.decode(answer["tokens"])
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
@@ -96,7 +96,7 @@ def test_options_reach_the_decoder(capsys):
         stats = answer["stats"]
         assert answer["tokens"] == alone["tokens"] and set(stats["exit_counts"]) == exits
         assert longest is None or max(stats["accept_lengths"]) == longest
-        assert answer["options"]["tree"] == tree
+        assert tree is None or answer["options"]["shape"] == tree
     for line, exact in (("--tree 4,1 --rejection", False), ("--tree 1,4", True)):
         assert answer_to(f"--method mcsd --init target {line}")["exact"] is exact
     never_sure = answer_to("--thresholds 1,1,0 --stop 1")
@@ -112,7 +112,7 @@ def test_options_reach_the_decoder(capsys):
 
 def chosen(target, *words):
     choice = run.choose(run.parse(["--target", str(target), *words]))
-    return choice.draft, choice.datastore, choice.options.exits, choice.options.method
+    return choice.draft, choice.datastore, choice.settings.exits, choice.settings.method
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -348,9 +348,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)), model=certain)
     streamed = Streamed(tokenizer, out, exits=(2,))
     tokens = list(map(ord, "a\x1b[2Jb\n"))
-    nodes = range(len(tokens))
-    tree = SimpleNamespace(exit_layers=[2] * len(tokens), sent=nodes)
-    streamed.add(SimpleNamespace(tokens=tokens, tree=tree, accepted=nodes))
+    streamed.add(SimpleNamespace(tokens=tokens, sources=[2] * len(tokens)))
     streamed.finish()
     assert out.getvalue() == "\x1b[36ma\\x1b[2Jb\n\x1b[0m\n"
 

@@ -12,7 +12,7 @@ import torch
 
 from s2d.cli import terminal
 from s2d.cli.conversation import converse
-from s2d.cli.terminal import COLORS, Streamed, compare, report, sources
+from s2d.cli.terminal import COLORS, Streamed, compare, report
 from s2d.generation import generate, start
 from s2d.options import Options
 
@@ -32,7 +32,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     streamed, expected, ids = Streamed(tokenizer, out, exits), [], []
     for step in generation:
         streamed.add(step)
-        for exit, token in zip(sources(step), step.tokens):
+        for exit, token in zip(step.sources, step.tokens):
             before, ids = tokenizer.decode(ids), [*ids, token]
             color = "" if exit is None else str(COLORS[exits.index(exit)])
             expected += [(color, letter) for letter in tokenizer.decode(ids)[len(before) :]]
@@ -104,7 +104,7 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(monkeypatch, se
         return SimpleNamespace(run=lambda: SimpleNamespace(stats=stats))
 
     monkeypatch.setattr(terminal, "make_decoder", make)
-    answer = SimpleNamespace(tokens=[7] * 80, options=Options("s2d", max_new_tokens=100))
+    answer = SimpleNamespace(tokens=[7] * 80, settings=Options("s2d", max_new_tokens=100))
     line = compare(None, None, [5], answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
     assert (

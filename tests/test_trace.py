@@ -17,11 +17,11 @@ from s2d.generation import generate, start
 from s2d.mask import ancestor_mask
 from s2d.sampling import Noise
 from s2d.trace.page import write_page
-from s2d.trace.record import Recorder, why_ended
-from s2d.tree import FixedShape, Tree, Tried
+from s2d.trace.record import Asked, Recorder, why_ended
+from s2d.tree import FixedShape, Tree
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
-REJECTION = {"temperature": 1.0, "coupled": False}
+REJECTION = {"temperature": 1.0, "rule": "rejection"}
 CASES = {
     "ar": {"method": "ar", "temperature": 1.0},
     "chain": {"method": "s2d"},
@@ -66,9 +66,7 @@ def known(mini, tokenizer, tmp_path_factory):
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file, steps = tmp_path_factory.mktemp("pages") / "page.html", []
         recorder = Recorder(tokenizer, prompt, {"target": "T"}, generation)
-        for step in generation:
-            steps.append(step)
-            recorder.add(step)
+        steps.extend(recorder.record(generation))
         write_page(recorder.data(), file)
         assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
         return file, json.loads(json.dumps(recorder.data())), steps, generation
@@ -83,10 +81,10 @@ def test_a_record_is_what_happened(case, known):
     about, temperature, rejected = data["about"], CASES[case].get("temperature"), 0
     for shown, step in zip(data["steps"], steps, strict=True):
         tree, path, nodes = step.tree, step.accepted, shown["nodes"]
-        tokens, parents = tree.part(tree.sent)
+        tokens, parents = tree.tokens, tree.parents
         assert [shown["n"], shown["path"]] == [len(tree.context), path]
         assert [nodes["tokens"], nodes["parents"]] == [tokens, parents]
-        for node, level in zip(tree.sent, nodes["levels"], strict=True):
+        for node, level in enumerate(nodes["levels"]):
             *below, last = shown["levels"].get(str(level), [[None, 1.0]])
             assert last[0] == tree.exit_layers[node]
             for exit, confidence in below:
@@ -110,15 +108,13 @@ def test_a_record_is_what_happened(case, known):
             chosen = bonus if accepted is None else [tokens[accepted]]
             if not temperature:
                 assert chosen in ([], [row.argmax()])
-            elif about["coupled"]:
-                noise = Noise(generation.options.seed, len(row), "cpu", row.dtype).at([n])[0]
+            elif about["rule"] == "SharedNoise":
+                noise = Noise(generation.settings.seed, len(row), "cpu", row.dtype).at([n])[0]
                 assert columns["e", None] == close(noise[ids].tolist())
                 assert columns["p / e", None] == close((row / noise)[ids].tolist())
                 assert chosen in ([], [(row / noise).argmax()])
             elif tests:
-                check_rejection(
-                    position, row, tree.q[node if node < 0 else tree.sent[node]], tokens
-                )
+                check_rejection(position, row, tree.q[node], tokens)
                 rejected += not tests[0]["accepted"]
     assert (rejected > 0) == ("rejected" in case)
 
@@ -234,14 +230,13 @@ def test_texts_are_shown_and_nothing_is_run(known):
 
 def test_why_drafting_ended():
     chain = FixedShape((1, 1))
-    for reason, tree, confidence, asked in (
+    for reason, tree, prob, levels in (
         ("answer or the context", Tree([1], chain, max_levels=1), 1.0, [0]),
         ("nothing was known", Tree([1], chain, max_levels=2), 1.0, [0, 1]),
-        ("no path was likely", Tree([1], chain, max_levels=2, min_prob=0.5), 0.4, [0]),
+        ("no path was likely", Tree([1], chain, max_levels=2, stop=0.5), 0.4, [0]),
     ):
-        tree.add_level([[7]], [[1.0]], exit_layer=2, confidence=confidence)
-        tree.tried = [Tried(level, [level - 1], 2, confidence) for level in asked]
-        assert reason in why_ended(tree)
+        tree.add_level([[7]], [[prob]], exit_layer=2)
+        assert reason in why_ended(tree, [Asked(level, 2, prob) for level in levels])
 
 
 def test_the_page_of_run_py_names_the_models(tmp_path):

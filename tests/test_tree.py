@@ -24,11 +24,12 @@ def test_the_mask_of_a_fixed_shape_is_made_once_and_sliced(widths):
         nodes = len(tree.frontier)
         tree.add_level([range(width)] * nodes, [[0.5] * width] * nodes, exit_layer=1)
         size = len(tree.tokens)
-        assert (shape.ancestors[:size, :size] == ancestor_mask(tree.parents)).all()
+        assert tree.parents == shape.parents[:size]
+        assert (shape.ancestors(tree.parents) == ancestor_mask(tree.parents)).all()
         given = positions_and_mask(1, 1, tree.parents, *CPU, shape.ancestors)
         made = positions_and_mask(1, 1, tree.parents, *CPU)
         assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(given, made))
-    assert tree.frontier == [] and len(tree.tokens) == shape.max_entries
+    assert tree.frontier == [] and len(tree.tokens) == shape.capacity
 
 
 def test_the_pictures_of_the_docstrings():
@@ -45,25 +46,57 @@ def test_the_pictures_of_the_docstrings():
 
 def test_the_picture_of_the_numberings():
     """The tree at the top of tree.py, as a growing shape makes it."""
-    shape = GrowingShape(top_k=2, depth=4, size=5)
-    tree = Tree([1, 1], shape, max_levels=4)
+    tree = Tree([1, 1], GrowingShape(top_k=2, depth=4, size=7), max_levels=3)
     tree.add_level([[10, 11]], [[0.6, 0.4]], exit_layer=1)
-    tree.add_level([[12, 13], [14, 9]], [[0.3, 0.1], [0.9, 0.0]], exit_layer=2)
-    tree.add_level([[15, 9], [9, 9]], [[0.4, 0.0], [0.0, 0.0]], exit_layer=2)
-    assert tree.tokens == [10, 11, 12, 13, 14, 15] and tree.parents == [-1, -1, 0, 0, 1, 4]
-    tree.expanded = [node for node in tree.expanded if node != 5]  # the picture is of before that
-    tree.sent = sorted(shape.nodes_to_send(tree), key=lambda node: (tree.depths[node], node))
+    tree.add_level([[12, 13], [14]], [[0.3, 0.1], [0.9]], exit_layer=2)
+    tree.add_level([[15], [16]], [[0.4], [0.2]], exit_layer=2)
+    tree.prune()
+    assert tree.tokens == [10, 11, 12, 13, 14, 15, 16]
+    assert tree.parents == [-1, -1, 0, 0, 1, 2, 4] and tree.depths == [0, 0, 1, 1, 1, 2, 2]
     lines = s2d.tree.__doc__.splitlines()
     for name, found in (
-        ("slot,", [tree.expanded.index(i) if i in tree.expanded else "·" for i in range(6)]),
-        ("place,", [tree.sent.index(i) if i in tree.sent else "·" for i in range(6)]),
-        ("row of", [tree.sent.index(i) + 1 if i in tree.sent else "·" for i in range(6)]),
+        ("node  ", list(range(7))),
+        ("slot,", [tree.slots.get(node, "·") for node in range(7)]),
+        ("row of", [node + 1 for node in range(7)]),
     ):
         [line] = [line for line in lines if name in line]
-        assert line.split()[-6:] == list(map(str, found))
-    assert tree.part(tree.sent) == ([10, 11, 12, 14, 15], [-1, -1, 0, 1, 3])
-    assert tree.slots([1, 3, 4]) == [1, 2] and tree.path(5) == [11, 14, 15]
+        assert line.split()[-7:] == list(map(str, found))
+    assert tree.slot_tokens == [10, 11, 12, 14] and tree.slot_parents == [-1, -1, 0, 1]
+    assert tree.path(6) == [11, 14, 16] and tree.children(0) == [2, 3]
     assert tree.next_positions([CONTEXT, 1, 4]) == [2, 3, 4]
+
+
+def test_pruning_keeps_the_most_probable_nodes_and_numbers_them_anew():
+    tree = Tree([1], GrowingShape(top_k=2, depth=3, size=4), max_levels=9)
+    tree.add_level([[5, 6]], [[0.5, 0.4]], exit_layer=1)
+    tree.add_level([[7, 8], [9, 10]], [[0.1, 0.1], [0.9, 0.8]], exit_layer=2)
+    assert tree.frontier == [4, 5] and tree.slot_tokens == [5, 6, 9, 10]
+    tree.add_level([[11], [12]], [[0.1], [0.1]], exit_layer=3)
+    tree.prune()
+    assert tree.tokens == [5, 6, 9, 10] and tree.parents == [-1, -1, 1, 1]
+    assert tree.slots == {-1: -1, 0: 0, 1: 1, 2: 2, 3: 3} and tree.exit_layers == [1, 1, 2, 2]
+    tree = Tree([1], GrowingShape(top_k=2, depth=2, size=2), max_levels=9)
+    tree.add_level([[5, 6]], [[0.1, 0.9]], exit_layer=1)
+    tree.add_level([[7], [8]], [[0.5], [0.9]], exit_layer=2)
+    tree.prune()
+    assert tree.tokens == [6, 8] and tree.parents == [-1, 0] and tree.slots == {-1: -1, 0: 1}
+
+
+def test_an_unlikely_path_is_not_continued():
+    """Whatever the shape; its last token is sent all the same."""
+    for shape in (FixedShape((2, 1)), GrowingShape(2, 2, 9)):
+        tree = Tree([1], shape, max_levels=9, stop=0.3)
+        tree.add_level([[5, 6]], [[0.3, 0.29]], exit_layer=1)
+        assert tree.frontier == [0]
+        tree.prune()
+        assert tree.tokens == [5, 6]
+
+
+def test_a_node_with_fewer_children_has_a_mask_of_its_own():
+    shape = FixedShape((2, 2, 1))
+    for parents in ([-1, -1, 0, 0, 1], [-1, 0, 0], [-1, -1, 0, 1, 2]):
+        assert (shape.ancestors(parents) == ancestor_mask(parents)).all()
+    assert shape.ancestors([-1, -1, 0]).base is shape.whole_mask
 
 
 def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
@@ -72,7 +105,7 @@ def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
     tree = Tree([1], shape, max_levels=3)
     tree.add_level([[*range(8)]], [[0.93, *[0.01] * 7]], exit_layer=1)
     tree.add_level([[*range(8)]] * 8, [[0.12] * 8] * 8, exit_layer=1)
-    assert len(tree.expanded) == 15 and shape.size < 15 <= shape.max_entries
+    assert shape.size < len(tree.slot_tokens) == 16 <= shape.capacity
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -92,10 +125,8 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
             if first == last:
                 continue
             own = parents[: max(0, last - n)]
-            ancestors = rng.choice((None, ancestor_mask(own)))
-            positions, mask = positions_and_mask(
-                first, min(n, last), own, model.device, model.dtype, ancestors
-            )
+            n_read = min(n, last)
+            positions, mask = positions_and_mask(first, n_read, own, model.device, model.dtype)
             logits = model(tokens[:, first:last], positions=positions, mask=mask, cache=cache)[0]
             assert (logits - expected[first:last]).abs().max() < 1e-10
         # Roll back to the context and an accepted path, and read one token more.

@@ -56,7 +56,7 @@ def with_room(
 
 def stream(decoder: Decoder, tokenizer: Tokenizer) -> str:
     """Print an answer as it comes, until it ends or Ctrl-C ends it; its text."""
-    streamed = Streamed(tokenizer, sys.stdout, decoder.options.exits)
+    streamed = Streamed(tokenizer, sys.stdout, decoder.settings.exits)
     with suppress(KeyboardInterrupt):
         for step in decoder:
             streamed.add(step)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
 from itertools import cycle, groupby
 from statistics import median
 from typing import Any, TextIO
@@ -116,7 +116,8 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
     stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
     settings = vars(generation.settings)
     options = {name: settings[name] for name in SHOWN}
-    options["shape"] = vars(generation.settings.shape)
+    shape = generation.settings.shape
+    options["shape"] = asdict(shape) if is_dataclass(shape) else str(shape)
     about = dict(about)
     options |= about.pop("options")
     answer = {

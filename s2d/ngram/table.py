@@ -89,8 +89,7 @@ class TableExit:
     exit_layer = 0
     max_positions = float("inf")
 
-    def __init__(self, datastore: Table | None, threshold: float, device: torch.device) -> None:
-        self.threshold = threshold
+    def __init__(self, datastore: Table | None, device: torch.device) -> None:
         self.device = device
         # Apple's GPUs lack float64.
         self.dtype = torch.float32 if device.type == "mps" else torch.float64
