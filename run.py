@@ -26,7 +26,6 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
-from s2d.checkpoint.chat import describe
 from s2d.checkpoint.config import read_config, read_drafting
 from s2d.checkpoint.names import (
     datastore_path,
@@ -274,7 +273,7 @@ def load(
         raise ValueError("--interactive and --system need a chat template, and there is none")
     note = miniature_note(args.target)
     tell(f"{note}loading target {choice.target}, draft {choice.drafts}")
-    tell(f"prompt format: {'plain text (--raw)' if args.raw else describe(tokenizer.chat_format)}")
+    tell(f"prompt format: {'plain text (--raw)' if args.raw else tokenizer.prompt_format.name}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)
     else:

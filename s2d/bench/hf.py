@@ -48,7 +48,7 @@ def report(args: Namespace) -> int:
     if target.dtype == torch.float64:
         keep_float64(peer)
     tokenizer = Tokenizer(folder)
-    own_template = tokenizer.chat_format is not None and tokenizer.chat_format.is_own
+    own_template = tokenizer.prompt_format.is_own
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     draft_path = args.draft or find_draft(folder, config)
     draft = load_model(draft_path, args.device, target.dtype) if draft_path else None

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ..checkpoint import load_model, placement
-from ..checkpoint.chat import describe
 from ..checkpoint.config import read_config, read_drafting
 from ..checkpoint.names import draft_beside, find_draft, find_target
 from ..checkpoint.tokenizer import Tokenizer
@@ -143,7 +142,7 @@ def plan(
             Options(**chosen).resolved(config, *draft)
         except ValueError as error:
             raise ValueError(f"{folder}, {key}: {error}") from None
-    return Plan(folder, name, describe(tokenizer.chat_format), ask, options)
+    return Plan(folder, name, tokenizer.prompt_format.name, ask, options)
 
 
 def needs_draft(methods: dict[str, dict]) -> bool:

@@ -133,11 +133,11 @@ def drafting_from_dict(raw: dict[str, Any]) -> Drafting:
     exits = check_numbers("exit_layers", raw.get("exit_layers") or [layers], 1, layers)
     thresholds = raw.get("thresholds") or [*default_thresholds(exits)]
     thresholds = check_numbers("thresholds", thresholds, 0, 1, kind=float)
-    tree = check_numbers("draft_tree", raw.get("draft_tree") or [10, 4, 60], 1, LARGEST)
+    tree = check_numbers("draft_tree", raw.get("draft_tree") or [*Drafting.tree], 1, LARGEST)
     if len(thresholds) != len(exits) or len(tree) != 3:
         raise ValueError("expected a threshold per exit layer, and draft_tree [top_k, depth, size]")
-    length = read_number(raw, "draft_length", 6)
-    stop = read_number(raw, "draft_stop", 0, kind=float, least=0, most=1)
+    length = read_number(raw, "draft_length", Drafting.length)
+    stop = read_number(raw, "draft_stop", Drafting.stop, kind=float, least=0, most=1)
     return Drafting(exits, thresholds, length, stop, tree)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..batch import generate_many
 from ..checkpoint import load_model
-from ..checkpoint.chat import Message, describe
+from ..checkpoint.chat import ChatTemplate, Message
 from ..checkpoint.tokenizer import Tokenizer
 from ..decision import Decision, fingerprint, save_decision
 from ..files import read_json, refuse_other_than_file
@@ -100,12 +100,12 @@ def train_decision(
     model, drafter, counts = load_model(target, run.device), load_model(draft, run.device), Counts()
     if data == "self":
         questions = ask(ways_to_ask(target), model, prompts, run.seed, answers_of)
-        counts.chat_format = "the folder's own chat template"
+        counts.chat_format = ChatTemplate.name
         counts.dialogues = len(questions)
         counts.passed_over["questions without an end"] = prompts - len(questions)
     else:
         tokenizer = Tokenizer(target, model.config.vocab_size)
-        counts.chat_format = describe(tokenizer.chat_format)
+        counts.chat_format = tokenizer.prompt_format.name
         encode = partial(question_of, tokenizer, model.config.max_position_embeddings)
         questions = list(islice(usable(data, run.seed + 2, encode, counts), prompts))
     if len(questions) < 5:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..checkpoint.chat import Message, as_dialogue, describe
+from ..checkpoint.chat import Message, as_dialogue
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import read_text
 from ..notices import progress
@@ -154,7 +154,7 @@ def usable(
 
 def pairs_of(data: str, seed: int, tokenizer: Tokenizer, counts: Counts) -> Iterator[Pair]:
     """Yield the rounds of the dialogues of ``data``."""
-    counts.chat_format = describe(tokenizer.chat_format)
+    counts.chat_format = tokenizer.prompt_format.name
     for rounds in usable(data, seed, partial(rounds_of, tokenizer, counts), counts):
         yield from rounds
 

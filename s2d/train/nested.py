@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checkpoint import load_model, save_model
+from ..checkpoint.chat import ChatTemplate
 from ..checkpoint.config import read_config
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing
@@ -113,7 +114,7 @@ def rows_of(
     count = row_count(millions, recipe) if data == "mini" else None
     if data == "self":
         pairs = sample(init, millions, run)
-        counts.chat_format = "the folder's own chat template"
+        counts.chat_format = ChatTemplate.name
         counts.dialogues = len(pairs)
         counts.passed_over["questions without an end"] = question_count(millions) - len(pairs)
     else:

@@ -37,8 +37,8 @@ ASKING = 0.8  # the temperature of questions: at 1 those of small models make no
 def ways_to_ask(folder: Path) -> Ways:
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
     tokenizer = Tokenizer(folder)
-    template = tokenizer.chat_format
-    if template is None or not template.is_own:
+    template = tokenizer.prompt_format
+    if not template.is_own:
         raise ValueError(
             f"{folder} has no chat template to ask itself in; give --data FILE (to train a draft) "
             "or --from FILE (for a datastore)"
