@@ -27,20 +27,14 @@ from torch.distributed import is_torchelastic_launched
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
 from s2d.checkpoint.config import read_config, read_drafting
-from s2d.checkpoint.names import (
-    datastore_path,
-    draft_beside,
-    find_draft,
-    find_target,
-    miniature_note,
-)
+from s2d.checkpoint.names import FoundDraft, find_draft, find_target, miniature_note
 from s2d.cli.conversation import converse
 from s2d.cli.program import Parser, comma_separated, count, parse_stop, parse_tree, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
 from s2d.files import read_lines, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
-from s2d.model import Llama, LlamaConfig
+from s2d.model import Llama
 from s2d.notices import tell, tell_of_next_pass
 from s2d.options import METHODS, Options
 
@@ -154,75 +148,39 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 @dataclass
 class Choice:
-    """What a command line stands for; ``drafts`` says what drafts, and how that was chosen."""
+    """What a command line stands for."""
 
     target: Path
-    draft: Path | None
-    datastore: Path | None
+    found: FoundDraft
     options: Options
-    drafts: str
 
 
 def choose(args: Namespace) -> Choice:
     """Find the folders, read what is small in them, and check the options."""
     target = find_target(args.target)
     config = read_config(target)
-    datastore = datastore_file = None
-    may_use_exit_0 = args.draft is None if args.exits is None else 0 in args.exits
-    if may_use_exit_0 and args.method != "ar":
-        from s2d.ngram.datastore import find_datastore
+    found = FoundDraft(None, None, "none")
+    if args.method != "ar":
+        found = find_draft(target, args.draft, args.exits)
+    options = options_of(args)
+    if found.datastore is not None:
+        from s2d.ngram.datastore import load_datastore
 
-        datastore = find_datastore(target, config)
-        datastore_file = datastore_path(target) if datastore else None
-    draft, exits, drafts = choose_draft(args, target, config, datastore_file)
-    options = options_of(args, exits)
+        options = replace(options, datastore=load_datastore(found.datastore, config))
     # Only to refuse early: ``load`` resolves the options, when it knows what passes cost.
-    if draft is None:
+    if found.draft is None:
         options.resolved(config)
     else:
-        options.resolved(config, read_config(draft), read_drafting(draft))
+        options.resolved(config, read_config(found.draft), read_drafting(found.draft))
     if args.trace is not None:
         refuse_other_than_file(args.trace)
-    return Choice(target, draft, datastore_file, replace(options, datastore=datastore), drafts)
+    return Choice(target, found, options)
 
 
-def choose_draft(
-    args: Namespace, target: Path, config: LlamaConfig, datastore: Path | None
-) -> tuple[Path | None, tuple[int, ...] | None, str]:
-    """By the rule in s2d/cli/README.md: a draft model, exits, and words that say how it was chosen.
-
-    No draft model is None, and the draft's own exits are None too. ``config`` is the target's,
-    ``datastore`` the file next to it that fits.
-    """
-    if args.method == "ar":
-        return None, None, "none"
-    table = "exit 0, the n-grams of the text"
-    if datastore is not None:
-        table = f"{datastore}, found next to the target"
-    if args.exits == (0,):
-        return None, (0,), table
-    if args.exits is None and args.draft is None:
-        if datastore is not None:
-            return None, (0,), table
-        draft = find_draft(target, config)
-        if draft is None:
-            return None, (0,), f"{table}, as there is no {draft_beside(target)} that fits"
-        return draft, None, f"found by its family's name: {draft}"
-    if args.draft is not None:
-        draft, drafts = args.draft, f"{args.draft}, as given"
-    else:
-        draft = draft_beside(target)
-        drafts = f"found by its family's name: {draft}"
-    if args.exits is not None and 0 in args.exits:
-        drafts += f"; and {table}"
-    return draft, args.exits, drafts
-
-
-def options_of(args: Namespace, exits: tuple[int, ...] | None) -> Options:
+def options_of(args: Namespace) -> Options:
     """The options that were given on the command line, by the names that Options has for them."""
     names = {field.name for field in fields(Options)}
     given = {name: value for name, value in vars(args).items() if name in names}
-    given["exits"] = exits
     if isinstance(args.stop, str):  # the file of a decision model
         from s2d.decision import PathStop, load_decision
 
@@ -272,7 +230,7 @@ def load(
     if raw and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
     note = miniature_note(args.target)
-    tell(f"{note}loading target {choice.target}, draft {choice.drafts}")
+    tell(f"{note}loading target {choice.target}, draft {choice.found.words}")
     tell(f"prompt format: {'plain text (--raw)' if args.raw else tokenizer.prompt_format.name}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)
@@ -281,8 +239,8 @@ def load(
     divided = "" if load_divided is None else f", divided among {target.ranks} processes"
     tell(f"target on {placement(target)}{divided}")
     draft = None
-    if choice.draft is not None:
-        draft = load_model(choice.draft, args.device, target.dtype, compile=args.compile)
+    if choice.found.draft is not None:
+        draft = load_model(choice.found.draft, args.device, target.dtype, compile=args.compile)
     options = resolve(target, draft, choice.options, batch=args.batch if args.prompts else 1)
     return Models(choice, target, draft, tokenizer, raw, args.system, options)
 
@@ -337,7 +295,7 @@ def traced(page: Path, models: Models, decoder: Decoder) -> Iterator[Step]:
     from s2d.trace.page import write_page
     from s2d.trace.record import Recorder
 
-    draft = models.choice.draft
+    draft = models.choice.found.draft
     names = {"target": models.choice.target.name, "draft": draft and draft.name}
     recorder = Recorder(models.tokenizer, decoder.context, names, decoder)
     yield from recorder.record(decoder)
@@ -380,11 +338,11 @@ def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
 def about(args: Namespace, models: Models) -> dict[str, Any]:
     """What JSON says about an answer besides the Decoder's own options."""
     dtype = str(models.target.dtype).removeprefix("torch.")
-    options = {"system": args.system, "datastore": models.choice.datastore}
+    options = {"system": args.system, "datastore": models.choice.found.datastore}
     options |= {"device": models.target.device, "dtype": dtype}
     if isinstance(args.stop, str):
         options["stop"] = args.stop
-    return {"model": models.choice.target, "draft": models.choice.draft, "options": options}
+    return {"model": models.choice.target, "draft": models.choice.found.draft, "options": options}
 
 
 if __name__ == "__main__":

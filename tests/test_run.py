@@ -112,7 +112,8 @@ def test_options_reach_the_decoder(capsys):
 
 def chosen(target, *words):
     choice = run.choose(run.parse(["--target", str(target), *words]))
-    return choice.draft, choice.datastore, choice.options.exits, choice.options.method
+    found = choice.found
+    return found.draft, found.datastore, choice.options.exits, choice.options.method
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -133,10 +134,10 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     for folder in ("mini-7b", "mini-draft"):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
-    store = run.datastore_path(target)
+    store = names.datastore_path(target)
     save_datastore(store, [[5, 6, 7]], read_config(target))
     for line, expected in (
-        ("", (None, store, (0,), None)),
+        ("", (None, store, None, None)),
         (f"--draft {draft}", (draft, None, None, None)),
         ("--exits 0,2", (draft, store, (0, 2), None)),
         ("--exits 2 --method sd", (draft, None, (2,), "sd")),
@@ -166,7 +167,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
         else:
             before = (draft / "config.json").read_text()
             change_json(draft / "config.json", **changes)
-        assert chosen(target) == (None, None, (0,), None)
+        assert chosen(target) == (None, None, None, None)
         error = error_of(capsys)
         assert error.startswith("the draft next to the target is not used: ")
         assert message in error and error.count("\n") == 1
@@ -177,7 +178,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
             (draft / "config.json").write_text(before)
     shutil.rmtree(draft)
     shutil.copytree(WEIGHTS / "mini-draft", draft)
-    store = run.datastore_path(target)
+    store = names.datastore_path(target)
     for tokens in ([[5, 1024]], None):
         store.write_text("no datastore")
         if tokens:
@@ -192,7 +193,7 @@ def test_how_the_draft_was_chosen_is_said(tmp_path):
     shutil.copytree(WEIGHTS / "mini-7b", target)
 
     def said(*words):
-        return run.choose(run.parse(["--target", str(target), *words])).drafts
+        return run.choose(run.parse(["--target", str(target), *words])).found.words
 
     table = "exit 0, the n-grams of the text"
     assert said() == f"{table}, as there is no {draft} that fits"
@@ -201,7 +202,7 @@ def test_how_the_draft_was_chosen_is_said(tmp_path):
     assert said() == said("--exits", "2,3") == own
     assert said("--exits", "0,2") == f"{own}; and {table}"
     assert said("--exits", "0") == table and said("--method", "ar") == "none"
-    store = run.datastore_path(target)
+    store = names.datastore_path(target)
     save_datastore(store, [[5, 6, 7]], read_config(target))
     assert said() == said("--exits", "0") == f"{store}, found next to the target"
     assert said("--exits", "0,2") == f"{own}; and {store}, found next to the target"
@@ -220,7 +221,7 @@ def test_what_is_next_to_a_link_and_what_is_next_to_the_folder_is_found(tmp_path
 
     def found(*places):
         for name in (link, "."):
-            assert chosen(name) == (*places, None if places[0] else (0,), None)
+            assert chosen(name) == (*places, None, None)
 
     assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
     assert isinstance(Tokenizer(".").chat_format, VicunaFormat)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..checkpoint import empty_model, load_model
 from ..checkpoint.chat import as_dialogue
 from ..checkpoint.config import read_config
-from ..checkpoint.names import find_draft, find_target
+from ..checkpoint.names import find_family_draft, find_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
 from ..model import Llama
@@ -50,7 +50,7 @@ def report(args: Namespace) -> int:
     tokenizer = Tokenizer(folder)
     own_template = tokenizer.prompt_format.is_own
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    draft_path = args.draft or find_draft(folder, config)
+    draft_path = args.draft or find_family_draft(folder, config)
     draft = load_model(draft_path, args.device, target.dtype) if draft_path else None
     size = config.max_position_embeddings
     prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]

@@ -14,7 +14,7 @@ import torch
 
 from ..checkpoint import load_model, placement
 from ..checkpoint.config import read_config, read_drafting
-from ..checkpoint.names import draft_beside, find_draft, find_target
+from ..checkpoint.names import draft_path, find_family_draft, find_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing, refuse_other_than_file
 from ..model import Llama
@@ -42,8 +42,8 @@ def report(args: Namespace) -> int:
     temperatures = list(dict.fromkeys(args.temperature))
     draft = args.draft
     if draft is None:
-        draft = find_draft(folders[0], read_config(folders[0]))
-        args.draft = draft or draft_beside(folders[0])  # if a method needs one, it is missed there
+        draft = find_family_draft(folders[0], read_config(folders[0]))
+        args.draft = draft or draft_path(folders[0])  # if a method needs one, it is missed there
     else:
         read_config(draft)  # a name that is mistyped shows
     names = ["ar", *(args.methods or default_methods(draft))]
