@@ -1,6 +1,7 @@
 """What READMEs show works: commands, output, the excerpt of the definition, pictures."""
 
 import argparse
+import json
 import re
 import shlex
 import subprocess
@@ -88,6 +89,23 @@ def test_the_python_that_is_shown(capsys, monkeypatch):
         start = [line.strip() for line in lines].index(excerpt.splitlines()[0])
         shown = "\n".join(lines[start : start + excerpt.count("\n")])
         assert textwrap.dedent(shown) == excerpt.rstrip()
+
+
+def test_python_finds_the_draft_that_run_finds(capsys, monkeypatch):
+    """As the page of the options shows it: the same draft, and so the same steps."""
+    [block] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "s2d/cli/README.md").read_text(), re.DOTALL
+    )
+    monkeypatch.chdir(ROOT)
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    question = "What is the capital of Tadastan?"
+    assert program(run.main, "--target", "weights/mini-13b", "--prompt", question, "--json") == 0
+    out, error = capsys.readouterr()
+    expected, answer = json.loads(out), names["answer"]
+    assert answer.tokens == expected["tokens"]
+    assert answer.stats.accept_lengths == expected["stats"]["accept_lengths"]
+    assert f"draft {names['found'].words}\n" in error
 
 
 def test_no_line_of_a_readme_is_too_long_to_read():

@@ -95,7 +95,7 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
         rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6, kind=float, least=0, most=1),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
         bos_token_id=raw.get("bos_token_id", 1),
-        eos_token_ids=check_numbers("eos_token_id", eos, 0, sizes["vocab_size"] - 1),
+        eos_token_ids=check_numbers("eos_token_id", eos, least=0, most=sizes["vocab_size"] - 1),
     )
 
 
@@ -130,10 +130,10 @@ def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
 def drafting_from_dict(raw: dict[str, Any]) -> Drafting:
     """The fields of a config.json -> Drafting; ValueError names the first that is wrong."""
     layers = read_number(raw, "num_hidden_layers")
-    exits = check_numbers("exit_layers", raw.get("exit_layers") or [layers], 1, layers)
+    exits = check_numbers("exit_layers", raw.get("exit_layers") or [layers], most=layers)
     thresholds = raw.get("thresholds") or [*default_thresholds(exits)]
-    thresholds = check_numbers("thresholds", thresholds, 0, 1, kind=float)
-    tree = check_numbers("draft_tree", raw.get("draft_tree") or [*Drafting.tree], 1, LARGEST)
+    thresholds = check_numbers("thresholds", thresholds, kind=float, least=0, most=1)
+    tree = check_numbers("draft_tree", raw.get("draft_tree") or [*Drafting.tree])
     if len(thresholds) != len(exits) or len(tree) != 3:
         raise ValueError("expected a threshold per exit layer, and draft_tree [top_k, depth, size]")
     length = read_number(raw, "draft_length", Drafting.length)
@@ -159,7 +159,11 @@ def read_number(
 
 
 def check_numbers(
-    key: str, values: Any, least: float, most: float, kind: type[int] | type[float] = int
+    key: str,
+    values: Any,
+    kind: type[int] | type[float] = int,
+    least: float = 1,
+    most: float = LARGEST,
 ) -> tuple:
     """A list of such numbers, as a tuple."""
     if not isinstance(values, list):

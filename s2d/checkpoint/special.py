@@ -40,10 +40,12 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Attributes:
-    names: {"eos_token": its text, ...}.
-    added: {id: AddedToken} of those whose id a file says.
-    others: special tokens of which no file says the id, in the order in which ids are given.
+    """What the files of a folder say about tokens.
+
+    Attributes:
+        names: {"eos_token": its text, ...}.
+        added: {id: AddedToken} of those whose id a file says.
+        others: special tokens of which no file says the id, in the order in which ids are given.
     """
 
     names: dict[str, str]
@@ -55,6 +57,7 @@ def read_special_tokens(
     folder: Path,
     config: dict[str, Any],
     content: dict[str, Any],
+    *,
     defaults: dict[str, str],
     vocabulary: Collection[str],
 ) -> SpecialTokens:

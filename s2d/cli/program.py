@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
-    def comma_separated_list(text):  # argparse shows this name in its error
+    def comma_separated_list(text: str) -> tuple:  # argparse shows this name in its error
         return tuple(kind(part) for part in text.split(","))
 
     return comma_separated_list
