@@ -61,7 +61,7 @@ def refuse_other_than_utf8(path: Path | str) -> None:
         raise ValueError(f"the path {path} is not in UTF-8; rename it") from None
 
 
-def place_of(path: Path | str) -> Path:
+def find_place(path: Path | str) -> Path:
     """Where an output called ``path`` is written: of a link, its target.
 
     Raises ValueError if the folder of that is none, and cannot be made.
@@ -78,7 +78,7 @@ def refuse_existing(path: Path | str) -> Path:
 
     Raises ValueError if something is there, or nothing can be.
     """
-    place = place_of(path)
+    place = find_place(path)
     if os.path.lexists(place):
         raise ValueError(f"{path} is there already; remove it or name another")
     return place
@@ -86,7 +86,7 @@ def refuse_existing(path: Path | str) -> Path:
 
 def refuse_other_than_file(path: Path | str) -> Path:
     """As ``refuse_existing``, but a file may be there, to be replaced."""
-    place = place_of(path)
+    place = find_place(path)
     if os.path.lexists(place) and not place.is_file():
         raise ValueError(f"{path} is there already and is no regular file; name another")
     return place
@@ -118,11 +118,11 @@ def claimed(path: Path | str) -> Iterator[None]:
     the lock with the program, however that ends: a file that is left does not matter. Raises
     ValueError if another program has the claim.
     """
-    place = place_of(path)
+    place = find_place(path)
     made = [folder for folder in place.parents if not folder.exists()]
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = place.with_name(f".{place.name}.lock")
-    file = locked_file(lock)
+    file = open_locked(lock)
     if file is None:
         raise ValueError(f"another program is writing {path}; wait for its end, or name another")
     try:
@@ -135,7 +135,7 @@ def claimed(path: Path | str) -> Iterator[None]:
                 folder.rmdir()
 
 
-def locked_file(path: Path) -> TextIO | None:
+def open_locked(path: Path) -> TextIO | None:
     """A file, open and locked; None if another program has locked it."""
     import fcntl  # only Unix has it
 
@@ -159,11 +159,11 @@ def staged(path: Path) -> Iterator[Path]:
         yield stage
         for file in (stage, *stage.rglob("*")):
             if file.is_file():  # safetensors lets only the owner read its files
-                file.chmod(0o666 & ~umask())
+                file.chmod(0o666 & ~read_umask())
         stage.replace(path)
 
 
-def umask() -> int:
+def read_umask() -> int:
     """The permissions that new files are not to have; there is no way to ask but to set it."""
     mask = os.umask(0)
     os.umask(mask)
