@@ -23,10 +23,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import save_model
 from s2d.cli.program import run_program
+from s2d.cli.torchrun import run_in_each
 from s2d.papers import __main__ as papers
 from s2d.papers import drafts as papers_drafts
 from s2d.soft import soft_losses
-from s2d.speed.tensor_parallel import run_in_each
 from s2d.train import __main__ as train
 from s2d.train import dialogues, family, fit, nested
 from s2d.train.distil import Alignment, Distillation

@@ -13,8 +13,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from ..checkpoint import check_device
 from ..checkpoint.names import datastore_path
 from ..cli.program import Parser, comma_separated, positive, run_program
+from ..cli.torchrun import run_in_each
 from ..files import claimed
-from ..speed.tensor_parallel import from_rank_0, own_device, run_in_each
+from ..speed.ranks import from_rank_0, own_device
 from .decision import FEATURES, train_decision
 from .family import DRAFT_TOKENS, TARGETS, train_mini
 from .fit import Run

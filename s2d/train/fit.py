@@ -28,7 +28,7 @@ from ..checkpoint import empty_model, is_fast
 from ..files import read_json, staged_file
 from ..notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
-from ..speed.tensor_parallel import from_rank_0
+from ..speed.ranks import from_rank_0
 
 CHECKPOINT_SECONDS = 120  # between two checkpoints, at least
 SAVING = 0.05  # the part of the time that saving them may take

@@ -17,7 +17,7 @@ from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing
 from ..model import Drafting, Llama, default_thresholds
 from ..notices import tell
-from ..speed.tensor_parallel import from_rank_0
+from ..speed.ranks import from_rank_0
 from .dialogues import Counts, check_data, divide, join, pairs_of
 from .distil import Distillation
 from .fit import Recipe, Run, check_batch, fit, gathered
