@@ -1,7 +1,7 @@
 """Train drafts, the miniatures, decision models; make datastores."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,9 +35,9 @@ def start(arguments: list[str] | None) -> None:
 
 def run_training(
     train: Callable[..., None],
-    out: Path | None,
     device: str,
     seed: int,
+    out: Path | None = None,
     resume: bool = False,
     **options: Any,
 ) -> None:
@@ -65,22 +65,25 @@ def run_training(
 
 
 def parse(arguments: list[str] | None) -> Namespace:
+    """The options that were given, or have a default here, and the function ``train``."""
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
-    common = Parser(add_help=False)
-    common.add_argument(
-        "--device", default="auto", help="cpu, cuda, cuda:1, mps ... (default: %(default)s)"
-    )
-    common.add_argument(
-        "--seed", type=int, default=0, help="of all random numbers (default: %(default)s)"
-    )
     for name, add_options, what in (
         ("soft", add_soft, "a sorted draft from the first layers of a Llama"),
         ("mini", add_mini, "the miniature family, from nothing"),
         ("decision", add_decision, "a model that says when a draft should stop"),
         ("text", add_text, "a datastore to draft from"),
     ):
-        add_options(programs.add_parser(name, parents=[common], help=what, description=what))
+        program = programs.add_parser(
+            name,
+            help=what,
+            description=what,
+            argument_default=SUPPRESS,
+            formatter_class=ArgumentDefaultsHelpFormatter,
+        )
+        program.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, mps ...")
+        program.add_argument("--seed", type=int, default=0, help="of all random numbers")
+        add_options(program)
     return parser.parse_args(arguments)
 
 
@@ -90,46 +93,33 @@ def add_soft(parser: ArgumentParser) -> None:
     add("--init", type=Path, required=True, help="folder of the Llama to cut from")
     add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
-    add(
-        "--data",
-        default="mini",
-        help="a file of dialogues, mini (the corpus) or self (the Llama's own) "
-        "(default: %(default)s)",
-    )
+    source = "a file of dialogues, mini (the corpus) or self (the Llama's own)"
+    add("--data", default="mini", help=source)
     add("--out", type=Path, required=True, help="folder to write the draft to")
     add("--resume", action="store_true", help="go on from the last checkpoint")
-    for option, kind, what in (
-        ("--batch", int, "rows per step, over all processes"),
-        ("--micro-batch", int, "rows that go through the model at once; gradients add up"),
-        ("--length", int, "tokens per row"),
-        ("--lr", float, "peak learning rate"),
-        ("--epochs", int, "times that all rows are learnt from"),
+    for field, kind, what in (
+        ("batch", int, "rows per step, over all processes"),
+        ("micro_batch", int, "rows that go through the model at once; gradients add up"),
+        ("length", int, "tokens per row"),
+        ("lr", float, "peak learning rate"),
+        ("epochs", int, "times that all rows are learnt from"),
     ):
-        field = option.removeprefix("--").replace("-", "_")
-        own = (f"{getattr(recipe, field):g} with {data}" for data, recipe in RECIPES.items())
+        own = [f"{getattr(recipe, field):g} with {data}" for data, recipe in RECIPES.items()]
+        option = "--" + field.replace("_", "-")
         add(option, type=kind, help=f"{what} (default: {', '.join(own)})")
-    add(
-        "--millions",
-        type=positive,
-        default=DRAFT_TOKENS,
-        help="million tokens of mini or of answers (default: %(default)s)",
-    )
+    millions = "million tokens of mini or of answers"
+    add("--millions", type=positive, default=DRAFT_TOKENS, help=millions)
     add("--teacher", type=Path, help="a model's folder: its distributions are learnt as well")
 
 
 def add_mini(parser: ArgumentParser) -> None:
     parser.set_defaults(train=train_mini)
     add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=Path("family"),
-        help="folder for all of them (default: %(default)s)",
-    )
+    add("--out", type=Path, default=Path("family"), help="folder for all of them")
     add("--resume", action="store_true", help="go on from the last checkpoint")
-    own = ", ".join(f"{name} {target.millions:g}" for name, target in TARGETS.items())
-    own = f"default: {own}, mini-draft {DRAFT_TOKENS:g}"
-    add("--millions", type=positive, help=f"million training tokens of each ({own})")
+    own = [f"{name} {target.millions:g}" for name, target in TARGETS.items()]
+    own = ", ".join([*own, f"mini-draft {DRAFT_TOKENS:g}"])
+    add("--millions", type=positive, help=f"million training tokens of each (default: {own})")
 
 
 def add_decision(parser: ArgumentParser) -> None:
@@ -138,28 +128,12 @@ def add_decision(parser: ArgumentParser) -> None:
     add("--target", type=Path, required=True, help="folder of the model that accepts or not")
     add("--draft", type=Path, required=True, help="folder of the draft that is to stop")
     add("--out", type=Path, required=True, help="the safetensors file to write")
-    add(
-        "--features",
-        choices=FEATURES,
-        default="stats",
-        help="hidden states, or figures of q (default: %(default)s)",
-    )
-    add(
-        "--data",
-        help="a file of dialogues, mini or self, as of soft (default: what the draft learnt from)",
-    )
-    add(
-        "--prompts",
-        type=int,
-        default=400,
-        help="at most, answered twice each; a fifth is kept out (default: %(default)s)",
-    )
-    add(
-        "--epochs",
-        type=int,
-        default=6,
-        help="times that all of them are learnt from (default: %(default)s)",
-    )
+    add("--features", choices=FEATURES, default="stats", help="hidden states, or figures of q")
+    source = "a file of dialogues, mini or self, as of soft (default: what the draft learnt from)"
+    add("--data", help=source)
+    prompts = "at most, answered twice each; a fifth is kept out"
+    add("--prompts", type=int, default=400, help=prompts)
+    add("--epochs", type=int, default=6, help="times that all of them are learnt from")
 
 
 def add_text(parser: ArgumentParser) -> None:
@@ -168,13 +142,9 @@ def add_text(parser: ArgumentParser) -> None:
     add("--target", type=Path, required=True, help="folder of the model whose datastore it is")
     add("--out", type=Path, help="the safetensors file (default: next to the target's folder)")
     add("--resume", action="store_true", help="go on with the answers where it was cut short")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--millions", type=positive, help="million tokens of answers for the target to write, or"
-    )
-    source.add_argument(
-        "--from", type=Path, nargs="+", dest="files", metavar="FILE", help="text in UTF-8 instead"
-    )
+    add = parser.add_mutually_exclusive_group(required=True).add_argument
+    add("--millions", type=positive, help="million tokens of answers that the target writes")
+    add("--from", type=Path, nargs="+", dest="files", metavar="FILE", help="or text in UTF-8")
 
 
 if __name__ == "__main__":

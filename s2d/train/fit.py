@@ -113,7 +113,9 @@ def fit(
     batches = order.split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
     done = load_checkpoint(run.unfinished, model, optimizer, settings) if run.resume else 0
-    began = told = saved = time.monotonic()
+    began = time.monotonic()
+    told = began
+    saved = began
     until_save = CHECKPOINT_SECONDS
     for step in range(done, steps):
         for group in optimizer.param_groups:
@@ -190,9 +192,9 @@ def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimiz
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup: float = 0.04) -> float:
+def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up over the first 4 % of the steps, then a cosine to a twentieth of the peak."""
-    rising = min(1.0, (step + 1) / max(1, round(warmup * steps)))
+    rising = min(1.0, (step + 1) / max(1, round(0.04 * steps)))
     return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 

@@ -44,10 +44,9 @@ def train_soft(
     **options: Any,
 ) -> None:
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
-    given = {name: value for name, value in options.items() if value is not None}
-    if min(given.values(), default=1) <= 0:
-        raise ValueError(f"expected positive numbers, got {given}")
-    recipe = replace(RECIPES.get(data, PAPER), **given)
+    if min(options.values(), default=1) <= 0:
+        raise ValueError(f"expected positive numbers, got {options}")
+    recipe = replace(RECIPES.get(data, PAPER), **options)
     from_rank_0(lambda: check(run, init, layers, exits, data, teacher, recipe))
     model = cut(init, exits, run.device)
     distillation = None
