@@ -46,7 +46,7 @@ MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its ma
 def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    from s2d.speed.tensor_parallel import run_divided
+    from s2d.cli.torchrun import run_divided
 
     return run_divided("run.py", partial(run, arguments))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 # How safetensors and PyTorch say that a file cannot be written.
 DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error", "unexpected pos"
@@ -118,37 +118,26 @@ def claimed(path: Path | str) -> Iterator[None]:
     the lock with the program, however that ends: a file that is left does not matter. Raises
     ValueError if another program has the claim.
     """
+    import fcntl  # only Unix has it
+
     place = find_place(path)
     made = [folder for folder in place.parents if not folder.exists()]
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = place.with_name(f".{place.name}.lock")
-    file = open_locked(lock)
-    if file is None:
-        raise ValueError(f"another program is writing {path}; wait for its end, or name another")
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        file.close()
-        with suppress(OSError):  # one that is not empty stays
-            for folder in made:
-                folder.rmdir()
-
-
-def open_locked(path: Path) -> TextIO | None:
-    """A file, open and locked; None if another program has locked it."""
-    import fcntl  # only Unix has it
-
-    while True:
-        file = path.open("w")
+    with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
-            return None
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-        file.close()  # whoever had locked it removed it just now
+            raise ValueError(
+                f"another program is writing {path}; wait for its end, or name another"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):  # one that is not empty stays
+                for folder in made:
+                    folder.rmdir()
 
 
 @contextmanager

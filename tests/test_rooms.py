@@ -16,8 +16,8 @@ FRONT += "roots decision batch definition".split()
 ROOMS = {  # room -> the rooms it may import
     "checkpoint": {"speed", "cli"},
     "ngram": {"checkpoint"},
-    "speed": {"checkpoint", "cli", "ngram"},
-    "cli": {"checkpoint"},
+    "speed": {"checkpoint", "ngram"},
+    "cli": {"checkpoint", "speed"},
     "train": {"checkpoint", "speed", "cli", "ngram"},
     "bench": {"checkpoint", "speed", "train", "cli", "ngram"},
     "papers": {"checkpoint", "train", "cli", "bench", "ngram"},
@@ -61,6 +61,13 @@ def test_a_room_imports_the_front_and_the_rooms_it_is_built_on():
     for room, allowed in ROOMS.items():
         used = {part for path in (PACKAGE / room).glob("*.py") for part in parts(path)}
         assert used & ROOMS.keys() - {room} <= allowed, room
+
+
+def test_libraries_do_not_import_the_command_line():
+    """Programs alone do: run.py, and the __main__ of a room."""
+    for room in ("checkpoint", "ngram", "speed", "train"):
+        for path in (PACKAGE / room).glob("*.py"):
+            assert path.stem == "__main__" or "cli" not in parts(path), path
 
 
 def test_data_flows_one_way():

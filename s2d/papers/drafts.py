@@ -7,14 +7,15 @@ from typing import Any
 
 from ..checkpoint import load_model, save_model
 from ..checkpoint.names import WEIGHTS
+from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing
 from ..model import Drafting
 from ..notices import tell
 from ..train.decision import FEATURES, train_decision
-from ..train.dialogues import Counts
 from ..train.distil import Alignment, Distillation
 from ..train.family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
-from ..train.nested import MINI, cut, row_count, rows_of, train_and_save
+from ..train.fit import keep_settings
+from ..train.nested import MINI, count_rows, cut, make_rows, train_and_save
 
 MILLIONS = 0.5  # tokens that each draft learns from
 SEEDS = (1, 2)  # of text and of random layers: what differs less than these do is noise
@@ -64,8 +65,8 @@ def train_drafts(run, millions):
     """Train all DRAFTS for each of SEEDS, then decision models. --resume keeps what is there."""
     if not run.resume:
         refuse_existing(run.out)
-    row_count(millions, MINI)  # too few are refused before anything is written
-    run.remember(millions=millions)
+    count_rows(millions, MINI)  # too few are refused before anything is written
+    keep_settings(run.out / "settings.json", {"millions": millions, "seed": run.seed})
     every = list(product(SEEDS, DRAFTS))
     for number, (seed, name) in enumerate(every, start=1):
         own = replace(run, out=folder_of(run.out, name, seed), seed=run.seed + seed)
@@ -94,7 +95,7 @@ def train_draft(name, seed, run, millions):
     # Pre-training has text of its own: else what follows would read the same twice.
     other = replace(run, seed=run.seed + (0 if ablation.answers_only else 10))
     # The family has one tokenizer and one chat format, which is known by the folder's name.
-    speaker, answers_only = WEIGHTS / "mini-7b", ablation.answers_only
-    rows = rows_of(speaker, "mini", other, MINI, millions, Counts(), answers_only)
+    tokenizer = Tokenizer(WEIGHTS / "mini-7b")
+    rows, _ = make_rows(tokenizer, "mini", other, MINI, millions, ablation.answers_only)
     aim = ablation.aim and ablation.aim(load_model(init, run.device, quick=False))
     train_and_save(model, ablation.learning or ablation.exits, rows, MINI, run, init, aim)
