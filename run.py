@@ -29,14 +29,14 @@ from s2d.checkpoint import DTYPES, placement
 from s2d.checkpoint.config import read_config, read_drafting
 from s2d.checkpoint.names import FoundDraft, find_draft, find_target, miniature_note
 from s2d.cli.conversation import converse
-from s2d.cli.program import Parser, comma_separated, count, parse_stop, parse_tree, run_program
+from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
 from s2d.files import read_lines, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
 from s2d.model import Llama
 from s2d.notices import tell, tell_of_next_pass
-from s2d.options import METHODS, Options
+from s2d.options import Options
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 LONG_PROMPT = 1000  # tokens; a CPU may take minutes to read them, in a single pass
@@ -77,8 +77,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     parser = Parser(prog="run.py", description="Generate text with Sorted Speculative Decoding.")
     add = parser.add_argument
     add("--target", required=True, help="7b, 13b, 70b, smollm2-135m or a folder: the large model")
-    add("--draft", type=Path, help="a folder; default: see s2d/cli/README.md")
-    add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
+    add_drafting_options(parser)
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
     add("--system", metavar="TEXT", help="a system message, if the chat template has one")
     add("--raw", action="store_true", help="no chat template: the model continues the text")
@@ -90,7 +89,6 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling; 1: all tokens")
     add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest; 0: all")
     add("--seed", type=int, default=0, metavar="S", help="one seed, one text")
-    add("--rejection", dest="coupled", action="store_false", help="sampling as in the papers")
     add(
         "--device",
         default="auto",
@@ -104,22 +102,6 @@ def parse(arguments: list[str] | None) -> Namespace:
         help="auto: the model's own, or float32",
     )
     add("--compile", action="store_true", help="compiled passes, after a minute; untried on CUDA")
-    add("--exits", type=comma_separated(int), metavar="E,E", help="draft layers; 0: n-gram table")
-    add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
-    add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
-    add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
-    add(
-        "--init",
-        choices=("draft", "target"),
-        default="draft",
-        help="what proposes the first level of a tree",
-    )
-    add(
-        "--stop",
-        type=parse_stop,
-        metavar="P|FILE",
-        help="drafting ends below this probability; or a decision model",
-    )
     add("--compare", action="store_true", help="time the target alone as well, on this prompt")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")

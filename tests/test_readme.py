@@ -14,17 +14,10 @@ from helpers import ROOT, WEIGHTS, need, need_compiler, program
 import run
 from s2d.bench import __main__ as bench
 from s2d.checkpoint import __main__ as weights
-from s2d.papers import __main__ as papers
 from s2d.train import __main__ as train
 
-READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/README.md"))]
-PROGRAMS = {
-    "run.py": run,
-    "s2d.bench": bench,
-    "s2d.papers": papers,
-    "s2d.train": train,
-    "s2d.checkpoint": weights,
-}
+READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
+PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.checkpoint": weights}
 
 
 @pytest.fixture(scope="module")

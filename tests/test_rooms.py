@@ -20,7 +20,6 @@ ROOMS = {  # room -> the rooms it may import
     "cli": {"checkpoint", "speed"},
     "train": {"checkpoint", "speed", "cli", "ngram"},
     "bench": {"checkpoint", "speed", "train", "cli", "ngram"},
-    "papers": {"checkpoint", "train", "cli", "bench", "ngram"},
     "trace": {"checkpoint", "cli"},
 }
 

@@ -21,11 +21,11 @@ from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 from torch.distributed.device_mesh import init_device_mesh
 
 from s2d import Tokenizer, load_model
+from s2d.bench import __main__ as bench
+from s2d.bench import drafts as papers_drafts
 from s2d.checkpoint import save_model
 from s2d.cli.program import run_program
 from s2d.cli.torchrun import run_in_each
-from s2d.papers import __main__ as papers
-from s2d.papers import drafts as papers_drafts
 from s2d.soft import soft_losses
 from s2d.train import __main__ as train
 from s2d.train import dialogues, family, fit, nested
@@ -449,8 +449,8 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     monkeypatch.setattr(papers_drafts, "SEEDS", (1,))
     monkeypatch.setattr(papers_drafts, "MINI", replace(nested.MINI, bf16=False))
     out = tmp_path / "drafts"
-    arguments = ["train", "--millions", "0.002", "--out", out]
-    assert program(papers.main, *arguments) == 0
+    arguments = ["papers", "train", "--millions", "0.002", "--out", out]
+    assert program(bench.main, *arguments) == 0
     made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors", "settings.json"}
     assert {each.name for each in out.iterdir()} == made
     drafts = {name: load_model(out / f"{name}-1") for name in DRAFTS}
@@ -463,13 +463,13 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     assert drafts["pretraining"].drafting.exits == (2, 3, 4)
     kept = (out / "random-1/model.safetensors").stat().st_mtime_ns
     (out / "decision-stats-7b.safetensors").unlink()
-    assert program(papers.main, *arguments, "--resume") == 0
+    assert program(bench.main, *arguments, "--resume") == 0
     assert {each.name for each in out.iterdir()} == made
     assert (out / "random-1/model.safetensors").stat().st_mtime_ns == kept
     capsys.readouterr()
-    refuses(papers.main, capsys, "is there already", *arguments)
-    others = ["train", "--millions", "0.003", "--out", out, "--resume"]
-    refuses(papers.main, capsys, "was begun with {'millions': 0.002, 'seed': 0}, not", *others)
+    refuses(bench.main, capsys, "is there already", *arguments)
+    others = ["papers", "train", "--millions", "0.003", "--out", out, "--resume"]
+    refuses(bench.main, capsys, "was begun with {'millions': 0.002, 'seed': 0}, not", *others)
 
 
 def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
