@@ -165,12 +165,11 @@ def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | Js
     """What turns text into ids and back; ``config`` is what is in tokenizer_config.json.
 
     transformers reads a tokenizer.json, if there is one. A tokenizer.model next to it says the same
-    of a Llama's tokenizer, and then it is read, so that the package ``tokenizers`` is not needed.
-    But it may be left over from another model.
+    if the class is a Llama's, and then it is read, so that the package ``tokenizers`` is not
+    needed. But it may be left over from another model.
     """
     content = read_json(folder / "tokenizer.json", missing={})
-    of_a_llama = is_llama(config) or config.get("tokenizer_class") is None
-    if not (folder / "tokenizer.json").is_file() or (of_a_llama and fits(folder, content)):
+    if not (folder / "tokenizer.json").is_file() or (is_llama(config) and fits(folder, content)):
         return SentencePieceModel(folder, config, content)
     from .tokenizer_json import JsonModel
 

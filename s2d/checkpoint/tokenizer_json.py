@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from .special import LLAMA, AddedToken, is_llama, read_special_tokens
+from .special import LLAMA, AddedToken, is_code_llama, is_llama, read_special_tokens
 
 SPACE = "▁"  # how SentencePiece writes it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece that stands for one byte
@@ -107,12 +107,12 @@ def make_llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[s
     """
     prefix = config.get("add_prefix_space") is not False
     scheme = "first" if prefix else "never"
-    if prefix and config.get("legacy"):
+    if prefix and config.get("legacy") and not is_code_llama(config):
         scheme = "always"
     space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
     steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if prefix:
+    if prefix or is_code_llama(config):
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     bpe = {"fuse_unk": True, "byte_fallback": True, "unk_token": None, "dropout": None}
     return {

@@ -9,7 +9,7 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import LLAMA, AddedToken, read_special_tokens
+from .special import LLAMA, AddedToken, is_code_llama, read_special_tokens
 
 # Appended to a tokenizer.model, these change one of its settings: normalizer_spec {
 # add_dummy_prefix }, whether a space is put before a text.
@@ -32,12 +32,12 @@ class SentencePieceModel:
         proto = (folder / "tokenizer.model").read_bytes()
         self.pieces = make_processor(proto)
         self.bare = make_processor(proto + NO_PREFIX)
-        self.legacy = config.get("legacy")
-        self.add_prefix_space = config.get("add_prefix_space") is not False
-        if not self.add_prefix_space:
+        add_prefix_space = config.get("add_prefix_space") is not False
+        self.strips_space = add_prefix_space or is_code_llama(config)
+        if not add_prefix_space:
             self.first = self.bare
             self.later = self.bare
-        elif self.legacy:  # a space before each part between two added tokens
+        elif config.get("legacy") and not is_code_llama(config):  # a space before each part between two added tokens
             self.first = self.pieces
             self.later = self.pieces
         else:
@@ -61,6 +61,8 @@ class SentencePieceModel:
         self.bos_id, _ = every.get(tokens.names.get("bos_token"), (None, None))
         self.eos_id, _ = every.get(tokens.names.get("eos_token"), (None, None))
         self.add_bos = config.get("add_bos_token", True)
+        if content.get("post_processor"):  # which has the last word, whatever the config says
+            self.add_bos = "SpecialToken" in content["post_processor"].get("single", [{}])[0]
 
     def control_tokens(self) -> dict[int, AddedToken]:
         """The model's own special tokens, which stand for themselves in a text."""
@@ -118,7 +120,7 @@ class SentencePieceModel:
             else:
                 parts += [self.texts.get(token, "") for token in run]
         text = "".join(parts)
-        return text.removeprefix(" ") if self.add_prefix_space else text
+        return text.removeprefix(" ") if self.strips_space else text
 
     def is_open(self, ids: list[int]) -> bool:
         """Whether what follows may change the text of ``ids``, but for half a character."""
