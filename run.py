@@ -32,7 +32,7 @@ from s2d.cli.conversation import converse
 from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
-from s2d.files import read_lines, refuse_other_than_file
+from s2d.files import read_parts, refuse_other_than_file
 from s2d.generation import make_decoder, resolve
 from s2d.model import Llama
 from s2d.notices import tell, tell_of_next_pass
@@ -61,7 +61,7 @@ def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None =
     if load_divided and (args.prompts or args.compile):
         raise ValueError("--prompts and --compile do not go with torchrun")
     choice = choose(args)
-    lines = read_lines(args.prompts) if args.prompts else []
+    lines = read_parts(args.prompts).split("\n") if args.prompts else []
     models = load(args, choice, load_divided)
     if args.interactive:
         return hold_conversation(args, models)

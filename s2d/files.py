@@ -20,16 +20,16 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not in UTF-8 ({error})") from None
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file in UTF-8, with or without a byte order mark.
+def read_parts(path: Path | str) -> str:
+    """The text of a file in UTF-8 of many parts, such as lines, of which some may be spoilt.
 
-    What is not UTF-8 in a line is surrogates in it, which a tokenizer refuses: one line of many
-    does not spoil the others. Raises ValueError for UTF-16, in which all lines are spoilt.
+    What is not UTF-8 in a part is surrogates in it, which a tokenizer refuses: so it does not spoil
+    the others. Raises ValueError for UTF-16, in which all are spoilt.
     """
     text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
-    if text.startswith(("\udcff\udcfe", "\udcfe\udcff")):
-        raise ValueError(f"{path} is not in UTF-8 (it begins as UTF-16)")
-    return text.split("\n")
+    if text.startswith(("\udcff\udcfe", "\udcfe\udcff")) and "\0" in text:
+        raise ValueError(f"{path} is not in UTF-8 (it is UTF-16)")
+    return text
 
 
 def read_json(path: Path, missing: Any = None) -> Any:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import tokenizers
+import torch
 from helpers import SHARED, WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
@@ -83,6 +84,14 @@ def test_streaming_shows_a_broken_end_at_last(tokenizer):
     stream = TextStream(tokenizer)
     assert stream.push(tokenizer.encode("ok 🙂")[1:-1] + [99_999]) == ""  # no token has this id
     assert stream.push([], last=True).rstrip("\ufffd") == "ok "
+
+
+def test_ids_of_any_kind_are_decoded(tokenizer, trained):
+    """A list, and what holds numbers as a model or another library has them."""
+    for each in (tokenizer, Tokenizer(trained)):
+        ids = each.encode("Hi there", with_bos=False)
+        for same in (tuple(ids), iter(ids), torch.tensor(ids), torch.tensor(ids).numpy()):
+            assert each.decode(same) == "Hi there"
 
 
 def test_miniatures_have_the_ids_of_transformers(tokenizer):

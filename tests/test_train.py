@@ -312,11 +312,26 @@ def test_records_that_are_dialogues(tmp_path):
     deep = "[" * 100_000
     assert found_in(file, "\n\n".join([*lines, '{"cut', deep])) == (texts, len(none) + 2)
     assert found_in(file, lines[1] + "\r\n") == (texts[1:2], 0)
+    assert found_in(file, "\n".join(['{"cut', *lines[:2]])) == (texts[:2], 1)
     for content in ("null", '{"a": 1}', "7"):
         raises_line(found_in, ValueError, "is no list of dialogues", file, content)
     for content in ("[1, 2", '{"messages": [', deep, "", "a\nb"):
         raises_line(found_in, ValueError, "is not JSON", file, content)
     raises_line(found_in, ValueError, r"nothing to learn .*\(7: a record is no", file, [5] * 7)
+
+
+def test_a_byte_that_is_not_utf_8_spoils_one_dialogue(tokenizer, tmp_path):
+    """Of a list or of lines; but of a file in UTF-16 there is nothing to learn."""
+    file = tmp_path / "d.json"
+    records = [json.dumps(record("Hi", text)) for text in ("Hello", "H?llo", "Bye")]
+    for text in ("[" + ",".join(records) + "]", "\n".join(records)):
+        file.write_bytes(text.encode().replace(b"H?llo", b"H\xffllo"))
+        counts = dialogues.Counts("")
+        pairs = list(dialogues.read_pairs(str(file), 0, tokenizer, counts))
+        assert pairs == [each for end in ("Hello", "Bye") for each in tokenizer.rounds(["Hi", end])]
+        assert counts.passed_over.total() == 1
+    file.write_text(records[0], encoding="utf-16")
+    raises_line(dialogues.read_records, ValueError, "is not in UTF-8", file)
 
 
 def test_what_cannot_be_learnt_from_is_counted(tokenizer, tmp_path):

@@ -56,6 +56,8 @@ def as_dialogue(
         return given
     if given[0]["role"] == "system":
         raise ValueError("the system message is given twice")
+    if not isinstance(system, str):
+        raise ValueError(f"expected a text as the system message; got {system!r:.60}")
     return [{"role": "system", "content": system}, *given]
 
 

@@ -86,9 +86,9 @@ class Tokenizer:
             )
         return ids
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
-        return self.model.decode(ids)
+        return self.model.decode([int(token) for token in ids])
 
     def encode_chat(
         self, messages: str | Iterable[str | Message], system: str | None = None

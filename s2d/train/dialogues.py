@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..checkpoint.chat import Message, as_dialogue
 from ..checkpoint.tokenizer import Tokenizer
-from ..files import read_text
+from ..files import read_parts
 from ..notices import progress
 from .corpus import GROUPS, conversations
 
@@ -65,17 +65,16 @@ def find_records(data: str, seed: int) -> Iterable[Any]:
 def read_records(path: Path | str) -> list[Any]:
     """The records of a file of JSON, which is one list of them or has one in each line.
 
-    A line that is not JSON gives None, unless it is the first. Raises ValueError if the file has no
-    list and no records.
+    A line that is not JSON gives None. Raises ValueError if the file has no list and no records.
     """
-    text = read_text(path).strip()
+    text = read_parts(path).strip()
     try:
         records = json.loads(text)
     except (ValueError, RecursionError) as error:
-        lines = text.split("\n")
-        if not isinstance(parse_line(lines[0]), dict):
+        records = [parse_line(line) for line in text.split("\n") if line.strip()]
+        if not any(isinstance(record, dict) for record in records):
             raise ValueError(f"{path} is not JSON ({error})") from None
-        return [parse_line(line) for line in lines if line.strip()]
+        return records
     if isinstance(records, dict) and ("conversations" in records or "messages" in records):
         return [records]  # a single line
     if not isinstance(records, list):
