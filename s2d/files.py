@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from .notices import tell
+
 # How safetensors and PyTorch say that a file cannot be written.
 DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error", "unexpected pos"
 
@@ -43,13 +45,20 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 
 def names_of(folder: Path | str) -> list[Path]:
-    """The absolute paths of a folder: of a link, its own name and then the real one.
+    """The absolute paths of a folder: of a link, its own name, then what it links to, to the end.
 
     What is next to a folder, or in its name, is looked for in this order.
     """
     real = os.path.realpath(folder)
     in_shell = os.path.join(os.environ.get("PWD", ""), folder)  # which knows the link after a cd
-    names = [os.path.abspath(in_shell), os.path.abspath(folder), real]
+    names: list[str] = []
+    for name in map(os.path.abspath, (in_shell, folder)):
+        while name not in names:
+            names.append(name)
+            if os.path.islink(name):
+                place = os.path.realpath(os.path.dirname(name))
+                name = os.path.abspath(os.path.join(place, os.readlink(name)))
+    names.append(real)
     return [Path(name) for name in dict.fromkeys(names) if os.path.realpath(name) == real]
 
 
@@ -118,22 +127,25 @@ def claimed(path: Path | str) -> Iterator[None]:
     the lock with the program, however that ends: a file that is left does not matter. Raises
     ValueError if another program has the claim.
     """
-    import fcntl  # only Unix has it
-
     place = find_place(path)
     made = [folder for folder in place.parents if not folder.exists()]
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = place.with_name(f".{place.name}.lock")
     with lock.open("w") as file:
         try:
+            import fcntl  # only Unix has it
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
                 f"another program is writing {path}; wait for its end, or name another"
             ) from None
+        except (ImportError, OSError) as error:  # some file systems have no locks
+            tell(f"let no other program write {path}: there are no locks here ({error})")
         try:
             yield
         finally:
+            file.close()  # Windows removes no open file
             lock.unlink(missing_ok=True)
             with suppress(OSError):  # one that is not empty stays
                 for folder in made:

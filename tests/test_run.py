@@ -122,7 +122,8 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     target = tmp_path / "vicuna-7b"
     for folder in (target, tmp_path / "vicuna-draft"):
         folder.mkdir()
-        shutil.copyfile(WEIGHTS / "mini-7b/config.json", folder / "config.json")
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(WEIGHTS / "mini-7b" / name, folder / name)
     assert run.find_target("7b") == target
     assert chosen(target) == (tmp_path / "vicuna-draft", None, None, None)
     target.rename(tmp_path / "0a1b2c")  # as into a cache, whose folders are called by checksums
@@ -178,6 +179,15 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
             (draft / "config.json").write_text(before)
     shutil.rmtree(draft)
     shutil.copytree(WEIGHTS / "mini-draft", draft)
+    whole = (draft / "model.safetensors").read_bytes()
+    for content, message in ((whole[:-9], "is damaged"), (b"", "is damaged"), (None, "has no")):
+        (draft / "model.safetensors").unlink()
+        if content is not None:
+            (draft / "model.safetensors").write_bytes(content)
+        assert chosen(target) == (None, None, None, None)
+        error = error_of(capsys)
+        assert error.startswith("the draft next to the target is not used: ") and message in error
+    (draft / "model.safetensors").write_bytes(whole)
     store = names.datastore_path(target)
     for tokens in ([[5, 1024]], None):
         store.write_text("no datastore")
@@ -289,6 +299,9 @@ def test_answers_come_in_the_order_of_the_lines_and_each_as_soon_as_it_can(
     assert "line 4: the prompt has" in refused[1]
     results = batch.in_order(iter([(1, "b"), (0, "a"), (2, "c"), (4, "e")]))
     assert list(results) == ["a", "b", "c"]
+    file.write_bytes(b"\xff\xfe is spoilt\n")
+    assert program(run.main, "--target", "7b", "--prompts", file) == 2
+    assert "line 1: the text is not valid" in error_of(capsys)
     file.write_text(QUESTION, encoding="utf-16")
     refuses(run.main, capsys, "is not in UTF-8", "--target", "7b", "--prompts", file)
 

@@ -264,16 +264,30 @@ def test_labels_are_the_assistants_words(answers_only, tokenizer):
     ids = [token for prompt, answer in pairs for token in prompt + answer]
     fine = [*tokenizer.encode("Fine")[1:], tokenizer.eos_id]
     assert ids == tokenizer.encode_chat(messages[:3]) + fine
-    text, said = dialogues.join(pairs * 3, answers_only, enough=2 * len(ids) - 1)
+    text, said = dialogues.join(pairs * 2, answers_only, 10)
     assert text.tolist() == 2 * ids
     learnt = [t for p, a in pairs for t in ([-100] * len(p) if answers_only else p) + a]
     assert said.tolist() == 2 * learnt
     rows = range(0, 2 * len(ids) - 10, 10)
     kept = [n for n in rows if set((2 * learnt)[n + 1 : n + 11]) != {-100}]
     assert (len(kept) < len(rows)) == answers_only
+    for enough in range(1, len(kept) + 1):
+        part, labels = dialogues.join(pairs * 3, answers_only, 10, enough)
+        assert len(dialogues.divide(part, labels, 10)[0]) >= enough
+        end = kept[enough - 1] + 11  # one token more than the row: the label of its last
+        ends = [len(ids) * n + len(sum(pairs[0], [])) * m for n in range(3) for m in range(2)]
+        assert len(part) == min(each for each in ends if each >= end)
     tokens, labels = dialogues.divide(text, said, 10)
     assert tokens.tolist() == [(2 * ids)[n : n + 10] for n in kept]
     assert labels.tolist() == [(2 * learnt)[n + 1 : n + 11] for n in kept]
+
+
+def test_as_many_rows_are_learnt_from_as_were_asked_for(tokenizer, tmp_path):
+    """Although some short rows of the corpus have no answer; whole batches of them."""
+    recipe = replace(nested.MINI, length=32)
+    rows, counts = nested.make_rows(tokenizer, "mini", fit.Run(tmp_path / "x"), recipe, 0.002)
+    assert len(rows[0]) == nested.count_rows(0.002, recipe) == 64
+    assert counts.left_out["rows without an answer left out"] > 0
 
 
 def record(*texts, speakers=("human", "gpt") * 2):

@@ -13,6 +13,7 @@ from ..files import names_of
 from ..model import LlamaConfig
 from ..notices import tell
 from .config import read_config, read_drafting
+from .shards import read_tensors
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
@@ -109,6 +110,8 @@ def find_family_draft(target: Path | str, config: LlamaConfig) -> Path | None:
         if size != config.vocab_size:
             sizes = f"{size} tokens, the target {config.vocab_size}"
             raise ValueError(f"{draft} has a vocabulary of {sizes}")
+        for _ in read_tensors(draft):  # opens each file, but reads no weights yet
+            pass
     except (ValueError, OSError) as error:
         tell(f"the draft next to the target is not used: {error}")
         return None

@@ -37,7 +37,8 @@ class SentencePieceModel:
         if not add_prefix_space:
             self.first = self.bare
             self.later = self.bare
-        elif config.get("legacy") and not is_code_llama(config):  # a space before each part between two added tokens
+        elif config.get("legacy") and not is_code_llama(config):
+            # A space before each part between two added tokens.
             self.first = self.pieces
             self.later = self.pieces
         else:

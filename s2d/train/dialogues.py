@@ -159,21 +159,26 @@ def encode_rounds(tokenizer: Tokenizer, counts: Counts, dialogue: list[Message])
 
 
 def join(
-    pairs: Iterable[Pair], answers_only: bool, enough: int | None = None
+    pairs: Iterable[Pair], answers_only: bool, length: int, enough: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Pairs end to end, up to the first with which there are more than ``enough`` ids.
+    """Pairs end to end, up to the first with which ``divide`` finds ``enough`` rows in them.
 
     Returns (tokens, labels), (N,) each. Labels are the tokens themselves, -100 where no loss is
     taken: with ``answers_only`` everywhere but on the answers.
     """
     ids = array("i")  # four bytes per token, however long the text
     labels = array("i")
+    begin = 0  # of the row that is to be counted next
+    found = 0
     for prompt, answer in pairs:
         ids.extend(prompt)
         ids.extend(answer)
         labels.extend([-100] * len(prompt) if answers_only else prompt)
         labels.extend(answer)
-        if enough is not None and len(ids) > enough:
+        while enough is not None and len(ids) > begin + length:
+            found += max(labels[begin + 1 : begin + length + 1]) != -100
+            begin += length
+        if enough is not None and found >= enough:
             break
     return torch.tensor(ids, dtype=torch.int32), torch.tensor(labels, dtype=torch.int32)
 

@@ -110,7 +110,7 @@ def make_rows(
     else:
         counts = Counts(tokenizer.prompt_format.name)
         pairs = read_pairs(data, run.seed, tokenizer, counts)
-    text, said = join(pairs, answers_only, enough=count and count * recipe.length)  # (N,) each
+    text, said = join(pairs, answers_only, recipe.length, enough=count)  # (N,) each
     tokens, labels = divide(text, said, recipe.length)
     whole = max(0, len(text) - 1) // recipe.length
     counts.left_out["rows without an answer left out"] = whole - len(tokens)
