@@ -295,6 +295,14 @@ def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsy
     assert lines == [f"{method}: {bug}" for method in compared]
 
 
+def test_each_program_has_options_of_its_own(capsys):
+    assert program(bench.main, "-h") == 0
+    programs = re.findall(r"^    (\w+(?: train)?)", capsys.readouterr().out, re.M)
+    assert programs == ["speed", "hf", "exit0", "papers", "papers train"]
+    refuses(bench.main, capsys, "unrecognized arguments: exit0", "--limit", 1, "exit0")
+    refuses(bench.main, capsys, "unrecognized arguments: --limit", "papers", "train", "--limit", 1)
+
+
 def test_mistakes_are_one_line(capsys):
     refuses(bench.main, capsys, "no decision model at nowhere", "--methods", "s2d:stop=nowhere")
     refuses(bench.main, capsys, "no model folder at TYPO", "--draft", "TYPO")

