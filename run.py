@@ -26,24 +26,17 @@ from torch.distributed import is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
-from s2d.checkpoint.chat import describe
 from s2d.checkpoint.config import read_config, read_drafting
-from s2d.checkpoint.names import (
-    datastore_path,
-    draft_beside,
-    find_draft,
-    find_target,
-    miniature_note,
-)
+from s2d.checkpoint.names import FoundDraft, find_draft, find_target, miniature_note
 from s2d.cli.conversation import converse
-from s2d.cli.program import Parser, comma_separated, count, parse_stop, parse_tree, run_program
+from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
-from s2d.files import read_lines, refuse_other_than_file
+from s2d.files import read_parts, refuse_other_than_file
 from s2d.generation import fit, make_decoder
-from s2d.model import Llama, LlamaConfig
+from s2d.model import Llama
 from s2d.notices import tell, tell_of_next_pass
-from s2d.options import METHODS, Options, Settings, resolve
+from s2d.options import Options, Settings, resolve
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 LONG_PROMPT = 1000  # tokens; a CPU may take minutes to read them, in a single pass
@@ -53,7 +46,7 @@ MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its ma
 def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    from s2d.speed.tensor_parallel import run_divided
+    from s2d.cli.torchrun import run_divided
 
     return run_divided("run.py", partial(run, arguments))
 
@@ -68,7 +61,7 @@ def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None =
     if load_divided and (args.prompts or args.compile):
         raise ValueError("--prompts and --compile do not go with torchrun")
     choice = choose(args)
-    lines = read_lines(args.prompts) if args.prompts else []
+    lines = read_parts(args.prompts).split("\n") if args.prompts else []
     models = load(args, choice, load_divided)
     if args.interactive:
         return hold_conversation(args, models)
@@ -84,8 +77,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     parser = Parser(prog="run.py", description="Generate text with Sorted Speculative Decoding.")
     add = parser.add_argument
     add("--target", required=True, help="7b, 13b, 70b, smollm2-135m or a folder: the large model")
-    add("--draft", type=Path, help="a folder; default: see s2d/cli/README.md")
-    add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
+    add_drafting_options(parser)
     add("--prompt", metavar="TEXT|-", help="what to say; - reads stdin; default: an example")
     add("--system", metavar="TEXT", help="a system message, if the chat template has one")
     add("--raw", action="store_true", help="no chat template: the model continues the text")
@@ -97,14 +89,6 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling; 1: all tokens")
     add("--top-k", type=int, default=0, metavar="K", help="sample from the K likeliest; 0: all")
     add("--seed", type=int, default=0, metavar="S", help="one seed, one text")
-    add(
-        "--rejection",
-        dest="rule",
-        action="store_const",
-        const="rejection",
-        default="noise",
-        help="sampling as in the papers",
-    )
     add(
         "--device",
         default="auto",
@@ -118,22 +102,6 @@ def parse(arguments: list[str] | None) -> Namespace:
         help="auto: the model's own, or float32",
     )
     add("--compile", action="store_true", help="compiled passes, after a minute; untried on CUDA")
-    add("--exits", type=comma_separated(int), metavar="E,E", help="draft layers; 0: n-gram table")
-    add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
-    add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
-    add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
-    add(
-        "--init",
-        choices=("draft", "target"),
-        default="draft",
-        help="what proposes the first level of a tree",
-    )
-    add(
-        "--stop",
-        type=parse_stop,
-        metavar="P|FILE",
-        help="drafting ends below this probability; or a decision model",
-    )
     add("--compare", action="store_true", help="time the target alone as well, on this prompt")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
@@ -162,74 +130,38 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 @dataclass
 class Choice:
-    """What a command line stands for; ``drafts`` says what drafts, and how that was chosen."""
+    """What a command line stands for."""
 
     target: Path
-    draft: Path | None
-    datastore: Path | None
+    found: FoundDraft
     settings: Settings
-    drafts: str
 
 
 def choose(args: Namespace) -> Choice:
     """Find the folders, read what is small in them, and check the options."""
     target = find_target(args.target)
     config = read_config(target)
-    datastore = datastore_file = None
-    may_use_exit_0 = args.draft is None if args.exits is None else 0 in args.exits
-    if may_use_exit_0 and args.method != "ar":
-        from s2d.ngram.datastore import find_datastore
+    found = FoundDraft(None, None, "none")
+    if args.method != "ar":
+        found = find_draft(target, args.draft, args.exits)
+    options = options_of(args)
+    if found.datastore is not None:
+        from s2d.ngram.datastore import load_datastore
 
-        datastore = find_datastore(target, config)
-        datastore_file = datastore_path(target) if datastore else None
-    draft, exits, drafts = choose_draft(args, target, config, datastore_file)
-    options = options_of(args, exits)
-    if draft is None:
+        options = replace(options, datastore=load_datastore(found.datastore, config))
+    if found.draft is None:
         settings = resolve(options, config)
     else:
-        settings = resolve(options, config, read_config(draft), read_drafting(draft))
+        settings = resolve(options, config, read_config(found.draft), read_drafting(found.draft))
     if args.trace is not None:
         refuse_other_than_file(args.trace)
-    return Choice(target, draft, datastore_file, replace(settings, datastore=datastore), drafts)
+    return Choice(target, found, settings)
 
 
-def choose_draft(
-    args: Namespace, target: Path, config: LlamaConfig, datastore: Path | None
-) -> tuple[Path | None, tuple[int, ...] | None, str]:
-    """By the rule in s2d/cli/README.md: a draft model, exits, and words that say how it was chosen.
-
-    No draft model is None, and the draft's own exits are None too. ``config`` is the target's,
-    ``datastore`` the file next to it that fits.
-    """
-    if args.method == "ar":
-        return None, None, "none"
-    table = "exit 0, the n-grams of the text"
-    if datastore is not None:
-        table = f"{datastore}, found next to the target"
-    if args.exits == (0,):
-        return None, (0,), table
-    if args.exits is None and args.draft is None:
-        if datastore is not None:
-            return None, (0,), table
-        draft = find_draft(target, config)
-        if draft is None:
-            return None, (0,), f"{table}, as there is no {draft_beside(target)} that fits"
-        return draft, None, f"found by its family's name: {draft}"
-    if args.draft is not None:
-        draft, drafts = args.draft, f"{args.draft}, as given"
-    else:
-        draft = draft_beside(target)
-        drafts = f"found by its family's name: {draft}"
-    if args.exits is not None and 0 in args.exits:
-        drafts += f"; and {table}"
-    return draft, args.exits, drafts
-
-
-def options_of(args: Namespace, exits: tuple[int, ...] | None) -> Options:
+def options_of(args: Namespace) -> Options:
     """The options that were given on the command line, by the names that Options has for them."""
     names = {field.name for field in fields(Options)}
     given = {name: value for name, value in vars(args).items() if name in names}
-    given["exits"] = exits
     if isinstance(args.stop, str):  # the file of a decision model
         from s2d.decision import load_decision
 
@@ -279,8 +211,8 @@ def load(
     if raw and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
     note = miniature_note(args.target)
-    tell(f"{note}loading target {choice.target}, draft {choice.drafts}")
-    tell(f"prompt format: {'plain text (--raw)' if args.raw else describe(tokenizer.chat_format)}")
+    tell(f"{note}loading target {choice.target}, draft {choice.found.words}")
+    tell(f"prompt format: {'plain text (--raw)' if args.raw else tokenizer.prompt_format.name}")
     if load_divided is not None:
         target = load_divided(choice.target, args.device, args.dtype)
     else:
@@ -288,8 +220,8 @@ def load(
     divided = "" if load_divided is None else f", divided among {target.ranks} processes"
     tell(f"target on {placement(target)}{divided}")
     draft = None
-    if choice.draft is not None:
-        draft = load_model(choice.draft, args.device, target.dtype, compile=args.compile)
+    if choice.found.draft is not None:
+        draft = load_model(choice.found.draft, args.device, target.dtype, compile=args.compile)
     settings = fit(choice.settings, target, draft, batch=args.batch if args.prompts else 1)
     return Models(choice, target, draft, tokenizer, raw, args.system, settings)
 
@@ -344,7 +276,7 @@ def traced(page: Path, models: Models, decoder: Decoder) -> Iterator[Step]:
     from s2d.trace.page import write_page
     from s2d.trace.record import Recorder
 
-    draft = models.choice.draft
+    draft = models.choice.found.draft
     names = {"target": models.choice.target.name, "draft": draft and draft.name}
     recorder = Recorder(models.tokenizer, decoder.context, names, decoder)
     yield from recorder.record(decoder)
@@ -387,11 +319,11 @@ def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
 def about(args: Namespace, models: Models) -> dict[str, Any]:
     """What JSON says about an answer besides the Decoder's own Settings."""
     dtype = str(models.target.dtype).removeprefix("torch.")
-    options = {"system": args.system, "datastore": models.choice.datastore}
+    options = {"system": args.system, "datastore": models.choice.found.datastore}
     options |= {"device": models.target.device, "dtype": dtype}
     if isinstance(args.stop, str):
         options["stop"] = args.stop
-    return {"model": models.choice.target, "draft": models.choice.draft, "options": options}
+    return {"model": models.choice.target, "draft": models.choice.found.draft, "options": options}
 
 
 if __name__ == "__main__":

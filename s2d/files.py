@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
+
+from .notices import tell
 
 # How safetensors and PyTorch say that a file cannot be written.
 DISK = "No space left on device", "PytorchStreamWriter failed", "iostream error", "unexpected pos"
@@ -20,16 +22,16 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is not in UTF-8 ({error})") from None
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file in UTF-8, with or without a byte order mark.
+def read_parts(path: Path | str) -> str:
+    """The text of a file in UTF-8 of many parts, such as lines, of which some may be spoilt.
 
-    What is not UTF-8 in a line is surrogates in it, which a tokenizer refuses: one line of many
-    does not spoil the others. Raises ValueError for UTF-16, in which all lines are spoilt.
+    What is not UTF-8 in a part is surrogates in it, which a tokenizer refuses: so it does not spoil
+    the others. Raises ValueError for UTF-16, in which all are spoilt.
     """
     text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
-    if text.startswith(("\udcff\udcfe", "\udcfe\udcff")):
-        raise ValueError(f"{path} is not in UTF-8 (it begins as UTF-16)")
-    return text.split("\n")
+    if text.startswith(("\udcff\udcfe", "\udcfe\udcff")) and "\0" in text:
+        raise ValueError(f"{path} is not in UTF-8 (it is UTF-16)")
+    return text
 
 
 def read_json(path: Path, missing: Any = None) -> Any:
@@ -43,13 +45,20 @@ def read_json(path: Path, missing: Any = None) -> Any:
 
 
 def names_of(folder: Path | str) -> list[Path]:
-    """The absolute paths of a folder: of a link, its own name and then the real one.
+    """The absolute paths of a folder: of a link, its own name, then what it links to, to the end.
 
     What is next to a folder, or in its name, is looked for in this order.
     """
     real = os.path.realpath(folder)
     in_shell = os.path.join(os.environ.get("PWD", ""), folder)  # which knows the link after a cd
-    names = [os.path.abspath(in_shell), os.path.abspath(folder), real]
+    names: list[str] = []
+    for name in map(os.path.abspath, (in_shell, folder)):
+        while name not in names:
+            names.append(name)
+            if os.path.islink(name):
+                place = os.path.realpath(os.path.dirname(name))
+                name = os.path.abspath(os.path.join(place, os.readlink(name)))
+    names.append(real)
     return [Path(name) for name in dict.fromkeys(names) if os.path.realpath(name) == real]
 
 
@@ -61,7 +70,7 @@ def refuse_other_than_utf8(path: Path | str) -> None:
         raise ValueError(f"the path {path} is not in UTF-8; rename it") from None
 
 
-def place_of(path: Path | str) -> Path:
+def find_place(path: Path | str) -> Path:
     """Where an output called ``path`` is written: of a link, its target.
 
     Raises ValueError if the folder of that is none, and cannot be made.
@@ -78,7 +87,7 @@ def refuse_existing(path: Path | str) -> Path:
 
     Raises ValueError if something is there, or nothing can be.
     """
-    place = place_of(path)
+    place = find_place(path)
     if os.path.lexists(place):
         raise ValueError(f"{path} is there already; remove it or name another")
     return place
@@ -86,7 +95,7 @@ def refuse_existing(path: Path | str) -> Path:
 
 def refuse_other_than_file(path: Path | str) -> Path:
     """As ``refuse_existing``, but a file may be there, to be replaced."""
-    place = place_of(path)
+    place = find_place(path)
     if os.path.lexists(place) and not place.is_file():
         raise ValueError(f"{path} is there already and is no regular file; name another")
     return place
@@ -118,37 +127,29 @@ def claimed(path: Path | str) -> Iterator[None]:
     the lock with the program, however that ends: a file that is left does not matter. Raises
     ValueError if another program has the claim.
     """
-    place = place_of(path)
+    place = find_place(path)
     made = [folder for folder in place.parents if not folder.exists()]
     place.parent.mkdir(parents=True, exist_ok=True)
     lock = place.with_name(f".{place.name}.lock")
-    file = locked_file(lock)
-    if file is None:
-        raise ValueError(f"another program is writing {path}; wait for its end, or name another")
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        file.close()
-        with suppress(OSError):  # one that is not empty stays
-            for folder in made:
-                folder.rmdir()
-
-
-def locked_file(path: Path) -> TextIO | None:
-    """A file, open and locked; None if another program has locked it."""
-    import fcntl  # only Unix has it
-
-    while True:
-        file = path.open("w")
+    with lock.open("w") as file:
         try:
+            import fcntl  # only Unix has it
+
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()
-            return None
-        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-            return file
-        file.close()  # whoever had locked it removed it just now
+            raise ValueError(
+                f"another program is writing {path}; wait for its end, or name another"
+            ) from None
+        except (ImportError, OSError) as error:  # some file systems have no locks
+            tell(f"let no other program write {path}: there are no locks here ({error})")
+        try:
+            yield
+        finally:
+            file.close()  # Windows removes no open file
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):  # one that is not empty stays
+                for folder in made:
+                    folder.rmdir()
 
 
 @contextmanager
@@ -159,11 +160,11 @@ def staged(path: Path) -> Iterator[Path]:
         yield stage
         for file in (stage, *stage.rglob("*")):
             if file.is_file():  # safetensors lets only the owner read its files
-                file.chmod(0o666 & ~umask())
+                file.chmod(0o666 & ~read_umask())
         stage.replace(path)
 
 
-def umask() -> int:
+def read_umask() -> int:
     """The permissions that new files are not to have; there is no way to ask but to set it."""
     mask = os.umask(0)
     os.umask(mask)

@@ -20,7 +20,8 @@ def tell(message: Any) -> None:
 
 def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
     """Yield ``items``; of what takes long, tell every ten seconds how far it is."""
-    began = told = time.monotonic()
+    began = time.monotonic()
+    told = began
     for done, item in enumerate(items):
         now = time.monotonic()
         if now - told >= PROGRESS_SECONDS:

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from itertools import pairwise, product
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -55,19 +56,31 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
     raises_line(specbench.read_questions, ValueError, "has no questions", file, 9)
 
 
-def test_methods_are_names_with_options():
+OWN = "draft", "batch", "compile"  # what a Method has besides options of ``generate``
+
+
+def test_methods_are_names_with_options(capsys):
     asked = {
         "sd:compile:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8, "compile": True},
         "mcsd:tree=4,2,2,1:init=target": {"tree": (4, 2, 2, 1), "init": "target"},
         "s2d-tree:tree=4x8x24:stop=0.3": {"tree": GrowingShape(4, 8, 24), "stop": 0.3},
         "s2d:rejection:batch=4": {"rule": "rejection", "batch": 4},
+        "s2d:draft=other": {"draft": Path("in/other")},
+        "s2d-tree:exits=0": {"exits": (0,), "draft": None},
     }
     for text, options in asked.items():
-        expected = {"method": text.split(":")[0], "compile": False, "batch": 1, **options}
-        assert methods.parse_method(text) == expected
-    for text in ("fast", "s2d:speed=9", "s2d:draft_length=x", "s2d-tree:tree=4x8", "s2d:batch=0"):
-        with pytest.raises(ValueError):
-            methods.parse_method(text)
+        method = methods.parse_method(text, Path("draft"), Path("in"))
+        expected = {"method": text.split(":")[0], "init": "draft", "draft": Path("draft")}
+        expected |= {"compile": False, "batch": 1, **options}
+        assert method.options | {name: getattr(method, name) for name in OWN} == expected
+    for text, message in (
+        ("fast", "method fast: argument --method: invalid choice: 'fast'"),
+        ("s2d:speed=9", "method s2d:speed=9: unrecognized arguments: --speed=9"),
+        ("s2d:draft_length=x", "argument --draft-length: invalid int value: 'x'"),
+        ("s2d-tree:tree=4x8", "argument --tree: invalid parse_tree value: '4x8'"),
+        ("s2d:batch=0", "argument --batch: must be at least 1, got 0"),
+    ):
+        refuses(bench.main, capsys, message, "--methods", text)
 
 
 def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
@@ -251,9 +264,8 @@ def test_ties_are_told_from_bugs():
     prompt, least = list(prompt), logits(prompt).argmin().item()
 
     def difference(own, theirs, temperature=0.0):
-        generation = SimpleNamespace(settings=Options("ar", temperature=temperature))
-        alone = {"prompts": [prompt], "tokens": [own], "generations": [generation]}
-        return check.first_difference(single, precise, alone, {"tokens": [theirs]})
+        alone = SimpleNamespace(tokens=own, options=Options("ar", temperature=temperature))
+        return check.first_difference(single, precise, prompt, alone, theirs)
 
     single = random_llama(0).float()
     single.load_state_dict(precise.state_dict())
@@ -281,6 +293,14 @@ def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsy
     bug = "2 answers compared: BUG: 2 of 2 differ by more than rounding explains"
     compared = ["s2d", "s2d:rejection"] if temperature == 0 else ["s2d"]
     assert lines == [f"{method}: {bug}" for method in compared]
+
+
+def test_each_program_has_options_of_its_own(capsys):
+    assert program(bench.main, "-h") == 0
+    programs = re.findall(r"^    (\w+(?: train)?)", capsys.readouterr().out, re.M)
+    assert programs == ["speed", "hf", "exit0", "papers", "papers train"]
+    refuses(bench.main, capsys, "unrecognized arguments: exit0", "--limit", 1, "exit0")
+    refuses(bench.main, capsys, "unrecognized arguments: --limit", "papers", "train", "--limit", 1)
 
 
 def test_mistakes_are_one_line(capsys):

@@ -110,6 +110,8 @@ def test_what_messages_are(tokenizer):
         )
     raises_line(tokenizer.encode_chat, ValueError, "in turn; message 2 is of 'user'", [hi, hi])
     raises_line(tokenizer.encode_chat, ValueError, "given twice", [system, hi], "Be brief.")
+    for wrong in (system, ["Be brief."], b"Be brief.", 5):
+        raises_line(tokenizer.encode_chat, ValueError, "expected a text as the", "Hi", wrong)
 
 
 @pytest.mark.parametrize("template", [HEADERS, MARKED])

@@ -1,6 +1,8 @@
 """What is written is whole or not there, and what exists is not replaced."""
 
+import errno
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -9,7 +11,14 @@ import torch
 from helpers import raises_line, run_and_kill
 from safetensors.torch import save_file
 
-from s2d.files import refuse_existing, refuse_other_than_file, staged_file, staged_folder
+from s2d.files import (
+    claimed,
+    names_of,
+    refuse_existing,
+    refuse_other_than_file,
+    staged_file,
+    staged_folder,
+)
 
 
 def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
@@ -68,6 +77,39 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path):
     with staged_folder(tmp_path / "link") as stage:
         (stage / "f").touch()
     assert (tmp_path / "link").is_symlink() and os.listdir(tmp_path / "target") == ["f"]
+
+
+def test_every_name_of_a_folder_is_known(tmp_path, monkeypatch):
+    """Of a link to a link, the one between as well; a circle of links has an end."""
+    for name in ("real/folder", "between", "own"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "between/mini").symlink_to("../real/folder")
+    (tmp_path / "own/link").symlink_to(tmp_path / "between/mini")
+    chain = [tmp_path / name for name in ("own/link", "between/mini", "real/folder")]
+    assert names_of(tmp_path / "own/link") == chain
+    monkeypatch.chdir(tmp_path / "own")
+    assert names_of("link") == chain
+    (tmp_path / "circle").symlink_to("circle")
+    assert names_of(tmp_path / "circle") == [tmp_path / "circle"]
+
+
+@pytest.mark.parametrize("lack", ["fcntl", "locks"])
+def test_where_there_are_no_locks_that_is_said_and_work_goes_on(
+    tmp_path, monkeypatch, capsys, lack
+):
+    """As on Windows, which has no fcntl, and on some file systems of networks."""
+    if lack == "fcntl":
+        monkeypatch.setitem(sys.modules, "fcntl", None)
+    else:
+
+        def refuse(*_):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+    with claimed(tmp_path / "out"):
+        (tmp_path / "out").touch()
+    assert os.listdir(tmp_path) == ["out"]
+    assert capsys.readouterr().err.count("there are no locks here") == 1
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

@@ -15,7 +15,7 @@ from vocabularies import save_trained
 import run
 from s2d import Tokenizer, load_model
 from s2d.bench import __main__ as bench
-from s2d.bench import methods
+from s2d.bench import peers
 from s2d.options import METHODS
 from s2d.train import __main__ as train
 
@@ -98,7 +98,7 @@ def test_the_benchmark_with_transformers(folder, draft, capsys):
 
 def test_an_answer_ends_at_either_end_for_transformers_too(folder):
     target = load_model(folder, dtype="float64")
-    assert methods.as_transformers(target).generation_config.eos_token_id == EOS
+    assert peers.as_transformers(target).generation_config.eos_token_id == EOS
 
 
 def test_the_comparison_with_transformers(folder, draft, capsys):

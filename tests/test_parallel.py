@@ -16,9 +16,10 @@ from helpers import ROOT, WEIGHTS, claim_accelerators, program, random_llama, ra
 import run
 from s2d import load_model
 from s2d.checkpoint import check_device, save_model
+from s2d.cli.torchrun import run_divided
 from s2d.generation import start
 from s2d.speed import tensor_parallel
-from s2d.speed.tensor_parallel import run_divided
+from s2d.speed.ranks import own_device
 from s2d.train import __main__ as train
 
 SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
@@ -193,7 +194,7 @@ def test_a_training_loads_its_models_onto_the_gpu_of_the_process(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for name, value in {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    device = tensor_parallel.own_device("auto")
+    device = own_device("auto")
     assert check_device(str(device)) == device == torch.device("cuda:1") and current == [device]
 
 

@@ -1,6 +1,7 @@
 """What READMEs show works: commands, output, the excerpt of the definition, pictures."""
 
 import argparse
+import json
 import re
 import shlex
 import subprocess
@@ -13,17 +14,10 @@ from helpers import ROOT, WEIGHTS, need, need_compiler, program
 import run
 from s2d.bench import __main__ as bench
 from s2d.checkpoint import __main__ as weights
-from s2d.papers import __main__ as papers
 from s2d.train import __main__ as train
 
-READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/README.md"))]
-PROGRAMS = {
-    "run.py": run,
-    "s2d.bench": bench,
-    "s2d.papers": papers,
-    "s2d.train": train,
-    "s2d.checkpoint": weights,
-}
+READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
+PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.checkpoint": weights}
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +82,23 @@ def test_the_python_that_is_shown(capsys, monkeypatch):
         start = [line.strip() for line in lines].index(excerpt.splitlines()[0])
         shown = "\n".join(lines[start : start + excerpt.count("\n")])
         assert textwrap.dedent(shown) == excerpt.rstrip()
+
+
+def test_python_finds_the_draft_that_run_finds(capsys, monkeypatch):
+    """As the page of the options shows it: the same draft, and so the same steps."""
+    [block] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "s2d/cli/README.md").read_text(), re.DOTALL
+    )
+    monkeypatch.chdir(ROOT)
+    names = {}
+    exec(compile(block, "README.md", "exec"), names)
+    question = "What is the capital of Tadastan?"
+    assert program(run.main, "--target", "weights/mini-13b", "--prompt", question, "--json") == 0
+    out, error = capsys.readouterr()
+    expected, answer = json.loads(out), names["answer"]
+    assert answer.tokens == expected["tokens"]
+    assert answer.stats.accept_lengths == expected["stats"]["accept_lengths"]
+    assert f"draft {names['found'].words}\n" in error
 
 
 def test_no_line_of_a_readme_is_too_long_to_read():

@@ -3,10 +3,13 @@
 import ast
 import doctest
 import importlib
+import shutil
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, WEIGHTS
 
 PACKAGE = ROOT / "s2d"
 LEAVES = "files notices timing".split()  # which any file may import
@@ -16,11 +19,10 @@ FRONT += "soft decision batch definition".split()
 ROOMS = {  # room -> the rooms it may import
     "checkpoint": {"speed", "cli"},
     "ngram": {"checkpoint"},
-    "speed": {"checkpoint", "cli", "ngram"},
-    "cli": {"checkpoint"},
+    "speed": {"checkpoint", "ngram"},
+    "cli": {"checkpoint", "speed"},
     "train": {"checkpoint", "speed", "cli", "ngram"},
     "bench": {"checkpoint", "speed", "train", "cli", "ngram"},
-    "papers": {"checkpoint", "train", "cli", "bench", "ngram"},
     "trace": {"checkpoint", "cli"},
 }
 
@@ -51,7 +53,8 @@ def parts(path, top_only=False):
 
 def test_a_file_of_the_front_imports_only_files_above_it():
     for number, name in enumerate(FRONT):
-        path, above = PACKAGE / f"{name}.py", {*FRONT[:number], *LEAVES, "ngram", "checkpoint"}
+        path, above = PACKAGE / f"{name}.py", {*FRONT[:number], *LEAVES}
+        above |= {"generation": {"ngram"}, "definition": {"checkpoint"}}.get(name, set())
         assert parts(path) <= above, name
 
 
@@ -61,6 +64,37 @@ def test_a_room_imports_the_front_and_the_rooms_it_is_built_on():
     for room, allowed in ROOMS.items():
         used = {part for path in (PACKAGE / room).glob("*.py") for part in parts(path)}
         assert used & ROOMS.keys() - {room} <= allowed, room
+
+
+def test_libraries_do_not_import_the_command_line():
+    """Programs alone do: run.py, and the __main__ of a room."""
+    for room in ("checkpoint", "ngram", "speed", "train"):
+        for path in (PACKAGE / room).glob("*.py"):
+            assert path.stem == "__main__" or "cli" not in parts(path), path
+
+
+def test_the_front_needs_no_room_but_the_one_that_loads_models(tmp_path):
+    """And importing it sets no hook."""
+    shutil.copytree(PACKAGE, tmp_path / "s2d", ignore=shutil.ignore_patterns("__pycache__"))
+    for room in ROOMS.keys() - {"checkpoint"}:
+        shutil.rmtree(tmp_path / "s2d" / room)
+    code = f"""
+import sys
+from s2d import Tokenizer, generate, generate_many, load_model
+assert sys.excepthook is sys.__excepthook__
+folder = {str(WEIGHTS)!r}
+target = load_model(folder + "/mini-7b", quick=False)
+draft = load_model(folder + "/mini-draft", quick=False)
+prompt = Tokenizer(folder + "/mini-7b").encode_chat(["Hi"])
+for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
+    for options in (dict(), dict(temperature=1.0, rule="rejection"), dict(init="target")):
+        generate(target, prompt, draft, method, max_new_tokens=4, **options)
+list(generate_many(target, [prompt] * 2, draft, max_new_tokens=4))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_data_flows_one_way():

@@ -112,7 +112,8 @@ def test_options_reach_the_decoder(capsys):
 
 def chosen(target, *words):
     choice = run.choose(run.parse(["--target", str(target), *words]))
-    return choice.draft, choice.datastore, choice.settings.exits, choice.settings.method
+    found = choice.found
+    return found.draft, found.datastore, choice.settings.exits, choice.settings.method
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -121,7 +122,8 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
     target = tmp_path / "vicuna-7b"
     for folder in (target, tmp_path / "vicuna-draft"):
         folder.mkdir()
-        shutil.copyfile(WEIGHTS / "mini-7b/config.json", folder / "config.json")
+        for name in ("config.json", "model.safetensors"):
+            shutil.copyfile(WEIGHTS / "mini-7b" / name, folder / name)
     assert run.find_target("7b") == target
     assert chosen(target) == (tmp_path / "vicuna-draft", None, None, None)
     target.rename(tmp_path / "0a1b2c")  # as into a cache, whose folders are called by checksums
@@ -133,10 +135,10 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     for folder in ("mini-7b", "mini-draft"):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
-    store = run.datastore_path(target)
+    store = names.datastore_path(target)
     save_datastore(store, [[5, 6, 7]], read_config(target))
     for line, expected in (
-        ("", (None, store, (0,), None)),
+        ("", (None, store, None, None)),
         (f"--draft {draft}", (draft, None, None, None)),
         ("--exits 0,2", (draft, store, (0, 2), None)),
         ("--exits 2 --method sd", (draft, None, (2,), "sd")),
@@ -166,7 +168,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
         else:
             before = (draft / "config.json").read_text()
             change_json(draft / "config.json", **changes)
-        assert chosen(target) == (None, None, (0,), None)
+        assert chosen(target) == (None, None, None, None)
         error = error_of(capsys)
         assert error.startswith("the draft next to the target is not used: ")
         assert message in error and error.count("\n") == 1
@@ -177,7 +179,16 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
             (draft / "config.json").write_text(before)
     shutil.rmtree(draft)
     shutil.copytree(WEIGHTS / "mini-draft", draft)
-    store = run.datastore_path(target)
+    whole = (draft / "model.safetensors").read_bytes()
+    for content, message in ((whole[:-9], "is damaged"), (b"", "is damaged"), (None, "has no")):
+        (draft / "model.safetensors").unlink()
+        if content is not None:
+            (draft / "model.safetensors").write_bytes(content)
+        assert chosen(target) == (None, None, None, None)
+        error = error_of(capsys)
+        assert error.startswith("the draft next to the target is not used: ") and message in error
+    (draft / "model.safetensors").write_bytes(whole)
+    store = names.datastore_path(target)
     for tokens in ([[5, 1024]], None):
         store.write_text("no datastore")
         if tokens:
@@ -192,7 +203,7 @@ def test_how_the_draft_was_chosen_is_said(tmp_path):
     shutil.copytree(WEIGHTS / "mini-7b", target)
 
     def said(*words):
-        return run.choose(run.parse(["--target", str(target), *words])).drafts
+        return run.choose(run.parse(["--target", str(target), *words])).found.words
 
     table = "exit 0, the n-grams of the text"
     assert said() == f"{table}, as there is no {draft} that fits"
@@ -201,7 +212,7 @@ def test_how_the_draft_was_chosen_is_said(tmp_path):
     assert said() == said("--exits", "2,3") == own
     assert said("--exits", "0,2") == f"{own}; and {table}"
     assert said("--exits", "0") == table and said("--method", "ar") == "none"
-    store = run.datastore_path(target)
+    store = names.datastore_path(target)
     save_datastore(store, [[5, 6, 7]], read_config(target))
     assert said() == said("--exits", "0") == f"{store}, found next to the target"
     assert said("--exits", "0,2") == f"{own}; and {store}, found next to the target"
@@ -220,7 +231,7 @@ def test_what_is_next_to_a_link_and_what_is_next_to_the_folder_is_found(tmp_path
 
     def found(*places):
         for name in (link, "."):
-            assert chosen(name) == (*places, None if places[0] else (0,), None)
+            assert chosen(name) == (*places, None, None)
 
     assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
     assert isinstance(Tokenizer(".").chat_format, VicunaFormat)
@@ -288,6 +299,9 @@ def test_answers_come_in_the_order_of_the_lines_and_each_as_soon_as_it_can(
     assert "line 4: the prompt has" in refused[1]
     results = batch.in_order(iter([(1, "b"), (0, "a"), (2, "c"), (4, "e")]))
     assert list(results) == ["a", "b", "c"]
+    file.write_bytes(b"\xff\xfe is spoilt\n")
+    assert program(run.main, "--target", "7b", "--prompts", file) == 2
+    assert "line 1: the text is not valid" in error_of(capsys)
     file.write_text(QUESTION, encoding="utf-16")
     refuses(run.main, capsys, "is not in UTF-8", "--target", "7b", "--prompts", file)
 

@@ -13,7 +13,7 @@ from s2d import Tokenizer, generate, load_model
 from s2d.decision import load_decision
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
-from s2d.train.decision import data_of
+from s2d.train.decision import read_data_of
 from s2d.train.dialogues import Counts
 
 TEMPLATE = (
@@ -36,9 +36,10 @@ def base(tmp_path_factory):
 
 def test_the_model_asks_and_answers(base, tmp_path):
     """Every question begins as the template and phrases.txt say, and ends; answers are its own."""
-    beginnings, after = self_text.ways_to_ask(base)
-    pairs, model = self_text.sample(base, 0.0002, fit.Run(tmp_path / "a", seed=1)), load_model(base)
-    assert 6 < len(pairs) <= 20
+    beginnings, after = self_text.find_ways_to_ask(Tokenizer(base))
+    pairs, counts = self_text.sample(Tokenizer(base), 0.0002, fit.Run(tmp_path / "a", seed=1))
+    model = load_model(base)
+    assert 6 < len(pairs) == counts.dialogues == 20 - counts.passed_over.total()
     flat = [tuple(each) for kind in beginnings for each in kind]
     for prompt, answer in pairs:
         assert any(tuple(prompt[: len(each)]) == each for each in flat)
@@ -52,13 +53,13 @@ def test_the_model_asks_and_answers(base, tmp_path):
 
 def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch):
     pairs = [([1, 5, 6], [7, 8, 9, 2]), ([1, 30], [31, 2])] * 20
-    monkeypatch.setattr(nested, "sample", lambda folder, millions, run: pairs)
+    monkeypatch.setattr(nested, "sample", lambda tokenizer, millions, run: (pairs, Counts("")))
     options = "--layers 2 --exits 1,2 --data self --length 20 --batch 2 --micro-batch 2 --epochs 1"
     out = tmp_path / "draft"
     assert program(train.main, "soft", "--init", base, "--out", out, *options.split()) == 0
-    assert load_model(out).drafting.exits == (1, 2) and data_of(out) == "self"
+    assert load_model(out).drafting.exits == (1, 2) and read_data_of(out) == "self"
     recipe = fit.Recipe(batch=2, micro_batch=2, length=20, lr=1e-3)
-    tokens, labels = nested.rows_of(base, "self", fit.Run(out), recipe, 1, Counts())
+    (tokens, labels), _ = nested.make_rows(Tokenizer(base), "self", fit.Run(out), recipe, 1)
     assert tokens.flatten().tolist()[:11] == [1, 5, 6, 7, 8, 9, 2, 1, 30, 31, 2]
     assert labels.flatten().tolist()[:10] == [-100, -100, 7, 8, 9, 2, -100, -100, 31, 2]
 
@@ -74,22 +75,37 @@ def test_a_decision_model_for_a_draft_of_its_own_text(base, tmp_path, capsys):
     assert load_decision(out).features == "stats" and len(os.listdir(tmp_path)) == 2
 
 
-def test_what_was_written_is_kept_and_resumed(base, tmp_path, monkeypatch):
+def test_what_was_written_is_kept_and_resumed(base, tmp_path):
     """Cut short in the middle of a line, while it asks and while it answers."""
-    whole = self_text.sample(base, 0.0002, fit.Run(tmp_path / "whole", seed=1))
-    lines = (tmp_path / "whole.answers.jsonl").read_text().split("\n")
-    for count in (3, 15, 25):
-        run = fit.Run(tmp_path / f"cut-{count}", seed=1, resume=True)
-        run.answers.write_text("\n".join(lines[:count]) + "\n" + lines[count][:9])
-        assert self_text.sample(base, 0.0002, run) == whole
-        assert run.answers.read_text().split("\n") == lines
-    run.answers.write_text(lines[0] + "\n5\n")
-    with pytest.raises(ValueError, match="answers.jsonl is damaged"):
-        self_text.sample(base, 0.0002, run)
-    with pytest.raises(ValueError, match="is there already"):
-        self_text.sample(base, 0.0002, replace(run, resume=False))
-    with pytest.raises(ValueError, match="is of .* not of"):
-        self_text.sample(base, 0.0002, replace(run, seed=2))
+    tokenizer, whole_run = Tokenizer(base), fit.Run(tmp_path / "whole", seed=1)
+    whole = self_text.sample(tokenizer, 0.0002, whole_run)
+    files = sorted(whole_run.unfinished.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    assert len(files) == 4
+    for number, file in enumerate(files):
+        run = fit.Run(tmp_path / f"cut-{number}", seed=1, resume=True)
+        shutil.copytree(whole_run.unfinished, run.unfinished)
+        for later in files[number:]:
+            (run.unfinished / later.name).unlink()
+        lines = file.read_text().split("\n")
+        (run.unfinished / file.name).write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
+        assert self_text.sample(tokenizer, 0.0002, run) == whole
+        for each in files:
+            assert (run.unfinished / each.name).read_bytes() == each.read_bytes()
+    (run.unfinished / file.name).write_text("5\n")
+    with pytest.raises(ValueError, match="jsonl is damaged"):
+        self_text.sample(tokenizer, 0.0002, run)
+    with pytest.raises(ValueError, match="was begun with .* not"):
+        self_text.sample(tokenizer, 0.0002, replace(run, seed=2))
+
+
+def test_answers_that_are_there_are_not_replaced(base, tmp_path, capsys):
+    """But gone on with; and when a datastore is made of them, they go."""
+    line = "--millions", "0.00005", "--out", tmp_path / "d.safetensors"
+    run = fit.Run(tmp_path / "d.safetensors")
+    self_text.sample(Tokenizer(base), 0.00005, run)
+    assert_refused(capsys, "go on with --resume, or remove it", make, base, *line)
+    assert make(base, *line, "--resume") == 0
+    assert os.listdir(tmp_path) == ["d.safetensors"]
 
 
 def make(folder, *more):
@@ -103,9 +119,10 @@ def read_datastore(file):
 def test_a_datastore_of_a_models_answers(base, tmp_path):
     """Every answer after the template's words and before an EOS."""
     assert make(base, "--millions", "0.00005", "--out", tmp_path / "new/d.safetensors") == 0
-    expected, (_, after) = [], self_text.ways_to_ask(base)
+    expected, (_, after) = [], self_text.find_ways_to_ask(Tokenizer(base))
     assert os.listdir(tmp_path / "new") == ["d.safetensors"]
-    for _, answer in self_text.sample(base, 0.00005, fit.Run(tmp_path / "again")):
+    pairs, _ = self_text.sample(Tokenizer(base), 0.00005, fit.Run(tmp_path / "again"))
+    for _, answer in pairs:
         expected += after[1:] + answer + [2] * (answer[-1] != 2)
     assert read_datastore(tmp_path / "new/d.safetensors") == expected
 
@@ -143,7 +160,7 @@ def test_a_datastore_of_any_text(tmp_path, capsys):
         ("No such file", "--from", tmp_path / "none.txt"),
         ("is not in UTF-8", "--from", tmp_path / "latin.txt"),
         ("has the token 1024", "--from", tmp_path / "pad.txt"),
-        ("give one of --millions and --from",),
+        ("one of the arguments --millions --from is required",),
         ("has no chat template to ask itself", "--millions", "1"),
     ):
         assert_refused(capsys, message, make, folder, *out, *more)

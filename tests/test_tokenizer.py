@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import tokenizers
+import torch
 from helpers import SHARED, WEIGHTS, change_json, raises_line
 from transformers import AutoTokenizer, LlamaTokenizer
 from transformers.convert_slow_tokenizer import generate_merges
@@ -83,6 +84,14 @@ def test_streaming_shows_a_broken_end_at_last(tokenizer):
     stream = TextStream(tokenizer)
     assert stream.push(tokenizer.encode("ok 🙂")[1:-1] + [99_999]) == ""  # no token has this id
     assert stream.push([], last=True).rstrip("\ufffd") == "ok "
+
+
+def test_ids_of_any_kind_are_decoded(tokenizer, trained):
+    """A list, and what holds numbers as a model or another library has them."""
+    for each in (tokenizer, Tokenizer(trained)):
+        ids = each.encode("Hi there", with_bos=False)
+        for same in (tuple(ids), iter(ids), torch.tensor(ids), torch.tensor(ids).numpy()):
+            assert each.decode(same) == "Hi there"
 
 
 def test_miniatures_have_the_ids_of_transformers(tokenizer):
@@ -296,6 +305,41 @@ def test_llamas_class_says_where_spaces_are_put(published, name, prefix, legacy)
     assert ours.eos_id == theirs.eos_token_id == 2
 
 
+@pytest.mark.parametrize("name", ["CodeLlamaTokenizer", "CodeLlamaTokenizerFast"])
+@pytest.mark.parametrize("form", ["model", "json", "both"])
+def test_code_llamas_class_has_rules_of_its_own(tmp_path, name, form):
+    save_published(tmp_path)
+    if form != "json":
+        shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
+    if form == "model":
+        (tmp_path / "tokenizer.json").unlink()
+    names = ["<s>", "</s>", "<unk>", "▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
+    texts = [*TEXTS, *odd_texts(names, without=["▁"], count=40)]
+    for changes in ({"legacy": True}, {"legacy": False}, {"add_prefix_space": False}):
+        config = {"tokenizer_class": name, "add_bos_token": True} | changes
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+        # transformers leaves out SentencePiece's space before a text's own.
+        assert_agree(ours, theirs, [text for text in texts if text[:1] not in " ▁"])
+
+
+@pytest.mark.parametrize("with_bos", [True, False])
+def test_a_tokenizer_json_says_whether_there_is_a_bos(tmp_path, with_bos):
+    """And not the config; a tokenizer.model that is read in its place does as it says."""
+    save_published(tmp_path)
+    shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    if not with_bos:
+        content["post_processor"]["single"] = content["post_processor"]["single"][1:]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    for add_bos_token in (True, False):
+        config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": add_bos_token}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+        assert_agree(ours, theirs, ["Hi there", "", "<s>Hi"])
+        assert (ours.encode("Hi")[0] == 1) == with_bos
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     return save_published(tmp_path_factory.mktemp("published"))
@@ -316,11 +360,12 @@ def test_bytes_of_any_class(tmp_path, name, stale):
     assert max(max(ours.encode(text)) for text in ("<unk>", "<s>", "</s>")) < 600
 
 
-def test_a_tokenizer_json_of_no_llama_is_read_as_it_is(tmp_path):
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", None])
+def test_a_tokenizer_json_of_no_llama_is_read_as_it_is(tmp_path, name):
     """Also if a tokenizer.model next to it has the same pieces."""
     save_published(tmp_path)
     shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "legacy": False}
+    config = {"tokenizer_class": name, "legacy": False}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>"], count=60)])

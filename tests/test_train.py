@@ -21,12 +21,12 @@ from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
 from torch.distributed.device_mesh import init_device_mesh
 
 from s2d import Tokenizer, load_model
+from s2d.bench import __main__ as bench
+from s2d.bench import drafts as papers_drafts
 from s2d.checkpoint import save_model
 from s2d.cli.program import run_program
-from s2d.papers import __main__ as papers
-from s2d.papers import drafts as papers_drafts
+from s2d.cli.torchrun import run_in_each
 from s2d.soft import soft_losses
-from s2d.speed.tensor_parallel import run_in_each
 from s2d.train import __main__ as train
 from s2d.train import dialogues, family, fit, nested
 from s2d.train.distil import Alignment, Distillation
@@ -93,13 +93,13 @@ def test_a_resumed_training_gives_the_same_losses(tmp_path, monkeypatch):
     for stop_after in (2, 4):
         run = fit.Run(tmp_path / f"{stop_after}", resume=True)
         losses_of(run.out, run=run, stop_after=stop_after)
-        assert [path.name for path in run.checkpoints.iterdir()] == [f"{stop_after}"]
-        (run.checkpoints / "unfinished").mkdir()  # as a kill leaves it
+        assert [path.name for path in run.unfinished.glob("[0-9]*")] == [f"{stop_after}"]
+        (run.unfinished / "unfinished").mkdir()  # as a kill leaves it
         other = random_llama(3, scale=0.1, num_hidden_layers=3).float().requires_grad_(True)
         teacher = Distillation(student())
         changes = dict(lr=1e-3), dict(exits=(2, 3)), dict(rows=ROWS.flip(0)), dict(model=other)
         for change in (*changes, dict(distillation=teacher)):
-            raises_line(losses_of, ValueError, "of another training", run.out, run=run, **change)
+            raises_line(losses_of, ValueError, "was begun with", run.out, run=run, **change)
         found = losses_of(run.out, run=run, micro_batch=4)  # which changes nothing
         assert (found - whole[stop_after:]).abs().max() < 1e-5
 
@@ -132,15 +132,15 @@ def test_a_loss_that_is_not_finite_ends_the_training_before_it_is_saved(tmp_path
     next(training)
     model.lm_head.weight.data[0, 0] = math.nan
     raises_line(next, ValueError, "the loss of step 2 is not finite", training)
-    assert [path.name for path in run.checkpoints.iterdir()] == ["1"]
+    assert [path.name for path in run.unfinished.glob("[0-9]*")] == ["1"]
 
 
 def test_every_epoch_is_shuffled_but_the_first_of_the_corpus(tmp_path):
     rows = torch.arange(50)
-    first, second = fit.row_order(50, 2, 0, shuffle_first=True).split(50)
+    first, second = fit.order_rows(50, 2, 0, shuffle_first=True).split(50)
     assert not torch.equal(first, rows) and not torch.equal(first, second)
     assert torch.equal(first.sort().values, rows)
-    first, second = fit.row_order(50, 2, 0, shuffle_first=False).split(50)
+    first, second = fit.order_rows(50, 2, 0, shuffle_first=False).split(50)
     assert torch.equal(first, rows) and not torch.equal(second, rows)
     assert nested.SELF.shuffle_first and not nested.MINI.shuffle_first
 
@@ -178,9 +178,9 @@ def train_on_every_rank(out):
     again = student()
     whole = losses_of(out, again, run=replace(run, resume=True), micro_batch=4)
     held = sum(parameter.to_local().numel() for parameter in again.parameters())
-    gathered = fit.gathered(again, mesh)
-    if gathered:
-        weights = {name: each.tolist() for name, each in gathered.named_parameters()}
+    whole_model = fit.gather(again, mesh)
+    if whole_model:
+        weights = {name: each.tolist() for name, each in whole_model.named_parameters()}
         losses = torch.cat([losses, whole]).tolist()
         print(json.dumps({"losses": losses, "weights": weights, "held": held}))
 
@@ -206,8 +206,8 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     draft, before = load_model(tmp_path / "draft"), nested.cut(tiny, (1, 2, 3), "cpu")
     assert draft.drafting.exits == (1, 2, 3) and draft.drafting.thresholds == (0.5, 0.5, 0.0)
     assert "exit 1:" in capsys.readouterr().err
-    counts = dialogues.Counts()
-    tokens, labels = nested.rows_of(tiny, "mini", fit.Run(tiny, seed=9), RECIPE, 0.001, counts)
+    made = nested.make_rows(Tokenizer(tiny), "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
+    (tokens, labels), _ = made
     with torch.no_grad():
         losses = [soft_losses(each, tokens, labels, (1, 2, 3)) for each in (before, draft)]
     assert (losses[1] < losses[0] - 0.2).all()
@@ -264,16 +264,30 @@ def test_labels_are_the_assistants_words(answers_only, tokenizer):
     ids = [token for prompt, answer in pairs for token in prompt + answer]
     fine = [*tokenizer.encode("Fine")[1:], tokenizer.eos_id]
     assert ids == tokenizer.encode_chat(messages[:3]) + fine
-    text, said = dialogues.join(pairs * 3, answers_only, enough=2 * len(ids) - 1)
+    text, said = dialogues.join(pairs * 2, answers_only, 10)
     assert text.tolist() == 2 * ids
     learnt = [t for p, a in pairs for t in ([-100] * len(p) if answers_only else p) + a]
     assert said.tolist() == 2 * learnt
     rows = range(0, 2 * len(ids) - 10, 10)
     kept = [n for n in rows if set((2 * learnt)[n + 1 : n + 11]) != {-100}]
     assert (len(kept) < len(rows)) == answers_only
+    for enough in range(1, len(kept) + 1):
+        part, labels = dialogues.join(pairs * 3, answers_only, 10, enough)
+        assert len(dialogues.divide(part, labels, 10)[0]) >= enough
+        end = kept[enough - 1] + 11  # one token more than the row: the label of its last
+        ends = [len(ids) * n + len(sum(pairs[0], [])) * m for n in range(3) for m in range(2)]
+        assert len(part) == min(each for each in ends if each >= end)
     tokens, labels = dialogues.divide(text, said, 10)
     assert tokens.tolist() == [(2 * ids)[n : n + 10] for n in kept]
     assert labels.tolist() == [(2 * learnt)[n + 1 : n + 11] for n in kept]
+
+
+def test_as_many_rows_are_learnt_from_as_were_asked_for(tokenizer, tmp_path):
+    """Although some short rows of the corpus have no answer; whole batches of them."""
+    recipe = replace(nested.MINI, length=32)
+    rows, counts = nested.make_rows(tokenizer, "mini", fit.Run(tmp_path / "x"), recipe, 0.002)
+    assert len(rows[0]) == nested.count_rows(0.002, recipe) == 64
+    assert counts.left_out["rows without an answer left out"] > 0
 
 
 def record(*texts, speakers=("human", "gpt") * 2):
@@ -289,8 +303,9 @@ def written(file, content):
 
 def found_in(file, content):
     """(texts of the dialogues, how many records were passed over) of a file with ``content``."""
-    counts = dialogues.Counts()
-    each = dialogues.usable(str(written(file, content)), 0, lambda messages: messages, counts)
+    counts = dialogues.Counts("")
+    path = str(written(file, content))
+    each = dialogues.encode_dialogues(path, 0, lambda messages: messages, counts)
     texts = [[message["content"] for message in messages] for messages in each]
     return texts, counts.passed_over.total()
 
@@ -311,6 +326,7 @@ def test_records_that_are_dialogues(tmp_path):
     deep = "[" * 100_000
     assert found_in(file, "\n\n".join([*lines, '{"cut', deep])) == (texts, len(none) + 2)
     assert found_in(file, lines[1] + "\r\n") == (texts[1:2], 0)
+    assert found_in(file, "\n".join(['{"cut', *lines[:2]])) == (texts[:2], 1)
     for content in ("null", '{"a": 1}', "7"):
         raises_line(found_in, ValueError, "is no list of dialogues", file, content)
     for content in ("[1, 2", '{"messages": [', deep, "", "a\nb"):
@@ -318,15 +334,29 @@ def test_records_that_are_dialogues(tmp_path):
     raises_line(found_in, ValueError, r"nothing to learn .*\(7: a record is no", file, [5] * 7)
 
 
+def test_a_byte_that_is_not_utf_8_spoils_one_dialogue(tokenizer, tmp_path):
+    """Of a list or of lines; but of a file in UTF-16 there is nothing to learn."""
+    file = tmp_path / "d.json"
+    records = [json.dumps(record("Hi", text)) for text in ("Hello", "H?llo", "Bye")]
+    for text in ("[" + ",".join(records) + "]", "\n".join(records)):
+        file.write_bytes(text.encode().replace(b"H?llo", b"H\xffllo"))
+        counts = dialogues.Counts("")
+        pairs = list(dialogues.read_pairs(str(file), 0, tokenizer, counts))
+        assert pairs == [each for end in ("Hello", "Bye") for each in tokenizer.rounds(["Hi", end])]
+        assert counts.passed_over.total() == 1
+    file.write_text(records[0], encoding="utf-16")
+    raises_line(dialogues.read_records, ValueError, "is not in UTF-8", file)
+
+
 def test_what_cannot_be_learnt_from_is_counted(tokenizer, tmp_path):
     """Half a character, in a question or an answer, ended a training."""
     records = [record("Hi", "Hello", "And?"), record("\ud800", "Hello"), record("Hi", "\ud800")]
     records += [record("And?", "Bye</s> Bye"), "x", "y", "z"]
-    counts, file = dialogues.Counts(), written(tmp_path / "d.json", records)
-    pairs = list(dialogues.pairs_of(str(file), 0, tokenizer, counts))
+    counts, file = dialogues.Counts("a format"), written(tmp_path / "d.json", records)
+    pairs = list(dialogues.read_pairs(str(file), 0, tokenizer, counts))
     texts = ["Hi", "Hello"], ["And?", "Bye"]
     assert pairs == [pair for each in texts for pair in tokenizer.rounds(each)]
-    expected = "2 dialogues in Vicuna's format (by the folder's name), "
+    expected = "2 dialogues in a format, "
     expected += "5 passed over (3: a record is no dialogue), "
     expected += "1 last questions without an answer left out, 1 answers cut after an EOS"
     assert str(counts) == expected
@@ -334,10 +364,10 @@ def test_what_cannot_be_learnt_from_is_counted(tokenizer, tmp_path):
 
 def test_a_folder_without_a_chat_format_learns_plain_text(tokenizer, tiny, tmp_path):
     """As run.py prompts it."""
-    file, counts = written(tmp_path / "d.json", [record("Hi", "Hello")]), dialogues.Counts()
-    [(prompt, answer)] = dialogues.pairs_of(str(file), 0, Tokenizer(tiny), counts)
+    file = written(tmp_path / "d.json", [record("Hi", "Hello")])
+    [(prompt, answer)] = dialogues.read_pairs(str(file), 0, Tokenizer(tiny), dialogues.Counts(""))
     assert prompt == tokenizer.encode("Hi") and tokenizer.decode(answer).strip() == "Hello"
-    assert answer[-1] == tokenizer.eos_id and "plain text" in str(counts)
+    assert answer[-1] == tokenizer.eos_id
 
 
 FAILS = "{{ raise_exception('no') }}"
@@ -408,8 +438,8 @@ def test_a_token_that_the_model_does_not_have_is_in_no_row(tmp_path):
     (tmp_path / "mini-pad/added_tokens.json").write_text('{"[PAD]": 1024}')
     tokenizer = Tokenizer(tmp_path / "mini-pad", vocab_size=1024)
     records = [record("Hi [PAD]", "Hello"), record("Hi", "Hello [PAD]"), record("And?", "Bye")]
-    file, counts = written(tmp_path / "d.json", records), dialogues.Counts()
-    pairs = list(dialogues.pairs_of(str(file), 0, tokenizer, counts))
+    file, counts = written(tmp_path / "d.json", records), dialogues.Counts("")
+    pairs = list(dialogues.read_pairs(str(file), 0, tokenizer, counts))
     assert pairs == list(tokenizer.rounds(["And?", "Bye"]))
     assert "2 passed over (2: the text has the token 1024 of the tokenizer in" in str(counts)
     for encode in (tokenizer.encode, tokenizer.encode_chat):
@@ -418,8 +448,8 @@ def test_a_token_that_the_model_does_not_have_is_in_no_row(tmp_path):
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     """The command that made weights/, smaller: every member loads; --resume keeps all."""
-    small, out = family.shape(5, 64, 2, 1), tmp_path / "family"
-    targets = {name: (small, 0.003, 1e-3, True) for name in family.TARGETS}
+    small, out = family.make_config(5, 64, 2, 1), tmp_path / "family"
+    targets = {name: family.Miniature(small, 0.003, 1e-3, True) for name in family.TARGETS}
     monkeypatch.setattr(family, "TARGETS", targets)
     assert program(train.main, "mini", "--out", out, "--millions", "0.002") == 0
     assert {path.name for path in out.iterdir() if path.is_dir()} == {*family.TARGETS, "mini-draft"}
@@ -448,8 +478,8 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     monkeypatch.setattr(papers_drafts, "SEEDS", (1,))
     monkeypatch.setattr(papers_drafts, "MINI", replace(nested.MINI, bf16=False))
     out = tmp_path / "drafts"
-    arguments = ["train", "--millions", "0.002", "--out", out]
-    assert program(papers.main, *arguments) == 0
+    arguments = ["papers", "train", "--millions", "0.002", "--out", out]
+    assert program(bench.main, *arguments) == 0
     made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors", "settings.json"}
     assert {each.name for each in out.iterdir()} == made
     drafts = {name: load_model(out / f"{name}-1") for name in DRAFTS}
@@ -462,13 +492,13 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     assert drafts["pretraining"].drafting.exits == (2, 3, 4)
     kept = (out / "random-1/model.safetensors").stat().st_mtime_ns
     (out / "decision-stats-7b.safetensors").unlink()
-    assert program(papers.main, *arguments, "--resume") == 0
+    assert program(bench.main, *arguments, "--resume") == 0
     assert {each.name for each in out.iterdir()} == made
     assert (out / "random-1/model.safetensors").stat().st_mtime_ns == kept
     capsys.readouterr()
-    refuses(papers.main, capsys, "is there already", *arguments)
-    others = ["train", "--millions", "0.003", "--out", out, "--resume"]
-    refuses(papers.main, capsys, "was begun with {'millions': 0.002, 'seed': 0}, not", *others)
+    refuses(bench.main, capsys, "is there already", *arguments)
+    others = ["papers", "train", "--millions", "0.003", "--out", out, "--resume"]
+    refuses(bench.main, capsys, "was begun with {'millions': 0.002, 'seed': 0}, not", *others)
 
 
 def test_all_drafts_learn_the_same_tokens(monkeypatch, tmp_path):
@@ -500,7 +530,7 @@ def test_a_checkpoint_that_finds_no_room_is_one_line(room, tmp_path, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
-        code = run_program("train", fit.save_checkpoint, folder, model, optimizer, 1, "{}")
+        code = run_program("train", fit.save_checkpoint, folder, model, optimizer, 1, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     error = capsys.readouterr().err

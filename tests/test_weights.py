@@ -64,7 +64,7 @@ def test_memory_that_is_not_there_is_no_damage_to_a_file(folder, monkeypatch):
         OSError("Cannot allocate memory (os error 12)"),
         MemoryError(),
     ):
-        monkeypatch.setattr(shards, "tensors_of", Mock(side_effect=error))
+        monkeypatch.setattr(shards, "read_file", Mock(side_effect=error))
         with pytest.raises(type(error)) as caught:
             load_model(folder)
         assert caught.value is error

@@ -2,18 +2,15 @@
 
 import torch
 from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from s2d.bench.peers import keep_float64
 
 
 def load_transformers(folder, dtype):
     """LlamaForCausalLM in ``dtype``, with torch's RMSNorm: its own rounds float64 to float32."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     if dtype == torch.float64:
-        for name, norm in list(model.named_modules()):
-            if isinstance(norm, LlamaRMSNorm):
-                precise = torch.nn.RMSNorm(norm.weight.shape, norm.variance_epsilon, dtype=dtype)
-                precise.weight = norm.weight
-                model.set_submodule(name, precise)
+        keep_float64(model)
     return model
 
 

@@ -1,27 +1,30 @@
-"""Exit 0 (ngram/) judged: how sure it is of the next token, against how often that is right.
+"""Exit 0 (ngram/table.py) judged: how sure it is of the next token, and how often that is right.
 
 At every position of the target's own greedy answers. A column is a tenth of confidence; 0 is where
 the table knows no suffix of the context.
 """
 
 import math
+from argparse import Namespace
 from collections import defaultdict
+from collections.abc import Iterator
 from statistics import mean
 
 from ..checkpoint import load_model
 from ..checkpoint.names import find_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
-from ..ngram.datastore import find_datastore
+from ..ngram.datastore import Datastore, find_datastore
 from ..ngram.table import ORDER, Text, distribution
 from ..notices import progress
 from .specbench import corpus_questions
 from .tables import render
 
 
-def report(args):
+def report(args: Namespace) -> None:
     folder = find_target(args.target)
-    target, tokenizer = load_model(folder, args.device, args.dtype), Tokenizer(folder)
+    target = load_model(folder, args.device, args.dtype)
+    tokenizer = Tokenizer(folder)
     datastore = find_datastore(folder, target.config)
     options = dict(method="s2d-tree", exits=(0,), datastore=datastore)
     tenths = defaultdict(list)  # the next tenth above a confidence: whether it was right
@@ -29,7 +32,7 @@ def report(args):
     for question in progress(questions, f"{folder.name}: questions", len(questions)):
         prompt = tokenizer.encode_prompt(question["turns"][:1])
         answer = generate(target, prompt, max_new_tokens=args.max_new_tokens, **options)
-        for confidence, right in judged(prompt, answer.tokens, datastore):
+        for confidence, right in judge(prompt, answer.tokens, datastore):
             tenths[math.ceil(10 * confidence)].append(right)
     columns = [("confidence up to", "positions", "right")]
     for tenth, right in sorted(tenths.items()):
@@ -37,13 +40,16 @@ def report(args):
     print(render([*zip(*columns)], args.markdown))
 
 
-def judged(prompt, answer, datastore=None):
-    """Yields (confidence, whether it was right) about each token of ``answer``.
+def judge(
+    prompt: list[int], answer: list[int], datastore: Datastore | None = None
+) -> Iterator[tuple[float, bool]]:
+    """Yield (confidence, whether it was right) about each token of ``answer``.
 
-    >>> [(round(confidence, 2), right) for confidence, right in judged([5, 6, 5], [6, 7])]
+    >>> [(round(confidence, 2), right) for confidence, right in judge([5, 6, 5], [6, 7])]
     [(0.2, True), (0.47, False)]
     """
-    context, text = list(prompt), Text()
+    context = list(prompt)
+    text = Text()
     tables = [text] if datastore is None else [text, datastore]
     text.grow(prompt)
     for token in answer:

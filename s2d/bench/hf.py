@@ -15,12 +15,14 @@ from torch import Tensor
 from ..checkpoint import empty_model, load_model
 from ..checkpoint.chat import as_dialogue
 from ..checkpoint.config import read_config
-from ..checkpoint.names import find_draft, find_target
+from ..checkpoint.names import find_family_draft, find_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
 from ..model import Llama
 from ..speed.linear import free_memory
-from .methods import as_transformers, default_methods, parse_method, run_peer
+from .check import first_difference, verdict
+from .methods import default_methods, parse_method
+from .peers import as_transformers, keep_float64, run_peer
 
 TEXTS = (
     "Hello world",
@@ -48,9 +50,10 @@ def report(args: Namespace) -> int:
     if target.dtype == torch.float64:
         keep_float64(peer)
     tokenizer = Tokenizer(folder)
-    own_template = tokenizer.chat_format is not None and tokenizer.chat_format.is_own
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    draft_path = args.draft or find_draft(folder, config)
+    # Before transformers' tokenizer, as it says what is wrong with a template in one line.
+    has_template = tokenizer.prompt_format.is_own
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    draft_path = args.draft or find_family_draft(folder, config)
     draft = load_model(draft_path, args.device, target.dtype) if draft_path else None
     size = config.max_position_embeddings
     prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
@@ -58,31 +61,23 @@ def report(args: Namespace) -> int:
         raise ValueError(
             f"the tokenizer has ids above the vocabulary of {config.vocab_size} tokens"
         )
-    faults = [
-        not compare_ids(folder, tokenizer, theirs),
-        not compare_templates(tokenizer, own_template, theirs),
-    ]
-    allowed, right = compare_logits(target, peer, prompts)
-    faults.append(not right)
+    right = [compare_ids(folder, tokenizer, their_tokenizer)]
+    if has_template:
+        right.append(compare_templates(tokenizer, their_tokenizer))
+    else:
+        show("chat template", "not compared, the folder has none", True)
+    allowed, logits_right = compare_logits(target, peer, prompts)
+    right.append(logits_right)
+    expected = run_peer(prompts, 0, peer, args.max_new_tokens)
     for name in ["ar", *default_methods(draft_path)]:
-        method = parse_method(name)
-        options = {key: method[key] for key in method if key not in ("compile", "batch")}
-        options["max_new_tokens"] = args.max_new_tokens
-        right = compare_text(name, target, draft, peer, prompts, allowed, options)
-        faults.append(not right)
-    return int(any(faults))
-
-
-def keep_float64(peer: Any) -> None:
-    """Put PyTorch's RMSNorm in the place of transformers', which rounds float64 to float32."""
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    for name, norm in list(peer.named_modules()):
-        if isinstance(norm, LlamaRMSNorm):
-            size, eps = norm.weight.shape, norm.variance_epsilon
-            precise = torch.nn.RMSNorm(size, eps, device="meta", dtype=torch.float64)
-            precise.weight = norm.weight
-            peer.set_submodule(name, precise)
+        options = parse_method(name, draft_path).options | {"max_new_tokens": args.max_new_tokens}
+        differences = []
+        for prompt, (theirs, _, _) in zip(prompts, expected):
+            ours = generate(target, prompt, draft, **options)
+            differences.append(first_difference(target, target, prompt, ours, theirs, allowed))
+        line, lossless = verdict(list(filter(None, differences)))
+        right.append(show(name, f"greedy text of {len(prompts)} prompts, {line}", lossless))
+    return int(not all(right))
 
 
 def show(what: str, found: str, right: bool) -> bool:
@@ -99,9 +94,7 @@ def compare_ids(folder: Path, tokenizer: Tokenizer, theirs: Any) -> bool:
     return show("tokenizer", found, not wrong)
 
 
-def compare_templates(tokenizer: Tokenizer, own_template: bool, theirs: Any) -> bool:
-    if not own_template:
-        return show("chat template", "not compared, the folder has none", True)
+def compare_templates(tokenizer: Tokenizer, theirs: Any) -> bool:
     wrong = []
     for said in DIALOGUES:
         ours = tokenizer.encode_chat(said)  # first, as it says what is wrong in a line
@@ -119,10 +112,13 @@ def compare_templates(tokenizer: Tokenizer, own_template: bool, theirs: Any) -> 
 @torch.inference_mode()
 def compare_logits(target: Llama, peer: Any, prompts: list[list[int]]) -> tuple[float, bool]:
     """(how far logits may be apart by rounding, whether they are no farther)."""
-    difference = scale = own_error = 0.0
+    difference = 0.0
+    scale = 0.0
+    own_error = 0.0
     for prompt in prompts:
         tokens = torch.tensor([prompt], device=target.device)
-        ours, others = target(tokens)[0].double(), peer(tokens).logits[0].double()
+        ours = target(tokens)[0].double()
+        others = peer(tokens).logits[0].double()
         difference = max(difference, (ours - others).abs().max().item())
         scale = max(scale, ours.abs().max().item())
         own_error = max(own_error, (ours - one_by_one(target, prompt)).abs().max().item())
@@ -140,35 +136,3 @@ def one_by_one(target: Llama, prompt: list[int]) -> Tensor:
     tokens = torch.tensor([prompt], device=target.device)
     rows = [target(tokens[:, i : i + 1], cache=cache)[0] for i in range(len(prompt))]
     return torch.cat(rows).double()
-
-
-@torch.inference_mode()
-def compare_text(
-    name: str,
-    target: Llama,
-    draft: Llama | None,
-    peer: Any,
-    prompts: list[list[int]],
-    allowed: float,
-    options: dict[str, Any],
-) -> bool:
-    """Greedy text of a method against transformers' own; nearly equal logits may change order."""
-    ties = faults = 0
-    expected = run_peer(peer, prompts, 0, 0.0, options["max_new_tokens"])
-    for prompt, (theirs, _, _) in zip(prompts, expected):
-        ours = generate(target, prompt, draft, **options).tokens
-        if ours == theirs:
-            continue
-        same = 0
-        while same < min(len(ours), len(theirs)) and ours[same] == theirs[same]:
-            same += 1
-        if same == min(len(ours), len(theirs)):
-            faults += 1  # one of the two has ended
-            continue
-        tokens = torch.tensor([prompt + ours[:same]], device=target.device)
-        logits = target(tokens)[0, -1].double()
-        gap = (logits[ours[same]] - logits[theirs[same]]).abs().item()
-        ties, faults = (ties + 1, faults) if gap <= 2 * allowed else (ties, faults + 1)
-    found = f"greedy text of {len(prompts)} prompts"
-    found += f", {faults} differ" if faults else f", {ties} ties by rounding" if ties else " equal"
-    return show(name, found, not faults)

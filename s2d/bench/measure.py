@@ -2,17 +2,34 @@
 
 import random
 import time
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 from ..batch import generate_many
+from ..checkpoint.tokenizer import Tokenizer
+from ..decoder import Generation
 from ..generation import generate
+from ..model import Llama
 from ..notices import progress
 
-LISTS = "messages prompts turns tokens wall_time generations".split()  # of a record, by turn
+Answer = tuple[list[int], float, Generation | None]  # tokens, seconds; transformers has no more
+Run = Callable[..., list[Answer]]  # called with prompts and a seed
+Question = dict[str, Any]  # question_id, category, group, and turns: a list of texts
+Record = dict[str, Any]  # how a method answered a question: its fields but turns, and LISTS
+
+LISTS = "messages prompts turns tokens wall_time generations".split()  # by turn
 
 
-def run_ours(target, draft, batch, prompts, seed, **options):
-    """[(tokens, seconds, Decoder)] of ``prompts``, ``batch`` at once; the i-th has seed + i."""
+def run_ours(
+    prompts: list[list[int]],
+    seed: int,
+    target: Llama,
+    draft: Llama | None,
+    batch: int,
+    **options: Any,
+) -> list[Answer]:
+    """The answers to ``prompts``, ``batch`` at once; the i-th has seed + i."""
     if batch == 1:
         numbered = enumerate(prompts, seed)
         found = [generate(target, each, draft, seed=own, **options) for own, each in numbered]
@@ -23,7 +40,9 @@ def run_ours(target, draft, batch, prompts, seed, **options):
     return [(each.tokens, seconds, each) for each in found]
 
 
-def answer(tokenizer, context_size, run, questions, seed, **options):
+def answer(
+    tokenizer: Tokenizer, context_size: int, run: Run, questions: list[Question], seed: int
+) -> list[Record]:
     """Ask all turns of ``questions``, until a context is full: a record of each with an answer."""
     records = []
     for question in questions:
@@ -40,7 +59,7 @@ def answer(tokenizer, context_size, run, questions, seed, **options):
                     asked.append(record)
         if not asked:
             break
-        found = run([record["prompts"][-1] for record in asked], seed, **options)
+        found = run([record["prompts"][-1] for record in asked], seed)
         for record, (tokens, seconds, generation) in zip(asked, found):
             text = tokenizer.decode(tokens)
             record["messages"].append(text)
@@ -51,19 +70,27 @@ def answer(tokenizer, context_size, run, questions, seed, **options):
     return [record for record in records if record["turns"]]
 
 
-def measure(runs, questions, rounds, label, ask, at_once=1, **options):
-    """The records of all rounds; ``ask(a run, questions, seed, **options)`` returns some of them.
+def measure(
+    runs: dict[str, Run],
+    questions: Sequence[Question],
+    rounds: int,
+    label: str,
+    ask: Callable[[Run, Sequence[Question], int], list[Record]],
+    at_once: int = 1,
+) -> list[Record]:
+    """The records of all rounds; ``ask(a run, questions, seed)`` returns some of them.
 
     Methods take turns, each time in another order, so that what slows the machine for a while
     slows all alike. In round 0, which does not count, each warms up on the first questions.
     """
-    records, starts = [], range(0, len(questions), at_once)
+    records = []
+    starts = range(0, len(questions), at_once)
     turns = [(0, 0), *product(range(1, rounds + 1), starts)]
     for number, start in progress(turns, f"{label}: turns of all methods", len(turns)):
         seed = 1000 * number + start
         order = random.Random(seed).sample(list(runs), len(runs))
         some = questions[start : start + at_once]
-        answers = {name: ask(runs[name], some, seed, **options) for name in order}
+        answers = {name: ask(runs[name], some, seed) for name in order}
         for name in runs:
             records += [{"round": number, "method": name, **each} for each in answers[name]]
     return [record for record in records if record["round"] > 0]

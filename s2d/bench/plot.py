@@ -1,6 +1,9 @@
 """A result as a picture: a panel for each column, a bar for each row. matplotlib is needed here."""
 
+from pathlib import Path
+
 from ..files import staged_file
+from .tables import Result
 
 TEXT = "#808080"  # is read on a light and on a dark background
 COLORS = {"ar": TEXT, "transformers": "#d98032"}  # by a row's first word; others are blue
@@ -8,8 +11,8 @@ STYLE = {"svg.fonttype": "none", "font.size": 10, "axes.titlesize": 10, "text.co
 STYLE |= dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
 
 
-def write_plot(file, result, across):
-    """The speedups of {column: {row: {measure: value}}} -> an SVG file, ``across`` panels wide."""
+def write_plot(file: Path, result: Result, across: int) -> None:
+    """Write the speedups of a ``result`` to an SVG file, ``across`` panels wide."""
     import matplotlib.figure
 
     names = list(dict.fromkeys(row for column in result.values() for row in column))

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from ..files import read_text, staged_file
 from ..train.corpus import GROUPS, conversations
+from .measure import Question, Record
 
 MT_BENCH = "writing roleplay reasoning math coding extraction stem humanities".split()
 
 
-def corpus_questions(per_group):
+def corpus_questions(per_group: int) -> list[Question]:
     """Held-out conversations of the corpus, as ``read_questions`` returns questions."""
     questions = []
     for group in GROUPS:
@@ -24,12 +25,13 @@ def corpus_questions(per_group):
     return questions
 
 
-def read_questions(path, limit):
+def read_questions(path: Path, limit: int) -> list[Question]:
     """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups.
 
     Raises ValueError if it has none, or is in another form.
     """
-    taken, questions = Counter(), []
+    taken: Counter[str] = Counter()
+    questions = []
     lines = [line for line in read_text(path).split("\n") if line.strip()]
     if not lines:
         raise ValueError(f"{path} has no questions")
@@ -55,9 +57,10 @@ def model_id(column: str, method: str) -> str:
     return re.sub(r"[^\w.,]+", "-", f"{column.replace(' T=', '-T')}-{method}")
 
 
-def write_answers(folder: Path, column: str, records: list[dict]) -> None:
+def write_answers(folder: Path, column: str, records: list[Record]) -> None:
     """A file per method, as Spec-Bench's evaluation/speed.py and equal.py read it: last round."""
-    files, last = defaultdict(str), records[-1]["round"]
+    files: defaultdict[str, str] = defaultdict(str)
+    last = records[-1]["round"]
     for record in (record for record in records if record["round"] == last):
         name = model_id(column, record["method"])
         lengths = [each.stats.accept_lengths for each in record["generations"] if each]

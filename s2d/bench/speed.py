@@ -2,30 +2,41 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..checkpoint import load_model, placement
-from ..checkpoint.chat import describe
 from ..checkpoint.config import read_config, read_drafting
-from ..checkpoint.names import draft_beside, find_draft, find_target
+from ..checkpoint.names import draft_path, find_family_draft, find_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing, refuse_other_than_file
-from ..model import Llama
+from ..model import Llama, LlamaConfig
+from ..ngram.datastore import find_datastore
 from ..options import Options, resolve
 from .check import check
-from .measure import answer, measure, run_ours
-from .methods import default_methods, parse_method, peers_of, prepare
+from .measure import Question, Record, Run, answer, measure, run_ours
+from .methods import Method, default_methods, parse_method
+from .peers import peers_of
 from .plot import write_plot
 from .specbench import corpus_questions, model_id, read_questions, write_answers
-from .tables import DETAILS, render, summarise, table
+from .tables import DETAILS, Result, render, summarise, table
+
+
+@dataclass
+class Plan:
+    """What is measured on one target, the ``methods`` by the names of their rows."""
+
+    name: str
+    folder: Path
+    config: LlamaConfig
+    tokenizer: Tokenizer
+    methods: dict[str, Method]
 
 
 def report(args: Namespace) -> int:
@@ -40,49 +51,56 @@ def report(args: Namespace) -> int:
         refuse_existing(args.out)
     found = [find_target(name) for name in args.targets]
     folders = list({os.path.abspath(folder): folder for folder in found}.values())  # each once
-    temperatures = list(dict.fromkeys(args.temperature))
+    methods = choose_methods(args, folders[0])
+    choose = partial(read_questions, args.questions) if args.questions else corpus_questions
+    questions = choose(args.limit)
+    args.temperature = list(dict.fromkeys(args.temperature))
+    plans = [read_plan(name, folder, methods) for folder, name in short_names(folders)]
+    for plan in plans:
+        refuse_unfit(plan, questions, args)
+    if args.out:
+        refuse_shared_files(plans, args.temperature)
+    print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
+    result: Result = {}
+    code = 0
+    for plan in plans:
+        load = cache(partial(load_model, device=args.device, dtype=args.dtype))
+        target = load(plan.folder, compile=False)
+        runs = runs_of(plan, load)
+        if args.hf:
+            drafts = [method.draft for method in methods.values() if method.draft is not None]
+            runs |= peers_of(target, load(drafts[0], compile=False) if drafts else None)
+        prompt_format = plan.tokenizer.prompt_format.name
+        print(f"{plan.name} on {placement(target)}\nprompt format: {prompt_format}\n")
+        for column, records in measure_plan(plan, runs, questions, args.temperature, args):
+            by_group = summarise(records)
+            result[column] = by_group["overall"]
+            details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
+            lines = render(table(details, ("speedup", "mat")), args.markdown)
+            print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
+            if args.out:
+                write_answers(args.out, column, records)
+            if args.check:
+                precise = load_model(plan.folder, args.device, "float64")
+                code = max(code, check(column, target, precise, methods, records))
+    print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
+    if args.plot:
+        write_plot(args.plot, result, across=len(args.temperature))
+    return code
+
+
+def choose_methods(args: Namespace, folder: Path) -> dict[str, Method]:
+    """The methods by their names; by default with --draft, or the draft next to a ``folder``."""
     draft = args.draft
     if draft is None:
-        draft = find_draft(folders[0], read_config(folders[0]))
-        args.draft = draft or draft_beside(folders[0])  # if a method needs one, it is missed there
+        draft = find_family_draft(folder, read_config(folder))
     else:
         read_config(draft)  # a name that is mistyped shows
     names = ["ar", *(args.methods or default_methods(draft))]
     names += [f"{name}:compile" for name in names if args.compile]
     names += [f"{name}:batch={batch}" for batch in args.batch or () for name in names]
-    methods = {name: parse_method(name) for name in names}
-    choose = partial(read_questions, args.questions) if args.questions else corpus_questions
-    questions = choose(args.limit)
-    plans = [plan(args, folder, name, methods, questions) for folder, name in short_names(folders)]
-    columns = [
-        column_of(each.name, temperature) for each, temperature in product(plans, temperatures)
-    ]
-    if args.out:
-        refuse_shared_files(columns, methods)
-    print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
-    result, code = {}, 0
-    for each in plans:
-        target, runs = prepared(args, each, methods)
-        print(f"{each.name} on {placement(target)}\nprompt format: {each.prompt_format}\n")
-        at_once = max(method["batch"] for method in methods.values())
-        for temperature in temperatures:
-            column = column_of(each.name, temperature)
-            options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
-            records = measure(runs, questions, args.rounds, column, each.ask, at_once, **options)
-            by_group = summarise(records)
-            result[column] = by_group["overall"]
-            columns = by_group | dict.fromkeys(DETAILS, by_group["overall"])
-            lines = render(table(columns, ("speedup", "mat")), args.markdown)
-            print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
-            if args.out:
-                write_answers(args.out, column, records)
-            if args.check:
-                precise = load_model(each.folder, args.device, "float64")
-                code = max(code, check(column, target, precise, methods, records))
-    print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
-    if args.plot:
-        write_plot(args.plot, result, across=len(temperatures))
-    return code
+    # If a method needs a draft where there is none, it is missed in the place where it would be.
+    return {name: parse_method(name, draft or draft_path(folder)) for name in names}
 
 
 def short_names(folders: list[Path]) -> list[tuple[Path, str]]:
@@ -102,71 +120,67 @@ def column_of(name: str, temperature: float) -> str:
     return f"{name} T={str(temperature).removesuffix('.0')}"
 
 
-def refuse_shared_files(columns: list[str], methods: Iterable[str]) -> None:
+def refuse_shared_files(plans: list[Plan], temperatures: list[float]) -> None:
     """Raise ValueError if two answer files would have one name."""
     seen = set()
-    for column, method in product(columns, methods):
-        name = model_id(column, method)
-        if name in seen:
-            raise ValueError(f"--out: two answer files would be called {name}; rename a folder")
-        seen.add(name)
+    for plan in plans:
+        for temperature, method in product(temperatures, plan.methods):
+            name = model_id(column_of(plan.name, temperature), method)
+            if name in seen:
+                raise ValueError(f"--out: two answer files would be called {name}; rename a folder")
+            seen.add(name)
 
 
-@dataclass
-class Plan:
-    """What is measured on one target."""
-
-    folder: Path
-    name: str
-    prompt_format: str  # described
-    ask: Callable[..., list[dict]]  # see ``measure``
-    options: dict[str, dict[str, Any]]  # of ``generate``, by the names of the methods
-
-
-def plan(
-    args: Namespace, folder: Path, name: str, methods: dict[str, dict], questions: list[dict]
-) -> Plan:
-    """Read what is small in the ``folder`` of a target; ValueError for what cannot be measured."""
+def read_plan(name: str, folder: Path, methods: dict[str, Method]) -> Plan:
+    """Read what is small in the ``folder`` of a target, and its datastore if a method needs it."""
     config = read_config(folder)
-    tokenizer = Tokenizer(folder)
-    prompts = [tokenizer.encode_prompt(question["turns"][:1]) for question in questions]
-    if all(len(prompt) >= config.max_position_embeddings for prompt in prompts):
-        raise ValueError(f"no question fits the context of {folder}")
-    ask = partial(answer, tokenizer, config.max_position_embeddings)
-    options = {key: prepare(method, config, folder) for key, method in methods.items()}
-    draft = ()
-    if needs_draft(methods):
-        draft = read_config(args.draft), read_drafting(args.draft)
-    for key, temperature in product(options, args.temperature):
-        chosen = options[key] | {"temperature": temperature, "max_new_tokens": args.max_new_tokens}
+    ready = dict(methods)
+    for key, method in methods.items():
+        if 0 in method.options.get("exits", ()):
+            datastore = {"datastore": find_datastore(folder, config)}
+            ready[key] = replace(method, options=method.options | datastore)
+    return Plan(name, folder, config, Tokenizer(folder), ready)
+
+
+def refuse_unfit(plan: Plan, questions: list[Question], args: Namespace) -> None:
+    """Raise ValueError for what cannot be measured."""
+    prompts = [plan.tokenizer.encode_prompt(question["turns"][:1]) for question in questions]
+    if all(len(prompt) >= plan.config.max_position_embeddings for prompt in prompts):
+        raise ValueError(f"no question fits the context of {plan.folder}")
+    for (name, method), temperature in product(plan.methods.items(), args.temperature):
+        draft = ()
+        if method.draft is not None:
+            draft = read_config(method.draft), read_drafting(method.draft)
+        options = method.options | {"temperature": temperature}
         try:
-            resolve(Options(**chosen), config, *draft)
+            resolve(Options(**options, max_new_tokens=args.max_new_tokens), plan.config, *draft)
         except ValueError as error:
-            raise ValueError(f"{folder}, {key}: {error}") from None
-    return Plan(folder, name, describe(tokenizer.chat_format), ask, options)
+            raise ValueError(f"{plan.folder}, {name}: {error}") from None
 
 
-def needs_draft(methods: dict[str, dict]) -> bool:
-    drafting = [method for method in methods.values() if method["method"] != "ar"]
-    return any(method.get("exits") != (0,) for method in drafting)
-
-
-def prepared(
-    args: Namespace, plan: Plan, methods: dict[str, dict]
-) -> tuple[Llama, dict[str, Callable]]:
-    """The target of a ``plan``, and {name: run} of ``methods``, and of transformers with --hf."""
-
-    @cache
-    def load(compiled: bool) -> tuple[Llama, Llama | None]:
-        options = dict(device=args.device, dtype=args.dtype, compile=compiled)
-        draft = load_model(args.draft, **options) if needs_draft(methods) else None
-        return load_model(plan.folder, **options), draft
-
+def runs_of(plan: Plan, load: Callable[..., Llama]) -> dict[str, Run]:
+    """{name: run} of the methods of a ``plan``; ``load`` loads each model once."""
     runs = {}
-    for name, method in methods.items():
-        target, draft = load(method["compile"])
-        runs[name] = partial(run_ours, target, draft, method["batch"], **plan.options[name])
-    target, draft = load(False)
-    if args.hf:
-        runs |= peers_of(target, draft)
-    return target, runs
+    for name, method in plan.methods.items():
+        models = {"target": load(plan.folder, compile=method.compile), "draft": None}
+        if method.draft is not None:
+            models["draft"] = load(method.draft, compile=method.compile)
+        runs[name] = partial(run_ours, batch=method.batch, **models, **method.options)
+    return runs
+
+
+def measure_plan(
+    plan: Plan,
+    runs: dict[str, Run],
+    questions: list[Question],
+    temperatures: Iterable[float],
+    args: Namespace,
+) -> Iterator[tuple[str, list[Record]]]:
+    """Yield (column, records) for each of ``temperatures``, over ``args.rounds``."""
+    at_once = max(method.batch for method in plan.methods.values())
+    ask = partial(answer, plan.tokenizer, plan.config.max_position_embeddings)
+    for temperature in temperatures:
+        column = column_of(plan.name, temperature)
+        options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
+        ready = {name: partial(run, **options) for name, run in runs.items()}
+        yield column, measure(ready, questions, args.rounds, column, ask, at_once)

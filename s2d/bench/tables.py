@@ -1,12 +1,17 @@
-"""From records to results {column: {row: {measure: value}}}, and from these to tables."""
+"""From records to a Result, and from that to a table."""
 
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import fields
 from itertools import product
 from statistics import mean, median
 
-from ..decoder import Stats
+from ..decoder import Generation, Stats
 from ..train.corpus import GROUPS
+from .measure import Record
+
+Cell = dict[str, float]  # {measure: value}
+Result = dict[str, dict[str, Cell]]  # {column: {row: cell}}
 
 DETAILS = ("lowest", "highest", "tokens/s", "accepted", "layers", "draft time", "target time")
 FORMATS = dict.fromkeys(("speedup", "lowest", "highest", "mat", "log-probability"), ".2f")
@@ -14,29 +19,31 @@ FORMATS |= dict.fromkeys(("accepted", "right", "draft time", "target time"), ".0
 FORMATS |= {"tokens/s": ".1f", "layers": ".1f", "µs": ".0f"}
 
 
-def summarise(records):
-    """A result whose columns are the groups and "overall".
+def summarise(records: list[Record]) -> Result:
+    """A Result whose columns are the groups and "overall", and whose rows are the methods.
 
     Speedups are ratios of tokens per second to "ar" in the same round: the median over rounds, the
     lowest and the highest.
     """
-    result, methods = defaultdict(dict), dict.fromkeys(record["method"] for record in records)
+    result: Result = {}
+    methods = dict.fromkeys(record["method"] for record in records)
     for group, method in product((*GROUPS, "overall"), methods):
         inside = [r for r in records if group in (r["group"], "overall")]
         own = [r for r in inside if r["method"] == method]
         if not own:
             continue
-        speeds, alone = by_round(own), by_round(r for r in inside if r["method"] == "ar")
+        speeds = speed_by_round(own)
+        alone = speed_by_round(r for r in inside if r["method"] == "ar")
         ratios = [speeds[number] / alone[number] for number in speeds]
         cell = {"speedup": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
         cell["tokens/s"] = median(speeds.values())
         if own[0]["generations"][0]:  # transformers has none
-            cell |= counts(each for record in own for each in record["generations"])
-        result[group][method] = cell
-    return dict(result)
+            cell |= count(each for record in own for each in record["generations"])
+        result.setdefault(group, {})[method] = cell
+    return result
 
 
-def counts(generations):
+def count(generations: Iterable[Generation]) -> Cell:
     """The cell of several generations; "layers" are those that a drafted token took."""
     stats = Stats()
     for generation in generations:
@@ -53,35 +60,36 @@ def counts(generations):
     }
 
 
-def by_round(records):
+def speed_by_round(records: Iterable[Record]) -> dict[int, float]:
     """{round: tokens per second}."""
-    tokens, seconds = Counter(), Counter()
+    tokens: Counter[int] = Counter()
+    seconds: Counter[int] = Counter()
     for record in records:
         tokens[record["round"]] += sum(map(len, record["tokens"]))
         seconds[record["round"]] += sum(record["wall_time"])
     return {number: tokens[number] / seconds[number] for number in tokens}
 
 
-def table(result, measures, means=False):
+def table(result: Result, measures: Iterable[str], means: bool = False) -> list[list[str]]:
     """Rows of text: the columns of a result, and with ``means`` the means over them.
 
     A cell shows ``measures``; where a column is named after a measure, that one.
     """
-    rows = dict.fromkeys(row for column in result.values() for row in column)
     lines = [["", *result, *["mean"] * means]]
-    for row in rows:
+    for row in dict.fromkeys(row for column in result.values() for row in column):
         cells = {title: column.get(row, {}) for title, column in result.items()}
         if means:
             every = {key: [c[key] for c in cells.values() if key in c] for key in measures}
             cells["mean"] = {key: mean(values) for key, values in every.items() if values}
-        lines.append([row])
+        line = [row]
         for title, cell in cells.items():
             shown = [title] if title in FORMATS else measures
-            lines[-1].append(" / ".join(format(cell[k], FORMATS[k]) for k in shown if k in cell))
+            line.append(" / ".join(format(cell[k], FORMATS[k]) for k in shown if k in cell))
+        lines.append(line)
     return lines
 
 
-def render(lines, markdown=False):
+def render(lines: list[list[str]], markdown: bool = False) -> str:
     """A table as aligned text, or as markdown."""
     if markdown:
         lines = [lines[0], ["---"] * len(lines[0]), *lines[1:]]

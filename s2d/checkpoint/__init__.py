@@ -1,8 +1,4 @@
-"""A folder of other people's files <-> a model, a tokenizer and a chat format: ``load`` (weights),
-``config`` (config.json), ``shards`` (files of tensors), ``names`` (models by name), ``gguf`` (a
-GGUF file becomes such a folder), ``tokenizer`` and ``chat``.
-
-``python -m s2d.checkpoint get`` brings a real model."""
+"""A folder of other people's files <-> a model, a tokenizer and a chat format; see README.md."""
 
 from .load import (
     DTYPES,

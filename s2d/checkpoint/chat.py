@@ -1,12 +1,20 @@
-"""Chat formats: a folder's own template, in jinja, or Vicuna's format, which no folder brings."""
+"""How a dialogue becomes the text of a prompt.
+
+By the folder's own template, in jinja; or in Vicuna's format, which no folder brings; or, if there
+is neither, as plain text. A format has
+
+- ``name``: words for people,
+- ``is_own``: whether it is the folder's own template, which then also writes the BOS,
+- ``render``: a dialogue -> its text; after the user's last message the assistant is next.
+"""
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..files import names_of, read_text
 
@@ -48,32 +56,29 @@ def as_dialogue(
         return given
     if given[0]["role"] == "system":
         raise ValueError("the system message is given twice")
+    if not isinstance(system, str):
+        raise ValueError(f"expected a text as the system message; got {system!r:.60}")
     return [{"role": "system", "content": system}, *given]
 
 
 class VicunaFormat:
-    """The format of Vicuna, which no folder brings.
+    """The format of Vicuna, as FastChat writes it; ``eos`` is the text of the EOS."""
 
-    Attributes:
-        adds_bos: whether a rendered text begins with the BOS, where the model expects one.
-        is_own: whether it is the folder's own template.
-    """
-
-    adds_bos = False
+    name = "Vicuna's format (by the folder's name)"
     is_own = False
 
     def __init__(self, eos: str) -> None:
         self.eos = eos
 
     def render(self, dialogue: list[Message]) -> str:
-        """The text of a dialogue; after the user's last message the assistant is next."""
         system = VICUNA_SYSTEM
         if dialogue[0]["role"] == "system":
             system = dialogue[0]["content"]
             dialogue = dialogue[1:]
         text = f"{system} " if system else ""
         for turn, message in enumerate(dialogue):
-            role, content = ("user", "assistant")[turn % 2], message["content"]
+            role = ("user", "assistant")[turn % 2]
+            content = message["content"]
             if message["role"] != role:
                 raise ValueError(
                     f"Vicuna's format has user and assistant in turn; message {turn + 1} is of "
@@ -87,53 +92,49 @@ class VicunaFormat:
 
 
 class PlainFormat:
-    """Paragraphs, and the EOS after each answer. Attributes are those of VicunaFormat."""
+    """Paragraphs, and the EOS, whose text is ``eos``, after each answer."""
 
-    adds_bos = False
+    name = "plain text (the folder has no chat template)"
     is_own = False
 
     def __init__(self, eos: str) -> None:
         self.eos = eos
 
     def render(self, dialogue: list[Message]) -> str:
-        """The text of a dialogue; after a single message of the user, this message."""
         ends = {"assistant": self.eos}
         return "\n\n".join(each["content"] + ends.get(each["role"], "") for each in dialogue)
 
 
 class ChatTemplate:
-    """A folder's own template, in jinja; ``names``: {"bos_token": text, ...}.
+    """A folder's own template, in jinja; ``tokens`` are {"bos_token": text, ...}."""
 
-    Attributes are those of VicunaFormat.
-    """
-
-    adds_bos = True
+    name = "the folder's own chat template"
     is_own = True
 
-    def __init__(self, folder: Path, source: str, names: dict[str, str]) -> None:
+    def __init__(self, folder: Path, source: str, tokens: dict[str, str]) -> None:
         self.folder = folder
         self.source = source
-        self.names = names
+        self.tokens = tokens
 
     @cached_property
     def compiled(self) -> Any:
         """The template as jinja's; whatever is wrong with it is raised here."""
-        return sandbox().from_string(self.source)
+        return make_sandbox().from_string(self.source)
 
     def render(self, dialogue: list[Message]) -> str:
-        """The text of a dialogue; unless the assistant has spoken last, it is next."""
         given = {"messages": dialogue, "tools": None, "documents": None}
         given["add_generation_prompt"] = dialogue[-1]["role"] != "assistant"
         try:
-            return self.compiled.render(self.names | given)
+            return self.compiled.render(self.tokens | given)
         except Exception as error:  # a template is a program: anything can go wrong in it
             reason = str(error).replace("\n", " ")
             raise ValueError(f"the chat template of {self.folder} fails: {reason}") from None
 
 
-def answer_after(
-    asked: str, dialogue: list[Message], chat_format: ChatTemplate | VicunaFormat | PlainFormat
-) -> str:
+ChatFormat = ChatTemplate | VicunaFormat | PlainFormat
+
+
+def answer_after(asked: str, dialogue: list[Message], chat_format: ChatFormat) -> str:
     """What a model has to write after the prompt ``asked``: the last message, and what ends it.
 
     Most templates write this after the prompt, as it is. In others the prompt has words that are
@@ -158,41 +159,47 @@ def answer_after(
 
 
 def read_chat_format(
-    folder: Path, config: dict[str, Any], names: dict[str, str]
+    folder: Path, config: dict[str, Any], tokens: dict[str, str]
 ) -> ChatTemplate | VicunaFormat | None:
     """A folder's own template, or Vicuna's format if the folder's name says so, or None.
 
-    ``config`` is what is in tokenizer_config.json; ``names`` are {"bos_token": text, ...}. Raises
+    ``config`` is what is in tokenizer_config.json; ``tokens`` are {"bos_token": text, ...}. Raises
     ValueError if the folder has several templates, and none of them is the default.
     """
-    templates = {}
-    source = config.get("chat_template")
-    if isinstance(source, dict):  # several, by name
-        templates = {str(name): text for name, text in source.items()}
-    elif isinstance(source, list):
-        try:
-            templates = {str(each["name"]): each["template"] for each in source}
-        except (TypeError, KeyError):
-            raise ValueError(f"{folder}: the chat templates have no names and texts") from None
-    elif source:
-        templates = {"default": source}
-    files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
-    if (folder / "chat_template.jinja").is_file():
-        files["default"] = folder / "chat_template.jinja"
-    if files:  # they take the place of those in tokenizer_config.json, as in transformers
-        templates = {name: read_text(path) for name, path in files.items()}
+    templates = read_templates(folder, config)
     if "default" in templates:
-        return ChatTemplate(folder, templates["default"], names)
+        return ChatTemplate(folder, templates["default"], tokens)
     if templates:
-        names = ", ".join(sorted(templates))
-        raise ValueError(f"{folder} has chat templates called {names}, but no default one")
+        several = ", ".join(sorted(templates))
+        raise ValueError(f"{folder} has chat templates called {several}, but no default one")
     known_as = [each.name.lower() for each in names_of(folder)]
     if any("vicuna" in name or name.startswith("mini-") for name in known_as):
-        return VicunaFormat(names.get("eos_token", ""))
+        return VicunaFormat(tokens.get("eos_token", ""))
     return None
 
 
-def sandbox():
+def read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """{name: template} of a folder; a single one is called "default".
+
+    Files take the place of what is in tokenizer_config.json, as in transformers.
+    """
+    files = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
+    if (folder / "chat_template.jinja").is_file():
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: read_text(path) for name, path in files.items()}
+    source = config.get("chat_template")
+    if isinstance(source, dict):
+        return {str(name): text for name, text in source.items()}
+    if isinstance(source, list):
+        try:
+            return {str(each["name"]): each["template"] for each in source}
+        except (TypeError, KeyError):
+            raise ValueError(f"{folder}: the chat templates have no names and texts") from None
+    return {"default": source} if source else {}
+
+
+def make_sandbox() -> Any:
     """Jinja as transformers sets it up for chat templates."""
     from jinja2 import nodes  # not every model needs the package
     from jinja2.ext import Extension
@@ -203,12 +210,12 @@ def sandbox():
 
         tags = {"generation"}
 
-        def parse(self, parser):
+        def parse(self, parser: Any) -> nodes.CallBlock:
             line = next(parser.stream).lineno
             body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return nodes.CallBlock(self.call_method("as_it_is"), [], [], body).set_lineno(line)
+            return nodes.CallBlock(self.call_method("keep"), [], [], body).set_lineno(line)
 
-        def as_it_is(self, caller):
+        def keep(self, caller: Callable[[], str]) -> str:
             return caller()
 
     environment = ImmutableSandboxedEnvironment(
@@ -220,7 +227,13 @@ def sandbox():
     return environment
 
 
-def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """The filter ``tojson`` with the arguments, and the order of them, that templates rely on."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -232,15 +245,6 @@ def strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def raise_exception(message):
+def raise_exception(message: str) -> NoReturn:
     """What a template calls if it is given what it cannot render."""
     raise ValueError(message)
-
-
-def describe(chat_format: ChatTemplate | VicunaFormat | None) -> str:
-    """A few words for people: which format prompts have."""
-    if chat_format is None:
-        return "plain text (the folder has no chat template)"
-    if chat_format.is_own:
-        return "the folder's own chat template"
-    return "Vicuna's format (by the folder's name)"

@@ -3,6 +3,9 @@
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ..files import read_json, refuse_other_than_utf8
 from ..model import LlamaConfig
@@ -18,7 +21,7 @@ SIZES |= {"head_dim": 256, "max_position_embeddings": 2**20}
 LLAMA3 = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
 
-def read_config(path):
+def read_config(path: Path | str) -> LlamaConfig:
     """config.json of the folder ``path``, as transformers 4 or 5 writes it -> LlamaConfig.
 
     As in transformers, generation_config.json has the last word on the tokens that end an answer,
@@ -65,7 +68,7 @@ def read_drafting(path: Path | str) -> Drafting:
         raise ValueError(f"{file}: {error}") from None
 
 
-def config_from_dict(raw):
+def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     """The fields of a config.json -> LlamaConfig; ValueError names the first that is wrong."""
     for key, only in REQUIRED.items():
         if raw.get(key) not in (None, only):
@@ -75,10 +78,10 @@ def config_from_dict(raw):
             raise ValueError(f"architectures has {name!r}; only LlamaForCausalLM is supported")
     if raw.get("hidden_act") not in (None, "silu", "swish"):  # two names of one function
         raise ValueError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
-    heads = number(raw, "num_attention_heads")
+    heads = read_number(raw, "num_attention_heads")
     defaults = {"num_key_value_heads": heads, "max_position_embeddings": 2048}
-    defaults["head_dim"] = number(raw, "hidden_size") // heads
-    sizes = {key: number(raw, key, defaults.get(key), most=SIZES[key]) for key in SIZES}
+    defaults["head_dim"] = read_number(raw, "hidden_size") // heads
+    sizes = {key: read_number(raw, key, defaults.get(key), most=SIZES[key]) for key in SIZES}
     if heads % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:
         shown = f"{sizes['num_key_value_heads']} key/value heads of size {sizes['head_dim']}"
         raise ValueError(f"{heads} attention heads cannot share {shown}")
@@ -90,14 +93,14 @@ def config_from_dict(raw):
     return LlamaConfig(
         **sizes,
         **read_rope(raw),
-        rms_norm_eps=number(raw, "rms_norm_eps", 1e-6, kind=float, least=0, most=1),
+        rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6, kind=float, least=0, most=1),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
         bos_token_id=raw.get("bos_token_id", 1),
-        eos_token_ids=numbers("eos_token_id", eos, 0, sizes["vocab_size"] - 1),
+        eos_token_ids=check_numbers("eos_token_id", eos, least=0, most=sizes["vocab_size"] - 1),
     )
 
 
-def read_rope(raw):
+def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
     """The fields of LlamaConfig about the rotary embedding, in either of transformers' forms.
 
     Version 4 has ``rope_theta`` and ``rope_scaling``, version 5 one object ``rope_parameters``.
@@ -109,35 +112,44 @@ def read_rope(raw):
     if kind not in ("default", "linear", "llama3"):
         raise ValueError(f"rope type {kind!r} is not supported; only default, linear and llama3")
     rope = {"rope_theta": raw.get("rope_theta")} | rope
-    read = {"rope_theta": number(rope, "rope_theta", 10000, kind=float, most=1e12)}
+    read = {"rope_theta": read_number(rope, "rope_theta", 10000, kind=float, most=1e12)}
     if kind != "default":
-        read["rope_factor"] = number(rope, "factor", kind=float, least=1e-3)
+        read["rope_factor"] = read_number(rope, "factor", kind=float, least=1e-3)
     if kind == "llama3":
-        low, high = (number(rope, key, kind=float, least=1e-3) for key in LLAMA3[:2])
+        low = read_number(rope, "low_freq_factor", kind=float, least=1e-3)
+        high = read_number(rope, "high_freq_factor", kind=float, least=1e-3)
         if low >= high:
-            raise ValueError(f"{LLAMA3[0]} {low} is not below {LLAMA3[1]} {high}")
+            raise ValueError(f"low_freq_factor {low} is not below high_freq_factor {high}")
         # As in transformers, the one outside of the rope's own object has the last word.
-        own = number(rope, LLAMA3[2], raw.get("max_position_embeddings", 2048))
-        context = number(raw, LLAMA3[2], own)
+        length = raw.get("max_position_embeddings", 2048)
+        own = read_number(rope, "original_max_position_embeddings", length)
+        context = read_number(raw, "original_max_position_embeddings", own)
         read["rope_llama3"] = (low, high, context)
     return read
 
 
-def drafting_from_dict(raw):
+def drafting_from_dict(raw: dict[str, Any]) -> Drafting:
     """The fields of a config.json -> Drafting; ValueError names the first that is wrong."""
-    layers = number(raw, "num_hidden_layers")
-    exits = numbers("exit_layers", raw.get("exit_layers") or [layers], 1, layers)
+    layers = read_number(raw, "num_hidden_layers")
+    exits = check_numbers("exit_layers", raw.get("exit_layers") or [layers], most=layers)
     thresholds = raw.get("thresholds") or [*default_thresholds(exits)]
-    thresholds = numbers("thresholds", thresholds, 0, 1, kind=float)
-    tree = numbers("draft_tree", raw.get("draft_tree") or [10, 4, 60], 1, LARGEST)
+    thresholds = check_numbers("thresholds", thresholds, kind=float, least=0, most=1)
+    tree = check_numbers("draft_tree", raw.get("draft_tree") or [*Drafting.tree])
     if len(thresholds) != len(exits) or len(tree) != 3:
         raise ValueError("expected a threshold per exit layer, and draft_tree [top_k, depth, size]")
-    length = number(raw, "draft_length", 6)
-    stop = number(raw, "draft_stop", 0, kind=float, least=0, most=1)
+    length = read_number(raw, "draft_length", Drafting.length)
+    stop = read_number(raw, "draft_stop", Drafting.stop, kind=float, least=0, most=1)
     return Drafting(exits, thresholds, length, stop, tree)
 
 
-def number(raw, key, default=None, kind=int, least=1, most=LARGEST):
+def read_number(
+    raw: dict[str, Any],
+    key: str,
+    default: float | None = None,
+    kind: type[int] | type[float] = int,
+    least: float = 1,
+    most: float = LARGEST,
+) -> Any:
     """raw[key], or the default if it is missing or null, as an int or a float in a range."""
     value = default if raw.get(key) is None else raw[key]
     fits = type(value) is int or (kind is float and type(value) is float)
@@ -147,27 +159,41 @@ def number(raw, key, default=None, kind=int, least=1, most=LARGEST):
     return kind(value)
 
 
-def numbers(key, values, least, most, kind=int):
+def check_numbers(
+    key: str,
+    values: Any,
+    kind: type[int] | type[float] = int,
+    least: float = 1,
+    most: float = LARGEST,
+) -> tuple:
     """A list of such numbers, as a tuple."""
     if not isinstance(values, list):
         raise ValueError(f"{key} is {values!r}; expected a list of numbers")
-    return tuple(number({key: value}, key, None, kind, least, most) for value in values)
+    return tuple(
+        read_number({key: value}, key, kind=kind, least=least, most=most) for value in values
+    )
 
 
-def config_to_dict(config, dtype, drafting=None):
+def config_to_dict(
+    config: LlamaConfig, dtype: torch.dtype, drafting: Drafting | None = None
+) -> dict[str, Any]:
     """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it.
 
     ``drafting`` is for a draft model, which also has what ``read_drafting`` reads.
     """
     raw = LLAMA | asdict(config)
-    factor, llama3, eos = (raw.pop(key) for key in ("rope_factor", "rope_llama3", "eos_token_ids"))
+    factor = raw.pop("rope_factor")
+    llama3 = raw.pop("rope_llama3")
+    eos = raw.pop("eos_token_ids")
     if factor != 1.0:
         kind = {"rope_type": "llama3" if llama3 else "linear", "factor": factor}
         raw["rope_scaling"] = kind | dict(zip(LLAMA3, llama3 or ()))
     raw["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
     raw["torch_dtype"] = str(dtype).removeprefix("torch.")
     if drafting is not None:
-        raw["exit_layers"], raw["thresholds"] = drafting.exits, drafting.thresholds
-        raw["draft_length"], raw["draft_stop"] = drafting.length, drafting.stop
+        raw["exit_layers"] = drafting.exits
+        raw["thresholds"] = drafting.thresholds
+        raw["draft_length"] = drafting.length
+        raw["draft_stop"] = drafting.stop
         raw["draft_tree"] = drafting.tree
     return raw

@@ -1,14 +1,22 @@
 """A GGUF file of a Llama, as llama.cpp has it, becomes a Hugging Face folder."""
 
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from ..files import staged_folder
-from . import empty_model
+from ..model import LlamaConfig
 from .config import LLAMA, config_from_dict
+from .load import empty_model
 
+if TYPE_CHECKING:
+    import tokenizers  # not every model needs the package
+
+Fields = dict[str, Any]  # of a GGUF file, by name
 CONTROL = 3  # the type of a special token
 SIZES = {  # the name in config.json -> in a GGUF file
     "hidden_size": "embedding_length",
@@ -22,22 +30,23 @@ SIZES = {  # the name in config.json -> in a GGUF file
 }
 
 
-def convert(file, folder):
+def convert(file: Path, folder: Path) -> None:
     """Write the Llama in the GGUF ``file`` as a Hugging Face ``folder``, weights in float32."""
     import gguf
 
     reader = gguf.GGUFReader(file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    config = config_json(fields)
-    tensors = state_dict(reader, config_from_dict(config))
+    config = make_config(fields)
+    tensors = make_tensors(reader, config_from_dict(config))
     with staged_folder(folder) as stage:
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
-        tokenizer_json(fields).save(str(stage / "tokenizer.json"))
-        (stage / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(fields)))
+        make_tokenizer(fields).save(str(stage / "tokenizer.json"))
+        (stage / "tokenizer_config.json").write_text(json.dumps(make_tokenizer_config(fields)))
         (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def config_json(fields):
+def make_config(fields: Fields) -> dict[str, Any]:
+    """What is in the config.json."""
     sizes = {name: fields[f"llama.{key}"] for name, key in SIZES.items()}
     ids = {f"{name}_token_id": fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     vocab_size = len(fields["tokenizer.ggml.tokens"])
@@ -45,12 +54,13 @@ def config_json(fields):
     return LLAMA | sizes | ids | more
 
 
-def state_dict(reader, config):
+def make_tensors(reader: Any, config: LlamaConfig) -> dict[str, Tensor]:
     """{Hugging Face's name: tensor} of the weights in the file, multiplied out to float32."""
     import gguf
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    stored, tensors = {tensor.name: tensor for tensor in reader.tensors}, {}
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    tensors = {}
     for name, parameter in empty_model(config).named_parameters():
         own = stored[names.get_name(name, (".weight",))]
         tensor = torch.tensor(gguf.quants.dequantize(own.data, own.tensor_type))
@@ -62,7 +72,8 @@ def state_dict(reader, config):
     return tensors
 
 
-def tokenizer_config(fields):
+def make_tokenizer_config(fields: Fields) -> dict[str, Any]:
+    """What is in the tokenizer_config.json."""
     tokens = fields["tokenizer.ggml.tokens"]
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -73,18 +84,19 @@ def tokenizer_config(fields):
     }
 
 
-def tokenizer_json(fields):
+def make_tokenizer(fields: Fields) -> "tokenizers.Tokenizer":
     """SmolLM2's byte-level BPE (Radford et al. 2019), which takes digits one by one."""
-    import tokenizers as package
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
 
     tokens = fields["tokenizer.ggml.tokens"]
     vocabulary = dict(zip(tokens, range(len(tokens))))
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    model = package.Tokenizer(package.models.BPE(vocabulary, merges))
-    digits = package.pre_tokenizers.Digits(individual_digits=True)
-    words = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.pre_tokenizer = package.pre_tokenizers.Sequence([digits, words])
-    model.decoder = package.decoders.ByteLevel()
+    model = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    model.decoder = decoders.ByteLevel()
     kinds = zip(tokens, fields["tokenizer.ggml.token_type"])
     model.add_special_tokens([token for token, kind in kinds if kind == CONTROL])
     return model

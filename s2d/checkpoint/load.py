@@ -3,13 +3,14 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..files import read_json, staged_folder
@@ -49,52 +50,29 @@ def load_model(
     What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
     FileNotFoundError, or ValueError for what is not a Llama this project can run.
     """
-    path, device = Path(path), check_device(device)
-    config, dtype = read_config(path), choose_dtype(dtype, device, path)
+    path = Path(path)
+    device = check_device(device)
+    config = read_config(path)
+    dtype = choose_dtype(dtype, device, path)
     drafting = read_drafting(path)
-    try:
-        read_generation_config(path)
-    except (ValueError, OSError) as error:
-        tell(f"{error}; left out, so that answers end where config.json says")
+    tell_of_generation_config(path)
+    stored_layers = config.num_hidden_layers
     if layers is not None:
-        if not 0 < layers <= config.num_hidden_layers:
-            raise ValueError(f"{path} has {config.num_hidden_layers} layers, not {layers}")
-        deeper = range(layers, config.num_hidden_layers)
+        if not 0 < layers <= stored_layers:
+            raise ValueError(f"{path} has {stored_layers} layers, not {layers}")
         config = replace(config, num_hidden_layers=layers)
         drafting = default_drafting(config)
-    else:
-        deeper = range(0)
-    unread = tuple(f"model.layers.{layer}." for layer in deeper)
-    kind = Llama
+    kind: type[Llama] = Llama
     if compile:
-        from ..speed.static import CompiledLlama as kind
+        from ..speed.static import CompiledLlama
+
+        kind = CompiledLlama
     # Whether LM head and embedding are one is known when it is known which of them are stored.
     model = empty_model(replace(config, tie_word_embeddings=False), kind)
     model.drafting = drafting
-    known = model.state_dict().keys()
-    missing = dict(model.named_parameters())
-    left_out = []
-    for file, name, tensor in progress(read_tensors(path), f"reading {path}: tensors", len(known)):
-        if name.startswith(unread):
-            continue
-        if name not in known:
-            if is_in_a_part(name, config.num_hidden_layers):
-                raise ValueError(f"{file} has the tensor {name!r}, which no Llama has")
-            if not name.endswith(".rotary_emb.inv_freq"):  # every old checkpoint has these
-                left_out.append(name)
-        if name not in missing:
-            continue
-        shape = tuple(missing.pop(name).shape)
-        plain = tensor.dtype in DTYPES.values() and not (tensor.is_sparse or tensor.is_meta)
-        if tuple(tensor.shape) != shape or not plain:
-            found = f"{tuple(tensor.shape)} in {tensor.dtype}"
-            raise ValueError(f"{file}: {name} is {found}; expected {shape}, not quantised")
-        if share:
-            tensor = tensor[share(name, shape)].contiguous()
-        module, _, leaf = name.rpartition(".")
-        tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
-        parameter = nn.Parameter(tensor, requires_grad=False)
-        setattr(model.get_submodule(module), leaf, parameter)
+    missing, left_out = read_parameters(
+        model, path, device=device, dtype=dtype, stored_layers=stored_layers, share=share
+    )
     if config.tie_word_embeddings:
         tie_head(model, missing, path)
     if missing:
@@ -114,6 +92,59 @@ def load_model(
     return model
 
 
+def tell_of_generation_config(path: Path) -> None:
+    """Say it if ``read_config`` left generation_config.json out, as it cannot be read."""
+    try:
+        read_generation_config(path)
+    except (ValueError, OSError) as error:
+        tell(f"{error}; left out, so that answers end where config.json says")
+
+
+def read_parameters(
+    model: Llama,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    stored_layers: int,
+    share: Callable | None,
+) -> tuple[set[str], list[str]]:
+    """Read what is in the folder ``path`` into a model that has no memory yet.
+
+    Of the folder's ``stored_layers`` the model may have only the first; the others are not read.
+    ``share`` is that of ``load_model``. Returns (the parameters that are not stored, the tensors
+    that were left out, as no layer needs them). Raises ValueError for a tensor that does not fit.
+    """
+    layers = model.config.num_hidden_layers
+    not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored_layers))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    missing = set(shapes)
+    left_out = []
+    tensors = progress(read_tensors(path), f"reading {path}: tensors", len(shapes))
+    for file, name, tensor in tensors:
+        if name in shapes:
+            refuse_other_kind(file, name, tensor, shapes[name])
+            if share is not None:
+                tensor = tensor[share(name, shapes[name])].contiguous()
+            tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
+            module, _, leaf = name.rpartition(".")
+            parameter = nn.Parameter(tensor, requires_grad=False)
+            setattr(model.get_submodule(module), leaf, parameter)
+            missing.discard(name)
+        elif is_in_a_part(name, layers):
+            raise ValueError(f"{file} has the tensor {name!r}, which no Llama has")
+        elif not name.startswith(not_read) and not name.endswith(".rotary_emb.inv_freq"):
+            left_out.append(name)  # but every old checkpoint has tables of the rotary embedding
+    return missing, left_out
+
+
+def refuse_other_kind(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise ValueError if a tensor does not have the ``shape``, or is quantised."""
+    plain = tensor.dtype in DTYPES.values() and not (tensor.is_sparse or tensor.is_meta)
+    if tuple(tensor.shape) != shape or not plain:
+        found = f"{tuple(tensor.shape)} in {tensor.dtype}"
+        raise ValueError(f"{file}: {name} is {found}; expected {shape}, not quantised")
+
+
 def is_in_a_part(name: str, layers: int) -> bool:
     """Whether a tensor is in a part of a Llama with so many ``layers``.
 
@@ -125,18 +156,19 @@ def is_in_a_part(name: str, layers: int) -> bool:
     return name.startswith(tuple(parts)) and ".rotary_emb." not in name
 
 
-def tie_head(model: Llama, missing: dict[str, nn.Parameter], path: Path) -> None:
+def tie_head(model: Llama, missing: set[str], path: Path) -> None:
     """Make LM head and embedding one, by whichever of them is stored, as transformers does.
 
     ``missing`` are the parameters that are not stored; the one of the two is taken out of it that
     is not needed then. If both are stored and differ, config.json is wrong, and both are kept.
     """
-    embedding, head = model.model.embed_tokens, model.lm_head
+    embedding = model.model.embed_tokens
+    head = model.lm_head
     if "model.embed_tokens.weight" in missing and "lm_head.weight" not in missing:
-        del missing["model.embed_tokens.weight"]
+        missing.remove("model.embed_tokens.weight")
         embedding.weight = head.weight
     elif "lm_head.weight" in missing:
-        del missing["lm_head.weight"]
+        missing.remove("lm_head.weight")
         head.weight = embedding.weight
     elif torch.equal(head.weight, embedding.weight):
         head.weight = embedding.weight
@@ -155,15 +187,24 @@ class Uninitialised(TorchFunctionMode):
     compiler, which takes most of a second.
     """
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__module__", None) == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return function(*args, **kwargs)
 
 
-def empty_model(config, kind=Llama):
-    """A Llama whose parameters have names and shapes but no memory yet."""
+def empty_model(config: Any, kind: type[nn.Module] = Llama) -> nn.Module:
+    """A Llama whose parameters have names and shapes but no memory yet.
+
+    ``kind`` makes it of a ``config``: LlamaConfig, or that of transformers for transformers' Llama.
+    """
     with torch.device("meta"), Uninitialised():
         return kind(config)
 
@@ -217,14 +258,14 @@ def check_device(device: torch.device | str) -> torch.device:
     return torch.device(name)
 
 
-def choose_dtype(dtype, device, path):
+def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | str) -> torch.dtype:
     """A dtype, its name, or "auto": config.json's in ``path``, float32 if the device lacks it.
 
     Raises ValueError for a dtype that is unknown, or that was asked for and the device lacks.
     """
     if isinstance(dtype, torch.dtype):
         return check_dtype(dtype, device)
-    raw = read_json(path / "config.json")
+    raw = read_json(Path(path) / "config.json")
     own = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     name = str(own if dtype == "auto" else dtype)
     if name not in DTYPES:

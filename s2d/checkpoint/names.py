@@ -1,18 +1,26 @@
-"""Models by name: where their folders are, and the draft of each family."""
+"""Models by name: where the folder of a target is, and what is next to it that drafts for it."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from ..files import names_of
 from ..model import LlamaConfig
 from ..notices import tell
 from .config import read_config, read_drafting
+from .shards import read_tensors
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
 REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 SMOLLM2 = "smollm2-135m"
 
 
-def find_target(name):
+def find_target(name: str) -> Path:
     """The folder of a target: a size, smollm2-135m, or a path; FileNotFoundError if not there."""
     if name in REAL:
         real = WEIGHTS / REAL[name]
@@ -25,14 +33,61 @@ def find_target(name):
     raise FileNotFoundError(f"no model folder at {folder}; the names are 7b, 13b, 70b, {SMOLLM2}")
 
 
-def miniature_note(name):
+def miniature_note(name: str) -> str:
     """A few words that say why a target's name stands for a miniature; "" if it does not."""
     if name in REAL and not (WEIGHTS / REAL[name]).is_dir():
         return f"{name}, since weights/{REAL[name]} is not there: "
     return ""
 
 
-def draft_beside(target: Path | str) -> Path:
+@dataclass(frozen=True)
+class FoundDraft:
+    """What drafts for a target.
+
+    Attributes:
+        draft: the folder of a draft model; None if exit 0 drafts alone.
+        datastore: the file of the datastore that exit 0 reads; None if it reads none.
+        words: how this was chosen, for people.
+    """
+
+    draft: Path | None
+    datastore: Path | None
+    words: str
+
+
+def find_draft(
+    target: Path | str, draft: Path | str | None = None, exits: Sequence[int] | None = None
+) -> FoundDraft:
+    """What drafts for the target in a folder, by the rule in s2d/cli/README.md.
+
+    ``draft`` and ``exits`` are what was asked for, if anything: the folder of a draft model, and
+    numbers of layers. What was not asked for is used if it is next to the target and fits; if it
+    does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read.
+    """
+    config = read_config(target)
+    datastore = None
+    table = "exit 0, the n-grams of the text"
+    if draft is None if exits is None else 0 in exits:
+        datastore = find_datastore_file(target, config)
+        if datastore is not None:
+            table = f"{datastore}, found next to the target"
+    if exits is not None and list(exits) == [0]:
+        return FoundDraft(None, datastore, table)
+    if draft is not None:
+        words = f"{draft}, as given"
+    elif exits is None and datastore is not None:
+        return FoundDraft(None, datastore, table)
+    elif exits is None and find_family_draft(target, config) is None:
+        return FoundDraft(None, None, f"{table}, as there is no {draft_path(target)} that fits")
+    else:
+        draft = draft_path(target)
+        words = f"found by its family's name: {draft}"
+    if exits is not None and 0 in exits:
+        words += f"; and {table}"
+    return FoundDraft(Path(draft), datastore, words)
+
+
+def draft_path(target: Path | str) -> Path:
     """The folder where the draft of the target's family is, or would be: next to the target."""
     drafts = []
     for each in names_of(target):
@@ -41,28 +96,56 @@ def draft_beside(target: Path | str) -> Path:
     return next((draft for draft in drafts if draft.is_dir()), drafts[0])
 
 
-def find_draft(target: Path | str, config: LlamaConfig) -> Path | None:
+def find_family_draft(target: Path | str, config: LlamaConfig) -> Path | None:
     """The folder of the draft of the target's family; None if there is none.
 
     ``config`` is the target's. One that does not fit counts as none, which is said on stderr.
     """
-    draft = draft_beside(target)
+    draft = draft_path(target)
     if not draft.is_dir():
         return None
     try:
         read_drafting(draft)
         size = read_config(draft).vocab_size
+        if size != config.vocab_size:
+            sizes = f"{size} tokens, the target {config.vocab_size}"
+            raise ValueError(f"{draft} has a vocabulary of {sizes}")
+        for _ in read_tensors(draft):  # opens each file, but reads no weights yet
+            pass
     except (ValueError, OSError) as error:
         tell(f"the draft next to the target is not used: {error}")
-        return None
-    if size != config.vocab_size:
-        sizes = f"{size} tokens, the target {config.vocab_size}"
-        tell(f"the draft next to the target is not used: {draft} has a vocabulary of {sizes}")
         return None
     return draft
 
 
-def datastore_path(folder: Path | str) -> Path:
-    """The file where the datastore of the model in ``folder`` is, or would be: next to it."""
-    files = [each.with_name(f"{each.name}-datastore.safetensors") for each in names_of(folder)]
+def datastore_path(target: Path | str) -> Path:
+    """The file where the datastore of a target is, or would be: next to the target."""
+    files = [each.with_name(f"{each.name}-datastore.safetensors") for each in names_of(target)]
     return next((file for file in files if file.is_file()), files[0])
+
+
+def find_datastore_file(target: Path | str, config: LlamaConfig) -> Path | None:
+    """The file of the target's datastore; None if there is none, as of ``find_family_draft``."""
+    file = datastore_path(target)
+    if not file.is_file():
+        return None
+    try:
+        read_datastore(file, config.vocab_size)
+    except (ValueError, OSError) as error:
+        tell(f"the datastore next to the target is not used: {error}")
+        return None
+    return file
+
+
+def read_datastore(file: Path, vocab_size: int) -> Tensor:
+    """The tokens (N,) in the file of a datastore, see s2d/ngram/datastore.py.
+
+    Raises ValueError if it is none, or has tokens that are not in the vocabulary.
+    """
+    try:
+        tokens = load_file(file)["tokens"].to(torch.int32)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{file} is no datastore, or is damaged ({error})") from None
+    if tokens.dim() != 1 or ((tokens < 0) | (tokens >= vocab_size)).any():
+        raise ValueError(f"{file} is no list of ids of a vocabulary of {vocab_size} tokens")
+    return tokens

@@ -3,23 +3,26 @@
 ``read_tensors`` maps the files into memory: a tensor is read when it is copied.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
 from zipfile import is_zipfile
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 
 from ..files import lack_of_room, read_json
 
 FILES = ("model.safetensors", "pytorch_model.bin")  # the first that is there, as in transformers
 
 
-def read_tensors(folder):
+def read_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield (file, name, tensor) of every tensor in ``folder``, with one file open at a time."""
-    for file in files_of(folder):
+    for file in find_files(folder):
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing; download it again")
         try:
-            for name, tensor in tensors_of(file):
+            for name, tensor in read_file(file):
                 yield file, name, tensor
         except Exception as error:  # reading a damaged file can fail in many ways
             if lack_of_room(error):
@@ -29,10 +32,11 @@ def read_tensors(folder):
             raise ValueError(f"{what}; download it again") from None
 
 
-def files_of(folder):
+def find_files(folder: Path) -> list[Path]:
     """The files with the weights of ``folder``: a single one, or those that an index names."""
     for name in FILES:
-        single, index = folder / name, folder / f"{name}.index.json"
+        single = folder / name
+        index = folder / f"{name}.index.json"
         if single.is_file():
             return [single]
         if index.is_file():
@@ -46,12 +50,8 @@ def files_of(folder):
     raise FileNotFoundError(f"{folder} has no {' and no '.join(FILES)}, whole or in shards")
 
 
-def tensors_of(file):
-    """Yield (name, tensor) of a file. Nothing that a pickle holds is run.
-
-    Each tensor has a mapping of its own: what was read of the file before is not in memory any
-    more.
-    """
+def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of a file. Nothing that a pickle holds is run."""
     if file.suffix == ".bin":
         # PyTorch's format from before version 1.6 is no zip file, and cannot be mapped.
         mapped = is_zipfile(file)
@@ -60,7 +60,5 @@ def tensors_of(file):
             yield str(name), state[name].detach()
         return
     with safe_open(file, framework="pt") as opened:
-        names = list(opened.keys())
-    for name in names:
-        with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():
             yield name, opened.get_tensor(name)

@@ -16,6 +16,9 @@ from ..files import read_json
 # What a Llama's tokenizer calls its tokens unless a file says otherwise.
 STANDARD = [f"{name}_token" for name in "bos eos unk sep pad cls mask".split()]
 LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# What Code Llama's class adds, whether a file has these tokens or not.
+CODE_LLAMA = {"prefix_token": "▁<PRE>", "middle_token": "▁<MID>", "suffix_token": "▁<SUF>"}
+CODE_LLAMA |= {"eot_token": "▁<EOT>", "fill_token": "<FILL_ME>"}
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,12 @@ class AddedToken:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Attributes:
-    names: {"eos_token": its text, ...}.
-    added: {id: AddedToken} of those whose id a file says.
-    others: special tokens of which no file says the id, in the order in which ids are given.
+    """What the files of a folder say about tokens.
+
+    Attributes:
+        names: {"eos_token": its text, ...}.
+        added: {id: AddedToken} of those whose id a file says.
+        others: special tokens of which no file says the id, in the order in which ids are given.
     """
 
     names: dict[str, str]
@@ -55,6 +60,7 @@ def read_special_tokens(
     folder: Path,
     config: dict[str, Any],
     content: dict[str, Any],
+    *,
     defaults: dict[str, str],
     vocabulary: Collection[str],
 ) -> SpecialTokens:
@@ -94,6 +100,8 @@ def read_special_tokens(
     for name, text in defaults.items():
         if name not in named and (text in vocabulary or text in known):
             named[name] = AddedToken(text)
+    if is_code_llama(config):
+        named = {name: AddedToken(text) for name, text in CODE_LLAMA.items()} | named
     named = {name: named[name] for name in (*STANDARD, *named) if named.get(name)}
     names = {name: token.text for name, token in named.items()}
     for number, token in added.items():
@@ -105,8 +113,18 @@ def read_special_tokens(
 
 
 def is_llama(config: dict[str, Any]) -> bool:
-    """Whether tokenizer_config.json names the tokenizer of Llama."""
-    return str(config.get("tokenizer_class")).removesuffix("Fast") == "LlamaTokenizer"
+    """Whether tokenizer_config.json names the tokenizer of Llama, or that of Code Llama."""
+    name = str(config.get("tokenizer_class")).removesuffix("Fast")
+    return name == "LlamaTokenizer" or is_code_llama(config)
+
+
+def is_code_llama(config: dict[str, Any]) -> bool:
+    """Whether tokenizer_config.json names the tokenizer of Code Llama.
+
+    It is Llama's but for a few tokens more; ``legacy`` means nothing to it, and a space that begins
+    a text is always taken away from it when ids are decoded.
+    """
+    return str(config.get("tokenizer_class")).removesuffix("Fast") == "CodeLlamaTokenizer"
 
 
 def read_token(token: str | dict[str, Any], special: bool = False) -> AddedToken:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import read_json, refuse_other_than_utf8
 from .chat import (
+    ChatFormat,
     ChatTemplate,
     Message,
     PlainFormat,
@@ -58,19 +59,24 @@ class Tokenizer:
         """
         return read_chat_format(self.folder, self.config, self.names)
 
+    @property
+    def prompt_format(self) -> ChatFormat:
+        """The ``chat_format``; or plain text if the folder has none."""
+        return self.chat_format or PlainFormat(self.eos)
+
     def encode(self, text: str, with_bos: bool = True) -> list[int]:
         """Text -> ids, BOS first where the model expects one.
 
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
         what is no text.
         """
-        return self.known(self.model.encode(checked(text), with_bos))
+        return self.check_ids(self.model.encode(check_text(text), with_bos))
 
     def encode_after(self, text: str, last_id: int) -> list[int]:
         """The ids of a text that goes on after others, of which the last one is ``last_id``."""
-        return self.known(self.model.encode_after(checked(text), last_id))
+        return self.check_ids(self.model.encode_after(check_text(text), last_id))
 
-    def known(self, ids: list[int]) -> list[int]:
+    def check_ids(self, ids: list[int]) -> list[int]:
         """The ``ids``; ValueError if the model has no such token, as it was only added here."""
         largest = max(ids, default=0)
         if self.vocab_size is not None and largest >= self.vocab_size:
@@ -80,9 +86,9 @@ class Tokenizer:
             )
         return ids
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
-        return self.model.decode(ids)
+        return self.model.decode([int(token) for token in ids])
 
     def encode_chat(
         self, messages: str | Iterable[str | Message], system: str | None = None
@@ -105,9 +111,11 @@ class Tokenizer:
         self, messages: str | Iterable[str | Message], system: str | None = None
     ) -> list[int]:
         """As ``encode_chat``, but in plain text if the folder has no chat format."""
-        chat_format = self.chat_format or PlainFormat(self.eos)
-        text = chat_format.render(as_dialogue(messages, system))
-        return self.encode(text, with_bos=not chat_format.adds_bos)
+        return self.encode_rendered(self.prompt_format.render(as_dialogue(messages, system)))
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The ids of what ``prompt_format`` rendered; a template of the folder writes the BOS."""
+        return self.encode(text, with_bos=not self.prompt_format.is_own)
 
     def rounds(
         self, messages: str | Iterable[str | Message], system: str | None = None
@@ -122,51 +130,53 @@ class Tokenizer:
         if the template has written that round otherwise since, as those do that leave out what a
         model thought.
         """
-        chat_format = self.chat_format or PlainFormat(self.eos)
         dialogue = as_dialogue(messages, system)
         if dialogue[0]["role"] == "assistant":
             raise ValueError("the assistant speaks first; expected a message to answer")
         turns = [turn for turn, each in enumerate(dialogue) if each["role"] == "assistant"]
         if dialogue[-1]["role"] != "assistant":
             turns.append(len(dialogue))  # a last question, without an answer
-        done, last_id = None, None  # the text of the rounds so far, without the last EOS
+        done = None  # the text of the rounds so far, without the last EOS
+        last_id = None
         for turn in turns:
-            asked = chat_format.render(dialogue[:turn])
+            asked = self.prompt_format.render(dialogue[:turn])
             if done is not None and asked.startswith(done):
                 rest = asked[len(done) :]
                 if last_id == self.eos_id:  # some templates have an EOS only at the very end
                     rest = rest.removeprefix(self.eos)
                 prompt = self.encode_after(rest, last_id)
             else:
-                prompt = self.encode(asked, with_bos=not chat_format.adds_bos)
+                prompt = self.encode_rendered(asked)
             if not prompt:
                 raise ValueError("the chat template leaves nothing of what the user says")
-            answer_text = ""
+            said = ""
+            answer = []
             if turn < len(dialogue):
-                answer_text = answer_after(asked, dialogue[: turn + 1], chat_format)
-            said, ends, _ = answer_text.partition(self.eos) if self.eos else (answer_text, "", "")
-            answer = self.encode_after(said + ends, prompt[-1]) if said + ends else []
+                text = answer_after(asked, dialogue[: turn + 1], self.prompt_format)
+                said = text.split(self.eos)[0] if self.eos else text
+                end = self.eos if said != text else ""
+                answer = self.encode_after(said + end, prompt[-1])
             yield prompt, answer
-            done, last_id = asked + said, (answer or prompt)[-1]
+            done = asked + said
+            last_id = (answer or prompt)[-1]
 
 
 def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
     """What turns text into ids and back; ``config`` is what is in tokenizer_config.json.
 
     transformers reads a tokenizer.json, if there is one. A tokenizer.model next to it says the same
-    of a Llama's tokenizer, and then it is read, so that the package ``tokenizers`` is not needed.
-    But it may be left over from another model.
+    if the class is a Llama's, and then it is read, so that the package ``tokenizers`` is not
+    needed. But it may be left over from another model.
     """
     content = read_json(folder / "tokenizer.json", missing={})
-    of_a_llama = is_llama(config) or config.get("tokenizer_class") is None
-    if not (folder / "tokenizer.json").is_file() or (of_a_llama and fits(folder, content)):
+    if not (folder / "tokenizer.json").is_file() or (is_llama(config) and fits(folder, content)):
         return SentencePieceModel(folder, config, content)
     from .tokenizer_json import JsonModel
 
     return JsonModel(folder, config, content)
 
 
-def checked(text: str) -> str:
+def check_text(text: str) -> str:
     """The ``text``; ValueError for what is none."""
     if not isinstance(text, str):
         raise ValueError(f"expected a text, got {text!r:.60}")
@@ -184,12 +194,12 @@ class TextStream:
     to know whether the group begins with a space.
     """
 
-    def __init__(self, tokenizer):
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.before: list[int] = []  # ids whose text was returned, the latest that had any
         self.waiting: list[int] = []  # ids whose text is not certain yet
 
-    def push(self, ids, last=False):
+    def push(self, ids: list[int], last: bool = False) -> str:
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
         self.waiting += ids
         if not self.waiting:
@@ -200,10 +210,9 @@ class TextStream:
         if text.endswith("\ufffd") and not last:  # half a character
             return ""
         shown = self.tokenizer.decode(self.before)
-        new = text[len(shown) :]
         # A group without text of its own cannot show where the next one begins.
-        self.before = (
-            self.waiting if self.tokenizer.decode(self.waiting) else [*self.before, *self.waiting]
-        )
+        if self.tokenizer.decode(self.waiting):
+            self.before = []
+        self.before += self.waiting
         self.waiting = []
-        return new
+        return text[len(shown) :]

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from .special import LLAMA, AddedToken, is_llama, read_special_tokens
+from .special import LLAMA, AddedToken, is_code_llama, is_llama, read_special_tokens
 
 SPACE = "▁"  # how SentencePiece writes it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece that stands for one byte
@@ -22,21 +22,23 @@ class JsonModel:
         as_llama = is_llama(config) and content["model"].get("type", "BPE") == "BPE"
         as_llama = as_llama and not is_byte_level(content)
         if as_llama:
-            settings = content | llama_settings(content["model"], config)
+            settings = content | make_llama_settings(content["model"], config)
             self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(settings))
         else:
             settings = content
             self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.puts_space = without_space(settings) != settings
+        self.puts_space = remove_space(settings) != settings
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
         defaults = LLAMA if as_llama else {}
-        tokens = read_special_tokens(folder, config, content, defaults, vocabulary)
+        tokens = read_special_tokens(
+            folder, config, content, defaults=defaults, vocabulary=vocabulary
+        )
         self.names = tokens.names
         added = [token for _, token in sorted(tokens.added.items())]
         # Also known ones, of which other files may say more.
-        self.tokenizer.add_tokens([as_package(token) for token in (*added, *tokens.others)])
+        self.tokenizer.add_tokens([convert(token) for token in (*added, *tokens.others)])
         by_id = self.tokenizer.get_added_tokens_decoder()
         # Dropped here, since the package forgets to if a special token is ``normalized``.
         self.special = {number for number, token in by_id.items() if token.special}
@@ -69,7 +71,7 @@ class JsonModel:
         if not self.puts_space:
             return self.tokenizer
         content = json.loads(self.tokenizer.to_str())
-        return tokenizers.Tokenizer.from_str(json.dumps(without_space(content)))
+        return tokenizers.Tokenizer.from_str(json.dumps(remove_space(content)))
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode([token for token in ids if token not in self.special])
@@ -86,8 +88,8 @@ class JsonModel:
         return False
 
 
-def as_package(token: AddedToken) -> tokenizers.AddedToken:
-    """The same for the package."""
+def convert(token: AddedToken) -> tokenizers.AddedToken:
+    """An added token as the package has it."""
     flags = {name: value for name, value in vars(token).items() if name != "text"}
     return tokenizers.AddedToken(token.text, **flags)
 
@@ -97,7 +99,7 @@ def is_byte_level(content: dict[str, Any]) -> bool:
     return "ByteLevel" in json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
 
 
-def llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def make_llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """What transformers' LlamaTokenizer puts in the place of a tokenizer.json's own settings.
 
     It takes its pieces, and from tokenizer_config.json whether a space is put before a text, and if
@@ -105,12 +107,12 @@ def llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, A
     """
     prefix = config.get("add_prefix_space") is not False
     scheme = "first" if prefix else "never"
-    if prefix and config.get("legacy"):
+    if prefix and config.get("legacy") and not is_code_llama(config):
         scheme = "always"
     space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
     steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if prefix:
+    if prefix or is_code_llama(config):
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     bpe = {"fuse_unk": True, "byte_fallback": True, "unk_token": None, "dropout": None}
     return {
@@ -122,20 +124,22 @@ def llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, A
     }
 
 
-def without_space(content: dict[str, Any]) -> dict[str, Any]:
+def remove_space(content: dict[str, Any]) -> dict[str, Any]:
     """A tokenizer.json that puts no space before a text."""
     return content | {
-        "normalizer": bare_step(content.get("normalizer")),
-        "pre_tokenizer": bare_step(content.get("pre_tokenizer")),
+        "normalizer": remove_space_of_step(content.get("normalizer")),
+        "pre_tokenizer": remove_space_of_step(content.get("pre_tokenizer")),
     }
 
 
-def bare_step(step: dict[str, Any] | None) -> dict[str, Any] | None:
+def remove_space_of_step(step: dict[str, Any] | None) -> dict[str, Any] | None:
     """A normalizer or pre-tokenizer that puts no space before a text; None if it did only that."""
     if step is None or step["type"] == "Prepend":
         return None
     if step["type"] == "Sequence":
         name = "normalizers" if "normalizers" in step else "pretokenizers"
-        return step | {name: [each for each in map(bare_step, step[name]) if each is not None]}
+        return step | {
+            name: [each for each in map(remove_space_of_step, step[name]) if each is not None]
+        }
     off = {"prepend_scheme": "never", "add_prefix_space": False}
     return step | {name: value for name, value in off.items() if name in step}

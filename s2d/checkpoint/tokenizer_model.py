@@ -9,17 +9,19 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import LLAMA, AddedToken, read_special_tokens
+from .special import LLAMA, AddedToken, is_code_llama, read_special_tokens
 
 # Appended to a tokenizer.model, these change one of its settings: normalizer_spec {
 # add_dummy_prefix }, whether a space is put before a text.
+WITH_PREFIX = b"\x1a\x02\x18\x01"
+NO_PREFIX = b"\x1a\x02\x18\x00"
 # Unicode's white space, of which Python knows four separators more.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 SPACES += "".join(map(chr, range(0x2000, 0x200B)))
-WITH_PREFIX, NO_PREFIX = b"\x1a\x02\x18\x01", b"\x1a\x02\x18\x00"
-
-
 WORD = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc".split()  # categories of what belongs to a word
+
+
+Finder = Callable[[str], Iterator[re.Match[str]]]
 
 
 class SentencePieceModel:
@@ -28,18 +30,22 @@ class SentencePieceModel:
     def __init__(self, folder: Path, config: dict[str, Any], content: dict[str, Any]) -> None:
         """``config`` is what is in tokenizer_config.json, ``content`` that in tokenizer.json."""
         proto = (folder / "tokenizer.model").read_bytes()
-        self.pieces = processor(proto)
-        self.bare = processor(proto + NO_PREFIX)
-        self.legacy = config.get("legacy")
-        self.add_prefix_space = config.get("add_prefix_space") is not False
-        if not self.add_prefix_space:
-            self.first = self.later = self.bare
-        elif self.legacy:
-            self.first = self.later = self.pieces  # each part between two added tokens
+        self.pieces = make_processor(proto)
+        self.bare = make_processor(proto + NO_PREFIX)
+        add_prefix_space = config.get("add_prefix_space") is not False
+        self.strips_space = add_prefix_space or is_code_llama(config)
+        if not add_prefix_space:
+            self.first = self.bare
+            self.later = self.bare
+        elif config.get("legacy") and not is_code_llama(config):
+            # A space before each part between two added tokens.
+            self.first = self.pieces
+            self.later = self.pieces
         else:
-            self.first, self.later = processor(proto + WITH_PREFIX), self.bare
+            self.first = make_processor(proto + WITH_PREFIX)
+            self.later = self.bare
         vocabulary = ids_of(self.pieces)
-        tokens = read_special_tokens(folder, config, content, LLAMA, vocabulary)
+        tokens = read_special_tokens(folder, config, content, defaults=LLAMA, vocabulary=vocabulary)
         self.names = tokens.names
         added = self.control_tokens() | tokens.added
         for token in tokens.others:
@@ -49,13 +55,15 @@ class SentencePieceModel:
         # Those that are not to be found in normalised text are found first.
         kinds = [[each for each in every if every[each][1].normalized is n] for n in (False, True)]
         self.added = every
-        self.find = [finder(texts) for texts in kinds if texts]
+        self.find = [make_finder(texts) for texts in kinds if texts]
         self.texts = {
             number: "" if token.special else token.text for number, token in added.items()
         }
         self.bos_id, _ = every.get(tokens.names.get("bos_token"), (None, None))
         self.eos_id, _ = every.get(tokens.names.get("eos_token"), (None, None))
         self.add_bos = config.get("add_bos_token", True)
+        if content.get("post_processor"):  # which has the last word, whatever the config says
+            self.add_bos = "SpecialToken" in content["post_processor"].get("single", [{}])[0]
 
     def control_tokens(self) -> dict[int, AddedToken]:
         """The model's own special tokens, which stand for themselves in a text."""
@@ -76,7 +84,7 @@ class SentencePieceModel:
         """The ids of a text; if it does not begin with an added token, ``pieces`` begin it."""
         parts: list[str | int] = [text]
         for find in self.find:
-            parts = [piece for part in parts for piece in self.divided(part, find)]
+            parts = [piece for part in parts for piece in self.divide(part, find)]
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):
@@ -85,7 +93,7 @@ class SentencePieceModel:
                 ids += (self.later if ids else pieces).encode(part)
         return ids
 
-    def divided(self, part: str | int, find: Callable) -> Iterator[str | int]:
+    def divide(self, part: str | int, find: Finder) -> Iterator[str | int]:
         """The ids of the added tokens in a text, and the texts between them."""
         if isinstance(part, int):
             yield part
@@ -105,14 +113,15 @@ class SentencePieceModel:
         yield part[end:]
 
     def decode(self, ids: list[int]) -> str:
-        parts, size = [], self.pieces.vocab_size()
+        parts = []
+        size = self.pieces.vocab_size()
         for plain, run in groupby(ids, lambda token: token < size and token not in self.texts):
             if plain:
                 parts.append(self.bare.decode(list(run)))
             else:
                 parts += [self.texts.get(token, "") for token in run]
         text = "".join(parts)
-        return text.removeprefix(" ") if self.add_prefix_space else text
+        return text.removeprefix(" ") if self.strips_space else text
 
     def is_open(self, ids: list[int]) -> bool:
         """Whether what follows may change the text of ``ids``, but for half a character."""
@@ -127,21 +136,21 @@ def ids_of(pieces: SentencePieceProcessor) -> dict[str, int]:
 def fits(folder: Path, content: dict[str, Any]) -> bool:
     """Whether ``folder`` has a tokenizer.model with the pieces of its tokenizer.json."""
     try:
-        pieces = ids_of(processor((folder / "tokenizer.model").read_bytes()))
+        pieces = ids_of(make_processor((folder / "tokenizer.model").read_bytes()))
     except (OSError, RuntimeError):  # there is none, or it is not SentencePiece's, as Llama 3's
         return False
     vocabulary = content["model"]["vocab"]
     return isinstance(vocabulary, dict) and pieces.items() <= vocabulary.items()
 
 
-def processor(proto: bytes) -> SentencePieceProcessor:
-    made = SentencePieceProcessor()
-    made.load_from_serialized_proto(proto)
-    return made
+def make_processor(proto: bytes) -> SentencePieceProcessor:
+    processor = SentencePieceProcessor()
+    processor.load_from_serialized_proto(proto)
+    return processor
 
 
-def finder(texts: list[str]) -> Callable:
-    """text -> matches of any of ``texts``; if one begins another, of the longest."""
+def make_finder(texts: list[str]) -> Finder:
+    """What finds any of ``texts`` in a text; if one begins another, the longest."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))).finditer
 

@@ -6,10 +6,12 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..files import lack_of_room
 from ..notices import tell
+from ..options import METHODS
 from ..tree import GrowingShape
 
 
@@ -19,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def comma_separated(kind: Callable[[str], Any]) -> Callable[[str], tuple]:
-    def comma_separated_list(text):  # argparse shows this name in its error
+    def comma_separated_list(text: str) -> tuple:  # argparse shows this name in its error
         return tuple(kind(part) for part in text.split(","))
 
     return comma_separated_list
@@ -53,6 +55,29 @@ def parse_stop(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text
+
+
+def add_drafting_options(parser: Parser) -> None:
+    """What drafts, and how: options of ``run.py``, and of a method's name in the benchmark."""
+    add = parser.add_argument
+    add("--draft", type=Path, help="a folder; default: see s2d/cli/README.md")
+    add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
+    add("--exits", type=comma_separated(int), metavar="E,E", help="draft layers; 0: n-gram table")
+    add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
+    add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
+    add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
+    init = "what proposes the first level of a tree"
+    add("--init", choices=("draft", "target"), default="draft", help=init)
+    stop = "drafting ends below this probability; or a decision model"
+    add("--stop", type=parse_stop, metavar="P|FILE", help=stop)
+    add(
+        "--rejection",
+        dest="rule",
+        action="store_const",
+        const="rejection",
+        default="noise",
+        help="sampling as in the papers",
+    )
 
 
 def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:

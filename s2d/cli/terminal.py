@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..decoder import Generation, Step
+from ..decoder import Generation, Stats, Step
 from ..generation import make_decoder
 from ..model import Llama
 from ..notices import tell
@@ -84,21 +84,25 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
     drafted = replace(answer.settings, max_new_tokens=count)
     alone = replace(drafted, method="ar")
-    seconds = {"ar": [], drafted.method: []}
+    turns_alone = []
+    turns_drafted = []
     for _ in range(TURNS):
-        for settings in (alone, drafted):
-            again = make_decoder(target, prompt, draft, settings).run()
-            seconds[settings.method].append(again.stats.seconds)
-    ratio = median(seconds["ar"]) / median(seconds[drafted.method])
+        turns_alone.append(make_decoder(target, prompt, draft, alone).run().stats)
+        turns_drafted.append(make_decoder(target, prompt, draft, drafted).run().stats)
+    ratio = median_seconds(turns_alone) / median_seconds(turns_drafted)
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
     lines += f"(median of {TURNS} turns, {count} tokens each)"
     if ratio < 1:
-        stats = again.stats
+        stats = turns_drafted[-1]
         right = stats.accepted_tokens / max(1, stats.exit_counts.total())
         tokens = stats.mean_accepted_tokens
         lines += f"\nwhy            {right:.0%} of the drafted tokens were right: a step gives "
         lines += f"{tokens:.1f} tokens, and takes {tokens / ratio:.1f} times as long as one alone"
     return lines
+
+
+def median_seconds(turns: list[Stats]) -> float:
+    return median(stats.seconds for stats in turns)
 
 
 # What JSON says of the Settings, besides the method, the seed and the shape.

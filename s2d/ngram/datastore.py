@@ -9,13 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from ..checkpoint.names import datastore_path
+from ..checkpoint.names import find_datastore_file, read_datastore
 from ..files import staged_file
 from ..model import LlamaConfig
-from ..notices import tell
 from .table import FOLLOWERS, ORDER
 
 
@@ -24,25 +22,13 @@ def find_datastore(folder: Path | str, config: LlamaConfig) -> "Datastore | None
 
     ``config`` is the model's. One that does not fit counts as none, which is said on stderr.
     """
-    file = datastore_path(folder)
-    if not file.is_file():
-        return None
-    try:
-        return load_datastore(file, config)
-    except (ValueError, OSError) as error:
-        tell(f"the datastore next to the target is not used: {error}")
-        return None
+    file = find_datastore_file(folder, config)
+    return None if file is None else load_datastore(file, config)
 
 
-def load_datastore(path, config):
+def load_datastore(path: Path, config: LlamaConfig) -> "Datastore":
     """The Datastore in the file ``path`` for a target of ``config``; ValueError if it is none."""
-    try:
-        tokens = load_file(path)["tokens"].to(torch.int32)
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
-    if tokens.dim() != 1 or ((tokens < 0) | (tokens >= config.vocab_size)).any():
-        raise ValueError(f"{path} is no list of ids of a vocabulary of {config.vocab_size} tokens")
-    return Datastore(tokens, config.eos_token_ids)
+    return Datastore(read_datastore(path, config.vocab_size), config.eos_token_ids)
 
 
 def save_datastore(path, documents, config):

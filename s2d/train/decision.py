@@ -6,23 +6,27 @@ Improved MCSD (arXiv 2409.10644, "decision model").
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import torch
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..batch import generate_many
 from ..checkpoint import load_model
-from ..checkpoint.chat import Message, describe
+from ..checkpoint.chat import Message
 from ..checkpoint.tokenizer import Tokenizer
 from ..decision import Decision, fingerprint, save_decision
+from ..decoder import Step
+from ..draft import LayerExit
 from ..files import read_json, refuse_other_than_file
 from ..generation import start
 from ..model import Llama
 from ..notices import progress, tell
-from .dialogues import Counts, check_data, usable
+from ..rules import Prediction, Proposal
+from ..tree import Tree
+from .dialogues import Counts, check_data, encode_dialogues
 from .fit import Run
-from .self_text import ask, ways_to_ask
+from .self_text import ask, find_ways_to_ask
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
 FEATURES = tuple(LEARNING_RATE)
@@ -30,45 +34,61 @@ DRAFT_LENGTH = 10
 THRESHOLD = 0.4  # drafting stops where no path is as likely to be accepted as this
 
 
-def collect(decision, target, draft, prompts):
+def collect(
+    decision: Decision, target: Llama, draft: Llama, prompts: list[list[int]]
+) -> tuple[Tensor, Tensor]:
     """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1."""
-    inputs, labels = [], []
+    inputs: list[Tensor] = []
+    labels: list[Tensor] = []
 
     class Remember:
         """A decision model that never stops."""
 
         threshold = 0.0
 
-        def judge(self, used, tree, prediction, proposal):
+        def judge(
+            self, used: LayerExit, tree: Tree, prediction: Prediction, proposal: Proposal
+        ) -> list[list[float]]:
             inputs.append(decision.inputs(used, tree, prediction))
             return proposal.probs
 
-        def prepare_for(self, draft):
+        def prepare_for(self, draft: Llama) -> None:
             pass
 
-    options = dict(draft_length=DRAFT_LENGTH, rule="rejection", decision=Remember())
     for temperature in (0.0, 1.0):
         what = f"answers to draft for at temperature {temperature:g}"
         for seed, prompt in enumerate(progress(prompts, what, len(prompts))):
-            law = dict(temperature=temperature, seed=seed)
-            for step in start(target, prompt, draft, **law, **options):
-                labels.append(accepted(step, temperature))
+            steps = start(
+                target,
+                prompt,
+                draft,
+                temperature=temperature,
+                seed=seed,
+                draft_length=DRAFT_LENGTH,
+                rule="rejection",
+                decision=Remember(),
+            )
+            labels += (acceptance_of(step, temperature) for step in steps)
     return torch.cat(inputs), torch.cat(labels)
 
 
-def accepted(step, temperature):
+def acceptance_of(step: Step, temperature: float) -> Tensor:
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
-    tree, logits = step.tree, step.logits[:-1].float()  # (N, V)
-    tokens, paths = logits.new_tensor(tree.tokens).long(), logits.new_tensor([1.0, *tree.probs])
+    logits = step.logits[:-1].float()  # (N, V)
+    tokens = torch.tensor(step.tree.tokens, device=logits.device)  # (N,)
     if temperature == 0:
         return (logits.argmax(dim=-1) == tokens).float()
     p = logits.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+    paths = logits.new_tensor([1.0, *step.tree.probs])  # (N + 1,), products of q
     return (p / (paths[1:] / paths[:-1])).clamp(max=1.0)
 
 
-def fit_decision(decision, features, labels, epochs, seed):
+def fit_decision(
+    decision: Decision, features: Tensor, labels: Tensor, epochs: int, seed: int
+) -> None:
     """Learn ``labels`` (M,) from ``features`` (M, F) by cross entropy and AdamW, in place."""
-    generator, peak = torch.Generator().manual_seed(seed), LEARNING_RATE[decision.features]
+    generator = torch.Generator().manual_seed(seed)
+    peak = LEARNING_RATE[decision.features]
     optimizer = torch.optim.AdamW(decision.parameters(), lr=peak, weight_decay=0.01)
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = peak * (1 - epoch / epochs)
@@ -97,19 +117,11 @@ def train_decision(
     refuse_other_than_file(run.out)
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
-    data = data or data_of(draft)
+    data = data or read_data_of(draft)
     check_data(data)
-    model, drafter, counts = load_model(target, run.device), load_model(draft, run.device), Counts()
-    if data == "self":
-        questions = ask(ways_to_ask(target), model, prompts, run.seed, answers_of)
-        counts.chat_format = "the folder's own chat template"
-        counts.dialogues = len(questions)
-        counts.passed_over["questions without an end"] = prompts - len(questions)
-    else:
-        tokenizer = Tokenizer(target, model.config.vocab_size)
-        counts.chat_format = describe(tokenizer.chat_format)
-        encode = partial(question_of, tokenizer, model.config.max_position_embeddings)
-        questions = list(islice(usable(data, run.seed + 2, encode, counts), prompts))
+    model = load_model(target, run.device)
+    drafter = load_model(draft, run.device)
+    questions, counts = find_questions(target, model, data, prompts, run.seed)
     if len(questions) < 5:
         raise ValueError(f"{data} gives {len(questions)} questions; expected 5 or more; {counts}")
     torch.manual_seed(run.seed)
@@ -134,18 +146,27 @@ def train_decision(
     )
 
 
-def data_of(draft: Path) -> str:
+def read_data_of(draft: Path) -> str:
     """The data that a draft has learnt from, by its config.json; "mini" if that says nothing."""
     return str(read_json(draft / "config.json", missing={}).get("learnt_from", "mini"))
 
 
-def answers_of(what: str, prompts: list, model: Llama, **options: Any) -> list[list[int]]:
-    """Ids of what the model says to each of ``prompts``."""
-    said = generate_many(model, prompts, method="ar", **options)
-    return [generation.tokens for generation in progress(said, what, len(prompts))]
+def find_questions(
+    target: Path, model: Llama, data: str, count: int, seed: int
+) -> tuple[list[list[int]], Counts]:
+    """Prompts for ``model``, which is in the folder ``target``: at most ``count`` of ``data``."""
+    tokenizer = Tokenizer(target, model.config.vocab_size)
+    if data == "self":
+        with TemporaryDirectory() as folder:
+            return ask(find_ways_to_ask(tokenizer), model, count, seed, Path(folder))
+    counts = Counts(tokenizer.prompt_format.name)
+    encode = partial(encode_question, tokenizer, model.config.max_position_embeddings)
+    # The draft has learnt from dialogues of other seeds.
+    questions = islice(encode_dialogues(data, seed + 2, encode, counts), count)
+    return list(questions), counts
 
 
-def question_of(tokenizer: Tokenizer, context_size: int, dialogue: list[Message]) -> list[int]:
+def encode_question(tokenizer: Tokenizer, context_size: int, dialogue: list[Message]) -> list[int]:
     """The ids of a dialogue up to its first question; ValueError if no draft has room after it."""
     asked = next(number for number, each in enumerate(dialogue, 1) if each["role"] == "user")
     prompt = tokenizer.encode_prompt(dialogue[:asked])

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..checkpoint.chat import Message, as_dialogue, describe
+from ..checkpoint.chat import Message, as_dialogue
 from ..checkpoint.tokenizer import Tokenizer
-from ..files import read_text
+from ..files import read_parts
 from ..notices import progress
 from .corpus import GROUPS, conversations
 
@@ -34,29 +34,17 @@ Encoded = TypeVar("Encoded")
 class Counts:
     """What of a data set is learnt from, and what is not, counted while it is read."""
 
-    chat_format: str = ""  # of the dialogues, in words
-    dialogues: int = 0
-    passed_over: Counter[str] = field(default_factory=Counter)  # by why
-    unanswered: int = 0  # last questions without an answer
-    shortened: int = 0  # answers with text after an EOS
-    rows_without_answers: int = 0
-    tokens_left: int = 0  # at the end, where they fill no row
-    rows_left: int = 0  # of the last epoch, where they fill no batch
+    chat_format: str  # of the dialogues, in words
+    dialogues: int = 0  # that are learnt from
+    passed_over: Counter[str] = field(default_factory=Counter)  # dialogues, by why
+    left_out: Counter[str] = field(default_factory=Counter)  # parts of others, by what they are
 
     def __str__(self) -> str:
         parts = [f"{self.dialogues} dialogues in {self.chat_format}"]
-        if self.passed_over.total():
+        if self.passed_over:
             [(why, number)] = self.passed_over.most_common(1)
             parts.append(f"{self.passed_over.total()} passed over ({number}: {why})")
-        for number, what in (
-            (self.unanswered, "last questions without an answer left out"),
-            (self.shortened, "answers cut after an EOS"),
-            (self.rows_without_answers, "rows without an answer left out"),
-            (self.tokens_left, "tokens left at the end that fill no row"),
-            (self.rows_left, "rows left at the end that fill no batch"),
-        ):
-            if number:
-                parts.append(f"{number} {what}")
+        parts += [f"{number} {what}" for what, number in self.left_out.items() if number > 0]
         return ", ".join(parts)
 
 
@@ -66,7 +54,7 @@ def check_data(data: str) -> None:
         raise FileNotFoundError(f"no file {data}; --data is mini, self or a file of dialogues")
 
 
-def records_of(data: str, seed: int) -> Iterable[Any]:
+def find_records(data: str, seed: int) -> Iterable[Any]:
     """What may be dialogues: the corpus without end if ``data`` is "mini", or a file's records."""
     if data != "mini":
         return read_records(data)
@@ -77,17 +65,16 @@ def records_of(data: str, seed: int) -> Iterable[Any]:
 def read_records(path: Path | str) -> list[Any]:
     """The records of a file of JSON, which is one list of them or has one in each line.
 
-    A line that is not JSON gives None, unless it is the first. Raises ValueError if the file has no
-    list and no records.
+    A line that is not JSON gives None. Raises ValueError if the file has no list and no records.
     """
-    text = read_text(path).strip()
+    text = read_parts(path).strip()
     try:
         records = json.loads(text)
     except (ValueError, RecursionError) as error:
-        lines = text.split("\n")
-        if not isinstance(json_or_none(lines[0]), dict):
+        records = [parse_line(line) for line in text.split("\n") if line.strip()]
+        if not any(isinstance(record, dict) for record in records):
             raise ValueError(f"{path} is not JSON ({error})") from None
-        return [json_or_none(line) for line in lines if line.strip()]
+        return records
     if isinstance(records, dict) and ("conversations" in records or "messages" in records):
         return [records]  # a single line
     if not isinstance(records, list):
@@ -95,14 +82,15 @@ def read_records(path: Path | str) -> list[Any]:
     return records
 
 
-def json_or_none(line: str) -> Any:
+def parse_line(line: str) -> Any:
+    """What a line of JSON stands for, or None if it is none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
         return None
 
 
-def dialogue_of(record: Any) -> list[Message]:
+def read_dialogue(record: Any) -> list[Message]:
     """The messages of a record: one of the system first, or none, then user and assistant in turn.
 
     They are its "conversations" or "messages", each with "from" and "value", or "role" and
@@ -110,27 +98,26 @@ def dialogue_of(record: Any) -> list[Message]:
     """
     try:
         found = record["conversations"] if "conversations" in record else record["messages"]
-        dialogue = [message_of(each) for each in found]
+        dialogue = [read_message(each) for each in found]
     except (TypeError, KeyError):
         raise ValueError("a record is no dialogue") from None
-    begin = 1 if dialogue[:1] and dialogue[0]["role"] == "system" else 0
-    roles = [message["role"] for message in dialogue[begin:]]
-    in_turn = roles == [("user", "assistant")[turn % 2] for turn in range(len(roles))]
-    texts = [message["content"] for message in dialogue]
-    if not in_turn or not all(isinstance(text, str) for text in texts):
+    begin = 1 if dialogue and dialogue[0]["role"] == "system" else 0
+    turns = dialogue[begin:]
+    in_turn = all(each["role"] == ("user", "assistant")[n % 2] for n, each in enumerate(turns))
+    if not in_turn or not all(isinstance(each["content"], str) for each in dialogue):
         raise ValueError("a record is no dialogue of texts, user and assistant in turn")
-    if len(roles) < 2 or not all(text.strip() for text in texts[begin:]):
+    if len(turns) < 2 or not all(each["content"].strip() for each in turns):
         raise ValueError("a record has no answer, or an empty message")
     return dialogue
 
 
-def message_of(record: Any) -> Message:
+def read_message(record: Any) -> Message:
     if "from" in record:
         return {"role": SPEAKERS[record["from"]], "content": record["value"]}
     return {"role": SPEAKERS[record["role"]], "content": record["content"]}
 
 
-def usable(
+def encode_dialogues(
     data: str, seed: int, encode: Callable[[list[Message]], Encoded], counts: Counts
 ) -> Iterator[Encoded]:
     """Yield what ``encode`` makes of each dialogue of ``data``.
@@ -138,9 +125,9 @@ def usable(
     Records that are no dialogue, and dialogues of which ``encode`` raises ValueError, are passed
     over. Raises ValueError if no dialogue is left.
     """
-    for record in progress(records_of(data, seed), f"reading {data}: dialogues"):
+    for record in progress(find_records(data, seed), f"reading {data}: dialogues"):
         try:
-            encoded = encode(dialogue_of(record))
+            encoded = encode(read_dialogue(record))
         except ValueError as error:
             counts.passed_over[str(error)] += 1
             if data == "mini" and counts.dialogues == 0 and counts.passed_over.total() == PATIENCE:
@@ -152,39 +139,46 @@ def usable(
         raise ValueError(f"there is nothing to learn from in {data}: {counts}")
 
 
-def pairs_of(data: str, seed: int, tokenizer: Tokenizer, counts: Counts) -> Iterator[Pair]:
+def read_pairs(data: str, seed: int, tokenizer: Tokenizer, counts: Counts) -> Iterator[Pair]:
     """Yield the rounds of the dialogues of ``data``."""
-    counts.chat_format = describe(tokenizer.chat_format)
-    for rounds in usable(data, seed, partial(rounds_of, tokenizer, counts), counts):
-        yield from rounds
+    encode = partial(encode_rounds, tokenizer, counts)
+    return chain.from_iterable(encode_dialogues(data, seed, encode, counts))
 
 
-def rounds_of(tokenizer: Tokenizer, counts: Counts, dialogue: list[Message]) -> list[Pair]:
+def encode_rounds(tokenizer: Tokenizer, counts: Counts, dialogue: list[Message]) -> list[Pair]:
     """The rounds of a dialogue, without a last question; ValueError if they cannot be divided."""
     answered = dialogue if dialogue[-1]["role"] == "assistant" else dialogue[:-1]
     rounds = list(tokenizer.rounds(answered))
     if not any(answer for _, answer in rounds):
         raise ValueError("the chat template leaves out what the assistant says")
-    counts.unanswered += len(dialogue) - len(answered)
+    counts.left_out["last questions without an answer left out"] += len(dialogue) - len(answered)
     said = [message["content"] for message in answered if message["role"] == "assistant"]
-    counts.shortened += sum(bool(tokenizer.eos) and tokenizer.eos in text for text in said)
+    cut = sum(bool(tokenizer.eos) and tokenizer.eos in text for text in said)
+    counts.left_out["answers cut after an EOS"] += cut
     return rounds
 
 
 def join(
-    pairs: Iterable[Pair], answers_only: bool, enough: int | None = None
+    pairs: Iterable[Pair], answers_only: bool, length: int, enough: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Pairs end to end, up to the first with which there are more than ``enough`` ids.
+    """Pairs end to end, up to the first with which ``divide`` finds ``enough`` rows in them.
 
     Returns (tokens, labels), (N,) each. Labels are the tokens themselves, -100 where no loss is
     taken: with ``answers_only`` everywhere but on the answers.
     """
-    ids, labels = array("i"), array("i")  # four bytes per token, however long the text
+    ids = array("i")  # four bytes per token, however long the text
+    labels = array("i")
+    begin = 0  # of the row that is to be counted next
+    found = 0
     for prompt, answer in pairs:
-        ids.extend([*prompt, *answer])
+        ids.extend(prompt)
+        ids.extend(answer)
         labels.extend([-100] * len(prompt) if answers_only else prompt)
         labels.extend(answer)
-        if enough is not None and len(ids) > enough:
+        while enough is not None and len(ids) > begin + length:
+            found += max(labels[begin + 1 : begin + length + 1]) != -100
+            begin += length
+        if enough is not None and found >= enough:
             break
     return torch.tensor(ids, dtype=torch.int32), torch.tensor(labels, dtype=torch.int32)
 

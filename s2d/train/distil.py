@@ -3,23 +3,25 @@
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor
+
+from ..model import Llama
 
 
 @dataclass(frozen=True)
 class Distillation:
     """What ``soft_losses`` adds: KL(p || q) where a ``teacher`` has p, an exit q (section 3)."""
 
-    teacher: nn.Module
+    teacher: Llama
 
     @torch.no_grad()
-    def hidden(self, tokens):
+    def hidden(self, tokens: Tensor) -> Tensor:
         return self.teacher.run_layers(self.teacher.embed(tokens))  # (B, T, its hidden size)
 
-    def loss(self, hidden, features, logits):
-        """How far the exit's ``logits`` (N, V) are where the teacher has ``hidden``, summed."""
+    def loss(self, taught: Tensor, features: Tensor, logits: Tensor) -> Tensor:
+        """How far the exit's ``logits`` (N, V) are from those of the teacher's hidden states."""
         with torch.no_grad():
-            log_p = self.teacher.logits(hidden).float().log_softmax(dim=-1)
+            log_p = self.teacher.logits(taught).float().log_softmax(dim=-1)  # (N, V)
         return (log_p.exp() * (log_p - logits.log_softmax(dim=-1))).sum()
 
 
@@ -35,8 +37,8 @@ class Alignment(Distillation):
 
     weight: float
 
-    def loss(self, hidden, features, logits):
+    def loss(self, taught: Tensor, features: Tensor, logits: Tensor) -> Tensor:
         """How far the exit's ``features`` (N, hidden size) are from the teacher's, summed."""
         with torch.no_grad():
-            taught = self.teacher.model.norm(hidden)
-        return self.weight * (features.float() - taught.float()).square().mean(dim=-1).sum()
+            expected = self.teacher.model.norm(taught)
+        return self.weight * (features.float() - expected.float()).square().mean(dim=-1).sum()

@@ -7,155 +7,163 @@ temperatures, are what a draft learns from, or become a datastore for exit 0.
 
 import json
 import random
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+import shutil
 from pathlib import Path
 from typing import Any
 
 from ..batch import generate_many
 from ..checkpoint import load_model
-from ..checkpoint.chat import as_dialogue
+from ..checkpoint.chat import ChatTemplate, as_dialogue
 from ..checkpoint.config import read_config
-from ..checkpoint.names import datastore_path
 from ..checkpoint.tokenizer import Tokenizer
-from ..files import read_text, refuse_existing, staged_file
+from ..files import read_text, staged_file
 from ..model import Llama
 from ..ngram.datastore import save_datastore
 from ..notices import progress, tell
 from .corpus import TABLES
-from .dialogues import Pair
-from .fit import Run
+from .dialogues import Counts, Pair
+from .fit import Run, keep_settings
 
-QUESTION_TOKENS, ANSWER_TOKENS = 160, 256  # at most; a longer question is dropped
+QUESTION_TOKENS = 160  # at most; a longer question is dropped
+ANSWER_TOKENS = 256  # at most
 TEMPERATURES = (0.0, 0.7, 1.0)  # of answers, a third each
-Ways = tuple[list[list[list[int]]], list[int]]  # see ways_to_ask
 ASKING = 0.8  # the temperature of questions: at 1 those of small models make no sense
+Ways = tuple[list[list[list[int]]], list[int]]  # see find_ways_to_ask
 
 
-def ways_to_ask(folder: Path) -> Ways:
+def find_ways_to_ask(tokenizer: Tokenizer) -> Ways:
     """(beginnings of a user's turn by kind, ids from its end to where the assistant speaks)."""
-    tokenizer = Tokenizer(folder)
-    template = tokenizer.chat_format
-    if template is None or not template.is_own:
+    template = tokenizer.prompt_format
+    if not template.is_own:
         raise ValueError(
-            f"{folder} has no chat template to ask itself in; give --data FILE (to train a draft) "
-            "or --from FILE (for a datastore)"
+            f"{tokenizer.folder} has no chat template to ask itself in; give --data FILE (to train "
+            "a draft) or --from FILE (for a datastore)"
         )
     before, _, after = template.render(as_dialogue("\0")).partition("\0")
     if not before or not after:
         raise ValueError("the chat template leaves out what the user says, or does not mark it off")
-    encode = partial(tokenizer.encode, with_bos=False)
-    kinds = [[""], *TABLES["openings"].values()]
-    prompts = [[encode(before + first.replace("\\n", "\n")) for first in kind] for kind in kinds]
-    return prompts, encode(after)
+    beginnings = []
+    for kind in [[""], *TABLES["openings"].values()]:
+        texts = [before + first.replace("\\n", "\n") for first in kind]
+        beginnings.append([tokenizer.encode(text, with_bos=False) for text in texts])
+    return beginnings, tokenizer.encode(after, with_bos=False)
 
 
-class Journal:
-    """What a model has written so far, a line of JSON each, so that --resume can go on from it."""
+def say(
+    what: str, prompts: list[list[int]], model: Llama, folder: Path, seed: int, **options: Any
+) -> list[list[int]]:
+    """Ids of what ``model`` says to each of ``prompts``; ``what`` they are, in words.
 
-    def __init__(self, file: Path, settings: dict, resume: bool) -> None:
-        self.file = file
-        self.lines: dict[str, list[list[int]]] = defaultdict(list)  # by what they are
-        if not resume:
-            refuse_existing(file)
-        if file.exists():
-            first, *others = file.read_text().split("\n")
-            if first != json.dumps(settings):
-                raise ValueError(f"{file} is of {first}, not of {json.dumps(settings)}")
-            for line in others[:-1]:  # the last one may be cut short
-                try:
-                    kind, ids = json.loads(line)
-                except (ValueError, TypeError):
-                    raise ValueError(f"{file} is damaged; remove it") from None
-                self.lines[kind].append(ids)
-            kept = [first, *others[:-1]]
-        else:
-            kept = [json.dumps(settings)]
-        with staged_file(file) as stage:
-            stage.write_text("".join(f"{line}\n" for line in kept))
-
-    def said(self, kind: str, prompts: list, model: Llama, **options: Any) -> list[list[int]]:
-        """Ids of what the model says to each of ``prompts``; it goes on where it had stopped."""
-        known = self.lines[kind]
-        begun = len(known)
-        options["seed"] += begun
-        rest = generate_many(model, prompts[begun:], method="ar", **options)
-        with self.file.open("a") as opened:
-            for generation in progress(rest, kind, len(prompts) - begun):
-                known.append(generation.tokens)
-                opened.write(json.dumps([kind, generation.tokens]) + "\n")
-                opened.flush()
-        return known
+    They are kept in ``folder``, a line of JSON each, and what is there is not said again.
+    """
+    file = folder / f"{what}.jsonl"
+    said = read_whole_lines(file) if file.is_file() else []
+    rest = prompts[len(said) :]
+    answers = generate_many(model, rest, method="ar", seed=seed + len(said), **options)
+    with file.open("a") as opened:
+        for generation in progress(answers, what, len(rest)):
+            said.append(generation.tokens)
+            opened.write(json.dumps(generation.tokens) + "\n")
+            opened.flush()
+    return said
 
 
-def question_count(millions: float) -> int:
+def read_whole_lines(file: Path) -> list[list[int]]:
+    """The lists in a file of JSON lines; a last line that was cut short is removed from it."""
+    *lines, _ = file.read_text().split("\n")
+    with staged_file(file) as stage:
+        stage.write_text("".join(f"{line}\n" for line in lines))
+    try:
+        return [list(json.loads(line)) for line in lines]
+    except (ValueError, TypeError):
+        raise ValueError(f"{file} is damaged; remove it") from None
+
+
+def count_questions(millions: float) -> int:
     """How many questions have about so many million tokens of answers, if all end."""
     return max(len(TEMPERATURES), round(millions * 1e6 / (ANSWER_TOKENS / 2)))
 
 
 def ask(
-    ways: Ways, model: Llama, count: int, seed: int, said: Callable[..., list[list[int]]]
-) -> list[list[int]]:
+    ways: Ways, model: Llama, count: int, seed: int, folder: Path
+) -> tuple[list[list[int]], Counts]:
     """Prompts of at most ``count`` questions that ``model`` asks itself in one of the ``ways``.
 
-    ``said`` is as in Journal. A question without an end is dropped.
+    A question without an end is dropped. See ``say`` for ``folder``.
     """
-    prompts, after = ways
-    rng, ends = random.Random(seed), {after[0], *model.config.eos_token_ids}
-    beginnings = [rng.choice(rng.choice(prompts)) for _ in range(count)]
-    options = dict(seed=seed, temperature=ASKING, max_new_tokens=QUESTION_TOKENS)
+    beginnings, after = ways
+    rng = random.Random(seed)
+    ends = {after[0], *model.config.eos_token_ids}
+    begun = [rng.choice(rng.choice(beginnings)) for _ in range(count)]
+    said = say(
+        "questions",
+        begun,
+        model,
+        folder,
+        seed=seed,
+        temperature=ASKING,
+        max_new_tokens=QUESTION_TOKENS,
+    )
     questions = []
-    for beginning, tokens in zip(beginnings, said("questions", beginnings, model, **options)):
+    counts = Counts(ChatTemplate.name)
+    for beginning, tokens in zip(begun, said):
         length = next((i for i, token in enumerate(tokens) if token in ends), None)
-        if length is not None:
+        if length is None:
+            counts.passed_over["questions without an end"] += 1
+        else:
+            counts.dialogues += 1
             questions.append([*beginning, *tokens[:length], *after])
-    return questions
+    return questions, counts
 
 
-def sample(folder: Path, millions: float, run: Run) -> list[Pair]:
-    """[(prompt, answer)] of ids that the model in ``folder`` writes, with about so many tokens."""
-    ways, count = ways_to_ask(folder), question_count(millions)
-    model = load_model(folder, run.device, "auto")
-    settings = {"target": str(folder), "questions": count, "seed": run.seed}
-    journal = Journal(run.answers, settings, run.resume)
-    questions = ask(ways, model, count, run.seed, journal.said)
-    pairs = []
+def sample(tokenizer: Tokenizer, millions: float, run: Run) -> tuple[list[Pair], Counts]:
+    """[(prompt, answer)] of ids that a model writes, with about so many ``millions`` of tokens.
+
+    The model is the one in the folder of its ``tokenizer``.
+    """
+    ways = find_ways_to_ask(tokenizer)
+    count = count_questions(millions)
+    model = load_model(tokenizer.folder, run.device)
+    settings = {"target": str(tokenizer.folder), "questions": count, "seed": run.seed}
+    keep_settings(run.unfinished / "answers.json", settings)
+    questions, counts = ask(ways, model, count, run.seed, run.unfinished)
+    pairs: list[Pair] = []
     for number, temperature in enumerate(TEMPERATURES):
         some = questions[number :: len(TEMPERATURES)]
-        options = dict(seed=run.seed, temperature=temperature, max_new_tokens=ANSWER_TOKENS)
-        answers = journal.said(f"answers at temperature {temperature:g}", some, model, **options)
-        pairs += list(zip(some, answers))
-    return pairs
+        answers = say(
+            f"answers at temperature {temperature:g}",
+            some,
+            model,
+            run.unfinished,
+            seed=run.seed,
+            temperature=temperature,
+            max_new_tokens=ANSWER_TOKENS,
+        )
+        pairs += zip(some, answers)
+    return pairs, counts
 
 
 def make_datastore(
     run: Run, target: Path, millions: float | None = None, files: list[Path] | None = None
 ) -> None:
     """Write a datastore for ``target``: the text of ``files``, or answers that it writes itself."""
-    if (millions is None) == (files is None):
-        raise ValueError("give one of --millions and --from")
-    out = run.out or datastore_path(target)
-    if run.out is None:
-        refuse_existing(out)
-    run = replace(run, out=Path(out))
     config = read_config(target)
+    tokenizer = Tokenizer(target, config.vocab_size)
     if files:
-        tokenizer = Tokenizer(target, config.vocab_size)
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
-        _, after = ways_to_ask(target)  # an answer's first words depend on the last words of this
-        documents = [after[1:] + answer for _, answer in sample(target, millions, run)]
+        pairs, _ = sample(tokenizer, millions, run)
+        _, after = find_ways_to_ask(tokenizer)  # on whose last words an answer's first ones depend
+        documents = [after[1:] + answer for _, answer in pairs]
         if not documents:
             raise ValueError(f"no question had an end within {QUESTION_TOKENS} tokens")
-    count = save_datastore(out, documents, config)
-    run.answers.unlink(missing_ok=True)
-    tell(f"{out}: {len(documents)} documents, {count} tokens")
-    if millions and count < millions * 1e6:
+    count = save_datastore(run.out, documents, config)
+    shutil.rmtree(run.unfinished, ignore_errors=True)
+    tell(f"{run.out}: {len(documents)} documents, {count} tokens")
+    if millions is not None and count < millions * 1e6:
         tell(
             f"these are fewer than {millions * 1e6:,.0f}: {len(documents)} of "
-            f"{question_count(millions)} questions had an end within {QUESTION_TOKENS} tokens, and "
-            f"a document has {count / len(documents):.0f} tokens on average; "
+            f"{count_questions(millions)} questions had an end within {QUESTION_TOKENS} tokens, "
+            f"and a document has {count / len(documents):.0f} tokens on average; "
             f"{ANSWER_TOKENS // 2} for each question were expected"
         )

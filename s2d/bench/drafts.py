@@ -1,20 +1,23 @@
 """The drafts that the experiments compare: same tokens, same schedule, two seeds each."""
 
+from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
 
-from ..checkpoint import load_model, save_model
+from ..checkpoint import check_device, load_model, save_model
 from ..checkpoint.names import WEIGHTS
-from ..files import refuse_existing
+from ..checkpoint.tokenizer import Tokenizer
+from ..files import claimed, refuse_existing
+from ..model import Llama
 from ..notices import tell
 from ..options import Drafting
 from ..train.decision import FEATURES, train_decision
-from ..train.dialogues import Counts
 from ..train.distil import Alignment, Distillation
 from ..train.family import DRAFT_EXITS, DRAFTING, TARGETS, initialise
-from ..train.nested import MINI, cut, row_count, rows_of, train_and_save
+from ..train.fit import Run, keep_settings
+from ..train.nested import MINI, count_rows, cut, make_rows, train_and_save
 
 MILLIONS = 0.5  # tokens that each draft learns from
 SEEDS = (1, 2)  # of text and of random layers: what differs less than these do is noise
@@ -31,7 +34,7 @@ class Ablation:
     learning: tuple[int, ...] | None = None  # exits that the loss is taken at; None: all
     random: bool = False  # its layers start from random numbers
     answers_only: bool = True  # or it learns what users say as well
-    aim: Any = None  # teacher -> a second aim of the loss
+    aim: Callable[[Llama], Distillation] | None = None  # teacher -> a second aim of the loss
 
 
 DRAFTS = {
@@ -50,51 +53,52 @@ DRAFTS = {
 }
 
 
-def folder_of(out, name, seed):
-    """Where the draft called ``name`` is, or the miniature."""
-    return WEIGHTS / name if name in TARGETS else out / f"{name}-{seed}"
+def train(args: Namespace) -> None:
+    """Train the drafts to compare."""
+    run = Run(args.out, str(check_device(args.device)), args.seed, args.resume)
+    with claimed(run.out):
+        train_drafts(run, args.millions)
 
 
-def decision_of(out, features, target):
-    """The file of a decision model for mini-draft, such as decision-stats-7b.safetensors."""
-    return out / f"decision-{features}-{target.removeprefix('mini-')}.safetensors"
-
-
-def train_drafts(run, millions):
+def train_drafts(run: Run, millions: float) -> None:
     """Train all DRAFTS for each of SEEDS, then decision models. --resume keeps what is there."""
     if not run.resume:
         refuse_existing(run.out)
-    row_count(millions, MINI)  # too few are refused before anything is written
-    run.remember(millions=millions)
+    count_rows(millions, MINI)  # too few are refused before anything is written
+    keep_settings(run.out / "settings.json", {"millions": millions, "seed": run.seed})
     every = list(product(SEEDS, DRAFTS))
     for number, (seed, name) in enumerate(every, start=1):
-        own = replace(run, out=folder_of(run.out, name, seed), seed=run.seed + seed)
+        own = replace(run, out=run.out / f"{name}-{seed}", seed=run.seed + seed)
         same_again = name == "untrained" and seed != SEEDS[0]
         if not (own.out.exists() or same_again):
             tell(f"draft {number} of {len(every)}: {name}, seed {seed}")
             train_draft(name, seed, own, millions)
     prompts = max(5, round(PROMPTS * millions))
     for target, features in product(TARGETS, FEATURES):
-        own = replace(run, out=decision_of(run.out, features, target))
+        size = target.removeprefix("mini-")
+        own = replace(run, out=run.out / f"decision-{features}-{size}.safetensors")
         if not own.out.exists():
             train_decision(own, WEIGHTS / target, WEIGHTS / "mini-draft", features, prompts=prompts)
 
 
-def train_draft(name, seed, run, millions):
-    """One of DRAFTS to the folder ``run.out``; ``seed``: of what it may be cut from."""
+def train_draft(name: str, seed: int, run: Run, millions: float) -> None:
+    """Train one of DRAFTS to the folder ``run.out``; ``seed``: of what it may be cut from."""
     ablation = DRAFTS[name]
-    init = folder_of(run.out.parent, ablation.init, seed)
+    init = WEIGHTS / ablation.init
+    if ablation.init in DRAFTS:
+        init = run.out.with_name(f"{ablation.init}-{seed}")
     drafting = DRAFTING if ablation.exits == DRAFT_EXITS else Drafting(ablation.exits, (0.0,))
     model = cut(init, ablation.exits, run.device, drafting)
     if ablation.learning == ():
-        return save_model(model, run.out, init)
+        save_model(model, run.out, init)
+        return
     if ablation.random:
         fresh = initialise(model.config, run.seed, copying=False)
         model.model.layers.load_state_dict(fresh.model.layers.state_dict())
     # Pre-training has text of its own: else what follows would read the same twice.
     other = replace(run, seed=run.seed + (0 if ablation.answers_only else 10))
     # The family has one tokenizer and one chat format, which is known by the folder's name.
-    speaker, answers_only = WEIGHTS / "mini-7b", ablation.answers_only
-    rows = rows_of(speaker, "mini", other, MINI, millions, Counts(), answers_only)
+    tokenizer = Tokenizer(WEIGHTS / "mini-7b")
+    rows, _ = make_rows(tokenizer, "mini", other, MINI, millions, ablation.answers_only)
     aim = ablation.aim and ablation.aim(load_model(init, run.device, quick=False))
     train_and_save(model, ablation.learning or ablation.exits, rows, MINI, run, init, aim)

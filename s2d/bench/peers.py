@@ -1,0 +1,76 @@
+"""transformers with the weights of a model of ours, in the same memory: its own decoders."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint import empty_model
+from ..checkpoint.config import config_to_dict
+from ..model import Llama
+from .measure import Answer, Run
+
+
+def as_transformers(model: Llama, folder: Path | None = None) -> Any:
+    """transformers' Llama with the weights of ``model``, in the same memory.
+
+    Its configuration is what transformers reads in ``folder``, or else that of ``model``.
+    """
+    import transformers  # which only this needs
+
+    if folder is None:
+        config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
+    else:
+        config = transformers.LlamaConfig.from_pretrained(folder)
+    peer = empty_model(config, transformers.LlamaForCausalLM)
+    peer.load_state_dict(model.state_dict(), assign=True)
+    peer.model.rotary_emb = type(peer.model.rotary_emb)(config)
+    return peer.to(model.device).eval()
+
+
+def keep_float64(peer: Any) -> None:
+    """Put PyTorch's RMSNorm in the place of transformers', which rounds float64 to float32."""
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    for name, norm in list(peer.named_modules()):
+        if isinstance(norm, LlamaRMSNorm):
+            size = norm.weight.shape
+            precise = torch.nn.RMSNorm(size, norm.variance_epsilon, device="meta")
+            precise.weight = norm.weight
+            peer.set_submodule(name, precise)
+
+
+def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
+    """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up."""
+    run = partial(run_peer, peer=as_transformers(target))
+    peers = {"transformers": run}
+    if draft is not None:
+        peers["transformers assisted"] = partial(run, assistant_model=as_transformers(draft))
+    return peers | {"transformers look-up": partial(run, prompt_lookup_num_tokens=10)}
+
+
+def run_peer(
+    prompts: list[list[int]],
+    seed: int,
+    peer: Any,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    **options: Any,
+) -> list[Answer]:
+    """The answers to ``prompts``, one after the other; the i-th has seed + i."""
+    if temperature:
+        options |= {"temperature": temperature, "top_k": 0}
+    found = []
+    for number, prompt in enumerate(prompts, seed):
+        torch.manual_seed(number)
+        tokens = torch.tensor([prompt], device=peer.device)
+        options["attention_mask"] = torch.ones_like(tokens)
+        room = peer.config.max_position_embeddings - len(prompt)
+        options["max_new_tokens"] = min(max_new_tokens, room)
+        began = time.perf_counter()
+        output = peer.generate(tokens, do_sample=temperature > 0, pad_token_id=0, **options)
+        output = output[0, len(prompt) :].tolist()
+        found.append((output, time.perf_counter() - began, None))
+    return found
