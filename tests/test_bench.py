@@ -70,7 +70,8 @@ def test_methods_are_names_with_options(capsys):
     }
     for text, options in asked.items():
         method = methods.parse_method(text, Path("draft"), Path("in"))
-        expected = {"method": text.split(":")[0], "init": "draft", "draft": Path("draft")}
+        expected = {"method": text.split(":")[0], "init": "draft", "rule": "noise"}
+        expected |= {"draft": Path("draft")}
         expected |= {"compile": False, "batch": 1, **options}
         assert method.options | {name: getattr(method, name) for name in OWN} == expected
     for text, message in (
@@ -264,7 +265,7 @@ def test_ties_are_told_from_bugs():
     prompt, least = list(prompt), logits(prompt).argmin().item()
 
     def difference(own, theirs, temperature=0.0):
-        alone = SimpleNamespace(tokens=own, options=Options("ar", temperature=temperature))
+        alone = SimpleNamespace(tokens=own, settings=Options("ar", temperature=temperature))
         return check.first_difference(single, precise, prompt, alone, theirs)
 
     single = random_llama(0).float()

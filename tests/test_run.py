@@ -113,7 +113,7 @@ def test_options_reach_the_decoder(capsys):
 def chosen(target, *words):
     choice = run.choose(run.parse(["--target", str(target), *words]))
     found = choice.found
-    return found.draft, found.datastore, choice.settings.exits, choice.settings.method
+    return found.draft, found.datastore, choice.settings.exits == (0,)
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -125,10 +125,10 @@ def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
         for name in ("config.json", "model.safetensors"):
             shutil.copyfile(WEIGHTS / "mini-7b" / name, folder / name)
     assert run.find_target("7b") == target
-    assert chosen(target) == (tmp_path / "vicuna-draft", None, None, None)
+    assert chosen(target) == (tmp_path / "vicuna-draft", None, False)
     target.rename(tmp_path / "0a1b2c")  # as into a cache, whose folders are called by checksums
     target.symlink_to(tmp_path / "0a1b2c")
-    assert chosen(target) == (tmp_path / "vicuna-draft", None, None, None)
+    assert chosen(target) == (tmp_path / "vicuna-draft", None, False)
 
 
 def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, capsys):
@@ -138,11 +138,11 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     store = names.datastore_path(target)
     save_datastore(store, [[5, 6, 7]], read_config(target))
     for line, expected in (
-        ("", (None, store, None, None)),
-        (f"--draft {draft}", (draft, None, None, None)),
-        ("--exits 0,2", (draft, store, (0, 2), None)),
-        ("--exits 2 --method sd", (draft, None, (2,), "sd")),
-        ("--method ar", (None, None, None, "ar")),
+        ("", (None, store, True)),
+        (f"--draft {draft}", (draft, None, False)),
+        ("--exits 0,2", (draft, store, False)),
+        ("--exits 2 --method sd", (draft, None, False)),
+        ("--method ar", (None, None, False)),
     ):
         assert chosen(target, *line.split()) == expected
     store.unlink()
@@ -156,7 +156,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
     target, draft = tmp_path / "llama-1b", tmp_path / "llama-draft"
     shutil.copytree(WEIGHTS / "mini-7b", target)
     shutil.copytree(WEIGHTS / "mini-draft", draft)
-    assert chosen(target) == (draft, None, None, None)
+    assert chosen(target) == (draft, None, False)
     for changes, message in (
         (dict(vocab_size=61), "llama-draft has a vocabulary of 61 tokens, the target 1024"),
         (dict(model_type="mistral"), "llama-draft/config.json: model_type is 'mistral'"),
@@ -168,7 +168,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
         else:
             before = (draft / "config.json").read_text()
             change_json(draft / "config.json", **changes)
-        assert chosen(target) == (None, None, None, None)
+        assert chosen(target) == (None, None, True)
         error = error_of(capsys)
         assert error.startswith("the draft next to the target is not used: ")
         assert message in error and error.count("\n") == 1
@@ -184,7 +184,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
         (draft / "model.safetensors").unlink()
         if content is not None:
             (draft / "model.safetensors").write_bytes(content)
-        assert chosen(target) == (None, None, None, None)
+        assert chosen(target) == (None, None, True)
         error = error_of(capsys)
         assert error.startswith("the draft next to the target is not used: ") and message in error
     (draft / "model.safetensors").write_bytes(whole)
@@ -193,8 +193,8 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
         store.write_text("no datastore")
         if tokens:
             save_datastore(store, tokens, read_config(target))
-        assert chosen(target) == (draft, None, None, None)
-        assert chosen(target, "--exits", "0") == (None, None, (0,), None)
+        assert chosen(target) == (draft, None, False)
+        assert chosen(target, "--exits", "0") == (None, None, True)
         assert error_of(capsys).count("the datastore next to the target is not used: ") == 2
 
 
@@ -231,7 +231,7 @@ def test_what_is_next_to_a_link_and_what_is_next_to_the_folder_is_found(tmp_path
 
     def found(*places):
         for name in (link, "."):
-            assert chosen(name) == (*places, None, None)
+            assert chosen(name) == (*places, places[0] is None)
 
     assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
     assert isinstance(Tokenizer(".").chat_format, VicunaFormat)
@@ -391,9 +391,8 @@ MISTAKES = {
     "--draft=": "No such file or directory: 'config.json'",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
-    "--tree 2,2 --method s2d": "method s2d drafts no tree",
+    "--tree 2,2 --draft-length 2": "give tree or draft_length, not both",
     "--tree 6x4": "argument --tree: invalid parse_tree value",
-    "--method s2d-tree --rejection": "rejection sampling",
     "--prompt=" + "word " * 600: "the prompt has ",
     "--prompt=\udce9": "the text is not valid UTF-8",
     "--device tpu9": "device 'tpu9'",
