@@ -13,6 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from math import inf
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from .files import read_json, staged_file
 
 ROUNDS = 6  # of timing; the fastest counts
+QUIET = 1.5  # how much longer than the fastest call most calls may take on a quiet machine
 
 
 def cache_folder() -> Path:
@@ -31,26 +33,29 @@ def cache_folder() -> Path:
         raise FileNotFoundError(message) from None
 
 
-def key_of(*parts):
+def key_of(*parts: Any) -> str:
     """A name for what depends on ``parts``, the machine, the threads and PyTorch's version."""
-    machine = platform.node(), torch.cpu.get_capabilities(), torch.get_num_threads()
+    machine = (platform.node(), torch.cpu.get_capabilities(), torch.get_num_threads())
     return sha256(repr((machine, torch.__version__, parts)).encode()).hexdigest()[:32]
 
 
 def timed_once(
-    what: Any, names: Sequence[str | int], measure: Callable[[], list[float]]
+    what: Any, names: Sequence[str | int], measure: Callable[[], list[list[float]]]
 ) -> dict[str | int, float]:
-    """{name: seconds}, as ``measure()`` gives them in the order of ``names``.
+    """{name: its seconds}: of those that ``measure()`` gives, by the order of ``names``, the fewest.
 
-    What costs.json holds under ``what`` since an earlier run is not measured again.
+    What costs.json holds under ``what`` since an earlier run is not measured again. What was
+    measured next to other work is not kept: then most calls take longer than the fastest one.
     """
     key = key_of(what, names)
     known = known_costs()
     if len(known.get(key, ())) != len(names):
-        known[key] = measure()
-        with suppress(OSError, ValueError):  # nowhere to keep it: timed again
-            with staged_file(cache_folder() / "costs.json") as stage:
-                stage.write_text(json.dumps(known, indent=1))
+        seconds = measure()
+        known[key] = [min(each) for each in seconds]
+        if all(median(each) <= QUIET * min(each) for each in seconds):
+            with suppress(OSError, ValueError):  # nowhere to keep it: timed again
+                with staged_file(cache_folder() / "costs.json") as stage:
+                    stage.write_text(json.dumps(known, indent=1))
     return dict(zip(names, known[key]))
 
 
@@ -68,12 +73,12 @@ def are_seconds(value: Any) -> bool:
     return all(isinstance(each, float) and 0 < each < inf for each in value)
 
 
-def fastest_calls(function, arguments):
-    """Seconds of the fastest call of ``function`` with each of ``arguments``, as a list."""
-    best = [torch.inf] * len(arguments)
+def time_calls(function: Callable[[Any], None], arguments: Sequence[Any]) -> list[list[float]]:
+    """The seconds of ROUNDS calls of ``function`` with each of ``arguments``."""
+    seconds: list[list[float]] = [[] for _ in arguments]
     for _ in range(ROUNDS):
-        for i, argument in enumerate(arguments):  # in turns: a slow moment hits all alike
+        for own, argument in zip(seconds, arguments):  # in turns: a slow moment hits all alike
             began = time.perf_counter()
             function(argument)
-            best[i] = min(best[i], time.perf_counter() - began)
-    return best
+            own.append(time.perf_counter() - began)
+    return seconds

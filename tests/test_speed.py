@@ -209,7 +209,9 @@ def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monke
 
     def is_timed_again():
         before = len(calls)
-        measured = timed_once("it", ["a", "b"], lambda: calls.append(1) or [0.5, 0.25])
+        measured = timed_once(
+            "it", ["a", "b"], lambda: calls.append(1) or [[0.9, 0.5, 0.5], [0.25]]
+        )
         assert measured == {"a": 0.5, "b": 0.25}
         return len(calls) > before
 
@@ -237,14 +239,21 @@ def test_what_was_timed_is_kept_and_timed_again_where_it_is_damaged(cache, monke
     raises_line(compiled.cache_folder, FileNotFoundError, "set XDG_CACHE_HOME")
 
 
-def test_the_first_call_and_slow_moments_do_not_count(monkeypatch):
+def test_the_first_call_and_slow_moments_do_not_count(cache, monkeypatch):
     clock, durations = [0.0], {"good": iter([9.0, 5.0, *[1.0] * 4]), "fair": iter([2.0] * 6)}
 
     def run(name):
         clock[0] += next(durations[name])
 
     monkeypatch.setattr(costs.time, "perf_counter", lambda: clock[0])
-    assert costs.fastest_calls(run, ["good", "fair"]) == [1.0, 2.0]
+    measured = timed_once("it", ["good", "fair"], lambda: costs.time_calls(run, ["good", "fair"]))
+    assert measured == {"good": 1.0, "fair": 2.0}
+
+
+def test_what_was_measured_next_to_other_work_is_not_kept(cache):
+    for seconds, kept in (([0.5, 0.9, 0.9], False), ([0.9, 0.5, 0.6], True)):
+        assert timed_once("it", ["a"], lambda: [seconds]) == {"a": 0.5}  # noqa: B023
+        assert (cache / "costs.json").exists() is kept
 
 
 def test_passes_cost_as_much_as_the_next_size_and_beyond_as_much_per_row(cache, monkeypatch):

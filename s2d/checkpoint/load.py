@@ -81,8 +81,6 @@ def load_model(
         some = ", ".join(sorted(left_out)[:2]) + (", ..." if len(left_out) > 2 else "")
         tell(f"{path}: config.json does not ask for all tensors; left out {len(left_out)}: {some}")
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
-    if device.type == "cuda":  # cuDNN's attention plans for tens of milliseconds per new length
-        torch.backends.cuda.enable_cudnn_sdp(False)
     if compile:
         model.prepare()
     elif quick and device.type == "cpu":

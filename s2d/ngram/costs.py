@@ -12,7 +12,7 @@ import torch
 
 from ..decoder import Target
 from ..model import Llama
-from ..timing import fastest_calls, timed_once
+from ..timing import time_calls, timed_once
 from ..tree import GrowingShape, Shape, Tree, most_probable
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
@@ -98,7 +98,7 @@ def pass_seconds(model: Llama, rows: int) -> list[float] | None:
 
 
 @torch.inference_mode()
-def time_passes(model: Llama) -> list[float]:
+def time_passes(model: Llama) -> list[list[float]]:
     """Seconds of passes of ``model`` over each of SIZES rows, after CONTEXT cached positions."""
     cache = model.new_cache(CONTEXT + SIZES[-1])
     cache.advance(CONTEXT)
@@ -109,4 +109,4 @@ def time_passes(model: Llama) -> list[float]:
         model.logits(model.run_layers(hidden, mask=mask, cache=cache)[0])
         cache.keep(CONTEXT, [])
 
-    return fastest_calls(run, SIZES)
+    return time_calls(run, SIZES)

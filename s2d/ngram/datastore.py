@@ -5,6 +5,7 @@ each, so that nothing is read across two of them.
 """
 
 from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ def load_datastore(path: Path, config: LlamaConfig) -> "Datastore":
     return Datastore(read_datastore(path, config.vocab_size), config.eos_token_ids)
 
 
-def save_datastore(path, documents, config):
+def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> int:
     """Write lists of ids as the datastore of a target of ``config``; returns how many ids."""
     end, tokens = [*config.eos_token_ids[:1]], []
     for document in documents:
@@ -55,7 +56,7 @@ class Datastore:
 
     doubts = 3.0, 3.0, 3.0, 3.0  # by the suffix's length, as Text's
 
-    def __init__(self, tokens, end):
+    def __init__(self, tokens: Sequence[int], end: int | Sequence[int]) -> None:
         tokens = np.asarray(tokens, dtype=np.int32)
         windows = [tokens]  # row n: the token n after each one; -1 after the end of its document
         for _ in range(ORDER):
@@ -80,7 +81,7 @@ class Datastore:
         )
         self.known = {}  # node -> what ``followers`` returns there
 
-    def followers(self, suffix):
+    def followers(self, suffix: Sequence[int]) -> tuple[Collection[int], Collection[int]]:
         """The ``FOLLOWERS`` most frequent tokens that followed, and the count of each.
 
         Neither where the suffix is new.

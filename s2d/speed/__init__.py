@@ -11,16 +11,17 @@ private parts of PyTorch, because there is no public way to the same speed:
 """
 
 import torch
+from torch import nn
 
 DTYPES = torch.float32, torch.bfloat16  # for which there is a choice of kernels
 CACHED = 40e6  # bytes of a model that fits the caches of a processor
 
 
-def is_large(model):
+def is_large(model: nn.Module) -> bool:
     return sum(weight.nbytes for weight in model.parameters()) > CACHED
 
 
-def quicken(model):
+def quicken(model: nn.Module) -> None:
     """Make the matmuls of ``model``, on a CPU, faster for a few rows; names and values stay.
 
     Until it is used, it can also be trained.
@@ -31,5 +32,5 @@ def quicken(model):
         use_fastest(model)
     elif model.dtype.itemsize >= 4:  # PyTorch's kernel for one row is a third faster by columns
         for module in model.modules():
-            if isinstance(module, torch.nn.Linear):
+            if isinstance(module, nn.Linear):
                 module.weight.data = module.weight.data.t().contiguous().t()

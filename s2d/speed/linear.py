@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..timing import fastest_calls, timed_once
+from ..timing import time_calls, timed_once
 
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
 FEW = 32  # rows; more are a prompt
@@ -209,7 +209,7 @@ def free_memory() -> float:
 
 
 @torch.inference_mode()
-def time_one_row(weights: list[Tensor], ways: list[str]) -> list[float]:
+def time_one_row(weights: list[Tensor], ways: list[str]) -> list[list[float]]:
     """Seconds of matmuls with TIMED_BYTES of ``weights``, one after another, for each of ``ways``:
     kernels of ONE_ROW, and "packed".
     """
@@ -224,4 +224,4 @@ def time_one_row(weights: list[Tensor], ways: list[str]) -> list[float]:
         for x, weight in zip(rows, packed if name == "packed" else weights):
             kernel(x, weight)
 
-    return fastest_calls(multiply, ways)
+    return time_calls(multiply, ways)

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ..files import staged_file
 
 FOLDER = Path(__file__).parent
 
 
-def write_page(data, file):
+def write_page(data: dict[str, Any], file: Path) -> None:
     """Write one file; the texts in ``data`` travel as JSON and are never markup."""
     script = json.dumps(data, separators=(",", ":"))  # ASCII: no line separators of JavaScript
     for character in "<>&":  # nothing ends the element that the data are in

@@ -162,7 +162,7 @@ class Recorder:
             )
         return found
 
-    def data(self):
+    def data(self) -> dict[str, Any]:
         """All of it, to be written as JSON, with the text of every token."""
         stream = TextStream(self.tokenizer)
         answer = [stream.push([token]) for step in self.steps for token in step["tokens"]]
@@ -225,7 +225,7 @@ def why_ended(tree: Tree, asked: list[Asked]) -> str:
     return "Drafting ended because no path was likely enough to be followed."
 
 
-def short(numbers):
+def short(numbers: Any) -> Any:
     """Four digits of a number, or of each in a list or tensor, are enough to look at."""
     if isinstance(numbers, torch.Tensor):
         numbers = numbers.tolist()
