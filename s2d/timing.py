@@ -42,7 +42,7 @@ def key_of(*parts: Any) -> str:
 def timed_once(
     what: Any, names: Sequence[str | int], measure: Callable[[], list[list[float]]]
 ) -> dict[str | int, float]:
-    """{name: its seconds}: of those that ``measure()`` gives, by the order of ``names``, the fewest.
+    """{name: its seconds}; of those that ``measure()`` gives, one list per name, the fewest.
 
     What costs.json holds under ``what`` since an earlier run is not measured again. What was
     measured next to other work is not kept: then most calls take longer than the fastest one.
