@@ -30,8 +30,10 @@ def generate_many(
 
     ``batch`` prompts are decoded at a time, and the next one begins when one ends. Prompt i has
     ``seed`` + i: its text is that of ``generate`` with this seed, but for rounding below float64.
-    The seconds of an answer are those of its steps, which others share. Raises ValueError for what
-    cannot be run, with the prompt's number, once the prompts before it have been yielded.
+    The seconds of an answer are those of its steps, which others share. An exit or a rule of your
+    own is one object for all prompts, so it must keep nothing between calls. Raises ValueError for
+    a prompt that cannot be started, with its number, once those before it have been yielded; and
+    for options that cannot be run, and damaged weights.
     """
     finished = as_finished(target, prompts, draft, method, batch, **options)
     for number, result in enumerate(in_order(finished)):

@@ -25,7 +25,7 @@ from .tree import FixedShape, Tree
 # If more positions than this are unread, as with a long prompt, a step reads them and drafts
 # nothing: the mask of a tree after them would grow with their square.
 PREFILL = 256
-NOTHING = FixedShape(())  # the shape of an empty tree
+NO_NODES = FixedShape(())  # the shape of an empty tree
 
 
 class TargetCache(Protocol):
@@ -63,7 +63,7 @@ class Inputs:
     """What a target's pass reads: the rest of the context, and a tree."""
 
     tokens: Tensor  # (1, T)
-    last: int  # N+1, the number of positions whose logits are needed
+    last: int  # the number of positions, the last ones, whose logits are needed
     positions: Tensor | None  # (T,)
     mask: Tensor | None  # (T, S+T)
 
@@ -93,8 +93,8 @@ class Stats:
 
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
     exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
-    draft_levels: int = 0  # levels of the trees
-    accepted_tokens: int = 0  # draft tokens that were emitted
+    draft_levels: int = 0  # levels of the trees, roots from the target included
+    accepted_tokens: int = 0  # accepted nodes of the trees that were emitted
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
@@ -191,7 +191,7 @@ class Decoder:
     def drafted_tree(self) -> Tree:
         n = len(self.context)
         if self.drafter is None or n - self.cache.length > PREFILL:
-            return Tree(self.context, NOTHING, max_levels=0)
+            return Tree(self.context, NO_NODES, max_levels=0)
         # One position is for the bonus token. The draft model may have fewer positions than the
         # target, but never reads the last level, hence + 1. If no level is left, nothing is
         # drafted.

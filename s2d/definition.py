@@ -1,10 +1,11 @@
 """S2D by definition: whole models over the whole text, for fixed trees and exits with layers.
 
-The definition that the fast code is compared with. It has no KV cache, no mask and no batch, and a
-tree is a dictionary of its paths. ``chance`` is one of two things. With ``Noise``, which draft and
-target share, each step must equal the fast code's, token for token. With ``Draws``, for rejection
-sampling, tests go through all outcomes, and their probabilities must be the target's. The
-temperature is above 0; greedy decoding is temperature 1 with noise that is 1 everywhere.
+The definition that the fast code is compared with, for prompts that both read in one pass. It has
+no KV cache, no mask and no batch, and a tree is a dictionary of its paths. ``chance`` is one of two
+things. With ``Noise``, which draft and target share, each step must equal the fast code's, token
+for token. With ``Draws``, for rejection sampling, tests go through all outcomes, and their
+probabilities must be the target's. The temperature is above 0; greedy decoding is temperature 1
+with noise that is 1 everywhere.
 
 ``python -m s2d.definition`` shows some steps of a miniature, next to those of the fast code.
 """
@@ -19,7 +20,7 @@ from .model import Llama
 from .options import Settings
 from .sampling import Draws, Noise, warp
 
-Path = tuple[int, ...]  # the tokens from the first level down; () is the end of the context
+TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
 
 
 def logits_after(model: Llama, context: list[int], layers: int | None = None) -> Tensor:
@@ -58,17 +59,19 @@ NOTHING = Proposed([], None)
 
 def propose(
     draft: Llama, context: list[int], levels: int, settings: Settings, chance: Noise | Draws
-) -> dict[Path, Proposed]:
+) -> dict[TokenPath, Proposed]:
     """What is proposed after each path of tokens, in at most so many ``levels``."""
-    proposed: dict[Path, Proposed] = {}
-    frontier: dict[Path, float] = {(): 1.0}  # path -> the estimated probability of its acceptance
+    proposed: dict[TokenPath, Proposed] = {}
+    frontier: dict[TokenPath, float] = {
+        (): 1.0
+    }  # path -> the estimated probability of its acceptance
     for level in range(levels):
         if not frontier:
             break
         width = settings.shape.width(level)  # children per path; a chain has one
         contexts = [[*context, *path] for path in frontier]
         _, logits, _ = choose_exit(draft, contexts, settings)
-        longer: dict[Path, float] = {}
+        longer: dict[TokenPath, float] = {}
         for (path, path_prob), row in zip(frontier.items(), logits):
             q = warp(row, settings.temperature, settings.top_p, settings.top_k)
             if isinstance(chance, Noise):
@@ -98,7 +101,7 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         if accepted:
             return token, True
         p = (p - q).clamp(min=0.0)  # the residual distribution
-        p = p / p.sum()  # not 0, since where p = q nothing is rejected
+        p = p / p.sum()  # not 0: p <= q everywhere means p = q, and then nothing is rejected
         q = q.index_fill(0, torch.tensor(token), 0.0)  # the next child was drawn without this one
         if q.sum() > 0:
             q = q / q.sum()
@@ -112,7 +115,7 @@ def generate(
     limit: int,
     settings: Settings,
     chance: Noise | Draws,
-) -> Iterator[tuple[dict[Path, Proposed], list[int]]]:
+) -> Iterator[tuple[dict[TokenPath, Proposed], list[int]]]:
     """Yield what each step proposes and the tokens that it emits.
 
     Ends when the context, prompt included, has ``limit`` tokens, or ends with EOS.
@@ -127,8 +130,8 @@ def generate(
         while accepted and not ended:
             logits = logits_after(target, [*context, *path])
             p = warp(logits, settings.temperature, settings.top_p, settings.top_k)
-            children = proposed.get(tuple(path), NOTHING)
-            token, accepted = verify(p, children, len(context) + len(path), chance)
+            own = proposed.get(tuple(path), NOTHING)
+            token, accepted = verify(p, own, len(context) + len(path), chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
         yield proposed, path
@@ -138,14 +141,14 @@ def generate(
 @torch.inference_mode()
 def show() -> None:
     """Some steps of a miniature: what each exit said, what was proposed, what was accepted."""
-    from pathlib import Path as File
+    from pathlib import Path
 
     from .checkpoint import load_model
     from .checkpoint.tokenizer import Tokenizer
     from .generation import make_decoder, settings_for
     from .options import Options
 
-    weights = File(__file__).parent.parent / "weights"
+    weights = Path(__file__).parent.parent / "weights"
     target = load_model(weights / "mini-13b", dtype="float64")
     draft = load_model(weights / "mini-draft", dtype="float64")
     tokenizer = Tokenizer(weights / "mini-13b")
@@ -169,8 +172,7 @@ def show() -> None:
                     break
             words = tokenizer.decode([*path, *proposed[path].children])
             print(f": proposed {words!r}")
-        accepted = len(emitted) - 1
-        print(f"  accepted {accepted}; with the target's own: {tokenizer.decode(emitted)!r}")
+        print(f"  accepted {len(step.accepted)}; emitted {tokenizer.decode(emitted)!r}")
         same = emitted == step.tokens
         print(f"  the fast code emits {'the same' if same else 'something else: A FAULT'}")
         context = [*context, *emitted]

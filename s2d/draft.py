@@ -168,8 +168,8 @@ class SortedDraft:
             probs = proposal.probs
             if self.decision is not None:
                 probs = self.decision.judge(used, tree, prediction, proposal)
-            # What the estimates end is drafting after these tokens. The tokens themselves are sent:
-            # one that was drawn must not be dropped (see rules.py).
+            # A low estimate ends the drafting after a token, not the token: whether that is sent is
+            # up to the shape, and one that was drawn must be (see rules.py).
             tree.add_level(proposal.tokens, probs, used.exit_layer, proposal.q)
         tree.prune()
 
@@ -179,7 +179,7 @@ class SortedDraft:
         Exits are chosen before tokens are drawn (see rules.py).
         """
         *earlier, last = self.exits
-        for each, threshold in zip(earlier, self.thresholds):
+        for each, threshold in zip(earlier, self.thresholds):  # the last one's is left over
             prediction = each.predict(tree)
             if prediction.confidence > threshold:
                 return each, prediction  # the layers after it are not run

@@ -117,6 +117,8 @@ def as_ids(tokens: Sequence[int] | torch.Tensor) -> list[int]:
 def make_rule(target: Target, settings: Settings) -> Rule:
     """The rule that ``settings`` ask for."""
     if not isinstance(settings.rule, str):
+        if isinstance(settings.rule, Rejection) and not settings.shape.sends_all:
+            raise ValueError("Rejection needs a tree that is sent whole; give TargetDraws")
         return settings.rule
     if settings.temperature == 0:
         return Greedy()

@@ -1,8 +1,14 @@
 """What can be asked for (``Options``), and what will be done (``Settings``), in one place.
 
-A method is a name for a way to draft, a preset of exits and a shape. ``ar`` has no draft: it is
-plain, autoregressive decoding. ``sd`` drafts a chain from one exit, and ``s2d`` from sorted exits.
-``mcsd`` and ``s2d-tree`` do so with trees. Whatever is given besides takes the preset's place.
+A method is a name for a way to draft, a preset of exits and a shape:
+
+    ar          no draft: plain, autoregressive decoding
+    sd          one exit, a chain
+    mcsd        one exit, a tree like 4,2,2,1
+    s2d         sorted exits, a chain
+    s2d-tree    sorted exits, a growing tree
+
+Exits and shapes that are given take the preset's place: ``sd`` with ``tree`` drafts that tree.
 """
 
 from collections.abc import Iterable, Sequence
@@ -83,7 +89,8 @@ class Options:
         decision: a decision model, which estimates these probabilities (decision.py).
         rule: "noise": draft and target share their noise, so that one seed gives one text.
             "rejection": rejection sampling, as in the papers. Or an object with the members of
-            ``rules.Rule``. At temperature 0 the two names mean the same.
+            ``rules.Rule``. At temperature 0 the two names mean the same, unless ``init`` is
+            "target".
         datastore: what exit 0 knows besides the text (ngram/datastore.py).
     """
 
@@ -150,6 +157,8 @@ def resolve(
         raise ValueError(f"init is 'draft' or 'target', not {options.init!r}")
     if isinstance(options.rule, str) and options.rule not in RULES:
         raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {options.rule!r}")
+    if options.init == "target" and not isinstance(options.rule, str):
+        raise ValueError("init='target' goes with rule='noise' or 'rejection'")
     for name, member in (("decision", "judge"), ("datastore", "followers")):
         given = getattr(options, name)
         if given is not None and not hasattr(given, member):
@@ -252,6 +261,8 @@ def resolve_thresholds(
     for each in exits[:-1]:
         if each == 0:
             threshold = TABLE_THRESHOLD
+        elif not isinstance(each, int):
+            threshold = THRESHOLD
         else:
             threshold = trained.get(each, THRESHOLD)
             # After an exit with a threshold of 0 no deeper one is reached. As trained, that is
@@ -266,7 +277,7 @@ def resolve_shape(options: Options, method: str, drafting: Drafting, vocab_size:
     if options.tree is not None and options.draft_length is not None:
         raise ValueError("a tree has its own depth; give tree or draft_length, not both")
     tree = options.tree
-    if isinstance(tree, Shape) and not isinstance(tree, (FixedShape, GrowingShape)):
+    if isinstance(tree, Shape) and type(tree) not in (FixedShape, GrowingShape):
         return tree  # the caller's own
     if tree is None and options.draft_length is None and method == "mcsd":
         tree = MCSD_TREE
@@ -298,7 +309,7 @@ def check_number(what: str, value: float, low: float, high: float) -> float:
     """``value`` as a float; ValueError if it is no number from ``low`` to ``high``."""
     try:
         inside = low <= value <= high
-        number = float(value)
+        number = float(value) if inside else 0.0
     except (TypeError, ValueError, RuntimeError):  # a text, None, an array or a tensor
         inside = False
     if not inside:

@@ -1,19 +1,21 @@
 """Target-initialised roots: the first level of each tree comes from the target itself.
 
-The last pass already gave the target's distribution for the next position. Its likeliest tokens, or
-several that are drawn from it, become the roots, and the draft only extends them (Improved MCSD,
-arXiv 2409.10644, "target initialized"). As published, for rejection sampling, every root counts as
-accepted and the longest path below one wins (``LongestPath``): that is not lossless, unless there
-is one root. With the other rules it is, since they accept no root but the one that the target
-takes.
+The last pass already gave the target's distribution for the next position, and so the first token
+of the next tree, which the draft only extends (Improved MCSD, arXiv 2409.10644, "target
+initialized"). As published, with ``rule="rejection"``, there are several such roots: the target's
+likeliest tokens at temperature 0, else tokens that are drawn from its distribution. Every root
+counts as accepted, and the longest path below one wins (``LongestPath``): that is not lossless,
+unless there is one root. With shared noise there is one, the token that the target takes, and the
+text stays its own.
 """
 
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .decoder import NOTHING, Decoder, Step, check_finite
+from .decoder import NO_NODES, Decoder, Step, check_finite
 from .mask import CONTEXT
 from .rules import Greedy, Prediction, Proposal, Rejection, TargetDraws, without
 from .tree import Tree
@@ -25,17 +27,17 @@ class RootsDecoder(Decoder):
     No step emits its bonus token: that is the first root of the next tree, and may yet lose.
     """
 
-    roots: list[int] = []  # of the next tree; the first one is the target's choice
-    probs: list[float] = []  # estimates of how likely each is to be accepted
+    roots: Sequence[int] = ()  # of the next tree; the first one is the target's choice
     after_context: Tensor | None = None  # logits (V,) for the token after the context
 
     def drafted_tree(self) -> Tree:
         n = len(self.context)
         if not self.roots:
-            return Tree(self.context, NOTHING, max_levels=0)
+            return Tree(self.context, NO_NODES, max_levels=0)
         levels = min(self.limit - n, self.drafter.max_positions - n + 1)
         tree = self.drafter.new_tree(self.context, max(1, levels))
-        tree.add_level([self.roots], [self.probs], exit_layer=None)
+        # All of them count as accepted.
+        tree.add_level([list(self.roots)], [[1.0] * len(self.roots)], exit_layer=None)
         self.drafter.grow(tree, self.rule)
         return tree
 
@@ -55,14 +57,11 @@ class RootsDecoder(Decoder):
 
     def choose_roots(self, bonus: int) -> None:
         """The roots of the next tree, of which the target has already taken ``bonus``."""
-        count = self.drafter.shape.width(0)
-        p = self.rule.distribution(self.after_context).cpu()  # (V,)
+        self.roots = [bonus]
         if isinstance(self.rule, LongestPath):
+            p = self.rule.distribution(self.after_context).cpu()  # (V,)
+            count = self.drafter.shape.width(0)
             self.roots = [bonus, *self.rule.other_roots(p, bonus, count - 1)]
-            self.probs = [1.0] * len(self.roots)
-        else:  # it will take no other root
-            self.roots = [bonus]
-            self.probs = [1.0]
 
 
 class LongestPath:

@@ -33,7 +33,8 @@ class Prediction(NamedTuple):
     """What an exit of the draft says about the tokens that follow R nodes.
 
     An exit with layers has a column for each token of the vocabulary. Exit 0 knows few tokens, and
-    names those that its columns stand for. Only the methods below know which of the two it is.
+    names those that its columns stand for. ``choose``, ``spread`` and ``children`` hide the
+    difference.
     """
 
     probs: Tensor  # (R, K) at temperature 1, without top-k and top-p; the sum may be below 1
@@ -183,9 +184,9 @@ class SharedNoise(Sampled):
         """The children are the tokens with the largest q / √e.
 
         q is only near p. Of these tokens more are accepted than of those with the largest q, or the
-        largest q / e. The estimate of a child, a rough one, is its share of the sum of all scores.
-        Tokens that exit 0 does not know have no score; instead, the probability that it leaves to
-        them is added to the sum.
+        largest q / e: that was measured (bench/README.md, "tuned"). The estimate of a child, a
+        rough one, is its share of the sum of all scores. Tokens that exit 0 does not know have no
+        score; instead, the probability that it leaves to them is added to the sum.
         """
         noise = prediction.choose(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
@@ -206,8 +207,9 @@ class TargetDraws(Sampled):
     """The next token is drawn from p alone, and accepted while the tree has it.
 
     For trees that drop improbable nodes, to which ``Rejection`` does not apply. This is EAGLE-2's
-    verification (Li et al. 2024, arXiv 2406.16858), put briefly: a child x that was chosen, not
-    drawn, is accepted with probability p(x), and if it is not, p loses x for the next one.
+    verification (Li et al. 2024, arXiv 2406.16858), put briefly. There the children, which were
+    chosen and not drawn, are tried one after another, each with its share of what is left of p. To
+    see which of them is accepted, if any, is to draw one token from p.
     """
 
     def __init__(self, temperature: float, top_p: float, top_k: int, draws: Draws) -> None:

@@ -76,7 +76,8 @@ class Draws:
     def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
         """Flip a coin for each of ``probabilities`` (N,); 1 or more is certainly heads.
 
-        Returns which show heads, (N,) bool, and the uniform numbers that decided it (N,).
+        Returns which show heads, (N,) bool, and the uniform numbers that decided it (N,), for pages
+        that show them.
         """
         numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
         return numbers < probabilities, numbers

@@ -177,7 +177,7 @@ class Tree:
         self.level_count = 0
         self.last_level: list[int] = []
         self.frontier = [CONTEXT] if self.max_levels > 0 else []
-        self.slots = {CONTEXT: CONTEXT}
+        self.slots = {CONTEXT: CONTEXT}  # so that the parents of the first slots are the context
         self.slot_tokens: list[int] = []
         self.slot_parents: list[int] = []
 
@@ -222,6 +222,7 @@ class Tree:
     def prune(self) -> None:
         """Keep the nodes that the shape sends, numbered anew. The tree grows no more."""
         self.frontier = []
+        self.last_level = []
         kept = self.shape.nodes_to_send(self)
         if len(kept) == len(self.tokens):
             return
