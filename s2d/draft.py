@@ -24,7 +24,10 @@ WINDOW = 256  # positions of context that a segment runs at a time, so that mask
 
 
 class Exit(Protocol):
-    """A place where the draft may predict: ``LayerExit``, exit 0 (ngram/), or one of your own."""
+    """A place where the draft may predict: ``LayerExit``, exit 0 (ngram/), or one of your own.
+
+    An object that keeps something between calls serves one generation.
+    """
 
     exit_layer: int  # the number of layers before it, by which statistics name it
     max_positions: float  # in the longest text that it can read

@@ -155,7 +155,8 @@ def resolve(
         raise ValueError(f"unknown method {options.method!r}; expected {', '.join(METHODS)}")
     if options.init not in ("draft", "target"):
         raise ValueError(f"init is 'draft' or 'target', not {options.init!r}")
-    if isinstance(options.rule, str) and options.rule not in RULES:
+    is_rule = hasattr(options.rule, "verify") and not isinstance(options.rule, type)
+    if options.rule not in RULES and not is_rule:
         raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {options.rule!r}")
     if options.init == "target" and not isinstance(options.rule, str):
         raise ValueError("init='target' goes with rule='noise' or 'rejection'")
@@ -202,8 +203,8 @@ def resolve_draft(
         tree_is_best = table_alone and options.draft_length is None
         method = "s2d-tree" if options.tree is not None or tree_is_best else "s2d"
     shape = resolve_shape(options, method, drafting, vocab_size)
-    if options.decision is not None and 0 in exits:
-        raise ValueError("a decision model judges layers; exit 0 has none")
+    if options.decision is not None and not all(isinstance(each, int) and each for each in exits):
+        raise ValueError("a decision model judges exits with layers; exit 0 has none")
     is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
     if options.stop is not None:
         stop = check_number("stop", options.stop, 0, 1)
@@ -238,7 +239,7 @@ def resolve_exits(
     depth = 0 if draft_config is None else draft_config.num_hidden_layers
     exits: list[int | Exit] = []
     for each in asked:
-        if not hasattr(each, "predict"):
+        if isinstance(each, type) or not hasattr(each, "predict"):
             each = check_whole(f"exits of {depth} draft layers", each, 0, depth)
         exits.append(each)
     layers = [each if isinstance(each, int) else each.exit_layer for each in exits]

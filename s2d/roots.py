@@ -102,7 +102,7 @@ class LongestPath:
         if isinstance(self.rule, Rejection):
             others = self.rule.draws.candidates(rest[None], count)[0]
         else:
-            others = rest.topk(count).indices
+            others = rest.topk(min(count, len(rest))).indices
         return [token for token in others.tolist() if rest[token] > 0]
 
 

@@ -34,13 +34,13 @@ class Shape:
     Attributes:
         depth: the number of levels.
         capacity: the largest number of nodes that the draft expands or the target is sent.
-        sends_all: whether all proposed nodes are sent. If not, the rule for rejection sampling is
-            ``rules.TargetDraws``.
+        sends_all: whether all proposed nodes are sent. Only then may the target test drawn tokens
+            (``rules.Rejection``); if not, rejection sampling is by ``rules.TargetDraws``.
     """
 
     depth: int
     capacity: int
-    sends_all = True
+    sends_all = False
 
     def width(self, level: int) -> int:
         """How many children each node of the frontier gets, in a level counted from 0."""
@@ -68,6 +68,8 @@ class FixedShape(Shape):
     """
 
     widths: tuple[int, ...]
+
+    sends_all = True
 
     @property
     def depth(self) -> int:
@@ -116,8 +118,6 @@ class GrowingShape(Shape):
     top_k: int
     depth: int
     size: int
-
-    sends_all = False
 
     @property
     def capacity(self) -> int:
@@ -204,7 +204,9 @@ class Tree:
                 self.tokens.append(token)
                 self.parents.append(parent)
                 self.depths.append(self.level_count)
-                self.probs.append(parent_prob * prob)
+                # A sum of probabilities may be rounded to more than 1; no child may then be more
+                # probable than its parent, or it would be sent without it.
+                self.probs.append(parent_prob * min(prob, 1.0))
                 self.exit_layers.append(exit_layer)
         self.last_level = list(range(first, len(self.tokens)))
         self.level_count += 1

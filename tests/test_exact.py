@@ -19,8 +19,8 @@ from s2d.generation import settings_for, start
 from s2d.ngram import costs
 from s2d.ngram.datastore import Datastore
 from s2d.options import Drafting, Options, drafting_of, resolve
-from s2d.rules import SharedNoise
-from s2d.sampling import Noise
+from s2d.rules import Greedy, Rejection, SharedNoise
+from s2d.sampling import Draws, Noise
 from s2d.tree import FixedShape, GrowingShape, Tree
 
 
@@ -319,6 +319,12 @@ WRONG = {
     "children of a node: expected": dict(method="mcsd", tree=(62,)),
     "levels of a tree: expected": dict(tree=()),
     "rule is 'noise', 'rejection' or a Rule": dict(rule="coupled"),
+    "rule is 'noise', 'rejection' or a Rule, not None": dict(rule=None),
+    "init='target' goes with": dict(rule=Greedy(), init="target"),
+    "Rejection needs a tree that is sent whole": dict(
+        method="s2d-tree", temperature=1.0, rule=Rejection(1.0, 1.0, 0, 61, Draws(0))
+    ),
+    "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "decision is an object": dict(decision="file"),
     "datastore is an object": dict(datastore="file"),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),

@@ -28,6 +28,8 @@ CASES = {
     "growing tree": {"method": "s2d-tree", "temperature": 1.0},
     "rejected chain": {"method": "s2d", "exits": (0, 3, 4)} | REJECTION,
     "rejected tree": {"method": "mcsd", "tree": (3, 2, 1)} | REJECTION,
+    "rejected tree that ends": {"method": "mcsd", "tree": (6, 5, 2, 2), "temperature": 2.0}
+    | {"rule": "rejection", "seed": 8},
     "lossy roots": {"method": "mcsd", "init": "target", "tree": (3, 2)} | REJECTION,
 }
 CHROMIUM = "chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic"

@@ -82,6 +82,15 @@ def test_pruning_keeps_the_most_probable_nodes_and_numbers_them_anew():
     assert tree.tokens == [6, 8] and tree.parents == [-1, 0] and tree.slots == {-1: -1, 0: 1}
 
 
+def test_no_child_is_sent_without_its_parent():
+    """Not even if a rule's estimate is, by rounding, above 1."""
+    tree = Tree([1], GrowingShape(top_k=1, depth=4, size=2), max_levels=9)
+    for _ in range(4):
+        tree.add_level([[5]], [[1.0 + 1e-7]], exit_layer=1)
+    tree.prune()
+    assert tree.parents == [-1, 0]
+
+
 def test_an_unlikely_path_is_not_continued():
     """Whatever the shape; its last token is sent all the same."""
     for shape in (FixedShape((2, 1)), GrowingShape(2, 2, 9)):

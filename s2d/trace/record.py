@@ -144,7 +144,8 @@ class Recorder:
             ids = list(dict.fromkeys([*drafted, *bonus, *likeliest]))
             tests = [{"node": child, "accepted": child == accepted} for child in children]
             columns = [("p", None, row)]
-            if not self.rule.exact:  # the longest of several walks is the path
+            after_eos = accepted is None and not bonus
+            if after_eos or not self.rule.exact:  # the path may go on, or is the longest of several
                 tests = []
             elif isinstance(self.rule, Rejection) and children:
                 tests, columns = shown_tests(tree, node, accepted, row.cpu(), numbers)
