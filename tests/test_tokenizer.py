@@ -355,7 +355,9 @@ def test_bytes_of_any_class(tmp_path, name, stale):
     if stale:
         shutil.copy(WEIGHTS / "mini-7b/tokenizer.model", tmp_path)
     shutil.copy(WEIGHTS / "mini-7b/config.json", tmp_path)
-    ours, theirs = with_config(tmp_path, tokenizer_class=name)
+    ours, _ = with_config(tmp_path, tokenizer_class=name)
+    # Older releases of transformers misread such a file where its class is Llama's.
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<unk>", "<s>", "</s>", "<|eot|>"], count=60)])
     assert max(max(ours.encode(text)) for text in ("<unk>", "<s>", "</s>")) < 600
 
