@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 import torch
 from helpers import SHARED, WEIGHTS, change_json, raises_line
-from transformers import AutoTokenizer, LlamaTokenizer
+from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import generate_merges
 from vocabularies import (
     LLAMAS_OWN,
