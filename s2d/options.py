@@ -169,9 +169,16 @@ def resolve(
         check_number("temperature, if not 0", temperature, 1e-6, 1e38)
     if options.method == "ar":
         drafts: dict[str, Any] = dict(
-            method="ar", exits=(), thresholds=(), shape=FixedShape(()), stop=0.0, decision=None
+            method="ar",
+            exits=(),
+            thresholds=(),
+            shape=FixedShape(()),
+            init="draft",
+            stop=0.0,
+            decision=None,
+            datastore=None,
+            fit_costs=False,
         )
-        drafts |= dict(datastore=None, init="draft", fit_costs=False)
     else:
         drafts = resolve_draft(options, target_config.vocab_size, draft_config, drafting)
     return Settings(

@@ -71,7 +71,7 @@ class CompiledLlama(Llama):
         mask = F.pad(mask, (0, added), value=-torch.inf)
         mask = F.pad(mask, (0, 0, 0, added)).contiguous()
         positions = F.pad(positions, (0, added))
-        cos, sin = self.rope_cos[positions], self.rope_sin[positions]
+        cos, sin = self.rope(positions)
         slots = torch.arange(S, length)
         run = self.blocks[rows]
         for block, (keys, values) in zip(self.model.layers[first:end], cache.layers):
