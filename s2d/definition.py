@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .model import Llama
 from .options import Settings
-from .sampling import Draws, Noise, warp
+from .sampling import Draws, Noise
 
 TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
 
@@ -73,7 +73,7 @@ def propose(
         _, logits, _ = choose_exit(draft, contexts, settings)
         longer: dict[TokenPath, float] = {}
         for (path, path_prob), row in zip(frontier.items(), logits):
-            q = warp(row, settings.temperature, settings.top_p, settings.top_k)
+            q = settings.distribution(row)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
                 scores = q / e.sqrt()  # √e, not e: see ``rules.SharedNoise``
@@ -129,7 +129,7 @@ def generate(
         accepted = True  # whether the path's last token was accepted; it may then go on
         while accepted and not ended:
             logits = logits_after(target, [*context, *path])
-            p = warp(logits, settings.temperature, settings.top_p, settings.top_k)
+            p = settings.distribution(logits)
             own = proposed.get(tuple(path), NOTHING)
             token, accepted = verify(p, own, len(context) + len(path), chance)
             path = [*path, token]

@@ -122,15 +122,16 @@ def make_rule(target: Target, settings: Settings) -> Rule:
         return settings.rule
     if settings.temperature == 0:
         return Greedy()
-    warping = (settings.temperature, settings.top_p, settings.top_k)  # see ``sampling.warp``
     vocab_size = target.config.vocab_size
     # Plain decoding has nothing to reject: it always writes the text that the noise gives.
     if settings.rule == "noise" or settings.method == "ar":
         dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        return SharedNoise(*warping, Noise(settings.seed, vocab_size, target.device, dtype))
+        return SharedNoise(
+            settings.distribution, Noise(settings.seed, vocab_size, target.device, dtype)
+        )
     if settings.shape.sends_all:
-        return Rejection(*warping, vocab_size, Draws(settings.seed))
-    return TargetDraws(*warping, Draws(settings.seed))
+        return Rejection(settings.distribution, vocab_size, Draws(settings.seed))
+    return TargetDraws(settings.distribution, Draws(settings.seed))
 
 
 def make_drafter(

@@ -15,9 +15,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from torch import Tensor
+
 from .draft import DecisionModel, Exit
 from .model import Llama, LlamaConfig
 from .rules import Rule
+from .sampling import warp
 from .tree import FixedShape, GrowingShape, Shape
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
@@ -136,6 +139,13 @@ class Settings:
     rule: str | Rule
     datastore: Any
     fit_costs: bool
+
+    def distribution(self, logits: Tensor) -> Tensor:
+        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
+
+        Not for temperature 0, at which nothing is drawn.
+        """
+        return warp(logits, self.temperature, self.top_p, self.top_k)
 
 
 def resolve(

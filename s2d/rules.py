@@ -151,17 +151,15 @@ def best_children(prediction: Prediction, scores: Tensor, count: int) -> Proposa
 
 
 class Sampled:
-    """What the rules above temperature 0 have in common."""
+    """What the rules above temperature 0 have in common.
+
+    They do not know how logits become a ``distribution``, by temperature and top-k for example.
+    """
 
     exact = True
 
-    def __init__(self, temperature: float, top_p: float, top_k: int) -> None:
-        self.temperature = temperature
-        self.top_p = top_p
-        self.top_k = top_k
-
-    def distribution(self, logits: Tensor) -> Tensor:
-        return warp(logits, self.temperature, self.top_p, self.top_k)
+    def __init__(self, distribution: Callable[[Tensor], Tensor]) -> None:
+        self.distribution = distribution
 
     def draft_distribution(self, prediction: Prediction) -> Tensor:
         """q (R, K): the tokens that the draft knows, after temperature, top-k and top-p.
@@ -176,8 +174,8 @@ class Sampled:
 class SharedNoise(Sampled):
     """The target takes the token with the largest p / e, and the draft knows e (``Noise``)."""
 
-    def __init__(self, temperature: float, top_p: float, top_k: int, noise: Noise) -> None:
-        super().__init__(temperature, top_p, top_k)
+    def __init__(self, distribution: Callable[[Tensor], Tensor], noise: Noise) -> None:
+        super().__init__(distribution)
         self.noise = noise
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
@@ -212,8 +210,8 @@ class TargetDraws(Sampled):
     see which of them is accepted, if any, is to draw one token from p.
     """
 
-    def __init__(self, temperature: float, top_p: float, top_k: int, draws: Draws) -> None:
-        super().__init__(temperature, top_p, top_k)
+    def __init__(self, distribution: Callable[[Tensor], Tensor], draws: Draws) -> None:
+        super().__init__(distribution)
         self.draws = draws
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
@@ -237,9 +235,9 @@ class Rejection(Sampled):
     """
 
     def __init__(
-        self, temperature: float, top_p: float, top_k: int, vocab_size: int, draws: Draws
+        self, distribution: Callable[[Tensor], Tensor], vocab_size: int, draws: Draws
     ) -> None:
-        super().__init__(temperature, top_p, top_k)
+        super().__init__(distribution)
         self.vocab_size = vocab_size
         self.draws = draws
 

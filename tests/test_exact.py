@@ -6,6 +6,7 @@
 import functools
 import random
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -20,7 +21,7 @@ from s2d.ngram import costs
 from s2d.ngram.datastore import Datastore
 from s2d.options import Drafting, Options, drafting_of, resolve
 from s2d.rules import Greedy, Rejection, SharedNoise
-from s2d.sampling import Draws, Noise
+from s2d.sampling import Draws, Noise, warp
 from s2d.tree import FixedShape, GrowingShape, Tree
 
 
@@ -181,12 +182,11 @@ def law_error(law, seeds=3000):
     """
     target = random_llama(0, vocab_size=5)
     p = next_token_model(target, [3, 1], **law)(())
-    law = dict(top_p=1.0, top_k=0) | law
     logits = target(torch.tensor([[3, 1]]))[0, -1:]
     empty = [Tree([3, 1, 0][:n], FixedShape(()), max_levels=0) for n in (2, 3)]
     expected, found = seeds * p[:, None] * p, torch.zeros(5, 5)
     for seed in range(seeds):
-        rule = SharedNoise(**law, noise=Noise(seed, 5, "cpu", torch.float64))
+        rule = SharedNoise(partial(warp, **law), Noise(seed, 5, "cpu", torch.float64))
         pair = [rule.verify(tree, logits)[1] for tree in empty]
         found[tuple(pair)] += 1
     assert (found[expected == 0] == 0).all()
@@ -322,7 +322,9 @@ WRONG = {
     "rule is 'noise', 'rejection' or a Rule, not None": dict(rule=None),
     "init='target' goes with": dict(rule=Greedy(), init="target"),
     "Rejection needs a tree that is sent whole": dict(
-        method="s2d-tree", temperature=1.0, rule=Rejection(1.0, 1.0, 0, 61, Draws(0))
+        method="s2d-tree",
+        temperature=1.0,
+        rule=Rejection(partial(warp, temperature=1.0), 61, Draws(0)),
     ),
     "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "decision is an object": dict(decision="file"),

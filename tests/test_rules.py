@@ -1,6 +1,7 @@
 """The verifiers: every outcome enumerated, and mistakes that are well known must show."""
 
 from contextlib import nullcontext
+from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +12,10 @@ from helpers import nearly_equal, random_distribution, random_model
 from s2d import generate
 from s2d.mask import CONTEXT
 from s2d.rules import Prediction, Rejection, best_children, follow, residual
+from s2d.sampling import warp
 from s2d.tree import FixedShape, Tree
+
+SOFTMAX = partial(warp, temperature=1.0)
 
 
 def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
@@ -24,7 +28,7 @@ def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
     length = min(len(widths) + 1, 3)
 
     def emit(draws):
-        rule = Rejection(1.0, 1.0, 0, vocab, draws)
+        rule = Rejection(SOFTMAX, vocab, draws)
         tree = Tree([], FixedShape(widths), max_levels=9)
         while tree.frontier:
             rows = torch.stack([q(tuple(tree.path(node))) for node in tree.frontier])
@@ -112,7 +116,7 @@ def test_what_is_impossible_is_no_child():
 
 def one_step(p, q, count, draws):
     """The token of a step whose root level of up to ``count`` tokens is drawn from q, and these."""
-    rule = Rejection(1.0, 1.0, 0, len(p), draws)
+    rule = Rejection(SOFTMAX, len(p), draws)
     [drawn], _, _ = rule.propose(Prediction(q[None], 1.0), count, [0])
     child, rest = rule.test_children(list(range(len(drawn))), drawn, p, q)
     return (draws.draw(rest[None]).item() if child is None else drawn[child]), drawn
