@@ -126,9 +126,8 @@ def make_rule(target: Target, settings: Settings) -> Rule:
     # Plain decoding has nothing to reject: it always writes the text that the noise gives.
     if settings.rule == "noise" or settings.method == "ar":
         dtype = torch.float64 if target.dtype == torch.float64 else torch.float32
-        return SharedNoise(
-            settings.distribution, Noise(settings.seed, vocab_size, target.device, dtype)
-        )
+        noise = Noise(settings.seed, vocab_size, target.device, dtype)
+        return SharedNoise(settings.distribution, noise)
     if settings.shape.sends_all:
         return Rejection(settings.distribution, vocab_size, Draws(settings.seed))
     return TargetDraws(settings.distribution, Draws(settings.seed))
