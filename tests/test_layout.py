@@ -102,3 +102,16 @@ def test_what_was_timed_is_kept(tmp_path, monkeypatch):
     quicken(random_llama(0).float())
     (seconds,) = json.loads((tmp_path / "s2d/costs.json").read_text()).values()
     assert len(seconds) == len(ROWS) * len(usable_layouts(torch.float32))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_bias_is_kept(name):
+    if name not in usable_layouts(torch.float32):
+        return
+    linear = torch.nn.Linear(32, 48)
+    parent = torch.nn.Sequential(linear)
+    x = torch.randn(1, 3, 32)
+    expected = parent(x).detach()
+    layout.lay_out(parent, "0", linear, name)
+    with torch.inference_mode():
+        close(parent(x), expected, rtol=1e-4, atol=1e-4)

@@ -40,7 +40,7 @@ class PayingShape(GrowingShape):
 
 
 def fit_shape(target: Target, shape: Shape, stop: float, batch: int) -> tuple[Shape, float]:
-    """The shape of exit 0's trees that sends the nodes that pay, and the ``stop`` that goes with it.
+    """``shape`` and ``stop`` such that exit 0 drafts, and sends, only nodes that pay.
 
     A chain, and a shape of the caller's own, stay as they are. ``batch`` prompts share a pass.
     """

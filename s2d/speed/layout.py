@@ -31,15 +31,16 @@ class PackedLinear(nn.Module):
     ValueError.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.weight = nn.Parameter(pack(weight.detach()), requires_grad=False)
+        self.weight = nn.Parameter(pack(linear.weight.detach()), requires_grad=False)
+        self.bias = linear.bias
         self.register_state_dict_pre_hook(refuse)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad or self.weight.requires_grad:
             refuse()
-        return multiply_packed(x, self.weight)
+        return multiply_packed(x, self.weight, self.bias)
 
 
 def refuse(*_: Any) -> NoReturn:
@@ -51,9 +52,9 @@ def pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
 
 
-def multiply_packed(x: Tensor, weight: Tensor) -> Tensor:
+def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear for a packed ``weight``."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
 def by_columns(weight: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def lay_out(parent: nn.Module, child: str, linear: nn.Linear, name: str) -> None
     if name == "columns":
         linear.weight.data = by_columns(linear.weight.data)
     elif name == "packed":
-        setattr(parent, child, PackedLinear(linear.weight))
+        setattr(parent, child, PackedLinear(linear))
 
 
 def is_packed(model: nn.Module) -> bool:
