@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from .devices import to_device
+
 
 class KVCache:
     """Keys and values of a run of layers; of ``capacity`` entries the first ``length`` are filled.
@@ -53,4 +55,5 @@ def move_up(rows: Tensor, n: int, offsets: list[int]) -> None:
     The ``offsets`` increase.
     """
     if offsets != list(range(len(offsets))):  # the accepted part of a chain is in its place already
-        rows[..., n : n + len(offsets), :] = rows[..., [n + i for i in offsets], :]
+        accepted = to_device([n + i for i in offsets], rows.device)
+        rows[..., n : n + len(offsets), :] = rows[..., accepted, :]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .devices import to_device
 from .draft import SortedDraft
 from .mask import positions_and_mask
 from .model import LlamaConfig
@@ -219,7 +220,7 @@ class Decoder:
         positions, mask = positions_and_mask(
             read, n, tree.parents, device, self.target.dtype, tree.shape.ancestors
         )
-        tokens = torch.tensor([self.context[read:] + tree.tokens], device=device)  # (1, T)
+        tokens = to_device([self.context[read:] + tree.tokens], device)  # (1, T)
         return Inputs(tokens, 1 + len(tree.tokens), positions, mask)
 
     def accept(self, tree: Tree, logits: Tensor) -> Step:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .cache import move_up
+from .devices import to_device
 from .mask import positions_and_mask
 from .model import Llama
 from .rules import Prediction, Proposal, Rule
@@ -113,7 +114,7 @@ class LayerExit:
         parents = tree.slot_parents[: end - context_end]
         if self.previous is None:
             tokens = tree.context[:context_end] + tree.slot_tokens[: end - context_end]
-            unread = torch.tensor([tokens[start:]], device=self.model.device)  # (1, T)
+            unread = to_device([tokens[start:]], self.model.device)  # (1, T)
             hidden = self.model.embed(unread)
         else:
             hidden = self.previous.hidden[:, start:end]

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .devices import to_device
+
 CONTEXT = -1  # the parent of the nodes of the first level
 
 
@@ -78,6 +80,6 @@ def positions_and_mask(
         # The first level is at position n, and each other node one after its parent.
         positions = np.arange(start, start + T)
         positions[T - len(nodes) :] = n - 1 + of_nodes.sum(axis=1)
-        positions = torch.from_numpy(positions).to(device)
+        positions = to_device(positions, device)
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-    return positions, mask.masked_fill_(torch.from_numpy(~visible).to(device), -torch.inf)
+    return positions, mask.masked_fill_(to_device(~visible, device), -torch.inf)

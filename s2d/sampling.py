@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .devices import to_device
+
 
 def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0) -> Tensor:
     """Logits (..., V) -> probabilities (..., V) after temperature (> 0), top-k, then top-p.
@@ -57,7 +59,7 @@ class Noise:
         generator = np.random.Generator(np.random.SFC64([self.seed, position]))
         row = torch.from_numpy(generator.standard_exponential(self.vocab_size))
         row = row.clamp_(min=1e-30).to(self.dtype)  # never 0, as it is divided by
-        return row.to(self.device)  # which may have no float64
+        return to_device(row, self.device)
 
     def forget(self, before: int) -> None:
         """Free the rows of the positions below ``before``, whose tokens are chosen."""

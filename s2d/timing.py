@@ -1,6 +1,6 @@
 """What calls cost on this machine: timed once, kept in the user's cache directory.
 
-The costs choose the matmul of one row (speed/linear.py), and how many nodes of a tree to send to
+The costs choose how weights are laid out (speed/layout.py), and how many nodes of a tree to send to
 the target (ngram/costs.py). Remove costs.json to have everything timed again.
 """
 
@@ -21,6 +21,7 @@ import torch
 from .files import read_json, staged_file
 
 ROUNDS = 6  # of timing; the fastest counts
+INSTRUCTION_LIMITS = "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"  # users may set them
 QUIET = 1.5  # how much longer than the fastest call most calls may take on a quiet machine
 
 
@@ -35,28 +36,30 @@ def cache_folder() -> Path:
 
 def key_of(*parts: Any) -> str:
     """A name for what depends on ``parts``, the machine, the threads and PyTorch's version."""
-    machine = (platform.node(), torch.cpu.get_capabilities(), torch.get_num_threads())
+    limits = [os.environ.get(name) for name in INSTRUCTION_LIMITS]
+    machine = (platform.node(), torch.cpu.get_capabilities(), limits, torch.get_num_threads())
     return sha256(repr((machine, torch.__version__, parts)).encode()).hexdigest()[:32]
 
 
 def timed_once(
-    what: Any, names: Sequence[str | int], measure: Callable[[], list[list[float]]]
-) -> dict[str | int, float]:
-    """{name: its seconds}; of those that ``measure()`` gives, one list per name, the fewest.
+    what: Any, cases: Sequence[Any], measure: Callable[[], list[list[float]]]
+) -> dict[Any, float]:
+    """{case: seconds} for each of ``cases``, measured once on this machine.
 
-    What costs.json holds under ``what`` since an earlier run is not measured again. What was
-    measured next to other work is not kept: then most calls take longer than the fastest one.
+    ``measure()`` returns the seconds of several calls for each case; the fastest call counts. The
+    results are kept in costs.json under ``what`` and ``cases``, and later runs read them there. If
+    most calls took much longer than the fastest, the machine was busy, and nothing is kept.
     """
-    key = key_of(what, names)
+    key = key_of(what, cases)
     known = known_costs()
-    if len(known.get(key, ())) != len(names):
+    if len(known.get(key, ())) != len(cases):
         seconds = measure()
         known[key] = [min(each) for each in seconds]
         if all(median(each) <= QUIET * min(each) for each in seconds):
             with suppress(OSError, ValueError):  # nowhere to keep it: timed again
                 with staged_file(cache_folder() / "costs.json") as stage:
                     stage.write_text(json.dumps(known, indent=1))
-    return dict(zip(names, known[key]))
+    return dict(zip(cases, known[key]))
 
 
 def known_costs() -> dict[str, list[float]]:

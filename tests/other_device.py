@@ -1,7 +1,8 @@
 """A device that is not the CPU, in Python: its tensors wrap CPU tensors, and do not mix with them.
 
 It stands in for a GPU in tests: an operation on tensors of two devices raises, as it would there,
-and copies to the CPU are counted, for each of which a GPU would have to be waited for. It does not
+and copies for which the CPU would have to wait for a GPU are counted: to the CPU, and to the device
+unless they are ``non_blocking``. It does not
 show what kernels compute, in which precision, how much memory there is, and whether
 ``torch.inference_mode`` is used rightly: wrapped tensors do not go with it.
 """
@@ -58,8 +59,14 @@ def run(operation: Any, arguments: Any, options: dict[str, Any]) -> Any:
     if name in WAITS:
         waits[0] += 1
     if name in ("aten._to_copy.default", "aten.copy_.default"):
-        to_cpu = name == "aten.copy_.default" and not isinstance(arguments[0], Pretend)
-        waits[0] += to_cpu or not here
+        is_cast = name == "aten._to_copy.default"  # of the first argument, else a copy into it
+        source = arguments[0] if is_cast else arguments[1]
+        target_here = isinstance(source if is_cast else arguments[0], Pretend)
+        if asked is not None:
+            target_here = here
+        no_wait = options.get("non_blocking") or (not is_cast and arguments[2:] == (True,))
+        if isinstance(source, Pretend) != target_here:
+            waits[0] += not (target_here and no_wait)
     else:
         on_cpu = [x for x in tensors if not isinstance(x, Pretend) and x.dim() > 0]
         if on_cpu and any(isinstance(x, Pretend) for x in tensors):
@@ -88,7 +95,7 @@ def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_fo
 
 
 def copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    waits[0] += not isinstance(target, Pretend)
+    waits[0] += not isinstance(target, Pretend) or not non_blocking
     raw(target).copy_(raw(source))
     return target
 

@@ -12,7 +12,7 @@ import pytest
 from helpers import ROOT, WEIGHTS
 
 PACKAGE = ROOT / "s2d"
-LEAVES = "files notices timing".split()  # which any file may import
+LEAVES = "devices files notices timing".split()  # which any file may import
 # A file imports only files before it.
 FRONT = "cache model mask tree sampling rules draft options decoder roots generation".split()
 FRONT += "soft decision batch definition".split()

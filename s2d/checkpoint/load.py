@@ -43,8 +43,9 @@ def load_model(
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
         compile: short passes run compiled code, which takes its time when first used. The weights
             must not be changed afterwards.
-        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise. Say False
-            for a model that is to be trained or changed in place, or that several threads share.
+        quick: on a CPU, lay the weights out anew for matmuls of a few rows (speed/layout.py). The
+            model may then be for inference alone: say False if it is to be trained, changed, moved
+            or saved.
         layers: how many of the first layers to read; the others are left out.
 
     What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
@@ -84,7 +85,7 @@ def load_model(
     if compile:
         model.prepare()
     elif quick and device.type == "cpu":
-        from ..speed import quicken
+        from ..speed.layout import quicken
 
         quicken(model)
     return model

@@ -17,7 +17,8 @@ from ..tree import GrowingShape, Shape, Tree, most_probable
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
 CONTEXT = 400  # cached positions that they attend to
-DTYPES = torch.float32, torch.bfloat16  # in which passes are timed
+TIMED_DTYPES = torch.float32, torch.bfloat16
+ROW_COST = 1 / 16  # of a pass over one row, where passes are not timed: a GPU's cost less
 TRUST = 0.8  # factor for exit 0's probabilities, which are too high; tuned on SmolLM2-135M
 MIN_PROB = 0.03  # a path that is less probable is not drafted, however cheap passes are
 MAX_ROWS = 17  # positions per prompt up to which costs are known; trees chosen by them end at 16
@@ -39,16 +40,14 @@ class PayingShape(GrowingShape):
 
 
 def fit_shape(target: Target, shape: Shape, stop: float, batch: int) -> tuple[Shape, float]:
-    """``shape`` and ``stop`` for exit 0 alone, as far as they depend on the costs of ``target``.
+    """``shape`` and ``stop`` such that exit 0 drafts, and sends, only nodes that pay.
 
-    These are measured once; if they are not known, nothing changes. ``batch`` prompts share a pass.
+    A chain, and a shape of the caller's own, stay as they are. ``batch`` prompts share a pass.
     """
-    costs = pass_seconds(target, batch * MAX_ROWS) if isinstance(target, Llama) else None
-    if costs is None:
-        return shape, stop
+    costs = pass_costs(target, batch * MAX_ROWS)
     own = costs[batch - 1 :: batch]  # k rows of each prompt are k * batch rows of a pass
     stop = min(1.0, max(MIN_PROB, min_paying_prob(own)))
-    if isinstance(shape, GrowingShape):
+    if type(shape) is GrowingShape:
         shape = PayingShape(*astuple(shape), costs=tuple(own))
     return shape, stop
 
@@ -80,21 +79,30 @@ def min_paying_prob(costs: list[float]) -> float:
     return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST
 
 
-def pass_seconds(model: Llama, rows: int) -> list[float] | None:
-    """Seconds of passes of ``model`` over 1, 2, ... ``rows`` rows, or None.
+def pass_costs(target: Target, rows: int) -> list[float]:
+    """What passes of ``target`` over 1, 2, ... ``rows`` rows cost, in any unit.
 
-    Known on a CPU, in float32 or bfloat16. Passes over each of SIZES are timed. A number of rows
-    between two of them costs as the larger; each row beyond them as much as the last ones.
+    Passes over each of SIZES are timed if they can be (``can_time``). A number of rows between two
+    of them costs as the larger; each row beyond them as much as the last ones. If nothing can be
+    timed, each row adds ROW_COST.
     """
-    long_enough = model.config.max_position_embeddings >= CONTEXT + SIZES[-1]
-    if model.device.type != "cpu" or model.dtype not in DTYPES or not long_enough:
-        return None
-    what = ["passes", type(model).__name__, model.config, model.dtype]
-    seconds = [*timed_once(what, SIZES, lambda: time_passes(model)).values()]
+    if not can_time(target):
+        return [1.0 + ROW_COST * row for row in range(rows)]
+    weight = target.lm_head.weight
+    layout = "packed" if weight.is_mkldnn else weight.stride()  # see speed/layout.py
+    what = ["passes", type(target).__name__, target.config, target.dtype, layout]
+    seconds = list(timed_once(what, SIZES, lambda: time_passes(target)).values())
     per_row = max(0.0, seconds[-1] - seconds[-2]) / (SIZES[-1] - SIZES[-2])
     costs = [seconds[bisect_left(SIZES, count)] for count in range(1, SIZES[-1] + 1)]
-    costs += [seconds[-1] + per_row * more for more in range(1, rows - SIZES[-1] + 1)]
-    return costs[:rows]
+    return costs + [seconds[-1] + per_row * more for more in range(1, rows - SIZES[-1] + 1)]
+
+
+def can_time(target: Target) -> bool:
+    """Whether to time passes of ``target``: on a CPU, as decoding there is done in TIMED_DTYPES."""
+    if not isinstance(target, Llama) or target.device.type != "cpu":
+        return False
+    long_enough = target.config.max_position_embeddings >= CONTEXT + SIZES[-1]
+    return target.dtype in TIMED_DTYPES and long_enough
 
 
 @torch.inference_mode()

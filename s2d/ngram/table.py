@@ -16,6 +16,7 @@ from typing import Protocol
 
 import torch
 
+from ..devices import to_device
 from ..rules import Prediction
 from ..tree import Tree
 
@@ -109,9 +110,9 @@ class TableExit:
         tokens = list(dict.fromkeys(token for row in rows for token in row))  # each once
         probs = [[row.get(token, 0.0) for token in tokens] for row in rows]
         return Prediction(
-            torch.tensor(probs, dtype=self.dtype, device=self.device),  # (R, K)
+            to_device(probs, self.device, self.dtype),  # (R, K)
             confidence=max((prob for row in rows for prob in row.values()), default=0.0),
-            tokens=torch.tensor(tokens, dtype=torch.long, device=self.device),  # (K,)
+            tokens=to_device(tokens, self.device, torch.long),  # (K,)
         )
 
     def keep(self, n: int, slots: list[int]) -> None:

@@ -1,0 +1,141 @@
+"""Weights of a model laid out in memory such that a CPU multiplies a few rows by them faster.
+
+A pass over a few tokens reads every weight once, and takes as long as that if the kernel is right.
+Which layout has the right kernel differs by processor, dtype and size, by up to two times. So the
+layouts are timed, once on each machine, for the rows that decoding uses; one that is slower than
+plain weights for any of them is not taken.
+
+In this project only this file uses private parts of PyTorch: ``torch.ops.mkldnn`` packs weights
+for oneDNN's matmul, for which there is no public name. Where it is missing, nothing is packed.
+"""
+
+from itertools import accumulate
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..timing import time_calls, timed_once
+
+ROWS = 1, 2, 4, 8, 16  # of the matmuls that are timed
+PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
+TIMED_BYTES = 48e6  # of weights that layouts are timed with: more than caches hold
+SLOWER = 1.05  # what may be noise: so much longer than with plain weights
+
+
+class PackedLinear(nn.Module):
+    """An nn.Linear for inference alone: the parameter itself is in oneDNN's own layout.
+
+    PyTorch refuses to move, cast, copy or load such a parameter. To save or to train it raises
+    ValueError.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(pack(linear.weight.detach()), requires_grad=False)
+        self.bias = linear.bias
+        self.register_state_dict_pre_hook(refuse)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad or self.weight.requires_grad:
+            refuse()
+        return multiply_packed(x, self.weight, self.bias)
+
+
+def refuse(*_: Any) -> NoReturn:
+    raise ValueError("packed weights are for inference alone: load_model(..., quick=False)")
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A copy of ``weight`` (out, in) in oneDNN's own layout."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR)
+
+
+def multiply_packed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear for a packed ``weight``."""
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def by_columns(weight: Tensor) -> Tensor:
+    """The same ``weight`` (out, in), but the entries of a column lie together in memory."""
+    return weight.t().contiguous().t()
+
+
+LAYOUTS = {  # name: what lays a weight out, and what multiplies rows by it
+    "plain": (lambda weight: weight, F.linear),
+    "columns": (by_columns, F.linear),
+    "packed": (pack, multiply_packed),
+}
+
+
+def quicken(model: nn.Module) -> str:
+    """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
+    name = choose_layout(linear_weights(model))
+    for parent in list(model.modules()):
+        for child, linear in list(parent.named_children()):
+            if isinstance(linear, nn.Linear):
+                lay_out(parent, child, linear, name)
+    return name
+
+
+def lay_out(parent: nn.Module, child: str, linear: nn.Linear, name: str) -> None:
+    """Give ``linear``, the ``child`` of ``parent``, the layout ``name``."""
+    if name == "columns":
+        linear.weight.data = by_columns(linear.weight.data)
+    elif name == "packed":
+        setattr(parent, child, PackedLinear(linear))
+
+
+def is_packed(model: nn.Module) -> bool:
+    return any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def linear_weights(model: nn.Module) -> list[Tensor]:
+    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+
+
+def choose_layout(weights: list[Tensor]) -> str:
+    """The name of the layout that is the fastest on average, and nowhere slower than plain."""
+    sizes = accumulate((weight.nbytes for weight in weights), initial=0)
+    timed = [weight for weight, before in zip(weights, sizes) if before < TIMED_BYTES]
+    what = ["layouts", timed[0].dtype, [tuple(weight.shape) for weight in timed]]
+    cases = [(name, rows) for name in usable_layouts(timed[0].dtype) for rows in ROWS]
+    seconds = timed_once(what, cases, lambda: time_layouts(timed, cases))
+    ratios = {  # what a matmul costs, if it costs 1 with plain weights
+        name: [seconds[name, rows] / seconds["plain", rows] for rows in ROWS]
+        for name in LAYOUTS
+        if (name, ROWS[0]) in seconds
+    }
+    not_slower = [name for name, each in ratios.items() if max(each) <= SLOWER]
+    return min(not_slower, key=lambda name: sum(ratios[name]))
+
+
+def usable_layouts(dtype: torch.dtype) -> list[str]:
+    """The names of LAYOUTS that may be faster in ``dtype`` with this processor and this PyTorch."""
+    names = ["plain"]
+    if dtype.itemsize >= 4:  # for half precision there is no kernel that reads columns
+        names.append("columns")
+    try:
+        weight = pack(torch.ones(32, 32, dtype=dtype, device="cpu"))
+        multiply_packed(torch.ones(2, 32, dtype=dtype, device="cpu"), weight)
+    except (RuntimeError, AttributeError):  # no such instructions; no such operation
+        return names
+    return [*names, "packed"]
+
+
+@torch.inference_mode()
+def time_layouts(weights: list[Tensor], cases: list[tuple[str, int]]) -> list[list[float]]:
+    """Seconds of matmuls with all ``weights``, for each case: a layout's name, and the rows."""
+    laid_out = {}
+    for name in {name for name, _ in cases}:
+        convert, _ = LAYOUTS[name]
+        laid_out[name] = [convert(weight) for weight in weights]
+
+    def multiply(case: tuple[str, int]) -> None:
+        name, rows = case
+        _, kernel = LAYOUTS[name]
+        for weight, plain in zip(laid_out[name], weights):
+            kernel(plain.new_ones(1, rows, plain.shape[1]), weight)
+
+    return time_calls(multiply, cases)
