@@ -141,7 +141,7 @@ def choose(args: Namespace) -> Choice:
     """Find the folders, read what is small in them, and check the options."""
     target = find_target(args.target)
     config = read_config(target)
-    found = FoundDraft(None, None, "none")
+    found = FoundDraft(draft=None, datastore=None, words="none")
     if args.method != "ar":
         found = find_draft(target, args.draft, args.exits)
     options = options_of(args)

@@ -64,7 +64,7 @@ class Inputs:
     """What a target's pass reads: the rest of the context, and a tree."""
 
     tokens: Tensor  # (1, T)
-    last: int  # the number of positions, the last ones, whose logits are needed
+    last: int  # the logits of so many last positions are needed, or of all if they are fewer
     positions: Tensor | None  # (T,)
     mask: Tensor | None  # (T, S+T)
 
@@ -78,7 +78,7 @@ class Step:
     accepted: list[int]  # the nodes of a path, up to EOS
     tokens: list[int]  # emitted: the path's and, unless it has EOS, the target's own after it
     draft_seconds: float
-    target_seconds: float  # of its pass
+    target_seconds: float  # from the end of drafting until the logits are there
     seconds: float  # of the whole step
 
     @property
@@ -95,7 +95,7 @@ class Stats:
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
     exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
     draft_levels: int = 0  # levels of the trees, roots from the target included
-    accepted_tokens: int = 0  # accepted nodes of the trees that were emitted
+    accepted_tokens: int = 0  # drafted tokens that were accepted and emitted
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0

@@ -4,8 +4,9 @@ The definition that the fast code is compared with, for prompts that both read i
 no KV cache, no mask and no batch, and a tree is a dictionary of its paths. ``chance`` is one of two
 things. With ``Noise``, which draft and target share, each step must equal the fast code's, token
 for token. With ``Draws``, for rejection sampling, tests go through all outcomes, and their
-probabilities must be the target's. The temperature is above 0; greedy decoding is temperature 1
-with noise that is 1 everywhere.
+probabilities must be the target's. What these two draw is said in sampling.py. The temperature is
+above 0; greedy decoding is temperature 1 with noise that is 1 everywhere, as then the token with
+the largest p / e is the one with the largest p.
 
 ``python -m s2d.definition`` shows some steps of a miniature, next to those of the fast code.
 """
@@ -62,9 +63,8 @@ def propose(
 ) -> dict[TokenPath, Proposed]:
     """What is proposed after each path of tokens, in at most so many ``levels``."""
     proposed: dict[TokenPath, Proposed] = {}
-    frontier: dict[TokenPath, float] = {
-        (): 1.0
-    }  # path -> the estimated probability of its acceptance
+    # path -> the estimated probability of its acceptance
+    frontier: dict[TokenPath, float] = {(): 1.0}
     for level in range(levels):
         if not frontier:
             break
@@ -76,7 +76,7 @@ def propose(
             q = settings.distribution(row)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
-                scores = q / e.sqrt()  # √e, not e: see ``rules.SharedNoise``
+                scores = q / e.sqrt()  # √e, as q is only near p: see ``rules.SharedNoise``
                 children = scores.topk(width).indices
                 estimates = scores / scores.sum()
             else:
@@ -103,7 +103,7 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         p = (p - q).clamp(min=0.0)  # the residual distribution
         p = p / p.sum()  # not 0: p <= q everywhere means p = q, and then nothing is rejected
         q = q.index_fill(0, torch.tensor(token), 0.0)  # the next child was drawn without this one
-        if q.sum() > 0:
+        if q.sum() > 0:  # else there is no next child
             q = q / q.sum()
     return chance.draw(p[None]).item(), False
 

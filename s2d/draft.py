@@ -127,6 +127,11 @@ class LayerExit:
         self.hidden[:, start:end] = hidden
 
     def keep(self, n: int, slots: list[int]) -> None:
+        """As the protocol says. What stays is the beginning of the new context.
+
+        Accepted nodes that have no slot, since they were not expanded, are read again as context,
+        and so is the bonus token.
+        """
         held = [slot for slot in slots if n + slot < self.cache.length]  # those that it has read
         self.cache.keep(n, held)
         move_up(self.hidden, n, held)
@@ -172,8 +177,8 @@ class SortedDraft:
             probs = proposal.probs
             if self.decision is not None:
                 probs = self.decision.judge(used, tree, prediction, proposal)
-            # A low estimate ends the drafting after a token, not the token: whether that is sent is
-            # up to the shape, and one that was drawn must be (see rules.py).
+            # A token with a low estimate stays in the tree, but nothing is drafted after it. For a
+            # token that was drawn must be sent (see rules.py).
             tree.add_level(proposal.tokens, probs, used.exit_layer, proposal.q)
         tree.prune()
 

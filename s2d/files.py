@@ -47,7 +47,8 @@ def read_json(path: Path, missing: Any = None) -> Any:
 def names_of(folder: Path | str) -> list[Path]:
     """The absolute paths of a folder: of a link, its own name, then what it links to, to the end.
 
-    What is next to a folder, or in its name, is looked for in this order.
+    What is next to a folder, or in its name, is looked for in this order. If ``new`` is a link to
+    ``old``, and that a link to the folder ``model``, they are new, old, model.
     """
     real = os.path.realpath(folder)
     in_shell = os.path.join(os.environ.get("PWD", ""), folder)  # which knows the link after a cd

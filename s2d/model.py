@@ -138,10 +138,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     H, T, D = q.shape[1:]
     G = k.shape[1]
     masked = mask is not None
-    if G < H and (T == 1 or (masked and (H * D >= WIDE or not q.is_cpu))):
+    # On a CPU, copying the mask takes longer than it saves if the heads are small. A GPU has no
+    # fast kernel for grouped heads with a mask.
+    mask_pays = masked and (H * D >= WIDE or not q.is_cpu)
+    if G < H and (T == 1 or mask_pays):
         # The same result, faster: the heads of a group become queries of one head, so that its keys
-        # and values are read once. A GPU has no fast kernel for grouped heads with a mask. On a
-        # CPU, copying the mask takes longer than it saves if the heads are small.
+        # and values are read once. The queries are ordered by head, then by position, as is the
+        # mask, which is repeated for each head. One query attends to everything.
         q = q.reshape(-1, G, H // G * T, D)
         if masked:
             mask = mask.repeat(H // G, 1)  # (H/G·T, S+T)

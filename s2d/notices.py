@@ -41,7 +41,7 @@ def tell_of_next_pass(layers: nn.ModuleList, what: str) -> None:
     next(done)  # the first layer begins
 
     def count_layer(*_: Any) -> None:
-        next(done, None)
+        next(done, None)  # the last layer ends it
 
     hooks = [layer.register_forward_hook(count_layer) for layer in layers]
 

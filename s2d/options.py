@@ -75,7 +75,8 @@ class Options:
     """What is asked for. None stands for a default, which ``resolve`` fills in.
 
     Attributes:
-        method: one of METHODS. By default ``s2d``; but ``s2d-tree`` if exit 0 drafts alone.
+        method: one of METHODS. By default ``s2d``; but ``s2d-tree`` if ``tree`` is given, or if
+            exit 0 drafts alone and no ``draft_length`` is given.
         max_new_tokens: the answer ends there, if not before.
         temperature: 0 is greedy.
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
@@ -211,7 +212,7 @@ def resolve_draft(
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
     asked = None if options.exits is None else as_list("exits", options.exits)
     table_alone = asked == [0] or (asked is None and draft_config is None)
-    if table_alone or drafting is None:
+    if table_alone or drafting is None:  # None: for exits of the caller's own, without a draft
         drafting = TABLE_ALONE
     several = options.method not in ("sd", "mcsd")
     exits = resolve_exits(asked, several, drafting, draft_config)
@@ -283,8 +284,8 @@ def resolve_thresholds(
             threshold = THRESHOLD
         else:
             threshold = trained.get(each, THRESHOLD)
-            # After an exit with a threshold of 0 no deeper one is reached. As trained, that is
-            # meant. But if 2, 3, 6 are asked for and 2, 3 were trained, it is only left from there.
+            # After an exit with a threshold of 0 no deeper one is reached. The last exit that was
+            # trained has that threshold; it gets another one if deeper exits are asked for.
             if threshold == 0 and not as_trained:
                 threshold = THRESHOLD
         thresholds.append(threshold)

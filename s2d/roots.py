@@ -34,6 +34,8 @@ class RootsDecoder(Decoder):
         n = len(self.context)
         if not self.roots:
             return Tree(self.context, NO_NODES, max_levels=0)
+        # One level more than a Decoder's: no bonus token needs a position. The first level, the
+        # roots, costs the draft nothing, so there is always room for it.
         levels = min(self.limit - n, self.drafter.max_positions - n + 1)
         tree = self.drafter.new_tree(self.context, max(1, levels))
         # All of them count as accepted.
@@ -45,7 +47,8 @@ class RootsDecoder(Decoder):
         check_finite(logits)
         scored_at = time.perf_counter()
         if self.after_context is not None:
-            # The target has read all of the context before, so this pass began with the roots.
+            # The target has read all of the context before, so this pass began with the roots and
+            # gave N rows.
             logits = torch.cat((self.after_context[None], logits))
         accepted, bonus = self.rule.verify(tree, logits)
         self.roll_back(tree, accepted)
@@ -86,8 +89,8 @@ class LongestPath:
         for root in tree.children(CONTEXT):
             nodes, below = subtree(tree, root)
             rows = [node + 1 for node in (root, *nodes)]
-            accepted, bonus = self.rule.verify(below, logits[rows])
-            walks.append(([root, *(nodes[node] for node in accepted)], bonus))
+            accepted_below, bonus = self.rule.verify(below, logits[rows])
+            walks.append(([root, *(nodes[inner] for inner in accepted_below)], bonus))
         if not walks:
             return self.rule.verify(tree, logits)
         return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first
@@ -109,13 +112,13 @@ class LongestPath:
 def subtree(tree: Tree, root: int) -> tuple[list[int], Tree]:
     """The nodes below ``root``, and the tree of these after the context and ``root``."""
     below = Tree([*tree.context, tree.tokens[root]], tree.shape, max_levels=0)
-    number = {root: CONTEXT}
+    inner = {root: CONTEXT}  # node of the whole tree -> node of the tree below
     for node, parent in enumerate(tree.parents):
-        if parent in number:
-            number[node] = len(below.tokens)
+        if parent in inner:
+            inner[node] = len(below.tokens)
             below.tokens.append(tree.tokens[node])
-            below.parents.append(number[parent])
+            below.parents.append(inner[parent])
             below.depths.append(tree.depths[node] - 1)
-    below.q = {number[node]: q for node, q in tree.q.items() if node in number}
-    nodes = [node for node in number if node != root]
+    below.q = {inner[node]: q for node, q in tree.q.items() if node in inner}
+    nodes = [node for node in inner if node != root]
     return nodes, below

@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
     """
 
     probs: Tensor  # (R, K) at temperature 1, without top-k and top-p; the sum may be below 1
-    confidence: float  # that one of the tokens is right: 0 if nothing is known, at most 1
+    confidence: float  # the largest probability in any row; 0 if nothing is known
     tokens: Tensor | None = None  # (K,) those of the columns; None: column i is token i
 
     def choose(self, rows: Tensor) -> Tensor:
@@ -87,7 +87,8 @@ class Rule(Protocol):
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
 
-        At temperature 0 nothing is drawn. The probabilities of temperature 1 are returned.
+        At temperature 0 nothing is drawn, and it returns those of temperature 1, for roots and for
+        the pages that show them.
         """
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
@@ -166,6 +167,7 @@ class Sampled:
 
         If it knows none after a node, q is 0 there.
         """
+        # The logarithms of probabilities are logits. Those of a row of zeros would give NaN.
         knows_any = prediction.probs.sum(dim=-1, keepdim=True) > 0  # (R, 1)
         log_probs = torch.where(knows_any, prediction.probs, 1.0).log()
         return self.distribution(log_probs) * knows_any
@@ -181,10 +183,11 @@ class SharedNoise(Sampled):
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         """The children are the tokens with the largest q / √e.
 
-        q is only near p. Of these tokens more are accepted than of those with the largest q, or the
-        largest q / e: that was measured (bench/README.md, "tuned"). The estimate of a child, a
-        rough one, is its share of the sum of all scores. Tokens that exit 0 does not know have no
-        score; instead, the probability that it leaves to them is added to the sum.
+        q is only near p. Of these tokens more are accepted than of those with the largest q, and in
+        growing trees more than of those with the largest q / e: that was measured (bench/README.md,
+        "tuned"). The estimate of a child is its share of the sum of all scores. It is rough, and
+        not derived. Tokens that exit 0 does not know have no score; instead, the probability that
+        it leaves to them is added to the sum.
         """
         noise = prediction.choose(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
@@ -197,7 +200,7 @@ class SharedNoise(Sampled):
         noise = self.noise.at(tree.next_positions(nodes))  # (N+1, V)
         choices = (self.distribution(logits) / noise).argmax(dim=-1).tolist()
         accepted, bonus = follow(tree.tokens, tree.parents, lambda node: choices[node + 1])
-        self.noise.forget(before=len(tree.context) + len(accepted) + 1)  # 1: the bonus token
+        self.noise.forget(before=len(tree.context) + len(accepted))
         return accepted, bonus
 
 
@@ -243,6 +246,7 @@ class Rejection(Sampled):
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         q = self.draft_distribution(prediction).cpu()  # (R, K)
+        # Of a row of zeros, after which nothing is known, ``children`` leaves out what is drawn.
         columns = self.draws.candidates(q, min(count, q.shape[1]))
         tokens, probs = prediction.children(columns, q.gather(1, columns))
         return Proposal(tokens, probs, prediction.spread(q, self.vocab_size).unbind())

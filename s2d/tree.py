@@ -5,7 +5,7 @@ children of the *frontier*, the nodes of the level before that the draft *expand
 tree with one node in each level.
 
     context ─┬─ 0 ─┬─ 2 ─── 5        node                          0   1   2   3   4   5   6
-             │     └─ 3              slot, of those expanded       0   1   2   ·   3   ·   ·
+             │     └─ 3              slot, in order of expansion   0   1   2   ·   3   ·   ·
              └─ 1 ─── 4 ─── 6        row of the target's logits    1   2   3   4   5   6   7
 
 - **Nodes** are numbered in the order in which they were proposed, so parents come before children.
@@ -33,9 +33,9 @@ class Shape:
 
     Attributes:
         depth: the number of levels.
-        capacity: the largest number of nodes that the draft expands or the target is sent.
-        sends_all: whether all proposed nodes are sent. Only then may the target test drawn tokens
-            (``rules.Rejection``); if not, rejection sampling is by ``rules.TargetDraws``.
+        capacity: the largest number of nodes that the draft expands, or that the target is sent,
+            whichever is larger.
+        sends_all: whether all proposed nodes are sent to the target.
     """
 
     depth: int
@@ -55,7 +55,7 @@ class Shape:
         return list(range(len(tree.tokens)))
 
     def ancestors(self, parents: list[int]) -> np.ndarray:
-        """The ancestor mask (N, N) of nodes with these ``parents`` (N,)."""
+        """The ancestor mask (N, N) of nodes, or of slots, with these ``parents`` (N,)."""
         return ancestor_mask(parents)
 
 

@@ -1,24 +1,20 @@
 """Faster matmuls and compiled passes: the same values, names and texts as without."""
 
-import copy
 import json
 import random
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
-import torch.nn.functional as F
 from helpers import raises_line, random_llama, random_parents, random_tokens
 
 from s2d import generate
 from s2d import speed as cpu
 from s2d import timing as costs
-from s2d.checkpoint import load_model, save_model
 from s2d.mask import positions_and_mask
 from s2d.ngram.costs import ROW_COST, SIZES, TRUST, best_node_count, min_paying_prob, pass_costs
-from s2d.speed import compiled, linear, static
-from s2d.speed.linear import FastLinear, can_pack, fast_linears, use_fastest
+from s2d.speed import compiled, static
+from s2d.speed.linear import use_fastest
 from s2d.timing import timed_once
 from s2d.tree import GrowingShape
 
