@@ -45,9 +45,9 @@ def new_axes(width: float, height: float) -> Axes:
     return axes
 
 
-def color_of(exit_layer: int | None, exits: Sequence[int]) -> str:
-    """The colour of an exit by its place among ``exits``; None is the target."""
-    return TARGET if exit_layer is None else COLORS[list(exits).index(exit_layer) % len(COLORS)]
+def color_of(exit_layer: int, exits: Sequence[int]) -> str:
+    """The colour of an exit by its place among ``exits``, as on the page of an answer (trace/)."""
+    return COLORS[list(exits).index(exit_layer) % len(COLORS)]
 
 
 def draw_box(axes: Axes, x: float, y: float, text: str, color: str, filled: bool) -> None:
@@ -62,13 +62,6 @@ def draw_box(axes: Axes, x: float, y: float, text: str, color: str, filled: bool
         fontsize=8,
         color="white" if filled else color,
     )
-
-
-def draw_legend(axes: Axes, y: float, exits: Sequence[int], spacing: float) -> None:
-    """A line with the names of exits and target, in their colours."""
-    for place, each in enumerate([*exits, None]):
-        name = "the target's own" if each is None else f"exit {each}"
-        axes.text(spacing * place, y, name, color=color_of(each, exits), fontsize=9, weight="bold")
 
 
 def cell_grid(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
@@ -90,19 +83,18 @@ def plot_pass_times(counts: Sequence[int], seconds: Sequence[float]) -> Picture:
     return Picture(axes.figure, "The time of one pass over some tokens, and of a pass for each.")
 
 
-def draw_steps(steps: Sequence[Step], exits: Sequence[int], piece: Texts) -> Picture:
-    """A row for each step of chains: what was drafted, by which exit, and what was accepted."""
+def draw_chains(steps: Sequence[Step], piece: Texts) -> Picture:
+    """A row for each step: the chain that was drafted, what of it was accepted, the bonus token."""
     width = 1 + max(len(step.tree.tokens) for step in steps)
     axes = new_axes(0.75 * width, 0.33 * len(steps) + 0.4)
     for down, step in enumerate(steps):
-        tree = step.tree
-        for node, token in enumerate(tree.tokens):
-            color = color_of(tree.exit_layers[node], exits)
-            draw_box(axes, node, -down, piece(token), color, filled=node in step.accepted)
+        for node, token in enumerate(step.tree.tokens):
+            draw_box(axes, node, -down, piece(token), COLORS[0], filled=node in step.accepted)
         if len(step.tokens) > len(step.accepted):
-            after = len(tree.tokens)
+            after = len(step.tree.tokens)
             draw_box(axes, after, -down, piece(step.tokens[-1]), TARGET, filled=True)
-    draw_legend(axes, 1.1, exits, spacing=1.2)
+    axes.text(0, 1.1, "drafted", color=COLORS[0], fontsize=9, weight="bold")
+    axes.text(width - 1, 1.1, "target", color=TARGET, fontsize=9, weight="bold")
     axes.set(xlim=(-0.1, width), ylim=(0.9 - len(steps), 1.6))
     axes.axis("off")
     accepted = ", ".join(str(len(step.accepted)) for step in steps)
@@ -254,7 +246,7 @@ def segment_name(start: int, end: int) -> str:
 
 
 def draw_tree(tree: Tree, accepted: Sequence[int], exits: Sequence[int], piece: Texts) -> Picture:
-    """The tree that was sent to the target. Accepted nodes are filled."""
+    """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
     heights = {}
     waiting = tree.children(-1)[::-1]
     leaves = 0
