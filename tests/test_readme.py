@@ -14,10 +14,12 @@ from helpers import ROOT, WEIGHTS, need, need_compiler, program
 import run
 from s2d.bench import __main__ as bench
 from s2d.checkpoint import __main__ as weights
+from s2d.lesson import __main__ as lesson
 from s2d.train import __main__ as train
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
 PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.checkpoint": weights}
+PROGRAMS |= {"s2d.lesson": lesson}
 
 
 @pytest.fixture(scope="module")

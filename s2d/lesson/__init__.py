@@ -1,0 +1,1 @@
+"""A lesson: the notebook lesson.ipynb, its pictures, and what checks its exercises."""
