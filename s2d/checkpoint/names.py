@@ -65,24 +65,30 @@ def find_draft(
     does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read.
     """
     config = read_config(target)
+    nothing_asked = draft is None and exits is None
+    table_asked = exits is not None and 0 in exits
     datastore = None
     table = "exit 0, the n-grams of the text"
-    if draft is None if exits is None else 0 in exits:
+    if nothing_asked or table_asked:
         datastore = find_datastore_file(target, config)
         if datastore is not None:
             table = f"{datastore}, found next to the target"
-    if exits is not None and list(exits) == [0]:
+    if table_asked and len(exits) == 1:  # rule 2
         return FoundDraft(None, datastore, table)
-    if draft is not None:
+    if draft is not None:  # rule 3
         words = f"{draft}, as given"
-    elif exits is None and datastore is not None:
-        return FoundDraft(None, datastore, table)
-    elif exits is None and find_family_draft(target, config) is None:
-        return FoundDraft(None, None, f"{table}, as there is no {draft_path(target)} that fits")
-    else:
+    elif exits is not None:  # rule 4: if it is not there, loading it says so
         draft = draft_path(target)
         words = f"found by its family's name: {draft}"
-    if exits is not None and 0 in exits:
+    elif datastore is not None:  # rule 5
+        return FoundDraft(None, datastore, table)
+    else:
+        draft = find_family_draft(target, config)
+        if draft is None:  # rule 7
+            words = f"{table}, as there is no {draft_path(target)} that fits"
+            return FoundDraft(None, None, words)
+        words = f"found by its family's name: {draft}"  # rule 6
+    if table_asked:
         words += f"; and {table}"
     return FoundDraft(Path(draft), datastore, words)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..files import read_json
 
-# What a Llama's tokenizer calls its tokens unless a file says otherwise.
 STANDARD = [f"{name}_token" for name in "bos eos unk sep pad cls mask".split()]
+# What a Llama's tokenizer calls its tokens unless a file says otherwise.
 LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # What Code Llama's class adds, whether a file has these tokens or not.
 CODE_LLAMA = {"prefix_token": "▁<PRE>", "middle_token": "▁<MID>", "suffix_token": "▁<SUF>"}
@@ -125,6 +125,21 @@ def is_code_llama(config: dict[str, Any]) -> bool:
     a text is always taken away from it when ids are decoded.
     """
     return str(config.get("tokenizer_class")).removesuffix("Fast") == "CodeLlamaTokenizer"
+
+
+def space_scheme(config: dict[str, Any]) -> str:
+    """Where a Llama's tokenizer puts a space, by its tokenizer_config.json.
+
+    "first": before a text; "always": before each part between two added tokens as well; "never".
+    """
+    if config.get("add_prefix_space") is False:
+        return "never"
+    return "always" if config.get("legacy") and not is_code_llama(config) else "first"
+
+
+def strips_space(config: dict[str, Any]) -> bool:
+    """Whether a space that begins a text is taken away from it when ids are decoded."""
+    return space_scheme(config) != "never" or is_code_llama(config)
 
 
 def read_token(token: str | dict[str, Any], special: bool = False) -> AddedToken:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from .special import LLAMA, AddedToken, is_code_llama, is_llama, read_special_tokens
+from .special import LLAMA, AddedToken, is_llama, read_special_tokens, space_scheme, strips_space
 
 SPACE = "▁"  # how SentencePiece writes it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece that stands for one byte
@@ -102,17 +102,13 @@ def is_byte_level(content: dict[str, Any]) -> bool:
 def make_llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """What transformers' LlamaTokenizer puts in the place of a tokenizer.json's own settings.
 
-    It takes its pieces, and from tokenizer_config.json whether a space is put before a text, and if
-    ``legacy``, before each part between two added tokens as well.
+    It takes its pieces, and from tokenizer_config.json where a space is put.
     """
-    prefix = config.get("add_prefix_space") is not False
-    scheme = "first" if prefix else "never"
-    if prefix and config.get("legacy") and not is_code_llama(config):
-        scheme = "always"
-    space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    space = {"type": "Metaspace", "replacement": SPACE, "split": False}
+    space["prepend_scheme"] = space_scheme(config)
     steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if prefix or is_code_llama(config):
+    if strips_space(config):
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     bpe = {"fuse_unk": True, "byte_fallback": True, "unk_token": None, "dropout": None}
     return {

@@ -9,10 +9,10 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import LLAMA, AddedToken, is_code_llama, read_special_tokens
+from .special import LLAMA, AddedToken, read_special_tokens, space_scheme, strips_space
 
-# Appended to a tokenizer.model, these change one of its settings: normalizer_spec {
-# add_dummy_prefix }, whether a space is put before a text.
+# Appended to a tokenizer.model, these change one of its settings, normalizer_spec {
+# add_dummy_prefix }: whether a space is put before a text. In protobuf, the last value counts.
 WITH_PREFIX = b"\x1a\x02\x18\x01"
 NO_PREFIX = b"\x1a\x02\x18\x00"
 # Unicode's white space, of which Python knows four separators more.
@@ -32,18 +32,15 @@ class SentencePieceModel:
         proto = (folder / "tokenizer.model").read_bytes()
         self.pieces = make_processor(proto)
         self.bare = make_processor(proto + NO_PREFIX)
-        add_prefix_space = config.get("add_prefix_space") is not False
-        self.strips_space = add_prefix_space or is_code_llama(config)
-        if not add_prefix_space:
-            self.first = self.bare
-            self.later = self.bare
-        elif config.get("legacy") and not is_code_llama(config):
-            # A space before each part between two added tokens.
+        self.strips_space = strips_space(config)
+        scheme = space_scheme(config)
+        self.first = self.bare
+        self.later = self.bare
+        if scheme == "first":
+            self.first = make_processor(proto + WITH_PREFIX)
+        elif scheme == "always":
             self.first = self.pieces
             self.later = self.pieces
-        else:
-            self.first = make_processor(proto + WITH_PREFIX)
-            self.later = self.bare
         vocabulary = ids_of(self.pieces)
         tokens = read_special_tokens(folder, config, content, defaults=LLAMA, vocabulary=vocabulary)
         self.names = tokens.names
