@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]  # of a GGUF file, by name
 CONTROL = 3  # the type of a special token
-SIZES = {  # the name in config.json -> in a GGUF file
+GGUF_NAMES = {  # the name in config.json -> in a GGUF file
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
@@ -50,7 +50,7 @@ def convert(file: Path, folder: Path) -> None:
 
 def make_config(fields: Fields) -> dict[str, Any]:
     """What is in the config.json."""
-    sizes = {name: fields[f"llama.{key}"] for name, key in SIZES.items()}
+    sizes = {name: fields[f"llama.{key}"] for name, key in GGUF_NAMES.items()}
     ids = {f"{name}_token_id": fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     vocab_size = len(fields["tokenizer.ggml.tokens"])
     more = {"vocab_size": vocab_size, "tie_word_embeddings": True}

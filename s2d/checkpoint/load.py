@@ -23,15 +23,24 @@ from .shards import read_tensors
 ROTARY = ".rotary_emb."  # in the names of tables in old checkpoints, which are computed here
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 # What a model is spoken to with, and where its answers end: copied with its weights.
-COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json "
-COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json"
+COMPANIONS = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# The name and shape of a tensor -> the slices of it to load.
+Share = Callable[[str, tuple[int, ...]], slice | tuple[slice, ...]]
 
 
 def load_model(
     path: Path | str,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = "auto",
-    share: Callable | None = None,
+    share: Share | None = None,
     compile: bool = False,
     quick: bool = True,
     layers: int | None = None,
@@ -41,7 +50,7 @@ def load_model(
     Args:
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
-        share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
+        share: which part of each tensor to load, for one of several processes.
         compile: short passes run compiled code, which takes its time when first used. The weights
             must not be changed afterwards.
         quick: on a CPU, matmuls of a few rows use the fastest kernel there is. The weights must not
@@ -105,7 +114,7 @@ def read_parameters(
     device: torch.device,
     dtype: torch.dtype,
     stored_layers: int,
-    share: Callable | None,
+    share: Share | None,
 ) -> tuple[set[str], list[str]]:
     """Read what is in the folder ``path`` into a model that has no memory yet.
 
@@ -227,7 +236,7 @@ def save_model(
         del state["lm_head.weight"]
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
     with staged_folder(path) as stage:
-        for name in COMPANIONS.split():
+        for name in COMPANIONS:
             if tokenizer_from and (Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
