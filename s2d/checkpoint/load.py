@@ -50,11 +50,11 @@ def load_model(
     Args:
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
-        share: which part of each tensor to load, for one of several processes.
+        share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
         compile: short passes run compiled code, which takes its time when first used. The weights
             must not be changed afterwards.
-        quick: on a CPU, matmuls of a few rows use the fastest kernel there is. The weights must not
-            be changed afterwards, and only one thread at a time may use the model.
+        quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise. Say False
+            for a model that is to be trained or changed in place, or that several threads share.
         layers: how many of the first layers to read; the others are left out.
 
     What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
@@ -77,7 +77,7 @@ def load_model(
         from ..speed.static import CompiledLlama
 
         kind = CompiledLlama
-    # Built untied: the LM head and the embedding are tied after reading, by which is stored.
+    # Whether LM head and embedding are one is known when it is known which of them are stored.
     model = empty_model(replace(config, tie_word_embeddings=False), kind)
     model.drafting = drafting
     missing, left_out = read_parameters(
