@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from ..notices import tell
-from ..speed.ranks import is_rank_0
 from .program import run_program
 
 A_PERSON = timedelta(days=1)  # to wait for rank 0, while somebody types there
@@ -73,6 +72,6 @@ def interrupt(*_: Any) -> NoReturn:
     It is no KeyboardInterrupt, which a conversation takes for the end of an answer.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if is_rank_0():
+    if os.environ["RANK"] == "0":
         tell("interrupted")
     raise SystemExit(INTERRUPTED)
