@@ -21,7 +21,10 @@ from .program import run_program
 
 A_PERSON = timedelta(days=1)  # to wait for rank 0, while somebody types there
 TORCHRUN = 30  # seconds, more than torchrun needs to end a rank after another one has failed
-INTERRUPTED = 130
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, where torchrun started the program."""
 
 
 def run_in_each(name: str, function: Callable[..., int | None], *arguments: Any) -> NoReturn:
@@ -40,14 +43,10 @@ def run_in_each(name: str, function: Callable[..., int | None], *arguments: Any)
                     nowhere = stack.enter_context(open(os.devnull, "w"))
                     stack.enter_context(redirect_stdout(nowhere))
                     stack.enter_context(redirect_stderr(nowhere))
-                code = function(*arguments)
+                code = find_code(function, *arguments)
             sys.stdout.flush()
-            dist.barrier()  # torchrun ends all as soon as one of them ends with a code but 0
+            dist.barrier()  # as soon as a rank ends with a code but 0, torchrun ends the others
             return code
-        except SystemExit as end:
-            if end.code == 2 and rank > 0:
-                time.sleep(TORCHRUN)  # the command line is wrong, as rank 0 says
-            raise
         except Exception:
             if store.add("failures", 1) > 1:
                 time.sleep(TORCHRUN)  # another rank says why
@@ -56,14 +55,22 @@ def run_in_each(name: str, function: Callable[..., int | None], *arguments: Any)
     code = 1
     try:
         code = run_program(name, run_in_this_process)
-    except SystemExit as end:  # of a command line's parser, or by ``interrupt``
-        code = end.code
+    except Interrupted:
+        code = 130
     except Exception:  # a bug; or another rank was killed, and torchrun ends this one as well
         time.sleep(1)
         traceback.print_exc()
     with suppress(OSError):
         sys.stdout.flush()
-    os._exit(code or 0)  # Python's own end may abort gloo's threads, or wait for other ranks
+    os._exit(code)  # Python's own end may abort gloo's threads, or wait for other ranks
+
+
+def find_code(function: Callable[..., int | None], *arguments: Any) -> int | None:
+    """The exit code of ``function``, also if the parser of its command line ends it."""
+    try:
+        return function(*arguments)
+    except SystemExit as end:
+        return end.code
 
 
 def interrupt(*_: Any) -> NoReturn:
@@ -74,4 +81,4 @@ def interrupt(*_: Any) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.environ["RANK"] == "0":
         tell("interrupted")
-    raise SystemExit(INTERRUPTED)
+    raise Interrupted
