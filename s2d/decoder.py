@@ -228,12 +228,16 @@ class Decoder:
         check_finite(logits)  # a GPU is waited for here
         scored_at = time.perf_counter()
         # 3. Verify: which path of the tree is accepted, and the target's own token after it.
-        accepted, bonus = self.rule.verify(tree, logits)
+        accepted, bonus = self.verify(tree, logits)
         # 4. Roll back: both models forget what was not accepted.
         self.roll_back(tree, accepted)
         # 5. Emit: the tokens of the path and the bonus token, up to EOS.
         tokens = [tree.tokens[node] for node in accepted]
         return self.emit(tree, logits, accepted, [*tokens, bonus], scored_at)
+
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+        """The accepted nodes of ``tree``, and the bonus token; see ``Rule.verify``."""
+        return self.rule.verify(tree, logits)
 
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:
         """Keep the context and the ``accepted`` nodes in the caches of target and draft."""

@@ -227,17 +227,11 @@ class Llama(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.norm.weight.dtype
 
-    def new_cache(
-        self, capacity: int, first: int = 0, end: int | None = None, kv_heads: int | None = None
-    ) -> KVCache:
-        """An empty KV cache of ``capacity`` entries for layers first..end-1.
-
-        ``kv_heads``: how many of the key/value heads it holds, all by default.
-        """
+    def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
+        """An empty KV cache of ``capacity`` entries for layers first..end-1."""
         layers = len(self.model.layers[first:end])
-        if kv_heads is None:
-            kv_heads = self.config.num_key_value_heads
-        shape = (layers, 1, capacity, kv_heads, self.config.head_dim)
+        config = self.config
+        shape = (layers, 1, capacity, config.num_key_value_heads, config.head_dim)
         return KVCache(shape, self.device, self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from s2d.cli import terminal
-from s2d.cli.conversation import converse
+from s2d.cli.conversation import converse, typed
 from s2d.cli.terminal import COLORS, Streamed, compare, report
 from s2d.generation import generate, start
 from s2d.options import Options
@@ -62,7 +61,7 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
 
     monkeypatch.setattr(Streamed, "add", interrupted)
     monkeypatch.setattr(builtins, "input", Mock(side_effect=["", NEXT, "And?", EOFError()]))
-    converse(begin, encode, tokenizer, context_size=107, first=QUESTION)
+    converse(begin, encode, tokenizer, context_size=107, lines=typed(first=QUESTION))
     begun, answer, *_ = capsys.readouterr().out.splitlines()
     two = generate(mini("mini-7b"), prompts[0], method="ar", max_new_tokens=2)
     assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
@@ -80,9 +79,9 @@ def test_a_line_that_cannot_be_answered_is_forgotten(mini, tokenizer, monkeypatc
         return decoder
 
     monkeypatch.setattr(builtins, "input", Mock(side_effect=lines))
-    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512)
+    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512, lines=typed())
     out, error = capsys.readouterr()
-    _, too_long, no_text = error.splitlines()
+    too_long, no_text = error.splitlines()
     assert "the prompt has" in too_long and "not valid UTF-8" in no_text
     answer = out.splitlines()[0]
     assert prompts == [
@@ -107,9 +106,8 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(monkeypatch, se
             stats.seconds = 10.0
         return SimpleNamespace(run=lambda: SimpleNamespace(stats=stats, tokens=tokens))
 
-    monkeypatch.setattr(terminal, "make_decoder", make)
     answer = SimpleNamespace(tokens=[7] * 80, settings=Options("s2d", max_new_tokens=100))
-    line = compare(None, None, [5], answer)
+    line = compare(make, None, None, [5], answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
     assert (
         f"{ratio:.2f} times as fast as the target alone (median of 5 turns, up to 20 tokens each)"

@@ -315,11 +315,8 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def placement(model: Llama) -> str:
-    """One line for people: where a model is, in which dtype, how large, and its memory.
-
-    Of a model that is divided among processes (speed/tensor_parallel.py), all parts together.
-    """
-    count = sum(parameter.numel() for parameter in empty_model(model.config).parameters())
+    """One line for people: where a model is, in which dtype, how large, and its memory."""
+    count = sum(parameter.numel() for parameter in model.parameters())
     size = count * model.dtype.itemsize
     dtype = str(model.dtype).removeprefix("torch.")
     millions = f"{count / 1e6:,.1f} M parameters"

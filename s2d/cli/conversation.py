@@ -1,7 +1,7 @@
 """A conversation on a terminal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from ..checkpoint.tokenizer import Tokenizer
@@ -15,24 +15,18 @@ def converse(
     encode: Callable[[list[str]], list[int]],
     tokenizer: Tokenizer,
     context_size: int,
-    first: str | None = None,
+    lines: Iterable[str],
 ) -> None:
-    """Answer ``first``, if any, then each line typed, until the input ends.
+    """Answer each of ``lines``.
 
     Args:
         start: ids of a prompt -> a Decoder.
         encode: messages, user and assistant in turn -> ids of their prompt.
         context_size: of the target; old turns are forgotten once three quarters of it are full.
     """
-    tell("Ctrl-C ends an answer, Ctrl-D the conversation")
-    with suppress(ImportError):
-        import readline  # noqa: F401  # lets lines be edited
     messages: list[str] = []
-    # Ctrl-D, or Ctrl-C while there is no answer to end
-    with suppress(EOFError, KeyboardInterrupt):
-        while True:
-            line = input("> ") if first is None else first
-            first = None
+    with suppress(KeyboardInterrupt):  # while there is no answer to end
+        for line in lines:
             if not line.strip():
                 continue
             try:
@@ -43,6 +37,17 @@ def converse(
                 continue
             messages = [*kept, stream(decoder, tokenizer)]
     print()
+
+
+def typed(first: str | None = None) -> Iterator[str]:
+    """``first``, if any, then each line that is typed, until Ctrl-D ends the input."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # lets lines be edited
+    if first is not None:
+        yield first
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
 
 
 def with_room(

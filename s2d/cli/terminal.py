@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from itertools import cycle, groupby
 from statistics import median
@@ -11,8 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..decoder import Generation, Step
-from ..generation import make_decoder
+from ..decoder import Decoder, Generation, Step
 from ..model import Llama
 from ..notices import tell
 
@@ -74,8 +73,16 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
     return "\n".join(lines)
 
 
-def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Generation) -> str:
+def compare(
+    make: Callable[..., Decoder],
+    target: Llama,
+    draft: Llama | None,
+    prompt: list[int],
+    answer: Generation,
+) -> str:
     """How fast an ``answer`` to the ids of a prompt was, next to the target alone.
+
+    ``make`` is ``make_decoder``, or takes its arguments.
 
     The target alone and the method take turns on the answer's first tokens. If the method does not
     pay, the text says why.
@@ -87,8 +94,8 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
     turns_alone = []
     turns_drafted = []
     for _ in range(TURNS):
-        turns_alone.append(make_decoder(target, prompt, draft, alone).run())
-        turns_drafted.append(make_decoder(target, prompt, draft, drafted).run())
+        turns_alone.append(make(target, prompt, draft, alone).run())
+        turns_drafted.append(make(target, prompt, draft, drafted).run())
     ratio = median_speed(turns_drafted) / median_speed(turns_alone)
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
     lines += f"(median of {TURNS} turns, up to {count} tokens each)"
