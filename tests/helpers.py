@@ -52,6 +52,13 @@ def random_llama(seed, scale=0.3, **changes):
     return model
 
 
+def twin_of(model, kind):
+    """A model of another class of Llama with the weights of ``model``, in memory of its own."""
+    twin = kind(model.config, model.drafting).to(model.dtype).eval().requires_grad_(False)
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
 def nearly_equal(seed, **changes):
     """Two random Llamas, a target and a draft that often agrees with it."""
     target, draft = random_llama(seed, **changes), random_llama(seed, **changes)
