@@ -1,18 +1,28 @@
-"""Static passes write what ordinary ones write, also when repeated as a CUDA graph repeats them."""
+"""Static passes write what ordinary ones write: repeated as by a CUDA graph, and compiled."""
 
 import random
 from functools import partial
 
 import pytest
 import torch
-from helpers import random_llama, random_parents, random_tokens, twin_of
+from helpers import (
+    WEIGHTS,
+    claim_accelerators,
+    raises_line,
+    random_llama,
+    random_parents,
+    random_tokens,
+    twin_of,
+)
 from test_devices import EXITS, WAYS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from s2d import generate, generate_many, start
+from s2d import generate, generate_many, load_model, start
 from s2d.mask import positions_and_mask
-from s2d.speed import static
+from s2d.speed import class_for, static
+from s2d.speed.compiled import CompiledLlama
+from s2d.speed.graphs import GraphedLlama
 from s2d.speed.static import StaticLlama
 from s2d.tree import GrowingShape
 
@@ -59,11 +69,15 @@ class RecordedLlama(StaticLlama):
         return hidden
 
 
+def small_shapes(monkeypatch, *sizes):
+    monkeypatch.setattr(static, "SIZES", sizes)
+    monkeypatch.setattr(static, "COLUMNS", 16)
+
+
 @pytest.fixture
 def twin(monkeypatch):
     """twin(model) -> a model with the same weights and with recorded passes of small shapes."""
-    monkeypatch.setattr(static, "SIZES", (1, 2, 4, 8, 16))
-    monkeypatch.setattr(static, "COLUMNS", 16)
+    small_shapes(monkeypatch, 1, 2, 4, 8, 16)
     return lambda model: twin_of(model, RecordedLlama)
 
 
@@ -147,3 +161,46 @@ def test_several_positions_after_a_context_need_a_mask_as_in_any_llama(twin):
     model(tokens, cache=cache)
     with pytest.raises(ValueError, match="4 positions after a cache of 4 need a mask"):
         model(tokens, cache=cache)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (4,)])
+def test_compiled_generations_are_the_ordinary_ones(sizes, compiler, monkeypatch):
+    """By passes that are compiled, padded, and too large to be, after more and more columns."""
+    small_shapes(monkeypatch, *sizes)
+    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, **EXITS)
+    twins = twin_of(target, CompiledLlama), twin_of(draft, CompiledLlama)
+    way = dict(exits=[2, 4], tree=GrowingShape(3, 4, 10)) if sizes == (4,) else dict(method="ar")
+    for temperature in (0.0, 1.0):
+        options = dict(max_new_tokens=60, temperature=temperature, seed=3, **way)
+        one = generate(target, [5, 3], draft, **options)
+        other = generate(twins[0], [5, 3], twins[1], **options)
+        assert one.tokens == other.tokens
+        assert one.stats.accept_lengths == other.stats.accept_lengths
+    segment = twins[0].segments[0, 4]
+    assert len(segment.inputs) > 1 and len(segment.made) == 1  # one code for any columns
+
+
+def test_what_compile_makes_is_chosen_by_device(compiler, monkeypatch):
+    model = load_model(WEIGHTS / "mini-draft", dtype="float32", compile=True)
+    assert type(model) is CompiledLlama and model.lm_head.weight.t().is_contiguous()
+    assert class_for(torch.device("cuda", 1)) is GraphedLlama
+    claim_accelerators(monkeypatch, "mps", 1)
+    load = partial(load_model, WEIGHTS / "mini-draft", "mps", compile=True)
+    raises_line(load, ValueError, "--compile is for a CPU or a CUDA GPU, not for mps:0")
+
+
+def test_a_pytorch_that_is_too_old_to_compile_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, fullgraph, dynamic, options: function)
+    load = partial(load_model, WEIGHTS / "mini-draft", compile=True)
+    raises_line(load, ValueError, "--compile needs PyTorch 2.13 or newer; this is 2")
+
+
+def test_a_compiler_that_is_missing_is_one_line(compiler, tmp_path, monkeypatch):
+    from torch._inductor import config
+
+    small_shapes(monkeypatch, 1)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = twin_of(random_llama(0), CompiledLlama)
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        write = partial(generate, model, [5, 3], method="ar")
+        raises_line(write, ValueError, "--compile failed .it needs a C\\+\\+ compiler.*: ")

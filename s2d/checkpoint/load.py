@@ -81,11 +81,11 @@ def load_model(
         some = ", ".join(sorted(left_out)[:2]) + (", ..." if len(left_out) > 2 else "")
         tell(f"{path}: config.json does not ask for all tensors; left out {len(left_out)}: {some}")
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
-    if compile and device.type == "cpu":
+    if compile and device.type == "cpu" and dtype.itemsize > 2:
         from ..speed import lay_by_columns
 
         lay_by_columns(model)
-    elif quick and device.type == "cpu":
+    elif quick and not compile and device.type == "cpu":
         from ..speed import quicken
 
         quicken(model)

@@ -1,7 +1,7 @@
 """CPU speed: faster matmuls of a few rows, and compiled passes.
 
-``load_model`` calls ``quicken``, or makes a model of ``class_for`` (static.py). Only this folder touches
-private parts of PyTorch, because there is no public way to the same speed:
+``load_model`` calls ``quicken``, or makes a model of ``class_for`` (static.py). Only this folder
+touches private parts of PyTorch, because there is no public way to the same speed:
 
 - linear.py: ``torch._C._set_mkldnn_enabled`` switches oneDNN off for one matmul, where the public
   context manager takes longer than a small matmul does; ``torch.ops.mkldnn`` packs weights.
@@ -34,7 +34,7 @@ def quicken(model: nn.Module) -> None:
 
 
 def lay_by_columns(model: nn.Module) -> None:
-    """Store the weights of the linear layers of ``model`` by columns; it stays an ordinary model."""
+    """Store the weights of linear layers by columns; ``model`` stays an ordinary model."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.weight.data = module.weight.data.t().contiguous().t()

@@ -42,9 +42,9 @@ class GraphedLlama(StaticLlama):
         if self.stream is None:
             self.stream = torch.cuda.Stream()
             self.pool = torch.cuda.graph_pool_handle()
-        # The pass runs once before: loading kernels, and the handles and workspaces of cuBLAS, which
-        # belong to a stream, are not for a graph. That it runs twice changes nothing: it writes the
-        # same keys and values to the same slots.
+        # The pass runs once before, on the same stream: kernels are loaded, and cuBLAS makes its
+        # handle and the workspace for this stream, none of which may happen in a capture. That it
+        # runs twice changes nothing: it writes the same keys and values to the same slots.
         current = torch.cuda.current_stream()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
