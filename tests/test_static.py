@@ -5,15 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import (
-    WEIGHTS,
-    claim_accelerators,
-    raises_line,
-    random_llama,
-    random_parents,
-    random_tokens,
-    twin_of,
-)
+from helpers import WEIGHTS, raises_line, random_llama, random_parents, random_tokens, twin_of
 from test_devices import EXITS, WAYS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -163,13 +155,15 @@ def test_several_positions_after_a_context_need_a_mask_as_in_any_llama(twin):
         model(tokens, cache=cache)
 
 
-@pytest.mark.parametrize("sizes", [(1,), (4,)])
-def test_compiled_generations_are_the_ordinary_ones(sizes, compiler, monkeypatch):
-    """By passes that are compiled, padded, and too large to be, after more and more columns."""
-    small_shapes(monkeypatch, *sizes)
+COMPILED = [(1, dict(method="ar")), (4, dict(exits=[2, 4], tree=GrowingShape(2, 2, 3)))]
+
+
+@pytest.mark.parametrize(("rows", "way"), COMPILED)
+def test_compiled_generations_are_the_ordinary_ones(rows, way, compiler, monkeypatch):
+    """By passes that are compiled and padded, over more and more columns."""
+    small_shapes(monkeypatch, rows)
     target, draft = random_llama(0, eos_token_ids=()), random_llama(1, **EXITS)
     twins = twin_of(target, CompiledLlama), twin_of(draft, CompiledLlama)
-    way = dict(exits=[2, 4], tree=GrowingShape(3, 4, 10)) if sizes == (4,) else dict(method="ar")
     for temperature in (0.0, 1.0):
         options = dict(max_new_tokens=60, temperature=temperature, seed=3, **way)
         one = generate(target, [5, 3], draft, **options)
@@ -180,13 +174,12 @@ def test_compiled_generations_are_the_ordinary_ones(sizes, compiler, monkeypatch
     assert len(segment.inputs) > 1 and len(segment.made) == 1  # one code for any columns
 
 
-def test_what_compile_makes_is_chosen_by_device(compiler, monkeypatch):
+def test_what_compile_makes_is_chosen_by_device(compiler):
     model = load_model(WEIGHTS / "mini-draft", dtype="float32", compile=True)
     assert type(model) is CompiledLlama and model.lm_head.weight.t().is_contiguous()
     assert class_for(torch.device("cuda", 1)) is GraphedLlama
-    claim_accelerators(monkeypatch, "mps", 1)
-    load = partial(load_model, WEIGHTS / "mini-draft", "mps", compile=True)
-    raises_line(load, ValueError, "--compile is for a CPU or a CUDA GPU, not for mps:0")
+    line = "--compile is for a CPU or a CUDA GPU, not for mps:0"
+    raises_line(class_for, ValueError, line, torch.device("mps", 0))
 
 
 def test_a_pytorch_that_is_too_old_to_compile_is_one_line(monkeypatch):
