@@ -34,7 +34,7 @@ class CompiledLlama(StaticLlama):
         read = inputs.hidden, cos, sin, inputs.mask, inputs.slots, inputs.cache.layers
         if rows in inputs.made:
             return inputs.made[rows](blocks, *read)
-        tell(f"compiling {len(blocks)} layers for {rows} rows")
+        tell(f"compiling layers {inputs.first + 1} to {inputs.end}, rows: {rows}")
         code = torch.compile(
             run_blocks,
             fullgraph=True,

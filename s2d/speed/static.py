@@ -80,7 +80,8 @@ class StaticInputs:
         torch.arange(length, length + rows, out=self.slots)
         self.mask.fill_(-torch.inf)
         self.mask[:T, : length + T] = 0.0 if mask is None else mask
-        # A row that attends to nothing is NaN, and NaN times a weight of 0 is NaN.
+        # Some kernels give NaN for a row that attends to nothing, and NaN times a weight of 0 is
+        # NaN.
         self.mask[T:, 0] = 0.0
 
 
