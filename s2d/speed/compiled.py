@@ -10,8 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..cache import KVCache
+from ..model import Llama
 from ..notices import tell
 from .static import Slots, StaticInputs, StaticLlama
+
+# Layers: with fewer in a segment, padding costs more than compiling saves (exits of a draft).
+FEWEST = 4
 
 
 class CompiledLlama(StaticLlama):
@@ -26,6 +31,11 @@ class CompiledLlama(StaticLlama):
         super().__init__(config, drafting)
         if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
             raise ValueError(f"--compile needs PyTorch 2.13 or newer; this is {torch.__version__}")
+
+    def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
+        if len(self.model.layers[first:end]) < FEWEST:
+            return Llama.new_cache(self, capacity, first, end)  # its passes are ordinary ones
+        return super().new_cache(capacity, first, end)
 
     def run_static(self, inputs: StaticInputs) -> Tensor:
         rows = len(inputs.slots)
