@@ -1,7 +1,6 @@
 """Static passes as compiled code, for a CPU: torch.compile makes it for each number of rows.
 
-That takes some seconds whenever a pass over so many rows is first needed, and less if the compiler
-finds it in its own cache (TORCHINDUCTOR_CACHE_DIR).
+That takes some seconds when such a pass is first needed; less if the compiler's own cache has it.
 """
 
 import inspect
@@ -40,8 +39,8 @@ class CompiledLlama(StaticLlama):
     def run_static(self, inputs: StaticInputs) -> Tensor:
         rows = len(inputs.slots)
         blocks = list(self.model.layers[inputs.first : inputs.end])
-        cos, sin = self.rope(inputs.positions)
-        read = inputs.hidden, cos, sin, inputs.mask, inputs.slots, inputs.cache.layers
+        rope = self.rope(inputs.positions)
+        read = inputs.hidden, rope, inputs.mask, inputs.slots, inputs.cache.layers
         if rows in inputs.made:
             return inputs.made[rows](blocks, *read)
         tell(f"compiling layers {inputs.first + 1} to {inputs.end}, rows: {rows}")
@@ -58,36 +57,26 @@ class CompiledLlama(StaticLlama):
                 hidden = code(blocks, *read)
         except Exception as error:  # whatever a compiler that does not work raises
             reason = str(error).strip().partition("\n")[0]
-            raise ValueError(
-                f"--compile failed (it needs a C++ compiler, such as g++): {reason}"
-            ) from None
+            message = "--compile failed (it needs a C++ compiler, such as g++):"
+            raise ValueError(f"{message} {reason}") from None
         inputs.made[rows] = code
         return hidden
 
 
+Pair = tuple[Tensor, Tensor]
+
+
 def run_blocks(
-    blocks: list[nn.Module],
-    hidden: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    mask: Tensor,
-    slots: Tensor,
-    layers: list[tuple[Tensor, Tensor]],
+    blocks: list[nn.Module], hidden: Tensor, rope: Pair, mask: Tensor, slots: Tensor, kv: list[Pair]
 ) -> Tensor:
-    for block, (keys, values) in zip(blocks, layers):
-        hidden = run_block(block, hidden, (cos, sin), mask, slots, keys, values)
+    for block, keys_and_values in zip(blocks, kv):
+        hidden = run_block(block, hidden, rope, mask, slots, keys_and_values)
     return hidden
 
 
 @torch.compiler.nested_compile_region  # compiled once for all blocks
 def run_block(
-    block: nn.Module,
-    hidden: Tensor,
-    rope: tuple[Tensor, Tensor],
-    mask: Tensor,
-    slots: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    block: nn.Module, hidden: Tensor, rope: Pair, mask: Tensor, slots: Tensor, kv: Pair
 ) -> Tensor:
-    cache = Slots([(keys, values)], slots, columns=mask.shape[1])
+    cache = Slots([kv], slots, columns=mask.shape[1])
     return block(hidden, rope, mask, cache, layer=0)
