@@ -69,9 +69,15 @@ LAYOUTS = {  # name: what lays a weight out, and what multiplies rows by it
 }
 
 
-def quicken(model: nn.Module) -> str:
-    """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
-    name = choose_layout(linear_weights(model))
+def quicken(model: nn.Module, compiled: bool = False) -> str:
+    """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name.
+
+    Code that is ``compiled`` reads no packed weights.
+    """
+    names = usable_layouts(model.dtype)
+    if compiled:
+        names = [name for name in names if name != "packed"]
+    name = choose_layout(linear_weights(model), names)
     for parent in list(model.modules()):
         for child, linear in list(parent.named_children()):
             if isinstance(linear, nn.Linear):
@@ -87,25 +93,24 @@ def lay_out(parent: nn.Module, child: str, linear: nn.Linear, name: str) -> None
         setattr(parent, child, PackedLinear(linear))
 
 
-def is_packed(model: nn.Module) -> bool:
-    return any(isinstance(module, PackedLinear) for module in model.modules())
-
-
 def linear_weights(model: nn.Module) -> list[Tensor]:
     return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
 
 
-def choose_layout(weights: list[Tensor]) -> str:
-    """The name of the layout that is the fastest on average, and nowhere slower than plain."""
+def choose_layout(weights: list[Tensor], names: list[str]) -> str:
+    """That of the layouts ``names`` that is the fastest on average, and nowhere slower than plain.
+
+    "plain" is among them.
+    """
+    if len(names) == 1:
+        return names[0]
     sizes = accumulate((weight.nbytes for weight in weights), initial=0)
     timed = [weight for weight, before in zip(weights, sizes) if before < TIMED_BYTES]
     what = ["layouts", timed[0].dtype, [tuple(weight.shape) for weight in timed]]
-    cases = [(name, rows) for name in usable_layouts(timed[0].dtype) for rows in ROWS]
+    cases = [(name, rows) for name in names for rows in ROWS]
     seconds = timed_once(what, cases, lambda: time_layouts(timed, cases))
     ratios = {  # what a matmul costs, if it costs 1 with plain weights
-        name: [seconds[name, rows] / seconds["plain", rows] for rows in ROWS]
-        for name in LAYOUTS
-        if (name, ROWS[0]) in seconds
+        name: [seconds[name, rows] / seconds["plain", rows] for rows in ROWS] for name in names
     }
     not_slower = [name for name, each in ratios.items() if max(each) <= SLOWER]
     return min(not_slower, key=lambda name: sum(ratios[name]))
