@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, ByLastToken, random_llama, random_tokens
+from helpers import DEVICE, ROOT, ByLastToken, random_llama, random_tokens
 
 from s2d import generate, generate_many
 from s2d.generation import start
@@ -18,7 +18,7 @@ from s2d.ngram.datastore import Datastore
 from s2d.trace.record import Asked, NotedExit
 from s2d.tree import GrowingShape
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = sorted({"cpu", DEVICE, *(["cuda"] if torch.cuda.is_available() else [])})
 EXITS = dict(exits=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
 WAYS = [
     dict(method="ar"),
@@ -38,7 +38,8 @@ WAYS = [
 
 
 def models(device: str, dtype: torch.dtype = torch.float64) -> tuple:
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, **EXITS)
+    target = random_llama(0, device="cpu", eos_token_ids=())
+    draft = random_llama(1, device="cpu", **EXITS)
     return target.to(device, dtype), draft.to(device, dtype)
 
 
