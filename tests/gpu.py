@@ -1,6 +1,6 @@
 """What this project does on a GPU, in one command of eight minutes at most.
 
-    python tests/gpu.py --out DIR                        # a GPU with 24 GB of memory, or more
+    python tests/gpu.py --out DIR                        # a GPU with 32 GB of memory, or more
     python tests/gpu.py --out DIR --device cpu --small   # the same with tiny models: CI
 
 It writes tables in DIR/gpu.md, the same in DIR/gpu.json, and what the parts say in DIR/gpu.log. The

@@ -41,7 +41,9 @@ from s2d.trace.record import Asked, NotedExit  # noqa: E402
 
 Row = dict[str, str | float]  # a cell for each column
 
-WAYS = ("eager", "graphs")  # graphs: static passes, which a GPU replays as CUDA graphs
+# Graphs: static passes, which a GPU replays as CUDA graphs.
+GRAPHS = "s2d.speed.graphs"
+WAYS = ("eager", "graphs") if find_spec(GRAPHS) else ("eager",)
 METHODS = {
     "ar": dict(method="ar"),
     "sd": dict(method="sd"),
@@ -53,7 +55,6 @@ METHODS = {
 ROWS = (1, 2, 4, 8, 16, 64)  # of a pass
 WARM_UP = 3  # calls before those that are timed: kernels are loaded, graphs captured
 GENERATIONS = 2  # that are timed, after another one
-STEPS = 4  # that are profiled
 # What the profiler calls the functions of CUDA that launch something, and those that wait.
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
 LAUNCHES |= {"cudaGraphLaunch"}
@@ -70,6 +71,7 @@ class Setup:
     context: int = 512  # positions before a pass that is timed
     calls: int = 20  # of what is timed; their median counts
     new_tokens: int = 128
+    steps: int = 2  # that are profiled
     copied: int = 2**30  # bytes
     processes: int = min(8, os.cpu_count() or 1)  # of pytest, if pytest-xdist is here
     tests: tuple[str, ...] = (  # each is one run of pytest, and a row
@@ -96,6 +98,7 @@ def small_setup(device: torch.device) -> Setup:
         context=32,
         calls=3,
         new_tokens=16,
+        steps=1,
         copied=2**24,
         processes=1,
         tests=("test_roots.py",),
@@ -325,7 +328,7 @@ def count_launches(setup: Setup) -> Iterator[Row]:
 
 
 def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, Any]) -> Row:
-    """The means of STEPS steps after the first one, which reads the prompt."""
+    """The means of a few steps after the first one, which reads the prompt."""
     if setup.on_gpu:
         generate(target, setup.prompt, draft, **options)  # warms up: passes of all shapes
     decoder = start(target, setup.prompt, draft, **options)
@@ -340,7 +343,7 @@ def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, 
         activities.append(ProfilerActivity.CUDA)
     levels = 0
     with profile(activities=activities) as profiled:
-        for _ in range(STEPS):
+        for _ in range(setup.steps):
             with record_function("step"):
                 levels += next(steps).tree.level_count
     on_cpu = [each for each in profiled.events() if each.device_type == DeviceType.CPU]
@@ -357,12 +360,12 @@ def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, 
     ]
     kernels = [name for name in on_gpu if not name.startswith(("Memcpy", "Memset", "step"))]
     return {
-        "launches": len(launches) / STEPS,
-        "kernels": len(kernels) / STEPS,
-        "copies to the GPU": sum("HtoD" in name for name in on_gpu) / STEPS,
-        "copies to the CPU": sum("DtoH" in name for name in on_gpu) / STEPS,
-        "waits": sum(name in WAITS for name in calls) / STEPS,
-        "waits expected": 2 + (levels + len(tried)) / STEPS,
+        "launches": len(launches) / setup.steps,
+        "kernels": len(kernels) / setup.steps,
+        "copies to the GPU": sum("HtoD" in name for name in on_gpu) / setup.steps,
+        "copies to the CPU": sum("DtoH" in name for name in on_gpu) / setup.steps,
+        "waits": sum(name in WAITS for name in calls) / setup.steps,
+        "waits expected": 2 + (levels + len(tried)) / setup.steps,
     }
 
 
@@ -376,7 +379,7 @@ PARTS = {
     "transformers": time_transformers,
     "launches": count_launches,
 }
-NEEDS = {"hf": "transformers", "transformers": "transformers"}
+NEEDS = {"hf": "transformers", "transformers": "transformers", "graphs": GRAPHS}
 
 
 def main() -> None:
