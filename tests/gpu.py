@@ -113,11 +113,12 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         device = check_device(args.device)
-    except ValueError as error:
-        parser.error(str(error))
-    if (args.out / "gpu.json").exists():
-        parser.error(f"{args.out} has a gpu.json, which is not replaced")
-    args.out.mkdir(parents=True, exist_ok=True)
+        if (args.out / "gpu.json").exists():
+            raise ValueError(f"{args.out} has a gpu.json, which is not replaced")
+        args.out.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        print(f"gpu.py: {error}", file=sys.stderr)
+        return 2
     commands = {}
     for name, limit in LIMITS.items():
         command = [sys.executable, "tests/gpu_parts.py", name, "--device", str(device)]
