@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -267,14 +268,6 @@ def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> fl
         return seconds_of(run, setup)
 
 
-def time_eager(setup: Setup) -> Iterator[Row]:
-    yield from time_answers(setup, "eager")
-
-
-def time_graphs(setup: Setup) -> Iterator[Row]:
-    yield from time_answers(setup, "graphs")
-
-
 def time_answers(setup: Setup, way: str) -> Iterator[Row]:
     """Whole answers; in half precision, nearly equal logits may make them differ."""
     target, draft = make_models(setup, way)
@@ -374,8 +367,8 @@ PARTS = {
     "exactness": run_exactness_tests,
     "hf": compare_with_transformers,
     "passes": time_passes,
-    "eager": time_eager,
-    "graphs": time_graphs,
+    "eager": partial(time_answers, way="eager"),
+    "graphs": partial(time_answers, way="graphs"),
     "transformers": time_transformers,
     "launches": count_launches,
 }
