@@ -101,7 +101,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         choices=("auto", *DTYPES),
         help="auto: the model's own, or float32",
     )
-    add("--compile", action="store_true", help="compiled passes, after a minute; untried on CUDA")
+    add("--compile", action="store_true", help="compiled passes, or CUDA graphs (untried)")
     add("--compare", action="store_true", help="time the target alone as well, on this prompt")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")

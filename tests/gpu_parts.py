@@ -76,7 +76,7 @@ class Setup:
     copied: int = 2**30  # bytes
     processes: int = min(8, os.cpu_count() or 1)  # of pytest, if pytest-xdist is here
     tests: tuple[str, ...] = (  # each is one run of pytest, and a row
-        "test_devices.py test_roots.py test_rules.py test_draft.py test_tree.py",
+        "test_static.py test_devices.py test_roots.py test_rules.py test_draft.py test_tree.py",
         "test_exact.py",
         "test_batch.py",
     )

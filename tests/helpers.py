@@ -1,5 +1,6 @@
 """What several tests share: small random Llamas and distributions, programs and their errors."""
 
+import inspect
 import json
 import multiprocessing
 import os
@@ -52,6 +53,13 @@ def random_llama(seed, scale=0.3, device=None, **changes):
     for parameter in model.parameters():
         parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
     return model.to(DEVICE if device is None else device)
+
+
+def twin_of(model, kind):
+    """A model of another class of Llama with the weights of ``model``, in memory of its own."""
+    twin = kind(model.config, model.drafting).to(model.device, model.dtype)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval().requires_grad_(False)
 
 
 def nearly_equal(seed, **changes):
@@ -114,8 +122,8 @@ def need_compiler():
     header = Path(sysconfig.get_path("include"), "Python.h")
     found = shutil.which(os.environ.get("CXX", "g++")) and header.is_file()
     need(found, "C++ compiler with Python's headers", "g++ python3-dev")
-    if not hasattr(torch.compile(abs), "aot_compile"):
-        pytest.skip(f"PyTorch {torch.__version__} cannot compile ahead of time")
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        pytest.skip(f"--compile needs PyTorch 2.13 or newer; this is {torch.__version__}")
 
 
 def program(main, *arguments):

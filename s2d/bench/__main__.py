@@ -52,7 +52,7 @@ def parse(arguments: list[str]) -> Namespace:
     add("--temperature", type=comma_separated(float), default="0,1", help="0 is greedy")
     add("--questions", type=Path, help="in Spec-Bench's format; default: held-out ones")
     add("--hf", action="store_true", help="transformers as well")
-    add("--compile", action="store_true", help="every method compiled as well; on CUDA untried")
+    add("--compile", action="store_true", help="every method compiled as well")
     add("--batch", type=comma_separated(count), metavar="N,...", help="also N prompts at once")
     add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
     add("--out", type=Path, help="folder for answer files, as Spec-Bench's scripts read them")

@@ -41,8 +41,8 @@ def load_model(
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
-        compile: short passes run compiled code, which takes its time when first used. The weights
-            must not be changed afterwards.
+        compile: passes over a few tokens are compiled, or on a CUDA GPU captured as CUDA graphs,
+            when they are first used. Afterwards the model must not be moved, cast or changed.
         quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise. Say False
             for a model that is to be trained or changed in place, or that several threads share.
         layers: how many of the first layers to read; the others are left out.
@@ -64,9 +64,9 @@ def load_model(
         drafting = default_drafting(config)
     kind: type[Llama] = Llama
     if compile:
-        from ..speed.static import CompiledLlama
+        from ..speed import class_for
 
-        kind = CompiledLlama
+        kind = class_for(device)
     # Whether LM head and embedding are one is known when it is known which of them are stored.
     model = empty_model(replace(config, tie_word_embeddings=False), kind)
     model.drafting = drafting
@@ -81,9 +81,11 @@ def load_model(
         some = ", ".join(sorted(left_out)[:2]) + (", ..." if len(left_out) > 2 else "")
         tell(f"{path}: config.json does not ask for all tensors; left out {len(left_out)}: {some}")
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
-    if compile:
-        model.prepare()
-    elif quick and device.type == "cpu":
+    if compile and device.type == "cpu" and dtype.itemsize > 2:
+        from ..speed import lay_by_columns
+
+        lay_by_columns(model)
+    elif quick and not compile and device.type == "cpu":
         from ..speed import quicken
 
         quicken(model)
