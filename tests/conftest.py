@@ -3,12 +3,21 @@
 import functools
 import signal
 
+import helpers
 import pytest
 import torch
 from helpers import WEIGHTS, need_compiler
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="where random Llamas are put, such as cuda")
+
+
+def pytest_configure(config):
+    helpers.DEVICE = config.getoption("--device")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, ByLastToken, random_llama, random_tokens, twin_of
+from helpers import DEVICE, ROOT, ByLastToken, random_llama, random_tokens, twin_of
 
 from s2d import generate, generate_many
 from s2d.generation import start
@@ -20,7 +20,7 @@ from s2d.speed.static import StaticLlama
 from s2d.trace.record import Asked, NotedExit
 from s2d.tree import GrowingShape
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = sorted({"cpu", DEVICE, *(["cuda"] if torch.cuda.is_available() else [])})
 EXITS = dict(exits=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
 WAYS = [
     dict(method="ar"),
@@ -40,7 +40,8 @@ WAYS = [
 
 
 def models(device: str, dtype: torch.dtype = torch.float64, kind: type = Llama) -> tuple:
-    pair = random_llama(0, eos_token_ids=()), random_llama(1, **EXITS)
+    target = random_llama(0, device="cpu", eos_token_ids=())
+    pair = target, random_llama(1, device="cpu", **EXITS)
     return tuple(twin_of(model, kind).to(device, dtype) for model in pair)
 
 

@@ -8,6 +8,7 @@ import subprocess
 import textwrap
 from functools import partial
 
+import gpu
 import pytest
 from helpers import ROOT, WEIGHTS, need, need_compiler, program
 
@@ -19,7 +20,7 @@ from s2d.train import __main__ as train
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
 PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.checkpoint": weights}
-PROGRAMS |= {"s2d.lesson": lesson}
+PROGRAMS |= {"s2d.lesson": lesson, "tests/gpu.py": gpu}
 
 
 @pytest.fixture(scope="module")

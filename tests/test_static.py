@@ -5,7 +5,15 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import WEIGHTS, raises_line, random_llama, random_parents, random_tokens, twin_of
+from helpers import (
+    DEVICE,
+    WEIGHTS,
+    raises_line,
+    random_llama,
+    random_parents,
+    random_tokens,
+    twin_of,
+)
 from test_devices import EXITS, WAYS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,9 +77,10 @@ def small_shapes(monkeypatch, *sizes):
 
 @pytest.fixture
 def twin(monkeypatch):
-    """twin(model) -> a model with the same weights and with recorded passes of small shapes."""
+    """twin(model) -> one with the same weights; its passes are graphs, or recorded on a CPU."""
     small_shapes(monkeypatch, 1, 2, 4, 8, 16)
-    return lambda model: twin_of(model, RecordedLlama)
+    kind = GraphedLlama if DEVICE.startswith("cuda") else RecordedLlama
+    return lambda model: twin_of(model, kind)
 
 
 LARGE = dict(method="s2d-tree", tree=GrowingShape(6, 5, 40))  # some passes are not static
@@ -95,7 +104,7 @@ def test_every_method_writes_the_same_in_the_same_steps(way, twin):
 def test_passes_of_any_segment_after_any_past(twin):
     """What lies after the context does not matter, as long as it is not NaN."""
     rng, model = random.Random(0), random_llama(0)
-    other, new = twin(model), partial(torch.randn, dtype=torch.float64)
+    other, new = twin(model), partial(torch.randn, dtype=torch.float64, device=model.device)
     for _ in range(20):
         first, end = sorted(rng.sample(range(5), 2))
         pair = [(each, each.new_cache(60, first, end)) for each in (model, other)]
@@ -161,7 +170,7 @@ def test_nan_in_a_generation_does_not_reach_the_next(twin):
 def test_several_positions_after_a_context_need_a_mask_as_in_any_llama(twin):
     model = twin(random_llama(0))
     cache = model.new_cache(20)
-    tokens = torch.tensor([random_tokens(0, 4)])
+    tokens = torch.tensor([random_tokens(0, 4)], device=model.device)
     model(tokens, cache=cache)
     with pytest.raises(ValueError, match="4 positions after a cache of 4 need a mask"):
         model(tokens, cache=cache)
@@ -174,7 +183,8 @@ COMPILED = [(1, dict(method="ar")), (4, dict(exits=[2, 4], tree=GrowingShape(2, 
 def test_compiled_generations_are_the_ordinary_ones(rows, way, compiler, monkeypatch):
     """By passes that are compiled and padded, over more and more columns."""
     small_shapes(monkeypatch, rows)
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, **EXITS)
+    target = random_llama(0, device="cpu", eos_token_ids=())
+    draft = random_llama(1, device="cpu", **EXITS)
     twins = twin_of(target, CompiledLlama), twin_of(draft, CompiledLlama)
     for temperature in (0.0, 1.0):
         options = dict(max_new_tokens=60, temperature=temperature, seed=3, **way)
@@ -205,7 +215,7 @@ def test_a_compiler_that_is_missing_is_one_line(compiler, tmp_path, monkeypatch)
 
     small_shapes(monkeypatch, 1)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model = twin_of(random_llama(0), CompiledLlama)
+    model = twin_of(random_llama(0, device="cpu"), CompiledLlama)
     with config.patch({"cpp.cxx": ("no-such-compiler",)}):
         write = partial(generate, model, [5, 3], method="ar")
         raises_line(write, ValueError, "--compile failed .it needs a C\\+\\+ compiler.*: ")
