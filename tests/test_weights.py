@@ -132,10 +132,10 @@ def test_tensors_that_do_not_fit(folder):
         ({name: torch.zeros(3, 4)}, r"\(3, 4\) in torch.float32; expected \(48, 32\)"),
         ({name: weight.to(torch.float8_e4m3fn)}, "in torch.float8_e4m3fn; expected .* not quantis"),
         ({name: weight.to(torch.int8)}, "in torch.int8; expected .* not quantised"),
-        ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no Llama"),
+        ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no such"),
         ({name: weight, "model.layers.1.q_norm.weight": torch.ones(4)}, "q_norm.weight', which no"),
-        ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no Llama"),
-        ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no Llama"),
+        ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no such"),
+        ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no such"),
     ):
         save_file(tensors | other, file)
         refused(ValueError, message, folder)

@@ -1,14 +1,14 @@
 """transformers, made comparable in float64."""
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from s2d.bench.peers import keep_float64
 
 
 def load_transformers(folder, dtype):
-    """LlamaForCausalLM in ``dtype``, with torch's RMSNorm: its own rounds float64 to float32."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    """Their model in ``dtype``, with torch's RMSNorm: their own rounds float64 to float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     if dtype == torch.float64:
         keep_float64(model)
     return model

@@ -55,6 +55,8 @@ def load_model(
     config = read_config(path)
     dtype = choose_dtype(dtype, device, path)
     drafting = read_drafting(path)
+    if compile and config.qkv_bias:
+        raise ValueError(f"{path}: a model with biases cannot be compiled; leave that out")
     tell_of_generation_config(path)
     stored_layers = config.num_hidden_layers
     if layers is not None:
@@ -83,7 +85,7 @@ def load_model(
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
     if compile:
         model.prepare()
-    elif quick and device.type == "cpu":
+    elif quick and device.type == "cpu" and not config.qkv_bias:  # its layers have no biases
         from ..speed import quicken
 
         quicken(model)
@@ -129,7 +131,7 @@ def read_parameters(
             setattr(model.get_submodule(module), leaf, parameter)
             missing.discard(name)
         elif is_in_a_part(name, layers):
-            raise ValueError(f"{file} has the tensor {name!r}, which no Llama has")
+            raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
         elif not name.startswith(not_read) and not name.endswith(".rotary_emb.inv_freq"):
             left_out.append(name)  # but every old checkpoint has tables of the rotary embedding
     return missing, left_out
@@ -146,8 +148,9 @@ def refuse_other_kind(file: Path, name: str, tensor: Tensor, shape: tuple[int, .
 def is_in_a_part(name: str, layers: int) -> bool:
     """Whether a tensor is in a part of a Llama with so many ``layers``.
 
-    One that no Llama has, such as a bias or the scale of quantised weights, would change what that
-    part computes; but tables of the rotary embedding, in old checkpoints, are computed here.
+    One that the model does not have, such as a bias or the scale of quantised weights, would change
+    what that part computes; but tables of the rotary embedding, in old checkpoints, are computed
+    here.
     """
     parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
     parts += [f"model.layers.{layer}." for layer in range(layers)]
