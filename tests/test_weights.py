@@ -143,11 +143,16 @@ def test_tensors_that_do_not_fit(folder):
 
 LLAMA3 = dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 REFUSED = [
-    (dict(model_type="mistral"), "model_type is 'mistral'; only 'llama'"),
+    (dict(model_type="mistral"), "model_type is 'mistral'; only llama, qwen2, qwen3 are supported"),
     (dict(architectures=["LlamaBiModel"]), "architectures has 'LlamaBiModel'; only"),
     (dict(quantization_config={"quant_method": "x"}), "quantization_config is .*; only None"),
     (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
     (dict(attention_bias=True), "attention_bias is True"),
+    (dict(model_type="qwen2"), "architectures has 'LlamaForCausalLM'; only Qwen2ForCausalLM"),
+    (dict(model_type="qwen3", architectures=...), "has no tensor model.layers.0.self_attn.k_norm"),
+    (dict(model_type="qwen3_moe"), "model_type is 'qwen3_moe'; only llama, qwen2, qwen3 are"),
+    (dict(use_sliding_window=True), "use_sliding_window is True; only False is supported"),
+    (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types has 'sliding_att"),
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(rope_scaling={"type": "linear"}), "factor is None; expected a number"),
     (dict(rope_scaling=5), "rope_scaling is 5; expected an object"),
