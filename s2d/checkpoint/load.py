@@ -45,7 +45,8 @@ def load_model(
             must not be changed afterwards.
         quick: on a CPU, matmuls of a few rows use the fastest kernel there is, likewise. Say False
             for a model that is to be trained or changed in place, or that several threads share.
-        layers: how many of the first layers to read; the others are left out.
+        layers: how many of the first layers to read: a draft needs those up to its last exit. The
+            others need not be in the folder. Exits after them are left out.
 
     What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
     FileNotFoundError, or ValueError for what is not a Llama this project can run.
@@ -63,7 +64,7 @@ def load_model(
         if not 0 < layers <= stored_layers:
             raise ValueError(f"{path} has {stored_layers} layers, not {layers}")
         config = replace(config, num_hidden_layers=layers)
-        drafting = default_drafting(config)
+        drafting = drafting.within(layers)
     kind: type[Llama] = Llama
     if compile:
         from ..speed.static import CompiledLlama

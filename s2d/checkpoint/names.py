@@ -1,5 +1,6 @@
 """Models by name: where the folder of a target is, and what is next to it that drafts for it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ def find_draft(
 
     ``draft`` and ``exits`` are what was asked for, if anything: the folder of a draft model, and
     numbers of layers. What was not asked for is used if it is next to the target and fits; if it
-    does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read.
+    does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read,
+    or if the target is to draft for itself with all of its layers.
     """
     config = read_config(target)
     datastore = None
@@ -74,6 +76,7 @@ def find_draft(
     if exits is not None and list(exits) == [0]:
         return FoundDraft(None, datastore, table)
     if draft is not None:
+        refuse_whole_target(target, draft, exits)
         words = f"{draft}, as given"
     elif exits is None and datastore is not None:
         return FoundDraft(None, datastore, table)
@@ -85,6 +88,21 @@ def find_draft(
     if exits is not None and 0 in exits:
         words += f"; and {table}"
     return FoundDraft(Path(draft), datastore, words)
+
+
+def is_same_folder(one: Path | str, other: Path | str) -> bool:
+    return Path(one).is_dir() and Path(other).is_dir() and os.path.samefile(one, other)
+
+
+def refuse_whole_target(target: Path | str, draft: Path | str, exits: Sequence[int] | None) -> None:
+    """Raise ValueError if a target would draft for itself with all of its layers unasked."""
+    if exits is None and is_same_folder(target, draft):
+        layers = read_config(draft).num_hidden_layers
+        if read_drafting(draft).exits[-1] == layers:
+            raise ValueError(
+                f"{draft} would draft for itself with all of its {layers} layers; say after which "
+                f"of them it may predict: --exits, or exit_layers in its config.json"
+            )
 
 
 def draft_path(target: Path | str) -> Path:
