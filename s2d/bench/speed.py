@@ -31,7 +31,7 @@ from .methods import Method, default_methods, parse_method
 from .peers import peers_of
 from .plot import write_plot
 from .specbench import corpus_questions, model_id, read_questions, write_answers
-from .tables import DETAILS, Result, render, summarise, table
+from .tables import DETAILS, Result, acceptance_table, render, summarise, table
 
 
 @dataclass
@@ -86,6 +86,10 @@ def report(args: Namespace) -> int:
             details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
             lines = render(table(details, ("speedup", "mat")), args.markdown)
             print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
+            drafted = acceptance_table(records)
+            if len(drafted) > 1:
+                title = "accepted by position; by exit asked / sure / drafted / accepted"
+                print(f"{column}: {title}\n\n{render(drafted, args.markdown)}\n", flush=True)
             if args.out:
                 write_answers(args.out, column, records)
             if args.check:
