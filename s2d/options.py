@@ -48,6 +48,8 @@ class Drafting:
 
     def within(self, layers: int) -> "Drafting":
         """How the first ``layers`` alone draft: from the exits before their end, and from there."""
+        if layers >= self.exits[-1]:
+            return self
         exits = tuple(each for each in self.exits if each < layers)
         return replace(
             self, exits=(*exits, layers), thresholds=(*self.thresholds[: len(exits)], 0.0)

@@ -102,7 +102,7 @@ def test_layers_that_are_read_draft_as_the_whole_model_does():
     cut = load_model(WEIGHTS / "mini-draft", layers=3).drafting
     assert cut.exits == (2, 3) and cut.thresholds == (whole.thresholds[0], 0.0)
     assert (cut.length, cut.stop, cut.tree) == (whole.length, whole.stop, whole.tree)
-    assert whole.within(4) == whole
+    assert whole.within(4) == whole and cut.within(4) == cut
     assert whole.within(1).exits == (1,)
 
 

@@ -308,6 +308,24 @@ def test_published_sizes_have_the_published_parameter_counts(row):
     assert sum(prod(parameter.shape) for parameter in model.parameters()) == count
 
 
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        (dict(model_type="qwen2", hidden_size=896, intermediate_size=4864), 494_032_768),
+        (dict(model_type="qwen3", hidden_size=1024, intermediate_size=3072), 596_049_920),
+    ],
+)
+def test_qwen_has_the_published_parameter_counts(changes, count):
+    """Qwen2.5-0.5B and Qwen3-0.6B, by the fields of their files."""
+    raw = {"vocab_size": 151936, "tie_word_embeddings": True, "rope_theta": 1e6, "head_dim": None}
+    raw |= {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 21}
+    heads = {"qwen2": (24, 14, 2), "qwen3": (28, 16, 8)}[changes["model_type"]]
+    raw |= dict(zip(SIZES.split()[2:], heads))
+    config = config_from_dict(raw | changes)
+    assert sum(prod(parameter.shape) for parameter in empty_model(config).parameters()) == count
+    assert config.eos_token_ids == () and config.bos_token_id is None  # as long as no file has any
+
+
 def test_where_an_answer_ends(folder):
     """As config.json says or, before it, generation_config.json; without it Llama 3 never stops."""
 
