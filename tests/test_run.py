@@ -391,7 +391,7 @@ def models(tmp_path_factory):
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/draft": "has no tokenizer.model and no tokenizer.json",
+    "--target {m}/draft --draft {m}/target": "has no tokenizer.model and no tokenizer.json",
     "--target {m}/target --method s2d --exits 2": "no model folder at",
     "--draft=": "No such file or directory: 'config.json'",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
