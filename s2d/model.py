@@ -39,7 +39,7 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     qkv_bias: bool = False  # queries, keys and values have biases, as in Qwen2.5
     qk_norm: bool = False  # queries and keys are normalised by head, as in Qwen3
-    bos_token_id: int = 1
+    bos_token_id: int | None = 1
     eos_token_ids: tuple[int, ...] = (2,)
 
 

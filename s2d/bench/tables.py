@@ -104,17 +104,21 @@ def acceptance_table(records: list[Record]) -> list[list[str]]:
     """
     found = {}
     for method in dict.fromkeys(record["method"] for record in records):
-        own = [r for record in records if record["method"] == method for r in record["generations"]]
-        if own[0] and own[0].settings.exits:
-            found[method] = acceptance(add_up(own), own[0].settings.exits)
+        generations = []
+        for record in records:
+            if record["method"] == method:
+                generations += record["generations"]
+        if generations[0] and generations[0].settings.exits:  # transformers has none, ar no exits
+            exits = generations[0].settings.exits
+            found[method] = acceptance(add_up(generations), exits)
     depth = max((len(each["num_drafts_per_pos"]) for each in found.values()), default=0)
-    exits = sorted({layer for each in found.values() for layer in each["per_exit"]})
+    layers = sorted({layer for each in found.values() for layer in each["per_exit"]})
     positions = [str(position) for position in range(1, depth + 1)]
-    lines = [["", *positions, *(f"exit {layer}" for layer in exits)]]
+    lines = [["", *positions, *(f"exit {layer}" for layer in layers)]]
     for method, each in found.items():
         rates = [f"{rate:.0%}" for rate in rates_by_position(each)]
         line = [method, *rates, *[""] * (depth - len(rates))]
-        for layer in exits:
+        for layer in layers:
             counts = each["per_exit"].get(layer, {})
             line.append(" / ".join(map(str, counts.values())))
         lines.append(line)

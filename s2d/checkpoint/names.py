@@ -91,18 +91,22 @@ def find_draft(
 
 
 def is_same_folder(one: Path | str, other: Path | str) -> bool:
-    return Path(one).is_dir() and Path(other).is_dir() and os.path.samefile(one, other)
+    """Whether two names lead to one folder; both are there."""
+    return os.path.samefile(one, other)
 
 
 def refuse_whole_target(target: Path | str, draft: Path | str, exits: Sequence[int] | None) -> None:
-    """Raise ValueError if a target would draft for itself with all of its layers unasked."""
-    if exits is None and is_same_folder(target, draft):
-        layers = read_config(draft).num_hidden_layers
-        if read_drafting(draft).exits[-1] == layers:
-            raise ValueError(
-                f"{draft} would draft for itself with all of its {layers} layers; say after which "
-                f"of them it may predict: --exits, or exit_layers in its config.json"
-            )
+    """Raise ValueError if a target would draft for itself with all of its layers unasked.
+
+    ``exits`` are what was asked for, if anything. Raises FileNotFoundError if there is no draft.
+    """
+    layers = read_config(draft).num_hidden_layers
+    whole = read_drafting(draft).exits[-1] == layers
+    if exits is None and whole and is_same_folder(target, draft):
+        raise ValueError(
+            f"{draft} would draft for itself with all of its {layers} layers; say after which of "
+            "them it may predict: --exits, or exit_layers in its config.json"
+        )
 
 
 def draft_path(target: Path | str) -> Path:

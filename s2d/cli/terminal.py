@@ -61,15 +61,15 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
     ]
     if drafted := stats.exit_counts.total():
         counts = sorted(stats.exit_counts.items())
-        parts = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
-        lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
+        shares = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
+        lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
         accepted = acceptance(stats, generation.settings.exits)
         rates = " ".join(f"{100 * rate:.0f}" for rate in rates_by_position(accepted))
         lines.append(f"accepted       {rates} % of the 1st, 2nd, ... drafted tokens")
-        parts = []
-        for exit_layer, counts in accepted["per_exit"].items():
-            parts.append(f"exit {exit_layer} {'/'.join(map(str, counts.values()))}")
-        lines.append(f"by exit        asked/sure/drafted/accepted: {', '.join(parts)}")
+        per_exit = []
+        for exit_layer, counted in accepted["per_exit"].items():
+            per_exit.append(f"exit {exit_layer} {'/'.join(map(str, counted.values()))}")
+        lines.append(f"by exit        asked/sure/drafted/accepted: {', '.join(per_exit)}")
     if colors:
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
