@@ -197,8 +197,10 @@ def test_the_whole_command(tmp_path, capsys):
     output = capsys.readouterr().out
     ours = ["ar", "s2d", "ar:batch=3", "s2d:batch=3"]
     names = [*ours, "transformers", "transformers assisted", "transformers look-up"]
-    rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+", output, re.M)
+    rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)
     assert rows == 3 * names  # at both temperatures, and in the last table
+    rows = re.findall(r"^\| (\w[^|]+) \| \d+% ", output, re.M)
+    assert rows == 2 * ["s2d", "s2d:batch=3"]  # what was accepted
     for temperature, method in product((0, 1), ours[1:]):
         assert f"mini-7b T={temperature} {method}: 6 answers compared: identical" in output
     last = [re.split(r" ?[|/] ?", row) for row in output.split("\n\n")[-1].splitlines()[2:]]

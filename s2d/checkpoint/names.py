@@ -91,8 +91,8 @@ def find_draft(
 
 
 def is_same_folder(one: Path | str, other: Path | str) -> bool:
-    """Whether two names lead to one folder; both are there."""
-    return os.path.samefile(one, other)
+    """Whether two names lead to one folder that is there."""
+    return Path(one).is_dir() and Path(other).is_dir() and os.path.samefile(one, other)
 
 
 def refuse_whole_target(target: Path | str, draft: Path | str, exits: Sequence[int] | None) -> None:
