@@ -27,7 +27,7 @@ from torch.distributed import get_world_size, is_initialized, is_torchelastic_la
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
 from s2d.checkpoint.config import read_config, read_drafting
-from s2d.checkpoint.names import FoundDraft, find_draft, find_target, miniature_note
+from s2d.checkpoint.names import FoundDraft, find_draft, find_target, is_same_folder, miniature_note
 from s2d.cli.conversation import converse, typed
 from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
@@ -225,7 +225,16 @@ def load(args: Namespace, choice: Choice) -> Models:
     tell(f"target on {placement(target)}{each}")
     draft = None
     if choice.found.draft is not None and is_rank_0():
-        draft = load_model(choice.found.draft, args.device, target.dtype, compile=args.compile)
+        if not is_initialized() and is_same_folder(choice.found.draft, choice.target):
+            draft = target  # it drafts for itself: its first layers are in memory already
+        else:
+            draft = load_model(
+                choice.found.draft,
+                args.device,
+                target.dtype,
+                compile=args.compile,
+                layers=settings.exits[-1],
+            )
     settings = fit(settings, target, draft, batch=args.batch if args.prompts else 1)
     return Models(choice, target, draft, tokenizer, raw, args.system, settings, make)
 

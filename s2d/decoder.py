@@ -94,8 +94,13 @@ class Stats:
 
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
     exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
+    exit_levels: Counter[int] = field(default_factory=Counter)  # exit -> its levels that were sent
+    exit_accepted: Counter[int] = field(default_factory=Counter)  # exit -> its accepted tokens
     draft_levels: int = 0  # levels of the trees, roots from the target included
+    draft_tokens: int = 0  # nodes that were sent, roots from the target included
     accepted_tokens: int = 0  # drafted tokens that were accepted and emitted
+    depth_sent: Counter[int] = field(default_factory=Counter)  # depth -> trees with a node there
+    depth_accepted: Counter[int] = field(default_factory=Counter)  # depth -> accepted nodes
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
@@ -103,8 +108,14 @@ class Stats:
     def add(self, step: Step) -> None:
         self.accept_lengths.append(len(step.tokens))
         self.exit_counts.update(each for each in step.tree.exit_layers if each is not None)
+        levels = dict(zip(step.tree.depths, step.tree.exit_layers))  # {depth: exit} of those sent
+        self.exit_levels.update(each for each in levels.values() if each is not None)
+        self.exit_accepted.update(each for each in step.sources if each is not None)
         self.draft_levels += step.tree.level_count
+        self.draft_tokens += len(step.tree.tokens)
         self.accepted_tokens += len(step.accepted)
+        self.depth_sent.update(levels.keys())
+        self.depth_accepted.update(range(len(step.accepted)))
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
         self.seconds += step.seconds

@@ -77,6 +77,9 @@ def test_stdin_and_json(capsys, monkeypatch):
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
     assert answer["exact"] is True and answer["ended"] == "length" and stats["seconds"] > 0
     assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
+    drafted = stats["speculative_decoding"]
+    assert drafted["per_exit"].keys() == {"2", "3", "4"}
+    assert sum(drafted["num_accepted_tokens_per_pos"]) == drafted["num_accepted_draft_tokens"] > 0
 
 
 def test_options_reach_the_decoder(capsys):
@@ -87,6 +90,8 @@ def test_options_reach_the_decoder(capsys):
 
     alone = answer_to("--method ar")
     assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
+    drafted = alone["stats"]["speculative_decoding"]
+    assert (drafted["num_spec_steps"], drafted["draft_acceptance_rate"]) == (0, None)
     for line, exits, longest, tree in (
         ("--method sd --exits 3", {"3"}, None, None),
         ("--exits 2,4 --thresholds 1,0 --draft-length 2", {"4"}, 3, None),
@@ -387,7 +392,7 @@ def models(tmp_path_factory):
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/draft": "has no tokenizer.model and no tokenizer.json",
+    "--target {m}/draft --draft {m}/target": "has no tokenizer.model and no tokenizer.json",
     "--target {m}/target --method s2d --exits 2": "no model folder at",
     "--draft=": "No such file or directory: 'config.json'",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",

@@ -9,9 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from helpers import nearly_equal
 
 from s2d.cli.conversation import converse, typed
-from s2d.cli.terminal import COLORS, Streamed, compare, report
+from s2d.cli.terminal import COLORS, Streamed, acceptance, compare, report
+from s2d.draft import LayerExit
 from s2d.generation import generate, start
 from s2d.options import Options
 
@@ -87,6 +89,57 @@ def test_a_line_that_cannot_be_answered_is_forgotten(mini, tokenizer, monkeypatc
     assert prompts == [
         tokenizer.encode_chat(each) for each in ([QUESTION], [QUESTION, answer, NEXT])
     ]
+
+
+SHAPES = [dict(method="s2d"), dict(method="mcsd", tree=(3, 2, 1)), dict(method="s2d-tree")]
+
+
+@pytest.mark.parametrize("options", [*SHAPES, SHAPES[1] | dict(init="target")])
+def test_acceptance_is_what_the_steps_say(options, monkeypatch):
+    """Counted anew, one token after the other; how often exits were asked, as they are asked."""
+    target, draft = nearly_equal(3)
+    asked, predict = Counter(), LayerExit.predict
+
+    def count(self, tree):
+        asked[self.exit_layer] += 1
+        return predict(self, tree)
+
+    monkeypatch.setattr(LayerExit, "predict", count)
+    exits = {"exits": [1, 2, 4], "thresholds": [0.6, 0.5, 0.0], "max_new_tokens": 60}
+    decoder = start(target, [1, 2, 3], draft, temperature=1.0, seed=4, **exits, **options)
+    steps = [step for step in decoder if step.tree.tokens]
+    found = acceptance(decoder.stats, decoder.settings.exits)
+    lengths = [len(step.accepted) for step in steps]
+    assert found["num_spec_steps"] == len(steps) > 5
+    assert found["num_draft_tokens"] == sum(len(step.tree.tokens) for step in steps)
+    assert found["num_accepted_draft_tokens"] == sum(lengths) > 10
+    histogram = found["acceptance_histogram"]
+    assert histogram == [lengths.count(k) for k in range(len(histogram))] and sum(histogram) > 5
+    for position, (sent, right) in enumerate(
+        zip(found["num_drafts_per_pos"], found["num_accepted_tokens_per_pos"])
+    ):
+        assert sent == sum(position in step.tree.depths for step in steps)
+        assert right == sum(length > position for length in lengths)
+    per_exit = found["per_exit"]
+    assert list(per_exit) == [1, 2, 4]
+    for layer, counts in per_exit.items():
+        nodes = [(step, node) for step in steps for node in range(len(step.tree.tokens))]
+        drafted = [(step, node) for step, node in nodes if step.tree.exit_layers[node] == layer]
+        assert counts["num_draft_tokens"] == len(drafted)
+        right = [node in step.accepted for step, node in drafted]
+        assert counts["num_accepted_draft_tokens"] == sum(right)
+        if options["method"] == "s2d-tree":
+            assert counts["num_asked"] <= asked[layer]  # it also drafts levels that are not sent
+        else:
+            assert counts["num_asked"] == asked[layer]
+    used = [layer for layer, counts in per_exit.items() if counts["num_draft_tokens"]]
+    assert used == [1, 2, 4] or "init" in options  # the target drafts a level, and is no exit
+    deeper = [*list(per_exit.values())[1:], {"num_asked": 0}]
+    for counts, after in zip(per_exit.values(), deeper):
+        assert counts["num_asked"] == counts["num_sure"] + after["num_asked"]
+    lines = report(decoder.result(), {}, torch.float64).splitlines()
+    assert [line.split()[0] for line in lines[3:6]] == ["draft", "accepted", "by"]
+    assert f"exit 4 {'/'.join(map(str, per_exit[4].values()))}" in lines[5]
 
 
 @pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])

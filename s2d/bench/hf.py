@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..checkpoint import empty_model, load_model
 from ..checkpoint.chat import as_dialogue
-from ..checkpoint.config import read_config
-from ..checkpoint.names import find_family_draft, find_target
+from ..checkpoint.config import read_config, read_drafting
+from ..checkpoint.names import find_family_draft, find_target, is_same_folder, refuse_whole_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
 from ..model import Llama
@@ -38,6 +38,8 @@ def report(args: Namespace) -> int:
 
     folder = find_target(args.target)
     config = read_config(folder)
+    if args.draft is not None:
+        refuse_whole_target(folder, args.draft, exits=None)
     count = sum(parameter.numel() for parameter in empty_model(config).parameters())
     weights = 8 * count  # bytes in float64; all else together hardly takes as much again
     dtype = "float64" if 2 * weights < free_memory() else args.dtype
@@ -54,7 +56,12 @@ def report(args: Namespace) -> int:
     has_template = tokenizer.prompt_format.is_own
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     draft_path = args.draft or find_family_draft(folder, config)
-    draft = load_model(draft_path, args.device, target.dtype) if draft_path else None
+    draft = None
+    if draft_path is not None:
+        draft = target
+        if not is_same_folder(draft_path, folder):
+            layers = read_drafting(draft_path).exits[-1]
+            draft = load_model(draft_path, args.device, target.dtype, layers=layers)
     size = config.max_position_embeddings
     prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
     if max(map(max, prompts)) >= config.vocab_size:

@@ -56,7 +56,8 @@ def load_model(
         quick: on a CPU, lay the weights out anew for matmuls of a few rows (speed/layout.py). The
             model may then be for inference alone: say False if it is to be trained, changed, moved
             or saved.
-        layers: how many of the first layers to read; the others are left out.
+        layers: how many of the first layers to read: a draft needs those up to its last exit. The
+            others need not be in the folder. Exits after them are left out.
 
     What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
     FileNotFoundError, or ValueError for what is not a Llama this project can run.
@@ -72,7 +73,7 @@ def load_model(
         if not 0 < layers <= stored_layers:
             raise ValueError(f"{path} has {stored_layers} layers, not {layers}")
         config = replace(config, num_hidden_layers=layers)
-        drafting = default_drafting(config)
+        drafting = drafting.within(layers)
     kind: type[Llama] = Llama
     if compile:
         from ..speed import class_for
@@ -140,7 +141,7 @@ def read_parameters(
         elif ROTARY in name:
             continue
         elif is_in_a_part(name, layers):
-            raise ValueError(f"{file} has the tensor {name!r}, which no Llama has")
+            raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
         else:
             left_out.append(name)
     return missing, left_out
@@ -157,8 +158,8 @@ def refuse_misfit(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...])
 def is_in_a_part(name: str, layers: int) -> bool:
     """Whether a tensor is in a part of a Llama with so many ``layers``.
 
-    One that no Llama has, such as a bias or the scale of quantised weights, would change what that
-    part computes.
+    One that the model does not have, such as a bias or the scale of quantised weights, would change
+    what that part computes.
     """
     parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
     parts += [f"model.layers.{layer}." for layer in range(layers)]

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from itertools import cycle, groupby
 from statistics import median
@@ -11,7 +11,8 @@ from typing import Any, TextIO
 import torch
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..decoder import Decoder, Generation, Step
+from ..decoder import Decoder, Generation, Stats, Step
+from ..draft import Exit
 from ..model import Llama
 from ..notices import tell
 
@@ -59,8 +60,15 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
     ]
     if drafted := stats.exit_counts.total():
         counts = sorted(stats.exit_counts.items())
-        parts = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
-        lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
+        shares = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
+        lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
+        accepted = acceptance(stats, generation.settings.exits)
+        rates = " ".join(f"{100 * rate:.0f}" for rate in rates_by_position(accepted))
+        lines.append(f"accepted       {rates} % of the 1st, 2nd, ... drafted tokens")
+        per_exit = []
+        for exit_layer, counted in accepted["per_exit"].items():
+            per_exit.append(f"exit {exit_layer} {'/'.join(map(str, counted.values()))}")
+        lines.append(f"by exit        asked/sure/drafted/accepted: {', '.join(per_exit)}")
     if colors:
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
@@ -71,6 +79,46 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
         kind += f", up to rounding in {str(dtype).removeprefix('torch.')}"
     lines.append(f"method         {generation.settings.method}, {kind}")
     return "\n".join(lines)
+
+
+def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
+    """What was drafted and accepted, by position and by exit.
+
+    Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
+    tree was sent in it. The first position is 0. An exit is asked once for each level that it or a
+    deeper one drafts, and it is sure if it drafts the level itself, as the last one always does.
+    Levels of which no node was sent are not counted.
+    """
+    steps = stats.depth_sent[0]
+    depth = len(stats.depth_sent)
+    accepted = [stats.depth_accepted[position] for position in range(depth)]
+    reached = [steps, *accepted, 0]  # at k: the steps with at least k accepted tokens
+    layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
+    per_exit = {}
+    for index, layer in enumerate(layers):
+        per_exit[layer] = {
+            "num_asked": sum(stats.exit_levels[deeper] for deeper in layers[index:]),
+            "num_sure": stats.exit_levels[layer],
+            "num_draft_tokens": stats.exit_counts[layer],
+            "num_accepted_draft_tokens": stats.exit_accepted[layer],
+        }
+    return {
+        "mean_acceptance_length": 1 + stats.accepted_tokens / steps if steps else None,
+        "draft_acceptance_rate": stats.accepted_tokens / stats.draft_tokens if steps else None,
+        "acceptance_histogram": [reached[k] - reached[k + 1] for k in range(depth + 1)],
+        "num_spec_steps": steps,
+        "num_draft_tokens": stats.draft_tokens,
+        "num_accepted_draft_tokens": stats.accepted_tokens,
+        "num_drafts_per_pos": [stats.depth_sent[position] for position in range(depth)],
+        "num_accepted_tokens_per_pos": accepted,
+        "per_exit": per_exit,
+    }
+
+
+def rates_by_position(accepted: dict[str, Any]) -> list[float]:
+    """The share of the trees with a node at a position of which one was accepted there."""
+    pairs = zip(accepted["num_accepted_tokens_per_pos"], accepted["num_drafts_per_pos"])
+    return [right / drafted for right, drafted in pairs]
 
 
 def compare(
@@ -127,6 +175,7 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
     stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
+    stats["speculative_decoding"] = acceptance(generation.stats, generation.settings.exits)
     settings = vars(generation.settings)
     options = {name: settings[name] for name in SHOWN}
     shape = generation.settings.shape
