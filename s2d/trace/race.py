@@ -103,9 +103,11 @@ def write_race(target: Llama, draft: Llama, tokenizer: Tokenizer, rounds: int, f
         Answer("S2D", moments_of(*measure(start_s2d, rounds), tokenizer)),
     ]
     own = drafting_of(draft).exits
-    machine = f"{name_processor()}, {torch.get_num_threads()} threads, {target.dtype}"
+    threads = torch.get_num_threads()
+    dtype = str(target.dtype).removeprefix("torch.")
+    machine = f"{name_processor()}, {threads} thread{'s' * (threads > 1)}, {dtype}"
+    picture = draw_race(answers, color_exits(own, own), machine)
     with staged_file(file) as stage:
-        picture = draw_race(answers, color_exits(own, own), machine.replace("torch.", ""))
         stage.write_text(picture, encoding="utf-8")
     tell(f"wrote {file}: {describe(answers)}")
 
@@ -203,9 +205,12 @@ def draw_answer(answer: Answer, colors: dict[int, Color], number: int) -> str:
     for step, moment in enumerate(answer.moments, start=1):
         letters = []
         for text, exit_layer in zip(moment.texts, moment.sources):
-            letters += [Letter(character, exit_layer, *next(places)) for character in text]
+            for character in text:
+                line, column = next(places)
+                ends_line = column >= len(lines[line].rstrip())  # a space that nobody wants to see
+                letters.append(Letter(character, None if ends_line else exit_layer, line, column))
         count += len(moment.texts)
-        words = f"{count} tokens  {step} passes  {1000 * moment.seconds:.0f} ms"
+        words = f"tokens {count}  passes {step}  {1000 * moment.seconds:.0f} ms"
         parts.append(
             f'<g style="animation-name:a{number}-{step}">{draw_letters(letters, colors, x)}'
             f'<rect class="cover" x="{x}" y="46" width="{PANEL - 20}" height="20"/>'
