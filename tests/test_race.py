@@ -136,10 +136,9 @@ def test_pages_for_a_web_server(tmp_path, capsys):
     assert names == ["race.svg", *pages]
     assert sorted(path.name for path in folder.iterdir()) == sorted(["index.html", *names])
     assert sum(path.stat().st_size for path in folder.iterdir()) < 400_000
-    script = "return [texts('li'), all('img').map((each) => [each.naturalWidth > 0, each.alt])]"
-    lines, pictures = browse(folder / "index.html", script)
     [title] = re.findall("<title>(.*)</title>", SHIPPED.read_text("utf-8"))
-    assert pictures == [[True, title]]
+    assert f'<img src="race.svg" alt="{title}">' in index
+    lines = re.findall("<li>(.*)</li>", index)
     for line, page, why in zip(lines, pages, ("q the draft's", "likeliest", "p / e"), strict=True):
         tokens, steps = re.search(r"(\d+) tokens in (\d+) steps", line).groups()
         about, reason = browse(folder / page, "return [texts('#about')[0], texts('#why')[0]]")
