@@ -308,11 +308,14 @@ def test_why_drafting_ended():
         assert reason in why_ended(tree, [Asked(level, 2, prob) for level in levels])
 
 
-def test_the_page_of_run_py_names_the_models(tmp_path):
+def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_path):
     file = tmp_path / "page.html"
-    assert program(run.main, "--target", "7b", "--max-new-tokens", "4", "--trace", file) == 0
-    about = browse(file, "return texts('#about')[0]")
+    line = ["--target", "7b", "--exits", "3", "--max-new-tokens", "4", "--trace", file]
+    assert program(run.main, *line) == 0
+    script = "return [texts('#about')[0], all('#legend span').map((each) => each.className)]"
+    about, classes = browse(file, script)
     assert about.startswith("target mini-7b · draft mini-draft · method s2d · temperature 0 · ")
+    assert classes == ["target", f"exit {COLORS[1].name}"]  # exit 3 is the second one
 
 
 def test_play_goes_to_the_end_and_stops(known):

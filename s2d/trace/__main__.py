@@ -36,13 +36,24 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 def make_race(args: Namespace) -> None:
     refuse_other_than_file(args.out)
-    write_race(load_model(TARGET), load_model(DRAFT), Tokenizer(TARGET), args.rounds, args.out)
+    write_race(
+        target=load_model(TARGET),
+        draft=load_model(DRAFT),
+        tokenizer=Tokenizer(TARGET),
+        rounds=args.rounds,
+        file=args.out,
+    )
 
 
 def make_pages(args: Namespace) -> None:
     refuse_existing(args.out)
-    names = {"target": TARGET.name, "draft": DRAFT.name}
-    write_pages(load_model(TARGET), load_model(DRAFT), Tokenizer(TARGET), names, args.out)
+    write_pages(
+        target=load_model(TARGET),
+        draft=load_model(DRAFT),
+        tokenizer=Tokenizer(TARGET),
+        names={"target": TARGET.name, "draft": DRAFT.name},
+        folder=args.out,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 "use strict";
 // One recorded answer: show(step, position) draws all that is below the answer, from `data` (record.py).
-// Whatever came from a model is put in as text, never as markup. Numbers are shown as they were recorded.
+// Whatever came from a model is put in as text, never as markup.
 
 const at = (id) => document.getElementById(id);
 const data = JSON.parse(at("data").textContent);
@@ -8,6 +8,9 @@ const { about, steps, pieces } = data;
 
 const CONTEXT = -1; // the parent of the nodes of the first level, as in s2d/mask.py
 const SECONDS_PER_STEP = 1.2; // of "play"
+
+/** A number with the digits that were recorded, 1.2e-5 if it is small. */
+const number = (value) => (value !== 0 && value < 0.001 ? value.toExponential() : String(value));
 
 /** An element of HTML, or "svg:..."; an attribute that is a function listens to its event. */
 function make(name, attributes = {}, ...children) {
@@ -103,8 +106,8 @@ function showNode({ nodes }, node) {
   light("#tree g", ...attended);
   light("#mask g", node);
   at("node").replaceChildren(`Node ${node} `, piece(nodes.tokens[node]), ` is from ${sourceName(nodes.exits[node])}, `,
-    `level ${nodes.levels[node] + 1}. Its path has probability ${nodes.probs[node]} in the draft. `,
-    `The target gives it p = ${nodes.p[node]} after its parent. `,
+    `level ${nodes.levels[node] + 1}. Its path has probability ${number(nodes.probs[node])} in the draft. `,
+    `The target gives it p = ${number(nodes.p[node])} after its parent. `,
     `It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
 }
 
@@ -146,9 +149,9 @@ function drawLevels(step) {
   const rows = about.exits.map((exit, i) => {
     const threshold = i === about.exits.length - 1 ? "" : ` > ${about.thresholds[i]}`;
     return make("tr", {}, make("th", {}, `exit ${exit}${threshold}`), ...levels.map(([, asked]) => {
-      const [, confidence] = asked.find(([asked_exit]) => asked_exit === exit) ?? [exit, "·"];
+      const [, confidence] = asked.find(([asked_exit]) => asked_exit === exit) ?? [exit];
       const drafted = asked.at(-1)[0] === exit;
-      return make("td", {}, make("span", drafted ? { class: `drafted ${sourceClass(exit)}` } : {}, confidence));
+      return make("td", {}, make("span", drafted ? { class: `drafted ${sourceClass(exit)}` } : {}, confidence === undefined ? "·" : number(confidence)));
     }));
   });
   const table = make("table", {}, make("tr", {}, make("th", {}, "level"), ...heads), ...rows);
@@ -192,14 +195,14 @@ function drawPosition(step) {
     const before = i ? piece(nodes.tokens[path[i - 1]]) : "the context", press = { "aria-pressed": i === chosen };
     return make("button", { type: "button", onclick: () => show(current, i), ...press }, "after ", before);
   }));
-  const value = (name, token) => columns.findLast((column) => column[0] === name)[2][ids.indexOf(token)];
+  const value = (name, token) => number(columns.findLast((column) => column[0] === name)[2][ids.indexOf(token)]);
   const compared = (token) => `p = ${value("p", token)}` + (about.rule === "SharedNoise" ? `, p / e = ${value("p / e", token)}` : "");
   const lines = tests.map(({ node, accepted, p, q, chance, draw }) => {
     const token = nodes.tokens[node], result = accepted ? "accepted" : "rejected";
     if (nodes.exits[node] === null) return paragraph(piece(token), ` ${compared(token)}, a root, which the target chose: ${result}`);
     if (q !== undefined) {
-      const ratio = `min(1, p/q) = min(1, ${p} / ${q}) = ${chance}`;
-      return paragraph(piece(token), ` acceptance probability ${ratio}, random number ${draw}: ${result}`);
+      const ratio = `min(1, p/q) = min(1, ${number(p)} / ${number(q)}) = ${number(chance)}`;
+      return paragraph(piece(token), ` acceptance probability ${ratio}, random number ${number(draw)}: ${result}`);
     }
     const decided = choice ? `, ${accepted ? "" : "not "}${choice}` : "";
     return paragraph(piece(token), ` ${compared(token)}${decided}: ${result}`);
@@ -228,7 +231,7 @@ function drawTable(ids, [p, ...others], said) {
   const all = [shown[0], ...exits, ...shown.slice(1)];
   const heads = all.map(({ head, kind }) => make("th", {}, make("span", { class: kind ?? "" }, ...head)));
   const rows = ids.map((token, i) => make("tr", {}, make("td", {}, piece(token)), ...all.map(({ kind, row, whole }) =>
-    make("td", {}, ...(kind === null ? [] : [bar(kind, row[i] / whole)]), row[i]))));
+    make("td", {}, ...(kind === null ? [] : [bar(kind, row[i] / whole)]), number(row[i])))));
   at("tests").replaceChildren(make("table", {}, make("tr", {}, make("th", {}, "token"), ...heads), ...rows));
 }
 

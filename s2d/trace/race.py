@@ -8,9 +8,10 @@ its last frame.
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, groupby
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -37,8 +38,9 @@ COLUMNS = 44  # characters in a line
 LINE = 23  # pixels from line to line
 CHARACTER = 8.4  # pixels from character to character
 PANEL = 420  # pixels from the left edge of an answer to that of the next
-MARGIN = 24
-TOP = 92  # of the first line
+GAP = 20  # pixels of them that stay empty
+MARGIN = 24  # pixels on the left and on the right
+TOP = 92  # pixels above the first line
 
 STYLE = """
 text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;fill:var(--ink);white-space:pre}
@@ -83,10 +85,6 @@ class Answer:
     def tokens(self) -> int:
         return sum(len(moment.texts) for moment in self.moments)
 
-    def __str__(self) -> str:
-        steps = len(self.moments)
-        return f"{self.title} in {steps} passes and {1000 * self.seconds:.0f} ms"
-
 
 def write_race(target: Llama, draft: Llama, tokenizer: Tokenizer, rounds: int, file: Path) -> None:
     """Measure both answers, and draw them; the text for readers who see no pictures is told."""
@@ -98,9 +96,11 @@ def write_race(target: Llama, draft: Llama, tokenizer: Tokenizer, rounds: int, f
     def start_s2d() -> Decoder:
         return start(target, prompt, draft, "s2d", max_new_tokens=TOKENS)
 
+    alone = measure(start_alone, rounds)
+    s2d = measure(start_s2d, rounds)
     answers = [
-        Answer("the target alone", moments_of(*measure(start_alone, rounds), tokenizer)),
-        Answer("S2D", moments_of(*measure(start_s2d, rounds), tokenizer)),
+        Answer("the target alone", moments_of(alone, tokenizer)),
+        Answer("S2D", moments_of(s2d, tokenizer)),
     ]
     own = drafting_of(draft).exits
     threads = torch.get_num_threads()
@@ -112,21 +112,21 @@ def write_race(target: Llama, draft: Llama, tokenizer: Tokenizer, rounds: int, f
     tell(f"wrote {file}: {describe(answers)}")
 
 
-def measure(start_decoder: Callable[[], Decoder], rounds: int) -> tuple[list[Step], list[float]]:
-    """The steps of a decoder, and the median of the seconds of each in several ``rounds``."""
+def measure(start_decoder: Callable[[], Decoder], rounds: int) -> list[Step]:
+    """The steps of a decoder; the seconds of each are the median of several ``rounds``."""
     list(start_decoder())  # warms up
     runs = [list(start_decoder()) for _ in range(rounds)]
     totals = [sum(step.seconds for step in run) for run in runs]
     if median(totals) > QUIET * min(totals):
         tell("measured next to other work: draw this picture again on a quiet machine")
-    return runs[0], [median(step.seconds for step in same) for same in zip(*runs)]
+    return [replace(same[0], seconds=median(step.seconds for step in same)) for same in zip(*runs)]
 
 
-def moments_of(steps: list[Step], seconds: list[float], tokenizer: Tokenizer) -> list[Moment]:
-    """The moments at which ``steps`` end that take so many ``seconds`` each."""
+def moments_of(steps: list[Step], tokenizer: Tokenizer) -> list[Moment]:
+    """The moments at which ``steps`` end that follow each other."""
     stream = TextStream(tokenizer)
     moments = []
-    for step, end in zip(steps, accumulate(seconds)):
+    for step, end in zip(steps, accumulate(step.seconds for step in steps)):
         texts = [stream.push([token]) for token in step.tokens]
         moments.append(Moment(end, texts, step.sources))
     moments[-1].texts[-1] += stream.push([], last=True)
@@ -145,8 +145,11 @@ def name_processor() -> str:
 
 def describe(answers: list[Answer]) -> str:
     """The result in a sentence, for readers who see no pictures."""
-    alone, s2d = answers
-    return f"Both write the same {alone.tokens} tokens: {alone}; {s2d}."
+    results = [
+        f"{each.title} in {len(each.moments)} passes and {1000 * each.seconds:.0f} ms"
+        for each in answers
+    ]
+    return f"Both write the same {answers[0].tokens} tokens: {'; '.join(results)}."
 
 
 def draw_race(answers: list[Answer], colors: dict[int, Color], machine: str) -> str:
@@ -163,27 +166,34 @@ def draw_race(answers: list[Answer], colors: dict[int, Color], machine: str) -> 
             frames = f"{{0%{{opacity:0}}{share:.2f}%{{opacity:1}}}}"
             keyframes.append(f"@keyframes a{number}-{step}{frames}")
     lines = max(len(break_lines(text_of(answer))) for answer in answers)
-    bottom = TOP + LINE * lines + 10
-    width = 2 * MARGIN + 2 * PANEL - 20
-    caption = f"{factor} times slower than measured ({machine})"
-    style = STYLE.replace("PERIOD", f"{period:.2f}")
-    style = style.replace("LIGHT", ";".join(f"--{c.name}:{c.light}" for c in colors.values()))
-    style = style.replace("DARK", ";".join(f"--{c.name}:{c.dark}" for c in colors.values()))
-    for color in colors.values():
-        style += f".{color.name}{{fill:var(--{color.name});text-decoration-style:{color.line}}}\n"
+    legend = TOP + LINE * lines + 10  # pixels from the top, as the next two
+    caption = legend + LINE
+    height = caption + 16
+    width = 2 * MARGIN + 2 * PANEL - GAP
+    words = f"{factor} times slower than measured ({machine})"
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{bottom + 39}" '
-            f'viewBox="0 0 {width} {bottom + 39}" xml:space="preserve" role="img">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" xml:space="preserve" role="img">'
             f"<title>{escape(describe(answers))}</title>",
-            f"<style>{style}{''.join(keyframes)}</style>",
-            f'<rect class="card" x=".5" y=".5" width="{width - 1}" height="{bottom + 38}" rx="8"/>',
+            f"<style>{make_style(colors, period)}{''.join(keyframes)}</style>",
+            f'<rect class="card" x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="8"/>',
             *parts,
-            draw_legend(colors, MARGIN + PANEL, bottom),
-            f'<text class="faint" x="{MARGIN}" y="{bottom + 23}">{escape(caption)}</text>',
+            draw_legend(colors, MARGIN + PANEL, legend),
+            f'<text class="faint" x="{MARGIN}" y="{caption}">{escape(words)}</text>',
             "</svg>\n",
         ]
     )
+
+
+def make_style(colors: dict[int, Color], period: float) -> str:
+    light = ";".join(f"--{color.name}:{color.light}" for color in colors.values())
+    dark = ";".join(f"--{color.name}:{color.dark}" for color in colors.values())
+    style = STYLE.replace("LIGHT", light).replace("DARK", dark)
+    style = style.replace("PERIOD", f"{period:.2f}")
+    for color in colors.values():
+        style += f".{color.name}{{fill:var(--{color.name});text-decoration-style:{color.line}}}\n"
+    return style
 
 
 def draw_legend(colors: dict[int, Color], x: float, y: float) -> str:
@@ -213,7 +223,7 @@ def draw_answer(answer: Answer, colors: dict[int, Color], number: int) -> str:
         words = f"tokens {count}  passes {step}  {1000 * moment.seconds:.0f} ms"
         parts.append(
             f'<g style="animation-name:a{number}-{step}">{draw_letters(letters, colors, x)}'
-            f'<rect class="cover" x="{x}" y="46" width="{PANEL - 20}" height="20"/>'
+            f'<rect class="cover" x="{x}" y="46" width="{PANEL - GAP}" height="20"/>'
             f'<text class="faint" x="{x}" y="61">{words}</text></g>'
         )
     return "".join(parts)
@@ -222,8 +232,8 @@ def draw_answer(answer: Answer, colors: dict[int, Color], number: int) -> str:
 def draw_letters(letters: list[Letter], colors: dict[int, Color], left: float) -> str:
     """A text for each run of letters from one exit in one line."""
     parts = []
-    for (exit_layer, line), run in groupby(letters, key=lambda each: (each.exit_layer, each.line)):
-        run = list(run)
+    for (exit_layer, line), group in groupby(letters, key=attrgetter("exit_layer", "line")):
+        run = list(group)
         text = "".join(letter.character for letter in run)
         kind = "" if exit_layer is None else f' class="exit {colors[exit_layer].name}"'
         x = left + CHARACTER * run[0].column

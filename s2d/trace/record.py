@@ -147,7 +147,9 @@ class Recorder:
                 "asked": asked,
                 "ended": why_ended(tree, self.asked),
                 "positions": [
-                    self.position(step, node, accepted, p[node + 1], numbers)
+                    self.position(
+                        step, node=node, accepted=accepted, p=p[node + 1], numbers=numbers
+                    )
                     for node, accepted in zip([CONTEXT, *step.accepted], ends)
                 ],
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
@@ -175,10 +177,10 @@ class Recorder:
             note = "What the target chooses here is not emitted yet: it is a root of the next tree."
         tests = [{"node": child, "accepted": child == accepted} for child in children]
         columns = [("p", None, p)]
-        if isinstance(self.rule, LongestPath):  # a path may be longer than the accepted one's tests
+        if isinstance(self.rule, LongestPath):  # the tests below all roots, on other paths too
             tests = []
         elif isinstance(self.rule, Rejection) and children and node in tree.q:
-            tests, columns = shown_tests(tree, node, accepted, p, numbers)
+            tests, columns = shown_tests(tree, parent=node, accepted=accepted, p=p, numbers=numbers)
         elif isinstance(self.rule, SharedNoise):
             e = self.rule.noise.at(tree.next_positions([node]))[0].cpu()  # (V,)
             columns += [("e", None, e), ("p / e", None, p / e)]
