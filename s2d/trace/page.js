@@ -142,16 +142,17 @@ function drawTree(step) {
   at("node").textContent = tokens.length ? "The mouse or the Tab key shows a node." : "";
 }
 
-/** A row for each exit, a column for each level: how sure the exit was, if it was asked. The last one asked drafted. */
+/** A row for each exit, a column for each level: how sure the exit was, if it was asked. The last one
+ * that was asked drafted the level, unless it knew nothing. */
 function drawLevels(step) {
   const levels = Object.entries(step.asked);
   const heads = levels.map(([level]) => make("th", {}, +level + 1));
   const rows = about.exits.map((exit, i) => {
     const threshold = i === about.exits.length - 1 ? "" : ` > ${about.thresholds[i]}`;
     return make("tr", {}, make("th", {}, `exit ${exit}${threshold}`), ...levels.map(([, asked]) => {
-      const [, confidence] = asked.find(([asked_exit]) => asked_exit === exit) ?? [exit];
-      const drafted = asked.at(-1)[0] === exit;
-      return make("td", {}, make("span", drafted ? { class: `drafted ${sourceClass(exit)}` } : {}, confidence === undefined ? "·" : number(confidence)));
+      const confidence = new Map(asked).get(exit), drafted = asked.at(-1)[0] === exit && confidence > 0;
+      const text = confidence === undefined ? "·" : number(confidence);
+      return make("td", {}, make("span", { class: drafted ? `drafted ${sourceClass(exit)}` : "" }, text));
     }));
   });
   const table = make("table", {}, make("tr", {}, make("th", {}, "level"), ...heads), ...rows);
