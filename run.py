@@ -28,6 +28,7 @@ from s2d import Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
 from s2d.checkpoint.config import read_config, read_drafting
 from s2d.checkpoint.names import FoundDraft, find_draft, find_target, is_same_folder, miniature_note
+from s2d.cli.colors import Color, color_exits
 from s2d.cli.conversation import converse, typed
 from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
@@ -134,6 +135,7 @@ class Choice:
     target: Path
     found: FoundDraft
     settings: Settings
+    colors: dict[int, Color]  # of the exits
 
 
 def choose(args: Namespace) -> Choice:
@@ -150,11 +152,14 @@ def choose(args: Namespace) -> Choice:
         options = replace(options, datastore=load_datastore(found.datastore, config))
     if found.draft is None:
         settings = resolve(options, config)
+        colors = color_exits(own=(), used=settings.exits)
     else:
-        settings = resolve(options, config, read_config(found.draft), read_drafting(found.draft))
+        drafting = read_drafting(found.draft)
+        settings = resolve(options, config, read_config(found.draft), drafting)
+        colors = color_exits(own=drafting.exits, used=settings.exits)
     if args.trace is not None:
         refuse_other_than_file(args.trace)
-    return Choice(target, found, settings)
+    return Choice(target, found, settings, colors)
 
 
 def options_of(args: Namespace) -> Options:
@@ -273,7 +278,7 @@ def show_answer(
         named = {"prompt": text} | about(args, models)
         print(as_json(decoder.result(), models.tokenizer, named))
         return
-    streamed = Streamed(models.tokenizer, sys.stdout, decoder.settings.exits)
+    streamed = Streamed(models.tokenizer, sys.stdout, models.choice.colors)
     for step in steps:
         streamed.add(step)
     streamed.finish()
@@ -291,8 +296,8 @@ def traced(page: Path, models: Models, decoder: Decoder) -> Iterator[Step]:
 
     draft = models.choice.found.draft
     names = {"target": models.choice.target.name, "draft": draft and draft.name}
-    recorder = Recorder(models.tokenizer, decoder.context, names, decoder)
-    yield from recorder.record(decoder)
+    recorder = Recorder(models.tokenizer, decoder, names, models.choice.colors)
+    yield from recorder.record()
     write_page(recorder.data(), page)
     tell(f"wrote {page}")
 
@@ -301,8 +306,14 @@ def hold_conversation(args: Namespace, models: Models) -> int:
     ended = "the program" if is_initialized() else "an answer"
     tell(f"Ctrl-C ends {ended}, Ctrl-D the conversation")
     size = models.target.config.max_position_embeddings
-    lines = each_from_rank_0(typed(first=args.prompt))
-    converse(models.start, models.encode, models.tokenizer, size, lines)
+    converse(
+        models.start,
+        models.encode,
+        models.tokenizer,
+        context_size=size,
+        colors=models.choice.colors,
+        lines=each_from_rank_0(typed(first=args.prompt)),
+    )
     return 0
 
 

@@ -26,6 +26,7 @@ from s2d.batch import decode_many
 from s2d.checkpoint import names, save_model
 from s2d.checkpoint.chat import VicunaFormat
 from s2d.checkpoint.config import read_config
+from s2d.cli.colors import COLORS
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
 from s2d.decision import Decision, fingerprint, save_decision
@@ -366,7 +367,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     out.isatty = lambda: True
     certain = SimpleNamespace(is_open=lambda ids: False)
     tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)), model=certain)
-    streamed = Streamed(tokenizer, out, exits=(2,))
+    streamed = Streamed(tokenizer, out, colors={2: COLORS[0]})
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     streamed.add(SimpleNamespace(tokens=tokens, sources=[2] * len(tokens)))
     streamed.finish()

@@ -11,8 +11,9 @@ import pytest
 import torch
 from helpers import nearly_equal
 
+from s2d.cli.colors import COLORS, color_exits
 from s2d.cli.conversation import converse, typed
-from s2d.cli.terminal import COLORS, Streamed, acceptance, compare, report
+from s2d.cli.terminal import Streamed, acceptance, compare, report
 from s2d.draft import LayerExit
 from s2d.generation import generate, start
 from s2d.options import Options
@@ -21,21 +22,23 @@ QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 NEXT = "What is the capital of Tadastan?"
 
 
-@pytest.mark.parametrize("exits", [(), (0,), (2, 3, 4), (0, 3, 4)])
+@pytest.mark.parametrize("exits", [(), (0,), (2, 3, 4), (0, 3), (3,)])
 def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypatch):
     options = {"method": "s2d", "exits": exits} if exits else {"method": "ar"}
     draft = mini("mini-draft") if exits else None
     generation = start(mini("mini-7b"), tokenizer.encode_chat([QUESTION]), draft, **options)
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = io.StringIO()
-    assert Streamed(tokenizer, out, exits).colors == {}
+    colors = color_exits(own=(2, 3, 4), used=exits)  # as the draft lists its exits
+    expected_colors = dict(zip((2, 3, 4, 0), COLORS))
+    assert Streamed(tokenizer, out, colors).colors == {}
     out.isatty = lambda: True
-    streamed, expected, ids = Streamed(tokenizer, out, exits), [], []
+    streamed, expected, ids = Streamed(tokenizer, out, colors), [], []
     for step in generation:
         streamed.add(step)
         for exit, token in zip(step.sources, step.tokens):
             before, ids = tokenizer.decode(ids), [*ids, token]
-            color = "" if exit is None else str(COLORS[exits.index(exit)])
+            color = "" if exit is None else str(expected_colors[exit].ansi)
             expected += [(color, letter) for letter in tokenizer.decode(ids)[len(before) :]]
     streamed.finish()
     runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", out.getvalue(), re.DOTALL)
@@ -43,7 +46,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     assert found == [*expected, ("", "\n")]
     lines = report(generation.result(), streamed.colors, torch.float64).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
-    assert legend == [(str(color), str(exit)) for color, exit in zip(COLORS, exits)]
+    assert legend == [(str(expected_colors[exit].ansi), str(exit)) for exit in exits]
     assert lines[-1] == f"method         {options['method']}, lossless"
 
 
@@ -63,7 +66,7 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
 
     monkeypatch.setattr(Streamed, "add", interrupted)
     monkeypatch.setattr(builtins, "input", Mock(side_effect=["", NEXT, "And?", EOFError()]))
-    converse(begin, encode, tokenizer, context_size=107, lines=typed(first=QUESTION))
+    converse(begin, encode, tokenizer, context_size=107, colors={}, lines=typed(first=QUESTION))
     begun, answer, *_ = capsys.readouterr().out.splitlines()
     two = generate(mini("mini-7b"), prompts[0], method="ar", max_new_tokens=2)
     assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
@@ -81,7 +84,7 @@ def test_a_line_that_cannot_be_answered_is_forgotten(mini, tokenizer, monkeypatc
         return decoder
 
     monkeypatch.setattr(builtins, "input", Mock(side_effect=lines))
-    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512, lines=typed())
+    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512, colors={}, lines=typed())
     out, error = capsys.readouterr()
     too_long, no_text = error.splitlines()
     assert "the prompt has" in too_long and "not valid UTF-8" in no_text

@@ -5,7 +5,10 @@ every lossless method; ids of texts and of the chat template: a line each, and e
 not as it should be.
 """
 
+import math
 from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +21,6 @@ from ..checkpoint.names import find_family_draft, find_target, is_same_folder, r
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
 from ..model import Llama
-from ..speed.linear import free_memory
 from .check import first_difference, verdict
 from .methods import default_methods, parse_method
 from .peers import as_transformers, keep_float64, run_peer
@@ -152,3 +154,12 @@ def one_by_one(target: Llama, prompt: list[int]) -> Tensor:
     tokens = torch.tensor([prompt], device=target.device)
     rows = [target(tokens[:, i : i + 1], cache=cache)[0] for i in range(len(prompt))]
     return torch.cat(rows).double()
+
+
+def free_memory() -> float:
+    """Bytes that programs may still take."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * float(line.split()[1])
+    return math.inf  # not known here

@@ -7,6 +7,7 @@ from contextlib import suppress
 from ..checkpoint.tokenizer import Tokenizer
 from ..decoder import Decoder
 from ..notices import tell
+from .colors import Color
 from .terminal import Streamed
 
 
@@ -15,6 +16,7 @@ def converse(
     encode: Callable[[list[str]], list[int]],
     tokenizer: Tokenizer,
     context_size: int,
+    colors: dict[int, Color],
     lines: Iterable[str],
 ) -> None:
     """Answer each of ``lines``.
@@ -23,6 +25,7 @@ def converse(
         start: ids of a prompt -> a Decoder.
         encode: messages, user and assistant in turn -> ids of their prompt.
         context_size: of the target; old turns are forgotten once three quarters of it are full.
+        colors: of the exits.
     """
     messages: list[str] = []
     with suppress(KeyboardInterrupt):  # while there is no answer to end
@@ -35,7 +38,7 @@ def converse(
             except ValueError as error:  # the line is too long, or no text
                 tell(error)
                 continue
-            messages = [*kept, stream(decoder, tokenizer)]
+            messages = [*kept, stream(decoder, tokenizer, colors)]
     print()
 
 
@@ -59,9 +62,9 @@ def with_room(
     return messages
 
 
-def stream(decoder: Decoder, tokenizer: Tokenizer) -> str:
+def stream(decoder: Decoder, tokenizer: Tokenizer, colors: dict[int, Color]) -> str:
     """Print an answer as it comes, until it ends or Ctrl-C ends it; its text."""
-    streamed = Streamed(tokenizer, sys.stdout, decoder.settings.exits)
+    streamed = Streamed(tokenizer, sys.stdout, colors)
     with suppress(KeyboardInterrupt):
         for step in decoder:
             streamed.add(step)

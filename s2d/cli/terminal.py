@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, is_dataclass, replace
-from itertools import cycle, groupby
+from itertools import groupby
 from statistics import median
 from typing import Any, TextIO
 
@@ -15,26 +15,26 @@ from ..decoder import Decoder, Generation, Stats, Step
 from ..draft import Exit
 from ..model import Llama
 from ..notices import tell
+from .colors import Color
 
 TURNS = 5  # of a comparison
-COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first
 # What a terminal would obey, all but line breaks and tabs -> how it is shown.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
-def paint(text: str, color: int | None) -> str:
-    return f"\033[{color}m{text}\033[0m" if color and text else text
+def paint(text: str, color: Color | None) -> str:
+    return f"\033[{color.ansi}m{text}\033[0m" if color and text else text
 
 
 class Streamed:
-    """Writes the tokens of Steps to ``out`` as they come, on a terminal in the colours of exits."""
+    """Writes the tokens of Steps to ``out`` as they come, on a terminal in ``colors`` of exits."""
 
-    def __init__(self, tokenizer: Tokenizer, out: TextIO, exits: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, out: TextIO, colors: dict[int, Color]) -> None:
         self.stream = TextStream(tokenizer)
         self.out = out
         self.controls = CONTROLS if out.isatty() else {}
         colored = out.isatty() and not os.environ.get("NO_COLOR")
-        self.colors = dict(zip(exits, cycle(COLORS))) if colored else {}
+        self.colors = colors if colored else {}
 
     def add(self, step: Step) -> None:
         for exit_layer, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
@@ -45,7 +45,7 @@ class Streamed:
         print(self.stream.push([], last=True).translate(self.controls), file=self.out, flush=True)
 
 
-def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -> str:
+def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype) -> str:
     """The lines under an answer, with a legend if there are colours.
 
     Below float64 a pass over several tokens rounds differently from passes over one token each. So
