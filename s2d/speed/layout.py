@@ -1,9 +1,11 @@
 """Weights of a model laid out in memory such that a CPU multiplies a few rows by them faster.
 
 A pass over a few tokens reads every weight once, and takes as long as that if the kernel is right.
-Which layout has the right kernel differs by processor, dtype and size, by up to two times. So the
-layouts are timed, once on each machine, for the rows that decoding uses; one that is slower than
-plain weights for any of them is not taken.
+Which layout has the right kernel differs by processor, dtype and size, by up to two times. A model
+that fits a processor's caches is laid out by columns, which was the fastest on all that were tried
+(bench/README.md), and stays an ordinary model. For larger ones the layouts are timed, once on each
+machine, for the rows that decoding uses; one that is slower than plain weights for any of them is
+not taken.
 
 In this project only this file uses private parts of PyTorch: ``torch.ops.mkldnn`` packs weights
 for oneDNN's matmul, for which there is no public name. Where it is missing, nothing is packed.
@@ -20,7 +22,7 @@ from ..timing import time_calls, timed_once
 
 ROWS = 1, 2, 4, 8, 16  # of the matmuls that are timed
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
-TIMED_BYTES = 48e6  # of weights that layouts are timed with: more than caches hold
+CACHED = 48e6  # bytes of weights, more than most processors' caches hold
 SLOWER = 1.05  # what may be noise: so much longer than with plain weights
 
 
@@ -74,10 +76,14 @@ def quicken(model: nn.Module, compiled: bool = False) -> str:
 
     Code that is ``compiled`` reads no packed weights.
     """
+    weights = linear_weights(model)
     names = usable_layouts(model.dtype)
     if compiled:
         names = [name for name in names if name != "packed"]
-    name = choose_layout(linear_weights(model), names)
+    if sum(weight.nbytes for weight in weights) < CACHED:
+        name = "columns" if "columns" in names else "plain"
+    else:
+        name = choose_layout(weights, names)
     for parent in list(model.modules()):
         for child, linear in list(parent.named_children()):
             if isinstance(linear, nn.Linear):
@@ -105,7 +111,7 @@ def choose_layout(weights: list[Tensor], names: list[str]) -> str:
     if len(names) == 1:
         return names[0]
     sizes = accumulate((weight.nbytes for weight in weights), initial=0)
-    timed = [weight for weight, before in zip(weights, sizes) if before < TIMED_BYTES]
+    timed = [weight for weight, before in zip(weights, sizes) if before < CACHED]
     what = ["layouts", timed[0].dtype, [tuple(weight.shape) for weight in timed]]
     cases = [(name, rows) for name in names for rows in ROWS]
     seconds = timed_once(what, cases, lambda: time_layouts(timed, cases))
