@@ -154,8 +154,9 @@ def choose(args: Namespace) -> Choice:
         settings = resolve(options, config)
         colors = color_exits(own=(), used=settings.exits)
     else:
+        draft_config = read_config(found.draft)
         drafting = read_drafting(found.draft)
-        settings = resolve(options, config, read_config(found.draft), drafting)
+        settings = resolve(options, config, draft_config, drafting)
         colors = color_exits(own=drafting.exits, used=settings.exits)
     if args.trace is not None:
         refuse_other_than_file(args.trace)
