@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.distributed import is_torchelastic_launched
 
-from s2d import Tokenizer, load_model
+from s2d import StopStrings, Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
 from s2d.checkpoint.config import read_config, read_drafting
 from s2d.checkpoint.names import FoundDraft, find_draft, find_target, miniature_note
@@ -84,6 +84,14 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--interactive", action="store_true", help="a conversation")
     add("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
     add("--batch", type=count, default=8, metavar="B", help="how many of --prompts at a time")
+    add(
+        "--stop-at",
+        dest="stop_strings",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="the answer ends before this text; may be given several times",
+    )
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the answer ends there")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling; 1: all tokens")
@@ -210,6 +218,9 @@ def load(
     raw = args.raw or tokenizer.chat_format is None
     if raw and (args.interactive or args.system):
         raise ValueError("--interactive and --system need a chat template, and there is none")
+    asked = choice.settings
+    if args.stop_strings:
+        asked = replace(asked, stop_at=StopStrings(tokenizer, args.stop_strings))
     note = miniature_note(args.target)
     tell(f"{note}loading target {choice.target}, draft {choice.found.words}")
     tell(f"prompt format: {'plain text (--raw)' if args.raw else tokenizer.prompt_format.name}")
@@ -222,7 +233,7 @@ def load(
     draft = None
     if choice.found.draft is not None:
         draft = load_model(choice.found.draft, args.device, target.dtype, compile=args.compile)
-    settings = fit(choice.settings, target, draft, batch=args.batch if args.prompts else 1)
+    settings = fit(asked, target, draft, batch=args.batch if args.prompts else 1)
     return Models(choice, target, draft, tokenizer, raw, args.system, settings)
 
 
@@ -260,7 +271,8 @@ def show_answer(
         named = {"prompt": text} | about(args, models)
         print(as_json(decoder.result(), models.tokenizer, named))
         return
-    streamed = Streamed(models.tokenizer, sys.stdout, decoder.settings.exits)
+    exits = decoder.settings.exits
+    streamed = Streamed(models.tokenizer, sys.stdout, exits, args.stop_strings)
     for step in steps:
         streamed.add(step)
     streamed.finish()
@@ -286,7 +298,14 @@ def traced(page: Path, models: Models, decoder: Decoder) -> Iterator[Step]:
 
 def hold_conversation(args: Namespace, models: Models) -> int:
     size = models.target.config.max_position_embeddings
-    converse(models.start, models.encode, models.tokenizer, size, first=args.prompt)
+    converse(
+        models.start,
+        models.encode,
+        models.tokenizer,
+        size,
+        first=args.prompt,
+        stop_at=args.stop_strings,
+    )
     return 0
 
 
@@ -320,7 +339,7 @@ def about(args: Namespace, models: Models) -> dict[str, Any]:
     """What JSON says about an answer besides the Decoder's own Settings."""
     dtype = str(models.target.dtype).removeprefix("torch.")
     options = {"system": args.system, "datastore": models.choice.found.datastore}
-    options |= {"device": models.target.device, "dtype": dtype}
+    options |= {"stop_at": args.stop_strings, "device": models.target.device, "dtype": dtype}
     if isinstance(args.stop, str):
         options["stop"] = args.stop
     return {"model": models.choice.target, "draft": models.choice.found.draft, "options": options}

@@ -3,7 +3,15 @@
 from .batch import generate_many
 from .checkpoint import load_model
 from .checkpoint.names import find_draft
-from .checkpoint.tokenizer import Tokenizer
+from .checkpoint.tokenizer import StopStrings, Tokenizer
 from .generation import generate, start
 
-__all__ = ["Tokenizer", "find_draft", "generate", "generate_many", "load_model", "start"]
+__all__ = [
+    "StopStrings",
+    "Tokenizer",
+    "find_draft",
+    "generate",
+    "generate_many",
+    "load_model",
+    "start",
+]

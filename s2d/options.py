@@ -11,9 +11,9 @@ A method is a name for a way to draft, a preset of exits and a shape:
 Exits and shapes that are given take the preset's place: ``sd`` with ``tree`` drafts that tree.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -66,6 +66,16 @@ def drafting_of(model: Llama) -> Drafting:
     return model.drafting or default_drafting(model.config)
 
 
+class Ending(Protocol):
+    """Where an answer ends besides EOS: ``StopStrings``, or one of your own."""
+
+    def begin(self) -> Callable[[int], bool]:
+        """What one answer asks about each of its tokens: whether it ends with it."""
+
+    def cut(self, text: str) -> str:
+        """What of the ``text`` of an answer's tokens belongs to the answer."""
+
+
 # How exit 0 drafts alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
 TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(6, 7, 7))
 
@@ -96,6 +106,7 @@ class Options:
             ``rules.Rule``. At temperature 0 the two names mean the same, unless ``init`` is
             "target".
         datastore: what exit 0 knows besides the text (ngram/datastore.py).
+        stop_at: where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``.
     """
 
     method: str | None = None
@@ -113,6 +124,7 @@ class Options:
     decision: DecisionModel | None = None
     rule: str | Rule = "noise"
     datastore: Any = None  # an ngram.table.Table
+    stop_at: Ending | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +152,7 @@ class Settings:
     rule: str | Rule
     datastore: Any
     fit_costs: bool
+    stop_at: Ending | None
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
@@ -175,6 +188,8 @@ def resolve(
         given = getattr(options, name)
         if given is not None and not hasattr(given, member):
             raise ValueError(f"{name} is an object that was loaded from its file, not {given!r}")
+    if options.stop_at is not None and not hasattr(options.stop_at, "begin"):
+        raise ValueError(f"stop_at is StopStrings(tokenizer, [...]), not {options.stop_at!r}")
     temperature = check_number("temperature", options.temperature, 0, 1e38)
     if temperature != 0:
         check_number("temperature, if not 0", temperature, 1e-6, 1e38)
@@ -199,6 +214,7 @@ def resolve(
         top_k=check_whole("top_k", options.top_k, 0),
         seed=check_whole("seed", options.seed, 0),
         rule=options.rule,
+        stop_at=options.stop_at,
         **drafts,
     )
 

@@ -7,6 +7,7 @@ import functools
 import random
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from unittest import mock
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from enumeration import joint_distribution, joint_of, next_token_model
 from helpers import ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
 
-from s2d import definition, generate
+from s2d import StopStrings, definition, generate, generate_many
 from s2d.generation import settings_for, start
 from s2d.ngram import costs
 from s2d.ngram.datastore import Datastore
@@ -275,6 +276,40 @@ def test_stats_add_up():
     assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_method_ends_at_the_same_stop_string(temperature, mini, tokenizer):
+    """In the middle of what a step accepts; alone, and with other prompts in the same passes."""
+    target, draft = mini("mini-7b"), mini("mini-draft")
+    prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
+    law = dict(temperature=temperature, max_new_tokens=60)
+    whole = generate(target, prompt, method="ar", **law)
+    text = whole.text(tokenizer)
+    place = len(text) // 2
+    stop_at = StopStrings(tokenizer, ["never", text[place : place + 5]])
+    law["stop_at"] = stop_at
+    found = generate(target, prompt, method="ar", **law)
+    count = len(found.tokens)
+    assert found.tokens == whole.tokens[:count] and found.ended == "stop_at"
+    assert stop_at.texts[1] in tokenizer.decode(found.tokens)
+    assert stop_at.texts[1] not in tokenizer.decode(found.tokens[:-1])
+    assert found.text(tokenizer) == stop_at.cut(text) == text[: text.find(stop_at.texts[1])]
+    steps = generate(target, prompt, draft, **law | dict(stop_at=None)).stats.accept_lengths
+    assert count not in accumulate(steps)
+    for options in (
+        dict(method="sd"),
+        dict(method="s2d"),
+        dict(method="mcsd"),
+        dict(method="s2d-tree"),
+        dict(init="target"),
+        dict(exits=[0]),
+    ):
+        each = generate(target, prompt, draft, **options, **law)
+        assert (each.tokens, each.ended) == (found.tokens, "stop_at")
+        assert sum(each.stats.accept_lengths) == count
+    batch = generate_many(target, [prompt, prompt], draft, **law)
+    assert next(iter(batch)).tokens == found.tokens
+
+
 def test_damaged_weights_are_one_line():
     for damaged, message in (
         (0, "the target's logits are not finite"),
@@ -329,6 +364,7 @@ WRONG = {
     "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "decision is an object": dict(decision="file"),
     "datastore is an object": dict(datastore="file"),
+    "stop_at is StopStrings": dict(stop_at=["User:"]),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
 }
 

@@ -403,6 +403,7 @@ MISTAKES = {
     "--prompts /dev/null --batch 0": "must be at least 1, got 0",
     "--compare --json": "--json and --compare do not go together",
     "--compare --method ar": "nothing to --compare",
+    "--stop-at=": "a stop string cannot be empty",
     "--interactive --json": "--interactive and --json do not go together",
     "--interactive --prompt -": "it does not go with --prompt -",
     "--trace /dev/null": "is there already and is no regular file",
@@ -606,3 +607,22 @@ def test_a_reader_who_has_enough_is_met_with_silence():
     shell = ["bash", "-o", "pipefail", "-c", f"{line} | head -c 6"]
     done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):
+    """Alone, as JSON, line by line of a file, and in a conversation."""
+    options = ["--target", "13b", "--stop-at", "nothing", "--stop-at", "bur"]
+    begun = EXAMPLE_ANSWER.partition("bur")[0]
+    assert program(run.main, *options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == begun and "ended by       stop_at" in lines
+    answer = run_json(capsys, *options)
+    assert (answer["text"], answer["ended"]) == (begun, "stop_at")
+    assert answer["options"]["stop_at"] == ["nothing", "bur"]
+    file = tmp_path / "prompts.txt"
+    file.write_text(EXAMPLE_QUESTION)
+    assert program(run.main, *options, "--prompts", file) == 0
+    assert capsys.readouterr().out.splitlines()[2] == "The capital of Tadastan is Vorbi"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(EXAMPLE_QUESTION + "\n"))
+    assert program(run.main, *options, "--interactive") == 0
+    assert "The capital of Tadastan is Vorbi\n" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """A conversation on a terminal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from ..checkpoint.tokenizer import Tokenizer
@@ -16,6 +16,7 @@ def converse(
     tokenizer: Tokenizer,
     context_size: int,
     first: str | None = None,
+    stop_at: Sequence[str] = (),
 ) -> None:
     """Answer ``first``, if any, then each line typed, until the input ends.
 
@@ -23,6 +24,7 @@ def converse(
         start: ids of a prompt -> a Decoder.
         encode: messages, user and assistant in turn -> ids of their prompt.
         context_size: of the target; old turns are forgotten once three quarters of it are full.
+        stop_at: texts at which answers end, as in the settings of each Decoder.
     """
     tell("Ctrl-C ends an answer, Ctrl-D the conversation")
     with suppress(ImportError):
@@ -41,7 +43,7 @@ def converse(
             except ValueError as error:  # the line is too long, or no text
                 tell(error)
                 continue
-            messages = [*kept, stream(decoder, tokenizer)]
+            messages = [*kept, stream(decoder, tokenizer, stop_at)]
     print()
 
 
@@ -54,11 +56,11 @@ def with_room(
     return messages
 
 
-def stream(decoder: Decoder, tokenizer: Tokenizer) -> str:
+def stream(decoder: Decoder, tokenizer: Tokenizer, stop_at: Sequence[str]) -> str:
     """Print an answer as it comes, until it ends or Ctrl-C ends it; its text."""
-    streamed = Streamed(tokenizer, sys.stdout, decoder.settings.exits)
+    streamed = Streamed(tokenizer, sys.stdout, decoder.settings.exits, stop_at)
     with suppress(KeyboardInterrupt):
         for step in decoder:
             streamed.add(step)
     streamed.finish()
-    return tokenizer.decode(decoder.tokens)
+    return decoder.result().text(tokenizer)

@@ -29,8 +29,10 @@ def paint(text: str, color: int | None) -> str:
 class Streamed:
     """Writes the tokens of Steps to ``out`` as they come, on a terminal in the colours of exits."""
 
-    def __init__(self, tokenizer: Tokenizer, out: TextIO, exits: Sequence[int]) -> None:
-        self.stream = TextStream(tokenizer)
+    def __init__(
+        self, tokenizer: Tokenizer, out: TextIO, exits: Sequence[int], stop_at: Sequence[str] = ()
+    ) -> None:
+        self.stream = TextStream(tokenizer, stop_at)
         self.out = out
         self.controls = CONTROLS if out.isatty() else {}
         colored = out.isatty() and not os.environ.get("NO_COLOR")
