@@ -70,10 +70,20 @@ class LayerExit:
     """
 
     def __init__(
-        self, model: Llama, previous: "LayerExit | None", exit_layer: int, capacity: int
+        self,
+        model: Llama,
+        previous: "LayerExit | None",
+        exit_layer: int,
+        capacity: int,
+        vocab_size: int | None = None,
     ) -> None:
-        """``capacity``: positions of context and slots of nodes that it may hold at once."""
+        """
+        Args:
+            capacity: positions of context and slots of nodes that it may hold at once.
+            vocab_size: the target's; it may differ from the draft model's, see ``options.PADDING``.
+        """
         self.model = model
+        self.vocab_size = vocab_size or model.config.vocab_size
         self.previous = previous
         self.exit_layer = exit_layer
         self.max_positions = model.config.max_position_embeddings
@@ -88,7 +98,8 @@ class LayerExit:
             self.read(tree, end=self.cache.length + WINDOW)
         self.read(tree, end=n + len(tree.slot_tokens))
         # At temperature 1, so that thresholds mean the same at any temperature.
-        probs = warp(self.model.logits(self.frontier_hidden(tree)), temperature=1.0)  # (R, V)
+        logits = self.model.logits(self.frontier_hidden(tree))
+        probs = warp(logits[:, : self.vocab_size], temperature=1.0)  # (R, V)
         # One node that is sure is enough for all, as in the authors' code.
         confidence = probs.max().item()
         if math.isnan(confidence):
@@ -115,7 +126,8 @@ class LayerExit:
         if self.previous is None:
             tokens = tree.context[:context_end] + tree.slot_tokens[: end - context_end]
             unread = to_device([tokens[start:]], self.model.device)  # (1, T)
-            hidden = self.model.embed(unread)
+            # A token that only the target has is read as the draft's last one.
+            hidden = self.model.embed(unread.clamp(max=self.model.config.vocab_size - 1))
         else:
             hidden = self.previous.hidden[:, start:end]
         positions, mask = positions_and_mask(

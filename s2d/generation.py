@@ -146,7 +146,7 @@ def make_drafter(
             exits.append(TableExit(settings.datastore, target.device))
         elif isinstance(each, int):
             capacity = limit + settings.shape.capacity
-            previous = LayerExit(draft, previous, each, capacity)
+            previous = LayerExit(draft, previous, each, capacity, target.config.vocab_size)
             exits.append(previous)
         else:
             exits.append(each)

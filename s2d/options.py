@@ -27,6 +27,9 @@ METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 RULES = ("noise", "rejection")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
+# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
+# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
+PADDING = 128
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on miniatures
 
@@ -223,7 +226,7 @@ def resolve_draft(
     options: Options, vocab_size: int, draft_config: LlamaConfig | None, drafting: Drafting | None
 ) -> dict[str, Any]:
     """The fields of Settings that say how to draft."""
-    if draft_config is not None and draft_config.vocab_size != vocab_size:
+    if draft_config is not None and not same_vocabulary(draft_config, vocab_size):
         sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
     asked = None if options.exits is None else as_list("exits", options.exits)
@@ -260,6 +263,14 @@ def resolve_draft(
         # clocks. With ``init="target"`` the first level has no estimates of exit 0's.
         fit_costs=may_fit and options.rule == "noise" and options.init == "draft",
     )
+
+
+def same_vocabulary(draft_config: LlamaConfig, vocab_size: int) -> bool:
+    """Whether a draft's vocabulary may be that of a target with ``vocab_size`` tokens.
+
+    What only one of them has is never drafted, and the target may write it nevertheless.
+    """
+    return abs(draft_config.vocab_size - vocab_size) <= PADDING
 
 
 def resolve_exits(

@@ -224,11 +224,16 @@ REJECTION = [
 ]
 
 
-@pytest.mark.parametrize("options", REJECTION)
-def test_rejection_sampling_leaves_p(options):
-    """Every outcome of whole generations, with a vocabulary of three."""
+# The sizes of the draft's vocabulary, for some of these methods smaller or larger.
+SAMPLED = [(options, 3) for options in REJECTION]
+SAMPLED += [(REJECTION[0], 2), (REJECTION[0], 5), (REJECTION[2], 2), (REJECTION[9], 5)]
+
+
+@pytest.mark.parametrize(("options", "draft_size"), SAMPLED)
+def test_rejection_sampling_leaves_p(options, draft_size):
+    """Every outcome of whole generations, with a vocabulary of three; the draft has its own."""
     target = random_llama(1, vocab_size=3, eos_token_ids=())
-    draft, prompt = random_llama(2, vocab_size=3), [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
+    draft, prompt = random_llama(2, vocab_size=draft_size), [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
     for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.7)):
         p = next_token_model(target, prompt, **law)
         used = options | law | dict(rule="rejection", max_new_tokens=3)
@@ -239,6 +244,54 @@ def test_rejection_sampling_leaves_p(options):
 
         error = joint_of(emit, p, 3) - joint_distribution(p, 3)
         assert error.abs().max() < 1e-9
+
+
+def padded(model, size):
+    """A model with more tokens, which are as likely as the others."""
+    wider = random_llama(9, **vars(model.config) | dict(vocab_size=size))
+    for name, tensor in wider.state_dict().items():
+        own = model.state_dict()[name]
+        tensor[tuple(slice(length) for length in own.shape)] = own
+    return wider
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_vocabularies_that_are_padded_to_different_sizes(temperature):
+    """What one of the two models lacks is not drafted, and the target may write what it has."""
+    target, draft = nearly_equal(1, eos_token_ids=())
+    law = dict(temperature=temperature, max_new_tokens=60, seed=3)
+    sorted_exits = dict(exits=[2, 4], thresholds=[0.3, 0.0])
+    for rule in ("noise", "rejection") if temperature else ("noise",):
+        for options in (
+            sorted_exits,
+            sorted_exits | dict(tree=GrowingShape(3, 4, 9)),
+            dict(method="mcsd", tree=(2, 2)),
+            dict(init="target", **sorted_exits),
+        ):
+            options = options | law | dict(rule=rule)
+            # The draft has more tokens: it drafts as if it had not.
+            expected = generate(target, [3, 1], draft, **options)
+            found = generate(target, [3, 1], padded(draft, 90), **options)
+            assert (found.tokens, found.stats.accept_lengths, found.stats.exit_counts) == (
+                expected.tokens,
+                expected.stats.accept_lengths,
+                expected.stats.exit_counts,
+            )
+    # The target has more.
+    wider = padded(target, 90)
+    alone = generate(wider, [3, 1, 80], method="ar", **law).tokens
+    assert max(alone) > 60
+    for options in (
+        sorted_exits,
+        sorted_exits | dict(tree=GrowingShape(3, 4, 9)),
+        dict(method="mcsd", tree=(2, 2)),
+        dict(init="target", **sorted_exits),
+    ):
+        decoder = start(wider, [3, 1, 80], draft, **options, **law)
+        for step in decoder:
+            drafted = zip(step.tree.tokens, step.tree.exit_layers)
+            assert all(token < 61 for token, exit in drafted if exit is not None)
+        assert decoder.tokens == alone and decoder.stats.accepted_tokens > 5
 
 
 def test_the_definition_leaves_p_by_rejection_sampling():
@@ -381,5 +434,5 @@ def test_wrong_prompts_and_drafts_are_one_line():
     raises_line(generate, ValueError, "ids are not all within", target, [61], method="ar")
     for wrong in ("Hi", [1.0, 2.0], [[1], [2]], 5, None, ["a"]):
         raises_line(generate, ValueError, "a prompt is a list of ids", target, wrong, method="ar")
-    other = random_llama(1, vocab_size=9)
+    other = random_llama(1, vocab_size=190)
     raises_line(generate, ValueError, "must share a vocabulary", target, [1], other)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..files import names_of
 from ..model import LlamaConfig
 from ..notices import tell
+from ..options import same_vocabulary
 from .config import read_config, read_drafting
 from .shards import read_tensors
 
@@ -106,9 +107,9 @@ def find_family_draft(target: Path | str, config: LlamaConfig) -> Path | None:
         return None
     try:
         read_drafting(draft)
-        size = read_config(draft).vocab_size
-        if size != config.vocab_size:
-            sizes = f"{size} tokens, the target {config.vocab_size}"
+        draft_config = read_config(draft)
+        if not same_vocabulary(draft_config, config.vocab_size):
+            sizes = f"{draft_config.vocab_size} tokens, the target {config.vocab_size}"
             raise ValueError(f"{draft} has a vocabulary of {sizes}")
         for _ in read_tensors(draft):  # opens each file, but reads no weights yet
             pass
