@@ -17,6 +17,7 @@ from .cache import move_up
 from .devices import to_device
 from .mask import positions_and_mask
 from .model import Llama
+from .notices import tell
 from .rules import Prediction, Proposal, Rule
 from .sampling import warp
 from .tree import Shape, Tree
@@ -101,10 +102,7 @@ class LayerExit:
         logits = self.model.logits(self.frontier_hidden(tree))
         probs = warp(logits[:, : self.vocab_size], temperature=1.0)  # (R, V)
         # One node that is sure is enough for all, as in the authors' code.
-        confidence = probs.max().item()
-        if math.isnan(confidence):
-            raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
-        return Prediction(probs, confidence)
+        return Prediction(probs, confidence=probs.max().item())
 
     def frontier_hidden(self, tree: Tree) -> Tensor:
         """The hidden states (R, hidden) of the frontier, which was read last.
@@ -174,16 +172,21 @@ class SortedDraft:
         self.stop = stop
         self.decision = decision
         self.max_positions = min(each.max_positions for each in exits)
+        self.is_silent = False  # it drafts no more
 
     def new_tree(self, context: list[int], max_levels: int) -> Tree:
         return Tree(context, self.shape, max_levels, self.stop)
 
     def grow(self, tree: Tree, rule: Rule) -> None:
         """Add levels to ``tree`` until its shape ends it or nothing is known, and prune it."""
-        while tree.frontier:
+        while tree.frontier and not self.is_silent:
             used, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
                 break  # nothing is known
+            if math.isnan(prediction.confidence):
+                tell("the draft's logits are NaN: damaged weights, or overflow; it drafts no more")
+                self.is_silent = True
+                break
             width = tree.shape.width(tree.level_count)
             proposal = rule.propose(prediction, width, tree.next_positions(tree.frontier))
             probs = proposal.probs

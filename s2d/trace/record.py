@@ -4,6 +4,7 @@ A ``Recorder`` reads it from the Steps of a Decoder. It wraps the exits and rand
 objects that note what passes through them. Recording changes no answer.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -232,4 +233,4 @@ def short(numbers: Any) -> Any:
         numbers = numbers.tolist()
     if isinstance(numbers, list):
         return [short(number) for number in numbers]
-    return float(f"{numbers:.4g}")
+    return 0.0 if math.isnan(numbers) else float(f"{numbers:.4g}")  # JSON has no NaN
