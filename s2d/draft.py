@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .cache import move_up
+from .cache import enlarge, move_up, next_size
 from .devices import to_device
 from .mask import positions_and_mask
 from .model import Llama
@@ -90,7 +90,7 @@ class LayerExit:
         self.max_positions = model.config.max_position_embeddings
         self.first_layer = 0 if previous is None else previous.exit_layer
         self.cache = model.new_cache(capacity, self.first_layer, exit_layer)
-        size = (1, capacity, model.config.hidden_size)
+        size = (1, 0, model.config.hidden_size)  # grows as the cache does
         self.hidden = torch.zeros(size, device=model.device, dtype=model.dtype)  # at this exit
 
     def predict(self, tree: Tree) -> Prediction:
@@ -134,6 +134,8 @@ class LayerExit:
         hidden = self.model.run_layers(
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
+        if end > self.hidden.shape[1]:
+            self.hidden = enlarge(self.hidden, 1, next_size(end, self.cache.capacity))
         self.hidden[:, start:end] = hidden
 
     def keep(self, n: int, slots: list[int]) -> None:

@@ -73,6 +73,7 @@ class CompiledLlama(Llama):
         positions = F.pad(positions, (0, added))
         cos, sin = self.rope(positions)
         slots = torch.arange(S, length)
+        cache.reserve(length)
         run = self.blocks[rows]
         for block, (keys, values) in zip(self.model.layers[first:end], cache.layers):
             keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
