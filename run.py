@@ -197,7 +197,7 @@ class Models:
         """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
         if self.raw:
             return self.tokenizer.encode(messages[0])
-        texts = [text.strip() for text in messages]
+        texts = [text.removesuffix("\n") for text in messages]  # stdin's last line may end
         return self.tokenizer.encode_chat(texts, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
@@ -266,9 +266,14 @@ def show_answer(
     """Print the answer to the prompt ``text``: as its ``steps`` come, and a report; or as JSON."""
     prompt = decoder.context  # its ids
     if args.json:
-        for _ in steps:
-            pass
         named = {"prompt": text} | about(args, models)
+        try:
+            for _ in steps:
+                pass
+        except KeyboardInterrupt:  # what there is of the answer may be all that was wanted
+            cut = replace(decoder.result(), ended="interrupted")
+            print(as_json(cut, models.tokenizer, named), flush=True)
+            raise
         print(as_json(decoder.result(), models.tokenizer, named))
         return
     exits = decoder.settings.exits

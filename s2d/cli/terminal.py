@@ -1,6 +1,7 @@
 """Answers on a terminal: streamed in the colours of the exits, then summed up; or as JSON."""
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass, replace
@@ -119,7 +120,8 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
-    stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
+    seconds = generation.stats.seconds or math.inf  # 0 if Ctrl-C came before the first step
+    stats["tokens_per_second"] = len(generation.tokens) / seconds
     settings = vars(generation.settings)
     options = {name: settings[name] for name in SHOWN}
     shape = generation.settings.shape
