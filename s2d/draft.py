@@ -89,6 +89,7 @@ class LayerExit:
         self.exit_layer = exit_layer
         self.max_positions = model.config.max_position_embeddings
         self.first_layer = 0 if previous is None else previous.exit_layer
+        self.capacity = capacity
         self.cache = model.new_cache(capacity, self.first_layer, exit_layer)
         size = (1, 0, model.config.hidden_size)  # grows as the cache does
         self.hidden = torch.zeros(size, device=model.device, dtype=model.dtype)  # at this exit
@@ -135,7 +136,7 @@ class LayerExit:
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
         if end > self.hidden.shape[1]:
-            self.hidden = enlarge(self.hidden, 1, next_size(end, self.cache.capacity))
+            self.hidden = enlarge(self.hidden, 1, next_size(end, self.capacity))
         self.hidden[:, start:end] = hidden
 
     def keep(self, n: int, slots: list[int]) -> None:

@@ -34,8 +34,8 @@ def generate(
         draft: a draft model; without one, exit 0 drafts alone.
         method, options: see ``Options``.
 
-    Ends at EOS, after ``max_new_tokens``, or when the target's context is full. Raises ValueError
-    for anything that cannot be run.
+    Ends at EOS, at what ``stop_at`` finds, after ``max_new_tokens``, or when the target's context
+    is full. Raises ValueError for anything that cannot be run.
     """
     return start(target, tokens, draft, method, **options).run()
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import DTYPES
-from ..checkpoint.names import find_target
 from ..cli.program import Parser, comma_separated, count, positive, run_program
 from . import drafts, exit0, hf, papers, speed
 from .experiments import EXPERIMENTS
@@ -48,7 +47,7 @@ def parse(arguments: list[str]) -> Namespace:
     add = program("speed", speed.report, speed.__doc__, max_new_tokens=128)
     names = comma_separated(str)
     add("--targets", type=names, default="7b,13b,70b", metavar="7b|PATH,...", help="models")
-    add("--draft", type=find_target, help="default: the one next to the first target")
+    add("--draft", type=Path, help="default: the one next to the first target")
     add("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
     add("--temperature", type=comma_separated(float), default="0,1", help="0 is greedy")
     add("--questions", type=Path, help="in Spec-Bench's format; default: held-out ones")
@@ -62,7 +61,7 @@ def parse(arguments: list[str]) -> Namespace:
 
     add = program("hf", hf.report, hf.__doc__, max_new_tokens=48)
     add("--target", required=True, metavar="7b|PATH", help="the folder to check")
-    add("--draft", type=find_target, help="default: the one next to the target, or exit 0")
+    add("--draft", type=Path, help="default: the one next to the target, or exit 0")
 
     add = program("exit0", exit0.report, exit0.__doc__, max_new_tokens=128)
     add("--target", required=True, metavar="7b|PATH", help="the model")

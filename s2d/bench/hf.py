@@ -53,7 +53,10 @@ def report(args: Namespace) -> int:
     # Before transformers' tokenizer, as it says what is wrong with a template in one line.
     has_template = tokenizer.prompt_format.is_own
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    draft_path = args.draft or find_family_draft(folder, config)
+    if args.draft:
+        draft_path = find_target(str(args.draft))
+    else:
+        draft_path = find_family_draft(folder, config)
     draft = load_model(draft_path, args.device, target.dtype) if draft_path else None
     size = config.max_position_embeddings
     prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]

@@ -61,9 +61,10 @@ def find_draft(
 ) -> FoundDraft:
     """What drafts for the target in a folder, by the rule in s2d/cli/README.md.
 
-    ``draft`` and ``exits`` are what was asked for, if anything: the folder of a draft model, and
-    numbers of layers. What was not asked for is used if it is next to the target and fits; if it
-    does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read.
+    ``draft`` and ``exits`` are what was asked for, if anything: a model as ``find_target`` knows
+    it, and numbers of layers. What was not asked for is used if it is next to the target and fits;
+    if it does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be
+    read, FileNotFoundError if there is no such draft.
     """
     config = read_config(target)
     datastore = None
@@ -75,6 +76,7 @@ def find_draft(
     if exits is not None and list(exits) == [0]:
         return FoundDraft(None, datastore, table)
     if draft is not None:
+        draft = find_target(str(draft))
         words = f"{draft}, as given"
     elif exits is None and datastore is not None:
         return FoundDraft(None, datastore, table)
