@@ -11,7 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, change_json, program, raises_line, random_llama, refuses
+from helpers import (
+    ROOT,
+    WEIGHTS,
+    change_json,
+    nearly_equal,
+    program,
+    raises_line,
+    random_llama,
+    refuses,
+)
 
 from s2d import generate
 from s2d.bench import __main__ as bench
@@ -78,28 +87,33 @@ def test_methods_are_names_with_options(capsys):
         ("fast", "method fast: argument --method: invalid choice: 'fast'"),
         ("s2d:speed=9", "method s2d:speed=9: unrecognized arguments: --speed=9"),
         ("s2d:draft_length=x", "argument --draft-length: invalid int value: 'x'"),
-        ("s2d-tree:tree=4x8", "argument --tree: invalid parse_tree value: '4x8'"),
+        (
+            "s2d-tree:tree=4x8",
+            "argument --tree: expected widths, such as 4,2,2,1, or a growing tree",
+        ),
         ("s2d:batch=0", "argument --batch: must be at least 1, got 0"),
     ):
         refuses(bench.main, capsys, message, "--methods", text)
 
 
 def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
-    """Of two questions at once, the second of which fills its context in its second turn."""
-    asked = []
+    """Of two questions at once, one of which fills its context in its second turn; their seeds."""
+    asked, drawn = [], []
 
-    def run(prompts, seed):
+    def run(prompts, seeds):
         asked.append(prompts)
+        drawn.append(seeds)
         answers = [tokenizer.encode(f"answer {len(asked)}")[1:] for _ in prompts]
         return [(tokens, 0.5, None) for tokens in answers]
 
     one = {"turns": ["first", "second"], "question_id": 1, "category": "stem", "group": "mt_bench"}
     two = {"turns": ["a", "word " * 400, "c"], "question_id": 2, "category": "qa", "group": "qa"}
-    first, second = measure.answer(tokenizer, 512, run, [one, two], 9)
+    second, first = measure.answer(tokenizer, 512, run, [two, one], 9)
     messages = (["first"], ["first", "answer 1", "second"])
     assert first["prompts"] == [tokenizer.encode_chat(each) for each in messages]
     assert first["turns"] == ["answer 1", "answer 2"] and second["turns"] == ["answer 1"]
-    assert list(map(len, asked)) == [2, 1] and second["wall_time"] == [0.5]
+    assert list(map(len, asked)) == [2, 1] and drawn == [[9, 10], [10]]
+    assert second["wall_time"] == [0.5]
     assert (first["group"], second["question_id"]) == ("mt_bench", 2)
 
 
@@ -140,6 +154,28 @@ def test_speedups_are_medians_of_ratios_within_a_round():
     assert changed["overall"]["s2d"]["lowest"] < 1
 
 
+def test_a_table_of_what_was_accepted():
+    target, draft = nearly_equal(3)
+    records = [record("ar", "qa", 1, 10, 0.5), record("transformers", "qa", 1, 10, 0.5)]
+    records[0]["generations"] = [generate(target, [1, 2], method="ar", max_new_tokens=9)]
+    for exits, length in (([2, 4], 3), ([4], 2)):
+        options = dict(exits=exits, draft_length=length, thresholds=[0.0] * len(exits))
+        for prompt in ([1, 2], [3, 4]):
+            found = generate(target, prompt, draft, max_new_tokens=9, **options)
+            records.append(record(f"s2d of {len(exits)}", "qa", 1, 10, 0.5, found))
+    header, two, one = tables.acceptance_table(records)
+    assert header == ["", "1", "2", "3", "exit 2", "exit 4"]
+    assert two[0] == "s2d of 2" and one[0] == "s2d of 1" and one[3] == one[4] == ""
+    asked, sure, drafted, accepted = map(int, two[4].split(" / "))
+    assert asked == sure == drafted >= accepted  # the sums of both answers
+    stats = [each["generations"][0].stats for each in records[2:4]]
+    assert drafted == sum(each.draft_tokens for each in stats)
+    assert accepted == sum(each.accepted_tokens for each in stats)
+    first = sum(each.depth_accepted[0] for each in stats)
+    assert two[1] == f"{first / sum(each.depth_sent[0] for each in stats):.0%}"
+    assert two[5] == "0 / 0 / 0 / 0"
+
+
 def test_tables():
     stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_levels=20, accepted_tokens=15)
     stats.draft_seconds, stats.target_seconds, stats.seconds = 0.3, 0.6, 1.0
@@ -166,8 +202,10 @@ def test_the_whole_command(tmp_path, capsys):
     output = capsys.readouterr().out
     ours = ["ar", "s2d", "ar:batch=3", "s2d:batch=3"]
     names = [*ours, "transformers", "transformers assisted", "transformers look-up"]
-    rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+", output, re.M)
+    rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)
     assert rows == 3 * names  # at both temperatures, and in the last table
+    rows = re.findall(r"^\| (\w[^|]+) \| \d+% ", output, re.M)
+    assert rows == 2 * ["s2d", "s2d:batch=3"]  # what was accepted
     for temperature, method in product((0, 1), ours[1:]):
         assert f"mini-7b T={temperature} {method}: 6 answers compared: identical" in output
     last = [re.split(r" ?[|/] ?", row) for row in output.split("\n\n")[-1].splitlines()[2:]]

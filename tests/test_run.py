@@ -27,6 +27,7 @@ from s2d.bench import __main__ as bench
 from s2d.checkpoint import names, save_model
 from s2d.checkpoint.chat import VicunaFormat
 from s2d.checkpoint.config import read_config
+from s2d.cli.colors import COLORS
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
 from s2d.decision import Decision, fingerprint, save_decision
@@ -58,8 +59,9 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     text, _, block = out.partition("\n\n")
     assert text == EXAMPLE_ANSWER
     assert [line.split()[0] for line in block.splitlines()[-2:]] == ["method", "speed"]
-    speed = r"\d+\.\d\d times as fast as the target alone \(median of 5 turns, \d+ tokens each\)"
-    assert re.search(rf"^speed +{speed}$", block, re.M)
+    speed = r"\d+\.\d\d times as fast as the target alone"
+    turns = r"\(median of 5 turns, up to \d+ tokens each\)"
+    assert re.search(rf"^speed +{speed} {turns}$", block, re.M)
 
 
 def test_stdin_and_json(capsys, monkeypatch):
@@ -78,6 +80,9 @@ def test_stdin_and_json(capsys, monkeypatch):
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
     assert answer["exact"] is True and answer["ended"] == "length" and stats["seconds"] > 0
     assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
+    drafted = stats["speculative_decoding"]
+    assert drafted["per_exit"].keys() == {"2", "3", "4"}
+    assert sum(drafted["num_accepted_tokens_per_pos"]) == drafted["num_accepted_draft_tokens"] > 0
 
 
 def test_options_reach_the_decoder(capsys):
@@ -88,6 +93,8 @@ def test_options_reach_the_decoder(capsys):
 
     alone = answer_to("--method ar")
     assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
+    drafted = alone["stats"]["speculative_decoding"]
+    assert (drafted["num_spec_steps"], drafted["draft_acceptance_rate"]) == (0, None)
     for line, exits, longest, tree in (
         ("--method sd --exits 3", {"3"}, None, None),
         ("--exits 2,4 --thresholds 1,0 --draft-length 2", {"4"}, 3, None),
@@ -362,7 +369,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     out.isatty = lambda: True
     certain = SimpleNamespace(is_open=lambda ids: False)
     tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)), model=certain)
-    streamed = Streamed(tokenizer, out, exits=(2,))
+    streamed = Streamed(tokenizer, out, colors={2: COLORS[0]})
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     streamed.add(SimpleNamespace(tokens=tokens, sources=[2] * len(tokens)))
     streamed.finish()
@@ -388,13 +395,13 @@ def models(tmp_path_factory):
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/draft": "has no tokenizer.model and no tokenizer.json",
+    "--target {m}/draft --draft {m}/target": "has no tokenizer.model and no tokenizer.json",
     "--target {m}/target --method s2d --exits 2": "no model folder at",
     "--draft=": "No such file or directory: 'config.json'",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
     "--stop nowhere": "no decision model at nowhere",
     "--tree 2,2 --draft-length 2": "give tree or draft_length, not both",
-    "--tree 6x4": "argument --tree: invalid parse_tree value",
+    "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--prompt=" + "word " * 600: "the prompt has ",
     "--prompt=\udce9": "the text is not valid UTF-8",
     "--device tpu9": "device 'tpu9'",

@@ -15,7 +15,15 @@ from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, choose_dtype, empty_model, placement, save_model, shards
+from s2d.checkpoint import (
+    check_device,
+    choose_dtype,
+    empty_model,
+    load,
+    placement,
+    save_model,
+    shards,
+)
 from s2d.checkpoint.config import config_from_dict
 
 refused = partial(raises_line, load_model)
@@ -132,10 +140,10 @@ def test_tensors_that_do_not_fit(folder):
         ({name: torch.zeros(3, 4)}, r"\(3, 4\) in torch.float32; expected \(48, 32\)"),
         ({name: weight.to(torch.float8_e4m3fn)}, "in torch.float8_e4m3fn; expected .* not quantis"),
         ({name: weight.to(torch.int8)}, "in torch.int8; expected .* not quantised"),
-        ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no Llama"),
+        ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no such"),
         ({name: weight, "model.layers.1.q_norm.weight": torch.ones(4)}, "q_norm.weight', which no"),
-        ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no Llama"),
-        ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no Llama"),
+        ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no such"),
+        ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no such"),
     ):
         save_file(tensors | other, file)
         refused(ValueError, message, folder)
@@ -143,11 +151,16 @@ def test_tensors_that_do_not_fit(folder):
 
 LLAMA3 = dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 REFUSED = [
-    (dict(model_type="mistral"), "model_type is 'mistral'; only 'llama'"),
+    (dict(model_type="mistral"), "model_type is 'mistral'; only llama, qwen2, qwen3 are supported"),
     (dict(architectures=["LlamaBiModel"]), "architectures has 'LlamaBiModel'; only"),
     (dict(quantization_config={"quant_method": "x"}), "quantization_config is .*; only None"),
     (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
     (dict(attention_bias=True), "attention_bias is True"),
+    (dict(model_type="qwen2"), "architectures has 'LlamaForCausalLM'; only Qwen2ForCausalLM"),
+    (dict(model_type="qwen3", architectures=...), "has no tensor model.layers.0.self_attn.k_norm"),
+    (dict(model_type="qwen3_moe"), "model_type is 'qwen3_moe'; only llama, qwen2, qwen3 are"),
+    (dict(use_sliding_window=True), "use_sliding_window is True; only False is supported"),
+    (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types has 'sliding_att"),
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(rope_scaling={"type": "linear"}), "factor is None; expected a number"),
     (dict(rope_scaling=5), "rope_scaling is 5; expected an object"),
@@ -159,6 +172,7 @@ REFUSED = [
     (dict(max_position_embeddings=10**300), "expected a whole number from 1 to 1048576"),
     (dict(eos_token_id="2"), "eos_token_id is '2'; expected a whole number from 0 to 60"),
     (dict(exit_layers=[2, 9]), "exit_layers is 9; expected a whole number from 1 to 4"),
+    (dict(exit_layers=[4, 2]), r"exit_layers must increase, got \[4, 2\]"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "a threshold per exit layer"),
     (dict(exit_layers="1,2"), "exit_layers is '1,2'; expected a list of numbers"),
     (dict(exit_layers=[2], draft_tree=[4, 2]), "draft_tree .top_k, depth, size."),
@@ -197,7 +211,16 @@ def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "to", lambda x, *a, **o: read.append(x.shape) or to(x, *a, **o)
     )
+    counts = []
+
+    def count(items, what, total):
+        every = list(items)
+        counts.append((len(every), total))
+        return every
+
+    monkeypatch.setattr(load, "progress", count)
     model = load_model(sharded, layers=2)
+    assert counts == [(21, 21)]  # and not the 39 that are stored
     assert len(model.model.layers) == model.config.num_hidden_layers == 2
     assert model.drafting.exits == (2,)
     for name, parameter in model.named_parameters():
@@ -216,10 +239,17 @@ def test_bfloat16_is_not_fast_on_every_gpu(folder, monkeypatch):
     assert choose_dtype("bfloat16", gpu, folder) == torch.bfloat16  # if it is asked for
 
 
+def test_float64_is_not_chosen_where_the_device_lacks_it(folder):
+    change_json(folder / "config.json", torch_dtype="float64")
+    for device, expected in (("cpu", torch.float64), ("mps", torch.float32)):
+        assert choose_dtype("auto", torch.device(device), folder) == expected
+
+
 def test_what_changes_no_llama_is_ignored(folder, capsys):
-    tensors = load_file(folder / "model.safetensors")
-    table = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    save_file(tensors | table, folder / "model.safetensors", {"format": "pt"})
+    """Such as tables of the rotary embedding, of which there are several names."""
+    tensors, layer = load_file(folder / "model.safetensors"), "model.layers.1.self_attn.rotary_emb"
+    tables = {f"{layer}.{name}": torch.ones(4) for name in ("inv_freq", "cos_cached")}
+    save_file(tensors | tables, folder / "model.safetensors", {"format": "pt"})
     change_json(folder / "config.json", made_by="x", rope_scaling=None)
     load_model(folder)
     assert not capsys.readouterr().err
@@ -257,9 +287,8 @@ def test_a_tied_model_is_tied_by_what_is_stored(folder, tmp_path, stored, capsys
 def test_tensors_that_no_layer_needs_are_left_out_and_said(folder, capsys):
     """As transformers does; but a tensor that is missing is not made up."""
     file = folder / "model.safetensors"
-    tensors, layer = load_file(file), "model.layers.2.self_attn.rotary_emb"
+    tensors = load_file(file)
     for more in (
-        {f"{layer}.cos_cached": torch.ones(4), f"{layer}.sin_cached": torch.ones(4)},
         {"v_head.summary.weight": torch.ones(1, 32), "v_head.summary.bias": torch.ones(1)},
         {"model.layers.4.mlp.up_proj.weight": torch.ones(4), "model.mtp.bias": torch.ones(4)},
     ):
@@ -301,6 +330,24 @@ def test_published_sizes_have_the_published_parameter_counts(row):
     names = [*SIZES.split(), "vocab_size", "tie_word_embeddings"]
     model = empty_model(config_from_dict(LLAMA_2 | dict(zip(names, sizes))))
     assert sum(prod(parameter.shape) for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        (dict(model_type="qwen2", hidden_size=896, intermediate_size=4864), 494_032_768),
+        (dict(model_type="qwen3", hidden_size=1024, intermediate_size=3072), 596_049_920),
+    ],
+)
+def test_qwen_has_the_published_parameter_counts(changes, count):
+    """Qwen2.5-0.5B and Qwen3-0.6B, by the fields of their files."""
+    raw = {"vocab_size": 151936, "tie_word_embeddings": True, "rope_theta": 1e6, "head_dim": None}
+    raw |= {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 21}
+    heads = {"qwen2": (24, 14, 2), "qwen3": (28, 16, 8)}[changes["model_type"]]
+    raw |= dict(zip(SIZES.split()[2:], heads))
+    config = config_from_dict(raw | changes)
+    assert sum(prod(parameter.shape) for parameter in empty_model(config).parameters()) == count
+    assert config.eos_token_ids == () and config.bos_token_id is None  # as long as no file has any
 
 
 def test_where_an_answer_ends(folder):

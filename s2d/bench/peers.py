@@ -1,6 +1,7 @@
 """transformers with the weights of a model of ours, in the same memory: its own decoders."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,17 @@ from .measure import Answer, Run
 
 
 def as_transformers(model: Llama, folder: Path | None = None) -> Any:
-    """transformers' Llama with the weights of ``model``, in the same memory.
+    """transformers' Llama, or Qwen, with the weights of ``model``, in the same memory.
 
     Its configuration is what transformers reads in ``folder``, or else that of ``model``.
     """
     import transformers  # which only this needs
 
     if folder is None:
-        config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
+        config = transformers.AutoConfig.for_model(**config_to_dict(model.config, model.dtype))
     else:
-        config = transformers.LlamaConfig.from_pretrained(folder)
-    peer = empty_model(config, transformers.LlamaForCausalLM)
+        config = transformers.AutoConfig.from_pretrained(folder)
+    peer = empty_model(config, transformers.AutoModelForCausalLM.from_config)
     peer.load_state_dict(model.state_dict(), assign=True)
     peer.model.rotary_emb = type(peer.model.rotary_emb)(config)
     return peer.to(model.device).eval()
@@ -32,10 +33,8 @@ def as_transformers(model: Llama, folder: Path | None = None) -> Any:
 
 def keep_float64(peer: Any) -> None:
     """Put PyTorch's RMSNorm in the place of transformers', which rounds float64 to float32."""
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
     for name, norm in list(peer.named_modules()):
-        if isinstance(norm, LlamaRMSNorm):
+        if hasattr(norm, "variance_epsilon"):  # LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm
             size = norm.weight.shape
             precise = torch.nn.RMSNorm(size, norm.variance_epsilon, device="meta")
             precise.weight = norm.weight
@@ -53,18 +52,18 @@ def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
 
 def run_peer(
     prompts: list[list[int]],
-    seed: int,
+    seeds: Sequence[int],
     peer: Any,
     max_new_tokens: int,
     temperature: float = 0.0,
     **options: Any,
 ) -> list[Answer]:
-    """The answers to ``prompts``, one after the other; the i-th has seed + i."""
+    """The answers to ``prompts``, one after the other, each with its own of ``seeds``."""
     if temperature:
         options |= {"temperature": temperature, "top_k": 0}
     found = []
-    for number, prompt in enumerate(prompts, seed):
-        torch.manual_seed(number)
+    for seed, prompt in zip(seeds, prompts):
+        torch.manual_seed(seed)
         tokens = torch.tensor([prompt], device=peer.device)
         options["attention_mask"] = torch.ones_like(tokens)
         room = peer.config.max_position_embeddings - len(prompt)

@@ -13,7 +13,13 @@ import torch
 
 from ..checkpoint import load_model, placement
 from ..checkpoint.config import read_config, read_drafting
-from ..checkpoint.names import draft_path, find_family_draft, find_target
+from ..checkpoint.names import (
+    draft_path,
+    find_family_draft,
+    find_target,
+    is_same_folder,
+    refuse_whole_target,
+)
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing, refuse_other_than_file
 from ..model import Llama, LlamaConfig
@@ -25,7 +31,7 @@ from .methods import Method, default_methods, parse_method
 from .peers import peers_of
 from .plot import write_plot
 from .specbench import corpus_questions, model_id, read_questions, write_answers
-from .tables import DETAILS, Result, render, summarise, table
+from .tables import DETAILS, Result, acceptance_table, render, summarise, table
 
 
 @dataclass
@@ -54,12 +60,12 @@ def report(args: Namespace) -> int:
     methods = choose_methods(args, folders[0])
     choose = partial(read_questions, args.questions) if args.questions else corpus_questions
     questions = choose(args.limit)
-    args.temperature = list(dict.fromkeys(args.temperature))
+    temperatures = list(dict.fromkeys(args.temperature))
     plans = [read_plan(name, folder, methods) for folder, name in short_names(folders)]
     for plan in plans:
         refuse_unfit(plan, questions, args)
     if args.out:
-        refuse_shared_files(plans, args.temperature)
+        refuse_shared_files(plans, temperatures)
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     result: Result = {}
     code = 0
@@ -69,23 +75,30 @@ def report(args: Namespace) -> int:
         runs = runs_of(plan, load)
         if args.hf:
             drafts = [method.draft for method in methods.values() if method.draft is not None]
-            runs |= peers_of(target, load(drafts[0], compile=False) if drafts else None)
+            others = [draft for draft in drafts if not is_same_folder(draft, plan.folder)]
+            draft = load_draft(plan, others[0], load, compile=False) if others else None
+            runs |= peers_of(target, draft)
         prompt_format = plan.tokenizer.prompt_format.name
         print(f"{plan.name} on {placement(target)}\nprompt format: {prompt_format}\n")
-        for column, records in measure_plan(plan, runs, questions, args.temperature, args):
+        for column, records in measure_plan(plan, runs, questions, temperatures, args):
             by_group = summarise(records)
             result[column] = by_group["overall"]
+            # Columns that are named after measures show these.
             details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
             lines = render(table(details, ("speedup", "mat")), args.markdown)
             print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
+            drafted = acceptance_table(records)
+            if len(drafted) > 1:
+                title = "accepted by position; by exit asked / sure / drafted / accepted"
+                print(f"{column}: {title}\n\n{render(drafted, args.markdown)}\n", flush=True)
             if args.out:
                 write_answers(args.out, column, records)
             if args.check:
-                precise = load_model(plan.folder, args.device, "float64")
+                precise = load(plan.folder, dtype="float64")  # once for all temperatures
                 code = max(code, check(column, target, precise, methods, records))
     print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
     if args.plot:
-        write_plot(args.plot, result, across=len(args.temperature))
+        write_plot(args.plot, result, across=len(temperatures))
     return code
 
 
@@ -139,7 +152,7 @@ def read_plan(name: str, folder: Path, methods: dict[str, Method]) -> Plan:
         if 0 in method.options.get("exits", ()):
             datastore = {"datastore": find_datastore(folder, config)}
             ready[key] = replace(method, options=method.options | datastore)
-    return Plan(name, folder, config, Tokenizer(folder), ready)
+    return Plan(name, folder, config, Tokenizer(folder, config.vocab_size), ready)
 
 
 def refuse_unfit(plan: Plan, questions: list[Question], args: Namespace) -> None:
@@ -153,6 +166,8 @@ def refuse_unfit(plan: Plan, questions: list[Question], args: Namespace) -> None
             draft = read_config(method.draft), read_drafting(method.draft)
         options = method.options | {"temperature": temperature}
         try:
+            if method.draft is not None:
+                refuse_whole_target(plan.folder, method.draft, options.get("exits"))
             resolve(Options(**options, max_new_tokens=args.max_new_tokens), plan.config, *draft)
         except ValueError as error:
             raise ValueError(f"{plan.folder}, {name}: {error}") from None
@@ -164,9 +179,24 @@ def runs_of(plan: Plan, load: Callable[..., Llama]) -> dict[str, Run]:
     for name, method in plan.methods.items():
         models = {"target": load(plan.folder, compile=method.compile), "draft": None}
         if method.draft is not None:
-            models["draft"] = load(method.draft, compile=method.compile)
+            models["draft"] = load_draft(plan, method.draft, load, method.compile)
         runs[name] = partial(run_ours, batch=method.batch, **models, **method.options)
     return runs
+
+
+def load_draft(plan: Plan, draft: Path, load: Callable[..., Llama], compile: bool) -> Llama:
+    """The model in the folder ``draft``, up to the last exit that any method of a ``plan`` uses.
+
+    A target that drafts for itself is loaded once.
+    """
+    if is_same_folder(draft, plan.folder):
+        return load(plan.folder, compile=compile)
+    last_exits = []
+    for method in plan.methods.values():
+        if method.draft == draft:
+            exits = method.options.get("exits") or read_drafting(draft).exits
+            last_exits.append(exits[-1])
+    return load(draft, compile=compile, layers=max(last_exits))
 
 
 def measure_plan(

@@ -1,5 +1,6 @@
 """Models by name: where the folder of a target is, and what is next to it that drafts for it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +18,14 @@ from .config import read_config, read_drafting
 from .shards import read_tensors
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
-REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
+FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 SMOLLM2 = "smollm2-135m"
 
 
 def find_target(name: str) -> Path:
     """The folder of a target: a size, smollm2-135m, or a path; FileNotFoundError if not there."""
-    if name in REAL:
-        real = WEIGHTS / REAL[name]
+    if name in FOLDER_OF_SIZE:
+        real = WEIGHTS / FOLDER_OF_SIZE[name]
         return real if real.is_dir() else WEIGHTS / f"mini-{name}"
     folder = WEIGHTS / name if name == SMOLLM2 else Path(name)
     if folder.is_dir():
@@ -36,8 +37,8 @@ def find_target(name: str) -> Path:
 
 def miniature_note(name: str) -> str:
     """A few words that say why a target's name stands for a miniature; "" if it does not."""
-    if name in REAL and not (WEIGHTS / REAL[name]).is_dir():
-        return f"{name}, since weights/{REAL[name]} is not there: "
+    if name in FOLDER_OF_SIZE and not (WEIGHTS / FOLDER_OF_SIZE[name]).is_dir():
+        return f"{name}, since weights/{FOLDER_OF_SIZE[name]} is not there: "
     return ""
 
 
@@ -64,37 +65,64 @@ def find_draft(
     ``draft`` and ``exits`` are what was asked for, if anything: a model as ``find_target`` knows
     it, and numbers of layers. What was not asked for is used if it is next to the target and fits;
     if it does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be
-    read, FileNotFoundError if there is no such draft.
+    read, or if the target is to draft for itself with all of its layers; FileNotFoundError if there
+    is no such draft.
     """
     config = read_config(target)
+    nothing_asked = draft is None and exits is None
+    table_asked = exits is not None and 0 in exits
     datastore = None
     table = "exit 0, the n-grams of the text"
-    if draft is None if exits is None else 0 in exits:
+    if nothing_asked or table_asked:
         datastore = find_datastore_file(target, config)
         if datastore is not None:
             table = f"{datastore}, found next to the target"
-    if exits is not None and list(exits) == [0]:
+    if table_asked and len(exits) == 1:  # rule 2
         return FoundDraft(None, datastore, table)
-    if draft is not None:
+    if draft is not None:  # rule 3
         draft = find_target(str(draft))
+        refuse_whole_target(target, draft, exits)
         words = f"{draft}, as given"
-    elif exits is None and datastore is not None:
-        return FoundDraft(None, datastore, table)
-    elif exits is None and find_family_draft(target, config) is None:
-        return FoundDraft(None, None, f"{table}, as there is no {draft_path(target)} that fits")
-    else:
+    elif exits is not None:  # rule 4: if it is not there, loading it says so
         draft = draft_path(target)
         words = f"found by its family's name: {draft}"
-    if exits is not None and 0 in exits:
+    elif datastore is not None:  # rule 5
+        return FoundDraft(None, datastore, table)
+    else:
+        draft = find_family_draft(target, config)
+        if draft is None:  # rule 7
+            words = f"{table}, as there is no {draft_path(target)} that fits"
+            return FoundDraft(None, None, words)
+        words = f"found by its family's name: {draft}"  # rule 6
+    if table_asked:
         words += f"; and {table}"
     return FoundDraft(Path(draft), datastore, words)
+
+
+def is_same_folder(one: Path | str, other: Path | str) -> bool:
+    """Whether two names lead to one folder that is there."""
+    return Path(one).is_dir() and Path(other).is_dir() and os.path.samefile(one, other)
+
+
+def refuse_whole_target(target: Path | str, draft: Path | str, exits: Sequence[int] | None) -> None:
+    """Raise ValueError if a target would draft for itself with all of its layers unasked.
+
+    ``exits`` are what was asked for, if anything. Raises FileNotFoundError if there is no draft.
+    """
+    layers = read_config(draft).num_hidden_layers
+    whole = read_drafting(draft).exits[-1] == layers
+    if exits is None and whole and is_same_folder(target, draft):
+        raise ValueError(
+            f"{draft} would draft for itself with all of its {layers} layers; say after which of "
+            "them it may predict: --exits, or exit_layers in its config.json"
+        )
 
 
 def draft_path(target: Path | str) -> Path:
     """The folder where the draft of the target's family is, or would be: next to the target."""
     drafts = []
     for each in names_of(target):
-        family = "vicuna" if each.name in REAL.values() else each.name.split("-")[0]
+        family = "vicuna" if each.name in FOLDER_OF_SIZE.values() else each.name.split("-")[0]
         drafts.append(each.with_name(f"{family}-draft"))
     return next((draft for draft in drafts if draft.is_dir()), drafts[0])
 
