@@ -76,15 +76,14 @@ class LayerExit:
         previous: "LayerExit | None",
         exit_layer: int,
         capacity: int,
-        vocab_size: int | None = None,
+        vocab_size: int,
     ) -> None:
-        """
-        Args:
-            capacity: positions of context and slots of nodes that it may hold at once.
-            vocab_size: the target's; it may differ from the draft model's, see ``options.PADDING``.
+        """``capacity``: positions of context and slots of nodes that it may hold at once.
+
+        ``vocab_size`` is the target's; that of ``model`` may be another, see ``options.PADDING``.
         """
         self.model = model
-        self.vocab_size = vocab_size or model.config.vocab_size
+        self.vocab_size = vocab_size
         self.previous = previous
         self.exit_layer = exit_layer
         self.max_positions = model.config.max_position_embeddings
@@ -187,7 +186,7 @@ class SortedDraft:
             if prediction.confidence == 0.0:
                 break  # nothing is known
             if math.isnan(prediction.confidence):
-                tell("the draft's logits are NaN: damaged weights, or overflow; it drafts no more")
+                tell("the draft drafts no more: its logits are NaN, by damaged weights or overflow")
                 self.is_silent = True
                 break
             width = tree.shape.width(tree.level_count)

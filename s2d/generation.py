@@ -152,8 +152,13 @@ def make_drafter(
 
             exits.append(TableExit(settings.datastore, target.device))
         elif isinstance(each, int):
-            capacity = limit + settings.shape.capacity
-            previous = LayerExit(draft, previous, each, capacity, target.config.vocab_size)
+            previous = LayerExit(
+                draft,
+                previous,
+                exit_layer=each,
+                capacity=limit + settings.shape.capacity,
+                vocab_size=target.config.vocab_size,
+            )
             exits.append(previous)
         else:
             exits.append(each)

@@ -414,7 +414,7 @@ def test_a_draft_whose_logits_overflow_falls_silent(options, capsys):
     json.dumps(recorder.steps, allow_nan=False)
     assert found.tokens == alone
     error = capsys.readouterr().err
-    assert "the draft's logits are NaN" in error and error.count("\n") == 1
+    assert "the draft drafts no more: its logits are NaN" in error and error.count("\n") == 1
     spoke = [any(each is not None for each in step.tree.exit_layers) for step in steps]
     assert spoke[0] is True or options  # roots come first
     assert spoke.count(True) > 1 and not any(spoke[-10:])

@@ -241,7 +241,13 @@ def copy_exits(exits: list[Exit], capacity: int) -> list[LayerExit]:
         if isinstance(each, LayerExit):
             previous = copies[-1] if copies else None
             copies.append(
-                LayerExit(each.model, previous, each.exit_layer, capacity, each.vocab_size)
+                LayerExit(
+                    each.model,
+                    previous,
+                    exit_layer=each.exit_layer,
+                    capacity=capacity,
+                    vocab_size=each.vocab_size,
+                )
             )
     return copies
 
