@@ -674,7 +674,7 @@ def test_blanks_of_a_prompt_are_those_of_transformers(trained):
     lengths = set()
     for content in ("messages[0]['content']", "messages[0]['content'] | trim"):
         ours, theirs = with_config(trained, chat_template="Q: {{ " + content + " }} A")
-        models = run.Models(None, None, None, ours, raw=False, system=None, settings=None)
+        models = run.Models(None, None, None, ours, False, None, None, make=None)
         for text in ("  two", "\tone ", "\n\nlines\n"):
             expected = theirs.apply_chat_template(messages([text]), **PROMPT)
             assert models.encode([f"{text}\n"]) == expected
