@@ -78,28 +78,33 @@ def test_methods_are_names_with_options(capsys):
         ("fast", "method fast: argument --method: invalid choice: 'fast'"),
         ("s2d:speed=9", "method s2d:speed=9: unrecognized arguments: --speed=9"),
         ("s2d:draft_length=x", "argument --draft-length: invalid int value: 'x'"),
-        ("s2d-tree:tree=4x8", "argument --tree: invalid parse_tree value: '4x8'"),
+        (
+            "s2d-tree:tree=4x8",
+            "argument --tree: expected widths, such as 4,2,2,1, or a growing tree",
+        ),
         ("s2d:batch=0", "argument --batch: must be at least 1, got 0"),
     ):
         refuses(bench.main, capsys, message, "--methods", text)
 
 
 def test_turns_are_asked_in_order_with_the_answers_before_them(tokenizer):
-    """Of two questions at once, the second of which fills its context in its second turn."""
-    asked = []
+    """Of two questions at once, one of which fills its context in its second turn; their seeds."""
+    asked, drawn = [], []
 
-    def run(prompts, seed):
+    def run(prompts, seeds):
         asked.append(prompts)
+        drawn.append(seeds)
         answers = [tokenizer.encode(f"answer {len(asked)}")[1:] for _ in prompts]
         return [(tokens, 0.5, None) for tokens in answers]
 
     one = {"turns": ["first", "second"], "question_id": 1, "category": "stem", "group": "mt_bench"}
     two = {"turns": ["a", "word " * 400, "c"], "question_id": 2, "category": "qa", "group": "qa"}
-    first, second = measure.answer(tokenizer, 512, run, [one, two], 9)
+    second, first = measure.answer(tokenizer, 512, run, [two, one], 9)
     messages = (["first"], ["first", "answer 1", "second"])
     assert first["prompts"] == [tokenizer.encode_chat(each) for each in messages]
     assert first["turns"] == ["answer 1", "answer 2"] and second["turns"] == ["answer 1"]
-    assert list(map(len, asked)) == [2, 1] and second["wall_time"] == [0.5]
+    assert list(map(len, asked)) == [2, 1] and drawn == [[9, 10], [10]]
+    assert second["wall_time"] == [0.5]
     assert (first["group"], second["question_id"]) == ("mt_bench", 2)
 
 

@@ -20,9 +20,8 @@ def test_documents_end_with_one_end_token_and_nothing_is_read_across(tmp_path, s
     assert tokens.dtype == dtype and tokens.tolist() == [5, 6, 2, size - 1, 7, 2]
     datastore = load_datastore(file, config)
     assert datastore.followers([6]) == ([2], [1]) and datastore.followers([2]) == ([], [])
-    unending = replace(config, eos_token_ids=())  # its documents are read as one
-    assert save_datastore(file, [[5, 6], [7]], unending) == 3
-    assert load_datastore(file, unending).followers([6]) == ([7], [1])
+    unending = replace(config, eos_token_ids=())
+    raises_line(save_datastore, ValueError, "has no EOS token", file, [[5, 6], [7]], unending)
 
 
 def test_what_is_no_datastore(tmp_path):

@@ -124,5 +124,7 @@ def test_what_was_measured_is_kept_and_not_measured_again(tmp_path, capsys, monk
     monkeypatch.setattr(lab, "load_model", lambda *_, **__: pytest.fail("it is measured again"))
     assert program(bench.main, *arguments) == 0 and capsys.readouterr().out == first
     refuses(bench.main, capsys, "name another folder", *arguments, "--max-new-tokens", "5")
+    monkeypatch.setattr(papers, "WEIGHTS", tmp_path)  # as if the miniatures were other ones
+    refuses(bench.main, capsys, "name another folder", *arguments)
     missing = "alignment: give --drafts, made by python -m s2d.bench papers train"
     refuses(bench.main, capsys, missing, "papers", "--only", "alignment")

@@ -13,7 +13,7 @@ from s2d import Tokenizer, generate, load_model
 from s2d.decision import load_decision
 from s2d.train import __main__ as train
 from s2d.train import fit, nested, self_text
-from s2d.train.decision import read_data_of
+from s2d.train.decision import find_questions, read_data_of
 from s2d.train.dialogues import Counts
 
 TEMPLATE = (
@@ -34,10 +34,14 @@ def base(tmp_path_factory):
         yield folder
 
 
+def sample(tokenizer, millions, run):
+    return self_text.sample(self_text.find_ways_to_ask(tokenizer), tokenizer, millions, run)
+
+
 def test_the_model_asks_and_answers(base, tmp_path):
     """Every question begins as the template and phrases.txt say, and ends; answers are its own."""
     beginnings, after = self_text.find_ways_to_ask(Tokenizer(base))
-    pairs, counts = self_text.sample(Tokenizer(base), 0.0002, fit.Run(tmp_path / "a", seed=1))
+    pairs, counts = sample(Tokenizer(base), 0.0002, fit.Run(tmp_path / "a", seed=1))
     model = load_model(base)
     assert 6 < len(pairs) == counts.dialogues == 20 - counts.passed_over.total()
     flat = [tuple(each) for kind in beginnings for each in kind]
@@ -53,7 +57,9 @@ def test_the_model_asks_and_answers(base, tmp_path):
 
 def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch):
     pairs = [([1, 5, 6], [7, 8, 9, 2]), ([1, 30], [31, 2])] * 20
-    monkeypatch.setattr(nested, "sample", lambda tokenizer, millions, run: (pairs, Counts("")))
+    monkeypatch.setattr(
+        nested, "sample", lambda ways, tokenizer, millions, run: (pairs, Counts(""))
+    )
     options = "--layers 2 --exits 1,2 --data self --length 20 --batch 2 --micro-batch 2 --epochs 1"
     out = tmp_path / "draft"
     assert program(train.main, "soft", "--init", base, "--out", out, *options.split()) == 0
@@ -65,11 +71,17 @@ def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch
 
 
 def test_a_decision_model_for_a_draft_of_its_own_text(base, tmp_path, capsys):
-    """The target asks itself again."""
+    """The target asks itself again, and other questions."""
+    ways, model = self_text.find_ways_to_ask(Tokenizer(base)), load_model(base)
+    (tmp_path / "learnt").mkdir()
+    learnt_from, _ = self_text.ask(ways, model, 9, 0, tmp_path / "learnt")
+    shutil.rmtree(tmp_path / "learnt")
+    questions, _ = find_questions(base, model, "self", 9, seed=0)
+    assert questions and questions != learnt_from
     draft, out = tmp_path / "draft", tmp_path / "d.safetensors"
     shutil.copytree(WEIGHTS / "mini-draft", draft)
     change_json(draft / "config.json", learnt_from="self")
-    line = ["--target", base, "--draft", draft, "--out", out, "--prompts", 9, "--epochs", 1]
+    line = ["--target", base, "--draft", draft, "--out", out, "--prompts", 14, "--epochs", 1]
     assert program(train.main, "decision", *line) == 0
     assert "learnt from self, 1 times" in capsys.readouterr().err
     assert load_decision(out).features == "stats" and len(os.listdir(tmp_path)) == 2
@@ -78,7 +90,7 @@ def test_a_decision_model_for_a_draft_of_its_own_text(base, tmp_path, capsys):
 def test_what_was_written_is_kept_and_resumed(base, tmp_path):
     """Cut short in the middle of a line, while it asks and while it answers."""
     tokenizer, whole_run = Tokenizer(base), fit.Run(tmp_path / "whole", seed=1)
-    whole = self_text.sample(tokenizer, 0.0002, whole_run)
+    whole = sample(tokenizer, 0.0002, whole_run)
     files = sorted(whole_run.unfinished.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
     assert len(files) == 4
     for number, file in enumerate(files):
@@ -88,21 +100,21 @@ def test_what_was_written_is_kept_and_resumed(base, tmp_path):
             (run.unfinished / later.name).unlink()
         lines = file.read_text().split("\n")
         (run.unfinished / file.name).write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
-        assert self_text.sample(tokenizer, 0.0002, run) == whole
+        assert sample(tokenizer, 0.0002, run) == whole
         for each in files:
             assert (run.unfinished / each.name).read_bytes() == each.read_bytes()
     (run.unfinished / file.name).write_text("5\n")
     with pytest.raises(ValueError, match="jsonl is damaged"):
-        self_text.sample(tokenizer, 0.0002, run)
+        sample(tokenizer, 0.0002, run)
     with pytest.raises(ValueError, match="was begun with .* not"):
-        self_text.sample(tokenizer, 0.0002, replace(run, seed=2))
+        sample(tokenizer, 0.0002, replace(run, seed=2))
 
 
 def test_answers_that_are_there_are_not_replaced(base, tmp_path, capsys):
     """But gone on with; and when a datastore is made of them, they go."""
     line = "--millions", "0.00005", "--out", tmp_path / "d.safetensors"
     run = fit.Run(tmp_path / "d.safetensors")
-    self_text.sample(Tokenizer(base), 0.00005, run)
+    sample(Tokenizer(base), 0.00005, run)
     assert_refused(capsys, "go on with --resume, or remove it", make, base, *line)
     assert make(base, *line, "--resume") == 0
     assert os.listdir(tmp_path) == ["d.safetensors"]
@@ -121,7 +133,7 @@ def test_a_datastore_of_a_models_answers(base, tmp_path):
     assert make(base, "--millions", "0.00005", "--out", tmp_path / "new/d.safetensors") == 0
     expected, (_, after) = [], self_text.find_ways_to_ask(Tokenizer(base))
     assert os.listdir(tmp_path / "new") == ["d.safetensors"]
-    pairs, _ = self_text.sample(Tokenizer(base), 0.00005, fit.Run(tmp_path / "again"))
+    pairs, _ = sample(Tokenizer(base), 0.00005, fit.Run(tmp_path / "again"))
     for _, answer in pairs:
         expected += after[1:] + answer + [2] * (answer[-1] != 2)
     assert read_datastore(tmp_path / "new/d.safetensors") == expected

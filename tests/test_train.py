@@ -104,6 +104,15 @@ def test_a_resumed_training_gives_the_same_losses(tmp_path, monkeypatch):
         assert (found - whole[stop_after:]).abs().max() < 1e-5
 
 
+def test_another_weight_of_alignment_is_another_training(tmp_path):
+    described = []
+    for weight in (1.0, 2.0):
+        aim = Alignment(student(), weight)
+        what = (student(), EXITS, (ROWS, LABELS), RECIPE, fit.Run(tmp_path / "a"), aim)
+        described.append(fit.describe_training(*what))
+    assert described[0] != described[1]
+
+
 def test_saving_takes_a_small_part_of_the_time(tmp_path, monkeypatch):
     """Also if one save takes longer than the time between two: 60 steps of 1 s, saves of 20 s."""
     clock, saves = [0.0], []

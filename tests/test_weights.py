@@ -15,7 +15,15 @@ from theirs import load_transformers
 from transformers import LlamaForCausalLM
 
 from s2d import Tokenizer, load_model
-from s2d.checkpoint import check_device, choose_dtype, empty_model, placement, save_model, shards
+from s2d.checkpoint import (
+    check_device,
+    choose_dtype,
+    empty_model,
+    load,
+    placement,
+    save_model,
+    shards,
+)
 from s2d.checkpoint.config import config_from_dict
 
 refused = partial(raises_line, load_model)
@@ -159,6 +167,7 @@ REFUSED = [
     (dict(max_position_embeddings=10**300), "expected a whole number from 1 to 1048576"),
     (dict(eos_token_id="2"), "eos_token_id is '2'; expected a whole number from 0 to 60"),
     (dict(exit_layers=[2, 9]), "exit_layers is 9; expected a whole number from 1 to 4"),
+    (dict(exit_layers=[4, 2]), r"exit_layers must increase, got \[4, 2\]"),
     (dict(exit_layers=[2, 3, 4], thresholds=[0.5, 0.0]), "a threshold per exit layer"),
     (dict(exit_layers="1,2"), "exit_layers is '1,2'; expected a list of numbers"),
     (dict(exit_layers=[2], draft_tree=[4, 2]), "draft_tree .top_k, depth, size."),
@@ -197,7 +206,16 @@ def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "to", lambda x, *a, **o: read.append(x.shape) or to(x, *a, **o)
     )
+    counts = []
+
+    def count(items, what, total):
+        every = list(items)
+        counts.append((len(every), total))
+        return every
+
+    monkeypatch.setattr(load, "progress", count)
     model = load_model(sharded, layers=2)
+    assert counts == [(21, 21)]  # and not the 39 that are stored
     assert len(model.model.layers) == model.config.num_hidden_layers == 2
     assert model.drafting.exits == (2,)
     for name, parameter in model.named_parameters():
@@ -216,10 +234,17 @@ def test_bfloat16_is_not_fast_on_every_gpu(folder, monkeypatch):
     assert choose_dtype("bfloat16", gpu, folder) == torch.bfloat16  # if it is asked for
 
 
+def test_float64_is_not_chosen_where_the_device_lacks_it(folder):
+    change_json(folder / "config.json", torch_dtype="float64")
+    for device, expected in (("cpu", torch.float64), ("mps", torch.float32)):
+        assert choose_dtype("auto", torch.device(device), folder) == expected
+
+
 def test_what_changes_no_llama_is_ignored(folder, capsys):
-    tensors = load_file(folder / "model.safetensors")
-    table = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    save_file(tensors | table, folder / "model.safetensors", {"format": "pt"})
+    """Such as tables of the rotary embedding, of which there are several names."""
+    tensors, layer = load_file(folder / "model.safetensors"), "model.layers.1.self_attn.rotary_emb"
+    tables = {f"{layer}.{name}": torch.ones(4) for name in ("inv_freq", "cos_cached")}
+    save_file(tensors | tables, folder / "model.safetensors", {"format": "pt"})
     change_json(folder / "config.json", made_by="x", rope_scaling=None)
     load_model(folder)
     assert not capsys.readouterr().err
@@ -257,9 +282,8 @@ def test_a_tied_model_is_tied_by_what_is_stored(folder, tmp_path, stored, capsys
 def test_tensors_that_no_layer_needs_are_left_out_and_said(folder, capsys):
     """As transformers does; but a tensor that is missing is not made up."""
     file = folder / "model.safetensors"
-    tensors, layer = load_file(file), "model.layers.2.self_attn.rotary_emb"
+    tensors = load_file(file)
     for more in (
-        {f"{layer}.cos_cached": torch.ones(4), f"{layer}.sin_cached": torch.ones(4)},
         {"v_head.summary.weight": torch.ones(1, 32), "v_head.summary.bias": torch.ones(1)},
         {"model.layers.4.mlp.up_proj.weight": torch.ones(4), "model.mtp.bias": torch.ones(4)},
     ):

@@ -26,32 +26,42 @@ def parse(arguments: list[str]) -> Namespace:
     programs = parser.add_subparsers(metavar="PROGRAM")
 
     def program(
-        name: str, report: Callable[[Namespace], int | None], what: str, max_new_tokens: int = 0
+        name: str, report: Callable[[Namespace], int | None], what: str
     ) -> Callable[..., Any]:
-        """What adds an argument to a program, which has those of all that measure already."""
+        """What adds an argument to a program, which has --device already."""
         each = programs.add_parser(name, help=what.splitlines()[0], description=what)
         each.set_defaults(report=report)
         add = each.add_argument
         add("--device", default="auto", help="cpu, cuda, cuda:1, mps ...; auto: CUDA if there is")
-        if max_new_tokens:
-            add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own")
-            questions = "questions of each of the six groups (%(default)s)"
-            add("--limit", type=count, default=2, help=questions)
-            tokens = "an answer ends there (%(default)s)"
-            add("--max-new-tokens", type=count, default=max_new_tokens, help=tokens)
-            add("--markdown", action="store_true", help="tables as markdown")
+        return add
+
+    def measuring(
+        name: str, report: Callable[[Namespace], int | None], what: str, max_new_tokens: int
+    ) -> Callable[..., Any]:
+        """As ``program``, for one that has the arguments of all that measure already."""
+        add = program(name, report, what)
+        add("--dtype", default="auto", choices=("auto", *DTYPES), help="auto: the model's own")
+        questions = "questions of each of the six groups (%(default)s)"
+        add("--limit", type=count, default=2, help=questions)
+        tokens = "an answer ends there (%(default)s)"
+        add("--max-new-tokens", type=count, default=max_new_tokens, help=tokens)
+        add("--markdown", action="store_true", help="tables as markdown")
         return add
 
     rounds = "in each all rows take turns (%(default)s)"
 
-    add = program("speed", speed.report, speed.__doc__, max_new_tokens=128)
+    add = measuring("speed", speed.report, speed.__doc__, max_new_tokens=128)
     names = comma_separated(str)
     add("--targets", type=names, default="7b,13b,70b", metavar="7b|PATH,...", help="models")
     add("--draft", type=Path, help="default: the one next to the first target")
     add("--methods", nargs="+", help="such as s2d:draft_length=8:stop=0.4; default: all")
     add("--temperature", type=comma_separated(float), default="0,1", help="0 is greedy")
     add("--questions", type=Path, help="in Spec-Bench's format; default: held-out ones")
-    add("--hf", action="store_true", help="transformers as well")
+    add(
+        "--hf",
+        action="store_true",
+        help="transformers as well, assisted by the first draft there is",
+    )
     add("--compile", action="store_true", help="every method compiled as well; on CUDA untried")
     add("--batch", type=comma_separated(count), metavar="N,...", help="also N prompts at once")
     add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
@@ -59,14 +69,14 @@ def parse(arguments: list[str]) -> Namespace:
     add("--plot", type=Path, metavar="FILE.svg", help="the last table as a picture")
     add("--rounds", type=count, default=3, help=rounds)
 
-    add = program("hf", hf.report, hf.__doc__, max_new_tokens=48)
+    add = measuring("hf", hf.report, hf.__doc__, max_new_tokens=48)
     add("--target", required=True, metavar="7b|PATH", help="the folder to check")
     add("--draft", type=Path, help="default: the one next to the target, or exit 0")
 
-    add = program("exit0", exit0.report, exit0.__doc__, max_new_tokens=128)
+    add = measuring("exit0", exit0.report, exit0.__doc__, max_new_tokens=128)
     add("--target", required=True, metavar="7b|PATH", help="the model")
 
-    add = program("papers", papers.report, papers.__doc__, max_new_tokens=48)
+    add = measuring("papers", papers.report, papers.__doc__, max_new_tokens=48)
     add("--drafts", type=Path, metavar="DIR", help="what python -m s2d.bench papers train made")
     add("--only", nargs="+", choices=EXPERIMENTS, metavar="NAME", help="of these")
     add("--out", type=Path, metavar="DIR", help="keeps what was measured; used again")

@@ -24,21 +24,31 @@ EARLY_EXITS = {
 S2D = "s2d:rejection"
 SINGLE = {f"sd, exit {e}": f"sd:exits={e}:rejection" for e in DRAFT_EXITS}
 SORTED_DRAFT = "one sorted draft, s2d"
-EARLY = {f"trained at 4, {row[4:]}": SINGLE[row] + ":draft=alone-4-{seed}" for row in SINGLE}
+EARLY = {
+    f"trained at 4, exit {e}": f"sd:exits={e}:rejection:draft=alone-4-{{seed}}" for e in DRAFT_EXITS
+}
 *EARLIER, LAST = EARLY  # exits 2 and 3 in the place of 6 and 9 of 12 layers
 SAME_LENGTH = {e: f"sd:exits={e}:draft_length=6:stop=0:rejection:batch=8" for e in DRAFT_EXITS}
 EXITS = {f"exit {e}, sorted": row + ":draft=sorted-{seed}" for e, row in SAME_LENGTH.items()}
 EXITS |= {f"exit {e}, alone": f"{row}:draft=alone-{e}-{{seed}}" for e, row in SAME_LENGTH.items()}
 CHAIN = "s2d:thresholds=0.5,0.5,0:draft_length=6:stop=0:rejection:batch=8"  # as published
-thresholds = ("0.25, 0.25, 0.0", "0.5, 0.5, 0.0", "0.75, 0.7, 0.0", "0.9, 0.9, 0.0")
-THRESHOLDS = {f"({each})": f"{S2D}:thresholds={each}" for each in thresholds}
-TREE, LARGE_TREE = "s2d-tree", "s2d-tree, 10 x 4, 60 nodes"
-FIRST_LAYERS, PRETRAINED = "the target's first layers", "first layers, pre-trained"
-shapes = ("1, 1, 1, 1, 1", "4, 1, 1, 1, 1", "4, 2, 2, 1", "2, 4, 3, 1, 1")
-SHAPES = {f"({each})": f"mcsd:tree={each}:rejection" for each in shapes}
+THRESHOLDS = {
+    f"({each})": f"{S2D}:thresholds={each}"
+    for each in ("0.25, 0.25, 0.0", "0.5, 0.5, 0.0", "0.75, 0.7, 0.0", "0.9, 0.9, 0.0")
+}
+TREE = "s2d-tree"
+LARGE_TREE = "s2d-tree, 10 x 4, 60 nodes"
+FIRST_LAYERS = "the target's first layers"
+PRETRAINED = "first layers, pre-trained"
+SHAPES = {
+    f"({each})": f"mcsd:tree={each}:rejection"
+    for each in ("1, 1, 1, 1, 1", "4, 1, 1, 1, 1", "4, 2, 2, 1", "2, 4, 3, 1, 1")
+}
 SHORT_FORK = "mcsd:tree=6,1,1,1,1,1"
-DRAFTED, PUBLISHED = "roots from the draft", "roots from the target, as published"
-SLICED, ANEW = "a slice of one mask", "made anew"
+DRAFTED = "roots from the draft"
+PUBLISHED = "roots from the target, as published"
+SLICED = "a slice of one mask"
+ANEW = "made anew"
 # From exit 3: decision models learn from chains that leave there, or at exit 2.
 FORK = "mcsd:exits=3:tree=6,1,1,1,1,1,1,1,1,1:rejection"
 DECISIONS = {"fork": FORK, "fork, stop 0.6": f"{FORK}:stop=0.6"}

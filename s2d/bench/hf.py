@@ -6,7 +6,6 @@ not as it should be.
 """
 
 from argparse import Namespace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +39,8 @@ def report(args: Namespace) -> int:
     folder = find_target(args.target)
     config = read_config(folder)
     count = sum(parameter.numel() for parameter in empty_model(config).parameters())
-    dtype = "float64" if 2 * 8 * count < free_memory() else args.dtype
+    weights = 8 * count  # bytes in float64; all else together hardly takes as much again
+    dtype = "float64" if 2 * weights < free_memory() else args.dtype
     target = load_model(folder, args.device, dtype, quick=False)
     try:
         peer = as_transformers(target, folder)
@@ -61,37 +61,46 @@ def report(args: Namespace) -> int:
         raise ValueError(
             f"the tokenizer has ids above the vocabulary of {config.vocab_size} tokens"
         )
-    right = [compare_ids(folder, tokenizer, their_tokenizer)]
+    right = []
+    if (folder / "tokenizer_config.json").is_file():
+        right.append(compare_ids(tokenizer, their_tokenizer))
+    else:  # transformers then guesses, and adds neither BOS nor the space before a text
+        show("tokenizer", "not compared, the folder has no tokenizer_config.json")
     if has_template:
         right.append(compare_templates(tokenizer, their_tokenizer))
     else:
-        show("chat template", "not compared, the folder has none", True)
+        show("chat template", "not compared, the folder has none")
     allowed, logits_right = compare_logits(target, peer, prompts)
     right.append(logits_right)
-    expected = run_peer(prompts, 0, peer, args.max_new_tokens)
+    expected = run_peer(prompts, range(len(prompts)), peer, args.max_new_tokens)
     for name in ["ar", *default_methods(draft_path)]:
         options = parse_method(name, draft_path).options | {"max_new_tokens": args.max_new_tokens}
         differences = []
         for prompt, (theirs, _, _) in zip(prompts, expected):
             ours = generate(target, prompt, draft, **options)
-            differences.append(first_difference(target, target, prompt, ours, theirs, allowed))
+            found = first_difference(
+                target, precise=target, prompt=prompt, own=ours, other=theirs, error=allowed
+            )
+            differences.append(found)
         line, lossless = verdict(list(filter(None, differences)))
-        right.append(show(name, f"greedy text of {len(prompts)} prompts, {line}", lossless))
+        right.append(judge(name, f"greedy text of {len(prompts)} prompts, {line}", lossless))
     return int(not all(right))
 
 
-def show(what: str, found: str, right: bool) -> bool:
-    print(f"{what:24}{found}: {'ok' if right else 'FAULT'}", flush=True)
+def show(what: str, found: str) -> None:
+    print(f"{what:24}{found}", flush=True)
+
+
+def judge(what: str, found: str, right: bool) -> bool:
+    """Show what was found and whether it is ``right``, which is returned."""
+    show(what, f"{found}: {'ok' if right else 'FAULT'}")
     return right
 
 
-def compare_ids(folder: Path, tokenizer: Tokenizer, theirs: Any) -> bool:
-    if not (folder / "tokenizer_config.json").is_file():
-        # transformers then guesses, and adds neither BOS nor the space before a text.
-        return show("tokenizer", "not compared, the folder has no tokenizer_config.json", True)
+def compare_ids(tokenizer: Tokenizer, theirs: Any) -> bool:
     wrong = [text for text in TEXTS if tokenizer.encode(text) != theirs(text).input_ids]
     found = f"ids of {len(TEXTS)} texts" + (f", but {wrong[0]!r} differs" if wrong else " equal")
-    return show("tokenizer", found, not wrong)
+    return judge("tokenizer", found, not wrong)
 
 
 def compare_templates(tokenizer: Tokenizer, theirs: Any) -> bool:
@@ -106,7 +115,7 @@ def compare_templates(tokenizer: Tokenizer, theirs: Any) -> bool:
     found = f"ids of {len(DIALOGUES)} dialogues" + (
         f", but {wrong[0]} differs" if wrong else " equal"
     )
-    return show("chat template", found, not wrong)
+    return judge("chat template", found, not wrong)
 
 
 @torch.inference_mode()
@@ -127,7 +136,7 @@ def compare_logits(target: Llama, peer: Any, prompts: list[list[int]]) -> tuple[
     found = f"{dtype}, largest difference {difference:.1e}, of logits up to {scale:.1f}"
     if target.dtype != torch.float64:
         found += f"; own passes, token by token, are {own_error:.1e} apart"
-    return allowed, show("logits", found, difference <= allowed)
+    return allowed, judge("logits", found, difference <= allowed)
 
 
 def one_by_one(target: Llama, prompt: list[int]) -> Tensor:

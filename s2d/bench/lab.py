@@ -60,7 +60,7 @@ class Experiment:
 
     @property
     def needs_drafts(self) -> bool:
-        """Whether it compares what ``drafts.py`` makes."""
+        """Whether it compares what ``drafts.py`` makes: its rows have names to be filled in."""
         return any("{" in row for row in self.rows.values())
 
 
@@ -112,7 +112,9 @@ def count_tokens(lab: Lab, experiment: Experiment) -> Result:
         prompts = [plan.tokenizer.encode_chat(each["turns"]) for each in lab.questions]
         options = dict(temperature=temperature, max_new_tokens=lab.args.max_new_tokens)
         for name, run in runs_of(plan, lab.load).items():
-            answers = [generation for _, _, generation in run(prompts, seed=0, **options)]
+            answers = [
+                generation for _, _, generation in run(prompts, range(len(prompts)), **options)
+            ]
             found[column_of(f"seed {seed}", temperature), name] += answers
     result: Result = {}
     for (column, name), generations in found.items():
@@ -138,7 +140,7 @@ def judge_answers(lab: Lab, experiment: Experiment) -> Result:
         for name, run in runs_of(plan, lab.load).items():
             right = []
             log_probs = []
-            answers = run(prompts, seed=0, max_new_tokens=128)
+            answers = run(prompts, range(len(prompts)), max_new_tokens=128)
             for prompt, (_, expected), (own, _, _) in zip(prompts, turns, answers):
                 right.append(plan.tokenizer.decode(own) == expected)
                 tokens = torch.tensor([prompt + own], device=target.device)

@@ -6,60 +6,68 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
-from ..batch import generate_many
+from ..batch import decode_many
 from ..checkpoint.tokenizer import Tokenizer
 from ..decoder import Generation
-from ..generation import generate
+from ..generation import generate, settings_for
 from ..model import Llama
 from ..notices import progress
+from ..options import Options
 
 Answer = tuple[list[int], float, Generation | None]  # tokens, seconds; transformers has no more
-Run = Callable[..., list[Answer]]  # called with prompts and a seed
+Run = Callable[..., list[Answer]]  # called with prompts and a seed for each
 Question = dict[str, Any]  # question_id, category, group, and turns: a list of texts
 Record = dict[str, Any]  # how a method answered a question: its fields but turns, and LISTS
 
-LISTS = "messages prompts turns tokens wall_time generations".split()  # by turn
+LISTS = "messages prompts turns tokens wall_time generations".split()  # turn by turn
 
 
 def run_ours(
     prompts: list[list[int]],
-    seed: int,
+    seeds: Sequence[int],
     target: Llama,
     draft: Llama | None,
     batch: int,
     **options: Any,
 ) -> list[Answer]:
-    """The answers to ``prompts``, ``batch`` at once; the i-th has seed + i."""
+    """The answers to ``prompts``, ``batch`` at once, each with its own of ``seeds``."""
+    pairs = list(zip(seeds, prompts))
     if batch == 1:
-        numbered = enumerate(prompts, seed)
-        found = [generate(target, each, draft, seed=own, **options) for own, each in numbered]
+        found = [generate(target, prompt, draft, seed=seed, **options) for seed, prompt in pairs]
         return [(each.tokens, each.stats.seconds, each) for each in found]
     began = time.perf_counter()
-    found = list(generate_many(target, prompts, draft, batch=batch, seed=seed, **options))
+    settings = settings_for(target, draft, Options(**options), batch)
+    by_seed = dict(decode_many(target, pairs, draft, settings, batch))
     seconds = (time.perf_counter() - began) / len(prompts)  # its share of the time
-    return [(each.tokens, seconds, each) for each in found]
+    return [(by_seed[seed].tokens, seconds, by_seed[seed]) for seed in seeds]
 
 
 def answer(
     tokenizer: Tokenizer, context_size: int, run: Run, questions: list[Question], seed: int
 ) -> list[Record]:
-    """Ask all turns of ``questions``, until a context is full: a record of each with an answer."""
+    """Ask all turns of ``questions``, until a context is full: a record of each with an answer.
+
+    The i-th question has ``seed`` + i in all its turns, so that methods draw the same for it.
+    """
     records = []
     for question in questions:
         about = {key: question[key] for key in ("question_id", "category", "group")}
         records.append(about | {name: [] for name in LISTS})
     for turn in range(max(len(question["turns"]) for question in questions)):
         asked = []
-        for question, record in zip(questions, records):
-            if len(record["turns"]) == turn < len(question["turns"]):
+        seeds = []
+        for own_seed, (question, record) in enumerate(zip(questions, records), seed):
+            has_answered = len(record["turns"]) == turn  # all turns before this one
+            if has_answered and turn < len(question["turns"]):
                 record["messages"].append(question["turns"][turn])
                 prompt = tokenizer.encode_prompt(record["messages"])
                 if len(prompt) < context_size:
                     record["prompts"].append(prompt)
                     asked.append(record)
+                    seeds.append(own_seed)
         if not asked:
             break
-        found = run([record["prompts"][-1] for record in asked], seed)
+        found = run([record["prompts"][-1] for record in asked], seeds)
         for record, (tokens, seconds, generation) in zip(asked, found):
             text = tokenizer.decode(tokens)
             record["messages"].append(text)
@@ -85,8 +93,9 @@ def measure(
     """
     records = []
     starts = range(0, len(questions), at_once)
-    turns = [(0, 0), *product(range(1, rounds + 1), starts)]
-    for number, start in progress(turns, f"{label}: turns of all methods", len(turns)):
+    rounds_and_starts = [(0, 0), *product(range(1, rounds + 1), starts)]
+    label = f"{label}: turns of all methods"
+    for number, start in progress(rounds_and_starts, label, len(rounds_and_starts)):
         seed = 1000 * number + start
         order = random.Random(seed).sample(list(runs), len(runs))
         some = questions[start : start + at_once]

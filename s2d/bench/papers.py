@@ -6,9 +6,12 @@ What was measured is kept as JSON in --out; a later run with the same settings t
 import json
 import zlib
 from argparse import Namespace
+from collections.abc import Iterable
+from pathlib import Path
 from statistics import mean
 from textwrap import wrap
 
+from ..checkpoint.names import WEIGHTS
 from ..files import refuse_other_than_file, staged_file
 from ..notices import progress, tell
 from .experiments import EXPERIMENTS
@@ -36,13 +39,19 @@ def report(args: Namespace) -> None:
 
 
 def settings_of(args: Namespace) -> dict[str, str | int]:
-    """What a result depends on, with a checksum of the trained drafts."""
+    """What a result depends on, with checksums of the miniatures and of the trained drafts."""
     options = "limit rounds max_new_tokens device dtype".split()
     settings = {option: str(getattr(args, option)) for option in options}
+    trained = args.drafts.rglob("*.safetensors") if args.drafts else ()
+    miniatures = WEIGHTS.glob("mini-*/*.safetensors")
+    return settings | {"drafts": checksum_of(trained), "miniatures": checksum_of(miniatures)}
+
+
+def checksum_of(files: Iterable[Path]) -> int:
     checksum = 0
-    for file in sorted(args.drafts.rglob("*.safetensors")) if args.drafts else ():
+    for file in sorted(files):
         checksum = zlib.crc32(file.read_bytes(), checksum)
-    return settings | {"drafts": checksum}
+    return checksum
 
 
 def measure_once(lab: Lab, name: str, settings: dict[str, str | int]) -> Result:
@@ -80,9 +89,10 @@ def as_text(name: str, experiment: Experiment, result: Result, markdown: bool) -
 def judge(finding: Finding, measure: str, result: Result) -> tuple[str, str]:
     """Whether a Finding about a ``measure`` holds, and its figures.
 
-    It does if the means over all columns differ by more than MARGIN, or, where columns are seeds,
-    by more than the differences of the seeds are apart. If they differ so the other way round, it
-    does not hold; in between it is undecided.
+    Compared are the means over all columns. They differ if one is more than MARGIN times as large;
+    or, if columns are seeds, if the mean difference is larger than what those of the seeds are
+    apart. The finding holds if they differ as it says, and does not hold if they differ the other
+    way round; otherwise it is undecided.
     """
     columns = list(result.values())
     values = {row: mean(each[row][measure] for each in columns) for row in columns[0]}

@@ -1,6 +1,7 @@
 """transformers with the weights of a model of ours, in the same memory: its own decoders."""
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,18 +54,18 @@ def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
 
 def run_peer(
     prompts: list[list[int]],
-    seed: int,
+    seeds: Sequence[int],
     peer: Any,
     max_new_tokens: int,
     temperature: float = 0.0,
     **options: Any,
 ) -> list[Answer]:
-    """The answers to ``prompts``, one after the other; the i-th has seed + i."""
+    """The answers to ``prompts``, one after the other, each with its own of ``seeds``."""
     if temperature:
         options |= {"temperature": temperature, "top_k": 0}
     found = []
-    for number, prompt in enumerate(prompts, seed):
-        torch.manual_seed(number)
+    for seed, prompt in zip(seeds, prompts):
+        torch.manual_seed(seed)
         tokens = torch.tensor([prompt], device=peer.device)
         options["attention_mask"] = torch.ones_like(tokens)
         room = peer.config.max_position_embeddings - len(prompt)

@@ -54,12 +54,12 @@ def report(args: Namespace) -> int:
     methods = choose_methods(args, folders[0])
     choose = partial(read_questions, args.questions) if args.questions else corpus_questions
     questions = choose(args.limit)
-    args.temperature = list(dict.fromkeys(args.temperature))
+    temperatures = list(dict.fromkeys(args.temperature))
     plans = [read_plan(name, folder, methods) for folder, name in short_names(folders)]
     for plan in plans:
         refuse_unfit(plan, questions, args)
     if args.out:
-        refuse_shared_files(plans, args.temperature)
+        refuse_shared_files(plans, temperatures)
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     result: Result = {}
     code = 0
@@ -72,20 +72,21 @@ def report(args: Namespace) -> int:
             runs |= peers_of(target, load(drafts[0], compile=False) if drafts else None)
         prompt_format = plan.tokenizer.prompt_format.name
         print(f"{plan.name} on {placement(target)}\nprompt format: {prompt_format}\n")
-        for column, records in measure_plan(plan, runs, questions, args.temperature, args):
+        for column, records in measure_plan(plan, runs, questions, temperatures, args):
             by_group = summarise(records)
             result[column] = by_group["overall"]
+            # Columns that are named after measures show these.
             details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
             lines = render(table(details, ("speedup", "mat")), args.markdown)
             print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
             if args.out:
                 write_answers(args.out, column, records)
             if args.check:
-                precise = load_model(plan.folder, args.device, "float64")
+                precise = load(plan.folder, dtype="float64")  # once for all temperatures
                 code = max(code, check(column, target, precise, methods, records))
     print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
     if args.plot:
-        write_plot(args.plot, result, across=len(args.temperature))
+        write_plot(args.plot, result, across=len(temperatures))
     return code
 
 
@@ -139,7 +140,7 @@ def read_plan(name: str, folder: Path, methods: dict[str, Method]) -> Plan:
         if 0 in method.options.get("exits", ()):
             datastore = {"datastore": find_datastore(folder, config)}
             ready[key] = replace(method, options=method.options | datastore)
-    return Plan(name, folder, config, Tokenizer(folder), ready)
+    return Plan(name, folder, config, Tokenizer(folder, config.vocab_size), ready)
 
 
 def refuse_unfit(plan: Plan, questions: list[Question], args: Namespace) -> None:

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
     programs.add_parser("get", help="download a model").add_argument("name", choices=[SMOLLM2])
     parser.parse_args(arguments)
-    return run_program("weights", get)
+    return run_program(parser.prog, get)
 
 
 def get() -> None:

@@ -86,7 +86,7 @@ class VicunaFormat:
                 )
             if role == "user":
                 text += f"USER: {content} ASSISTANT:"
-            else:
+            else:  # an empty answer is not even a space, in FastChat as well
                 text += f" {content}{self.eos}" if content else self.eos
         return text
 
@@ -139,7 +139,8 @@ def answer_after(asked: str, dialogue: list[Message], chat_format: ChatFormat) -
 
     Most templates write this after the prompt, as it is. In others the prompt has words that are
     not in the dialogue afterwards, as <think>, or the dialogue lacks what the assistant thought:
-    then the answer is what was said, without such words of the prompt.
+    then the answer is what was said, without such words of the prompt. So after the prompt
+    "<user>Hi<assistant><think>" the answer in "<user>Hi<assistant>Hello<end>" is "Hello<end>".
     """
     answered = chat_format.render(dialogue)
     *before, last = dialogue

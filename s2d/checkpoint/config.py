@@ -132,6 +132,8 @@ def drafting_from_dict(raw: dict[str, Any]) -> Drafting:
     """The fields of a config.json -> Drafting; ValueError names the first that is wrong."""
     layers = read_number(raw, "num_hidden_layers")
     exits = check_numbers("exit_layers", raw.get("exit_layers") or [layers], most=layers)
+    if list(exits) != sorted(set(exits)):
+        raise ValueError(f"exit_layers must increase, got {list(exits)}")
     thresholds = raw.get("thresholds") or [*default_thresholds(exits)]
     thresholds = check_numbers("thresholds", thresholds, kind=float, least=0, most=1)
     tree = check_numbers("draft_tree", raw.get("draft_tree") or [*Drafting.tree])

@@ -1,4 +1,7 @@
-"""A GGUF file of a Llama, as llama.cpp has it, becomes a Hugging Face folder."""
+"""SmolLM2's GGUF file, as llama.cpp has it, becomes a Hugging Face folder.
+
+Another Llama's file would need more: an LM head of its own, and another tokenizer.
+"""
 
 import json
 from pathlib import Path
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]  # of a GGUF file, by name
 CONTROL = 3  # the type of a special token
-SIZES = {  # the name in config.json -> in a GGUF file
+GGUF_NAMES = {  # the name in config.json -> in a GGUF file
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
@@ -31,7 +34,7 @@ SIZES = {  # the name in config.json -> in a GGUF file
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the Llama in the GGUF ``file`` as a Hugging Face ``folder``, weights in float32."""
+    """Write the model in the GGUF ``file`` as a Hugging Face ``folder``, weights in float32."""
     import gguf
 
     reader = gguf.GGUFReader(file)
@@ -47,10 +50,12 @@ def convert(file: Path, folder: Path) -> None:
 
 def make_config(fields: Fields) -> dict[str, Any]:
     """What is in the config.json."""
-    sizes = {name: fields[f"llama.{key}"] for name, key in SIZES.items()}
+    sizes = {name: fields[f"llama.{key}"] for name, key in GGUF_NAMES.items()}
     ids = {f"{name}_token_id": fields[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos")}
     vocab_size = len(fields["tokenizer.ggml.tokens"])
-    more = {"vocab_size": vocab_size, "tie_word_embeddings": True, "torch_dtype": "bfloat16"}
+    more = {"vocab_size": vocab_size, "tie_word_embeddings": True}
+    # In which it was published. The weights, quantised since, are stored as they are, in float32.
+    more["torch_dtype"] = "bfloat16"
     return LLAMA | sizes | ids | more
 
 

@@ -20,17 +20,27 @@ from ..options import default_drafting, drafting_of
 from .config import config_to_dict, read_config, read_drafting, read_generation_config
 from .shards import read_tensors
 
+ROTARY = ".rotary_emb."  # in the names of tables in old checkpoints, which are computed here
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 # What a model is spoken to with, and where its answers end: copied with its weights.
-COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json "
-COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json"
+COMPANIONS = (
+    "tokenizer.model",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+# The name and shape of a tensor -> the slices of it to load.
+Share = Callable[[str, tuple[int, ...]], slice | tuple[slice, ...]]
 
 
 def load_model(
     path: Path | str,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = "auto",
-    share: Callable | None = None,
+    share: Share | None = None,
     compile: bool = False,
     quick: bool = True,
     layers: int | None = None,
@@ -105,7 +115,7 @@ def read_parameters(
     device: torch.device,
     dtype: torch.dtype,
     stored_layers: int,
-    share: Callable | None,
+    share: Share | None,
 ) -> tuple[set[str], list[str]]:
     """Read what is in the folder ``path`` into a model that has no memory yet.
 
@@ -115,13 +125,13 @@ def read_parameters(
     """
     layers = model.config.num_hidden_layers
     not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored_layers))
+    stored = (each for each in read_tensors(path) if not each[1].startswith(not_read))
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     missing = set(shapes)
     left_out = []
-    tensors = progress(read_tensors(path), f"reading {path}: tensors", len(shapes))
-    for file, name, tensor in tensors:
+    for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
         if name in shapes:
-            refuse_other_kind(file, name, tensor, shapes[name])
+            refuse_misfit(file, name, tensor, shapes[name])
             if share is not None:
                 tensor = tensor[share(name, shapes[name])].contiguous()
             tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
@@ -129,14 +139,16 @@ def read_parameters(
             parameter = nn.Parameter(tensor, requires_grad=False)
             setattr(model.get_submodule(module), leaf, parameter)
             missing.discard(name)
+        elif ROTARY in name:
+            continue
         elif is_in_a_part(name, layers):
             raise ValueError(f"{file} has the tensor {name!r}, which no Llama has")
-        elif not name.startswith(not_read) and not name.endswith(".rotary_emb.inv_freq"):
-            left_out.append(name)  # but every old checkpoint has tables of the rotary embedding
+        else:
+            left_out.append(name)
     return missing, left_out
 
 
-def refuse_other_kind(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def refuse_misfit(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError if a tensor does not have the ``shape``, or is quantised."""
     plain = tensor.dtype in DTYPES.values() and not (tensor.is_sparse or tensor.is_meta)
     if tuple(tensor.shape) != shape or not plain:
@@ -148,11 +160,11 @@ def is_in_a_part(name: str, layers: int) -> bool:
     """Whether a tensor is in a part of a Llama with so many ``layers``.
 
     One that no Llama has, such as a bias or the scale of quantised weights, would change what that
-    part computes; but tables of the rotary embedding, in old checkpoints, are computed here.
+    part computes.
     """
     parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
     parts += [f"model.layers.{layer}." for layer in range(layers)]
-    return name.startswith(tuple(parts)) and ".rotary_emb." not in name
+    return name.startswith(tuple(parts))
 
 
 def tie_head(model: Llama, missing: set[str], path: Path) -> None:
@@ -225,7 +237,7 @@ def save_model(
         del state["lm_head.weight"]
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
     with staged_folder(path) as stage:
-        for name in COMPANIONS.split():
+        for name in COMPANIONS:
             if tokenizer_from and (Path(tokenizer_from) / name).is_file():
                 shutil.copyfile(Path(tokenizer_from) / name, stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
@@ -258,7 +270,7 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | str) -> torch.dtype:
-    """A dtype, its name, or "auto": config.json's in ``path``, float32 if the device lacks it.
+    """A dtype, its name, or "auto": config.json's in ``path``, float32 if that is not fast.
 
     Raises ValueError for a dtype that is unknown, or that was asked for and the device lacks.
     """
@@ -269,7 +281,7 @@ def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | st
     name = str(own if dtype == "auto" else dtype)
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
-    if dtype == "auto" and DTYPES[name].itemsize == 2 and not is_fast(DTYPES[name], device):
+    if dtype == "auto" and not is_fast(DTYPES[name], device):
         return torch.float32
     return check_dtype(DTYPES[name], device)
 
@@ -287,7 +299,12 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a device computes in half precision; some emulate it, slower than float32."""
+    """Whether a device computes in a dtype itself.
+
+    Apple's GPUs lack float64; some devices emulate half precision, slower than float32.
+    """
+    if dtype.itemsize > 2:
+        return dtype != torch.float64 or device.type != "mps"
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
         return dtype == torch.float16 or capability >= (8, 0)  # T4 and V100 have no bfloat16

@@ -16,14 +16,14 @@ from .config import read_config, read_drafting
 from .shards import read_tensors
 
 WEIGHTS = Path(__file__).parent.parent.parent / "weights"
-REAL = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
+FOLDER_OF_SIZE = {"7b": "vicuna-7b", "13b": "vicuna-13b", "70b": "llama-2-70b-chat"}
 SMOLLM2 = "smollm2-135m"
 
 
 def find_target(name: str) -> Path:
     """The folder of a target: a size, smollm2-135m, or a path; FileNotFoundError if not there."""
-    if name in REAL:
-        real = WEIGHTS / REAL[name]
+    if name in FOLDER_OF_SIZE:
+        real = WEIGHTS / FOLDER_OF_SIZE[name]
         return real if real.is_dir() else WEIGHTS / f"mini-{name}"
     folder = WEIGHTS / name if name == SMOLLM2 else Path(name)
     if folder.is_dir():
@@ -35,8 +35,8 @@ def find_target(name: str) -> Path:
 
 def miniature_note(name: str) -> str:
     """A few words that say why a target's name stands for a miniature; "" if it does not."""
-    if name in REAL and not (WEIGHTS / REAL[name]).is_dir():
-        return f"{name}, since weights/{REAL[name]} is not there: "
+    if name in FOLDER_OF_SIZE and not (WEIGHTS / FOLDER_OF_SIZE[name]).is_dir():
+        return f"{name}, since weights/{FOLDER_OF_SIZE[name]} is not there: "
     return ""
 
 
@@ -65,24 +65,30 @@ def find_draft(
     does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read.
     """
     config = read_config(target)
+    nothing_asked = draft is None and exits is None
+    table_asked = exits is not None and 0 in exits
     datastore = None
     table = "exit 0, the n-grams of the text"
-    if draft is None if exits is None else 0 in exits:
+    if nothing_asked or table_asked:
         datastore = find_datastore_file(target, config)
         if datastore is not None:
             table = f"{datastore}, found next to the target"
-    if exits is not None and list(exits) == [0]:
+    if table_asked and len(exits) == 1:  # rule 2
         return FoundDraft(None, datastore, table)
-    if draft is not None:
+    if draft is not None:  # rule 3
         words = f"{draft}, as given"
-    elif exits is None and datastore is not None:
-        return FoundDraft(None, datastore, table)
-    elif exits is None and find_family_draft(target, config) is None:
-        return FoundDraft(None, None, f"{table}, as there is no {draft_path(target)} that fits")
-    else:
+    elif exits is not None:  # rule 4: if it is not there, loading it says so
         draft = draft_path(target)
         words = f"found by its family's name: {draft}"
-    if exits is not None and 0 in exits:
+    elif datastore is not None:  # rule 5
+        return FoundDraft(None, datastore, table)
+    else:
+        draft = find_family_draft(target, config)
+        if draft is None:  # rule 7
+            words = f"{table}, as there is no {draft_path(target)} that fits"
+            return FoundDraft(None, None, words)
+        words = f"found by its family's name: {draft}"  # rule 6
+    if table_asked:
         words += f"; and {table}"
     return FoundDraft(Path(draft), datastore, words)
 
@@ -91,7 +97,7 @@ def draft_path(target: Path | str) -> Path:
     """The folder where the draft of the target's family is, or would be: next to the target."""
     drafts = []
     for each in names_of(target):
-        family = "vicuna" if each.name in REAL.values() else each.name.split("-")[0]
+        family = "vicuna" if each.name in FOLDER_OF_SIZE.values() else each.name.split("-")[0]
         drafts.append(each.with_name(f"{family}-draft"))
     return next((draft for draft in drafts if draft.is_dir()), drafts[0])
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from ..files import read_json
 
-# What a Llama's tokenizer calls its tokens unless a file says otherwise.
 STANDARD = [f"{name}_token" for name in "bos eos unk sep pad cls mask".split()]
-LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# What a Llama's tokenizer calls its tokens unless a file says otherwise.
+LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 # What Code Llama's class adds, whether a file has these tokens or not.
 CODE_LLAMA = {"prefix_token": "▁<PRE>", "middle_token": "▁<MID>", "suffix_token": "▁<SUF>"}
 CODE_LLAMA |= {"eot_token": "▁<EOT>", "fill_token": "<FILL_ME>"}
@@ -73,29 +73,12 @@ def read_special_tokens(
             added token has the text.
     """
     said = dict(config)
-    by_id = config.get("added_tokens_decoder")
-    if by_id is None:
+    if config.get("added_tokens_decoder") is None:
         said |= read_json(folder / "special_tokens_map.json", missing={})
-    named = {}
-    for key, token in said.items():
-        if key.endswith("_token") and not key.startswith("add_"):
-            named[key] = token and read_token(token, special=True)
-    extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
-    if isinstance(extra, dict):  # tokens that a model has names of its own for
-        named |= {name: read_token(token, special=True) for name, token in extra.items()}
-        extra = []
-    extra = [read_token(token, special=True) for token in extra]
-    standard = {token.text for name, token in named.items() if token and name in STANDARD}
-    standard |= {token.text for token in extra}
-    if by_id is not None:
-        added = {int(number): read_token(token) for number, token in by_id.items()}
-    else:
-        added = {}
-        for text, number in read_json(folder / "added_tokens.json", missing={}).items():
-            special = text in standard
-            added[number] = AddedToken(text, special=special, normalized=not special)
-        for token in content.get("added_tokens", []):
-            added[token["id"]] = read_token(token)
+    named, extra = named_tokens(said)
+    special = {token.text for name, token in named.items() if token and name in STANDARD}
+    special |= {token.text for token in extra}
+    added = added_tokens(folder, config, content, special)
     known = {token.text for token in added.values()}
     for name, text in defaults.items():
         if name not in named and (text in vocabulary or text in known):
@@ -104,12 +87,44 @@ def read_special_tokens(
         named = {name: AddedToken(text) for name, text in CODE_LLAMA.items()} | named
     named = {name: named[name] for name in (*STANDARD, *named) if named.get(name)}
     names = {name: token.text for name, token in named.items()}
-    for number, token in added.items():
-        if token.text in names.values():  # whatever its own entry says
-            added[number] = replace(token, special=True)
-    special = {token.text: token for token in (*named.values(), *extra)}
-    others = [token for text, token in special.items() if text not in known]
+    added = {
+        number: replace(token, special=token.special or token.text in names.values())
+        for number, token in added.items()
+    }
+    by_text = {token.text: token for token in (*named.values(), *extra)}
+    others = [token for text, token in by_text.items() if text not in known]
     return SpecialTokens(names, added, others)
+
+
+def named_tokens(said: dict[str, Any]) -> tuple[dict[str, AddedToken | None], list[AddedToken]]:
+    """({"eos_token": token, ...}, special tokens without a name) by what files ``said``.
+
+    A token is None if a file says null: then there is none, and no default takes its place.
+    """
+    named = {}
+    for key, token in said.items():
+        if key.endswith("_token") and not key.startswith("add_"):
+            named[key] = token and read_token(token, special=True)
+    extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+    if isinstance(extra, dict):  # tokens that a model has names of its own for
+        named |= {name: read_token(token, special=True) for name, token in extra.items()}
+        extra = []
+    return named, [read_token(token, special=True) for token in extra]
+
+
+def added_tokens(
+    folder: Path, config: dict[str, Any], content: dict[str, Any], special: Collection[str]
+) -> dict[int, AddedToken]:
+    """{id: token} by the files that describe added tokens; ``special`` texts are known already."""
+    by_id = config.get("added_tokens_decoder")
+    if by_id is not None:
+        return {int(number): read_token(token) for number, token in by_id.items()}
+    added = {}
+    for text, number in read_json(folder / "added_tokens.json", missing={}).items():
+        added[number] = read_token(text, special=text in special)
+    for token in content.get("added_tokens", []):
+        added[token["id"]] = read_token(token)
+    return added
 
 
 def is_llama(config: dict[str, Any]) -> bool:
@@ -127,8 +142,27 @@ def is_code_llama(config: dict[str, Any]) -> bool:
     return str(config.get("tokenizer_class")).removesuffix("Fast") == "CodeLlamaTokenizer"
 
 
+def space_scheme(config: dict[str, Any]) -> str:
+    """Where a Llama's tokenizer puts a space, by its tokenizer_config.json.
+
+    "first": before a text; "always": before each part between two added tokens as well; "never".
+    """
+    if config.get("add_prefix_space") is False:
+        return "never"
+    return "always" if config.get("legacy") and not is_code_llama(config) else "first"
+
+
+def strips_space(config: dict[str, Any]) -> bool:
+    """Whether a space that begins a text is taken away from it when ids are decoded."""
+    return space_scheme(config) != "never" or is_code_llama(config)
+
+
 def read_token(token: str | dict[str, Any], special: bool = False) -> AddedToken:
-    """A token as a file writes it; ``special`` if something names it, or its own entry says so."""
+    """A token as a file writes it; ``special`` if something names it, or its own entry says so.
+
+    Unless the file says whether it is ``normalized``, it is if it is not special, as transformers
+    has it.
+    """
     if isinstance(token, str):
         return AddedToken(token, special, normalized=not special)
     special = special or token.get("special", False)

@@ -126,9 +126,9 @@ class Tokenizer:
 
         The ids of a prompt are those that a model is given, and the ids of the answer those that it
         has to write then, also if another token would stand for the end of the one and the
-        beginning of the other together. A prompt goes on after the round before it; but it is whole
-        if the template has written that round otherwise since, as those do that leave out what a
-        model thought.
+        beginning of the other together. Each prompt is only what follows the round before it; but
+        it is whole if the template has written that round otherwise since, as those do that leave
+        out what a model thought.
         """
         dialogue = as_dialogue(messages, system)
         if dialogue[0]["role"] == "assistant":
@@ -142,7 +142,9 @@ class Tokenizer:
             asked = self.prompt_format.render(dialogue[:turn])
             if done is not None and asked.startswith(done):
                 rest = asked[len(done) :]
-                if last_id == self.eos_id:  # some templates have an EOS only at the very end
+                # ``done`` lacks the EOS of the last answer, whose id was yielded already; but some
+                # templates write an EOS only at the very end.
+                if last_id == self.eos_id:
                     rest = rest.removeprefix(self.eos)
                 prompt = self.encode_after(rest, last_id)
             else:
@@ -196,7 +198,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.before: list[int] = []  # ids whose text was returned, the latest that had any
+        self.before: list[int] = []  # ids whose text was returned: the last group that had any
         self.waiting: list[int] = []  # ids whose text is not certain yet
 
     def push(self, ids: list[int], last: bool = False) -> str:

@@ -8,7 +8,14 @@ from typing import Any
 
 import tokenizers
 
-from .special import LLAMA, AddedToken, is_code_llama, is_llama, read_special_tokens
+from .special import (
+    LLAMA_TOKENS,
+    AddedToken,
+    is_llama,
+    read_special_tokens,
+    space_scheme,
+    strips_space,
+)
 
 SPACE = "▁"  # how SentencePiece writes it
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a piece that stands for one byte
@@ -27,11 +34,11 @@ class JsonModel:
         else:
             settings = content
             self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.puts_space = remove_space(settings) != settings
+        self.puts_space = remove_space(settings) != settings  # before a text
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
-        defaults = LLAMA if as_llama else {}
+        defaults = LLAMA_TOKENS if as_llama else {}
         tokens = read_special_tokens(
             folder, config, content, defaults=defaults, vocabulary=vocabulary
         )
@@ -40,7 +47,7 @@ class JsonModel:
         # Also known ones, of which other files may say more.
         self.tokenizer.add_tokens([convert(token) for token in (*added, *tokens.others)])
         by_id = self.tokenizer.get_added_tokens_decoder()
-        # Dropped here, since the package forgets to if a special token is ``normalized``.
+        # ``decode`` drops these itself: the package forgets a special token that is ``normalized``.
         self.special = {number for number, token in by_id.items() if token.special}
         self.added = set(by_id)
         # Those that are found, and take nothing with them, whatever text follows.
@@ -61,7 +68,8 @@ class JsonModel:
         place = next((place for place, token in enumerate(ids) if token in self.added), None)
         if place is None:
             return ids
-        # Some tokenizers put a space after each added token as well.
+        # Some tokenizers put a space after each added token as well, so what begins with one is
+        # encoded as a text of its own; whatever that has before the token is cut off again.
         rest = self.encode(text[encoding.offsets[place][0] :], with_bos=False)
         return ids[:place] + rest[rest.index(ids[place]) :]
 
@@ -102,17 +110,13 @@ def is_byte_level(content: dict[str, Any]) -> bool:
 def make_llama_settings(model: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """What transformers' LlamaTokenizer puts in the place of a tokenizer.json's own settings.
 
-    It takes its pieces, and from tokenizer_config.json whether a space is put before a text, and if
-    ``legacy``, before each part between two added tokens as well.
+    It takes its pieces, and from tokenizer_config.json where a space is put.
     """
-    prefix = config.get("add_prefix_space") is not False
-    scheme = "first" if prefix else "never"
-    if prefix and config.get("legacy") and not is_code_llama(config):
-        scheme = "always"
-    space = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": False}
+    space = {"type": "Metaspace", "replacement": SPACE, "split": False}
+    space["prepend_scheme"] = space_scheme(config)
     steps = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    if prefix or is_code_llama(config):
+    if strips_space(config):
         steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     bpe = {"fuse_unk": True, "byte_fallback": True, "unk_token": None, "dropout": None}
     return {

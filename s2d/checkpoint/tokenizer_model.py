@@ -9,17 +9,16 @@ from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import LLAMA, AddedToken, is_code_llama, read_special_tokens
+from .special import LLAMA_TOKENS, AddedToken, read_special_tokens, space_scheme, strips_space
 
-# Appended to a tokenizer.model, these change one of its settings: normalizer_spec {
-# add_dummy_prefix }, whether a space is put before a text.
+# Appended to a tokenizer.model, these change one of its settings, normalizer_spec {
+# add_dummy_prefix }: whether a space is put before a text. In protobuf, the last value counts.
 WITH_PREFIX = b"\x1a\x02\x18\x01"
 NO_PREFIX = b"\x1a\x02\x18\x00"
 # Unicode's white space, of which Python knows four separators more.
 SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
 SPACES += "".join(map(chr, range(0x2000, 0x200B)))
 WORD = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc".split()  # categories of what belongs to a word
-
 
 Finder = Callable[[str], Iterator[re.Match[str]]]
 
@@ -32,36 +31,37 @@ class SentencePieceModel:
         proto = (folder / "tokenizer.model").read_bytes()
         self.pieces = make_processor(proto)
         self.bare = make_processor(proto + NO_PREFIX)
-        add_prefix_space = config.get("add_prefix_space") is not False
-        self.strips_space = add_prefix_space or is_code_llama(config)
-        if not add_prefix_space:
-            self.first = self.bare
-            self.later = self.bare
-        elif config.get("legacy") and not is_code_llama(config):
-            # A space before each part between two added tokens.
+        self.strips_space = strips_space(config)
+        scheme = space_scheme(config)
+        self.first = self.bare
+        self.later = self.bare
+        if scheme == "first":
+            self.first = make_processor(proto + WITH_PREFIX)
+        elif scheme == "always":
             self.first = self.pieces
             self.later = self.pieces
-        else:
-            self.first = make_processor(proto + WITH_PREFIX)
-            self.later = self.bare
         vocabulary = ids_of(self.pieces)
-        tokens = read_special_tokens(folder, config, content, defaults=LLAMA, vocabulary=vocabulary)
+        tokens = read_special_tokens(
+            folder, config, content, defaults=LLAMA_TOKENS, vocabulary=vocabulary
+        )
         self.names = tokens.names
         added = self.control_tokens() | tokens.added
         for token in tokens.others:
             new = max([len(vocabulary) - 1, *added]) + 1
             added[vocabulary.get(token.text, new)] = token
-        every = {token.text: (number, token) for number, token in added.items()}
+        self.by_text = {token.text: (number, token) for number, token in added.items()}
         # Those that are not to be found in normalised text are found first.
-        kinds = [[each for each in every if every[each][1].normalized is n] for n in (False, True)]
-        self.added = every
-        self.find = [make_finder(texts) for texts in kinds if texts]
-        self.texts = {
+        every = [token for _, token in self.by_text.values()]
+        plain = [token.text for token in every if not token.normalized]
+        normalized = [token.text for token in every if token.normalized]
+        self.finders = [make_finder(texts) for texts in (plain, normalized) if texts]
+        self.text_of = {  # what an added token leaves when ids are decoded
             number: "" if token.special else token.text for number, token in added.items()
         }
-        self.bos_id, _ = every.get(tokens.names.get("bos_token"), (None, None))
-        self.eos_id, _ = every.get(tokens.names.get("eos_token"), (None, None))
+        self.bos_id, _ = self.by_text.get(tokens.names.get("bos_token"), (None, None))
+        self.eos_id, _ = self.by_text.get(tokens.names.get("eos_token"), (None, None))
         self.add_bos = config.get("add_bos_token", True)
+        # "single" is what a text becomes, such as [{"SpecialToken": ...}, {"Sequence": ...}].
         if content.get("post_processor"):  # which has the last word, whatever the config says
             self.add_bos = "SpecialToken" in content["post_processor"].get("single", [{}])[0]
 
@@ -78,12 +78,12 @@ class SentencePieceModel:
 
     def encode_after(self, text: str, last_id: int) -> list[int]:
         """The ids of a text that goes on after others, of which the last one is ``last_id``."""
-        return self.encode_parts(text, self.later if last_id in self.texts else self.bare)
+        return self.encode_parts(text, self.later if last_id in self.text_of else self.bare)
 
     def encode_parts(self, text: str, pieces: SentencePieceProcessor) -> list[int]:
         """The ids of a text; if it does not begin with an added token, ``pieces`` begin it."""
         parts: list[str | int] = [text]
-        for find in self.find:
+        for find in self.finders:
             parts = [piece for part in parts for piece in self.divide(part, find)]
         ids: list[int] = []
         for part in parts:
@@ -100,7 +100,7 @@ class SentencePieceModel:
             return
         end = 0
         for match in find(part):
-            number, token = self.added[match[0]]
+            number, token = self.by_text[match[0]]
             start, stop = match.span()
             if token.single_word and is_inside_a_word(part, start, stop):
                 continue
@@ -115,11 +115,11 @@ class SentencePieceModel:
     def decode(self, ids: list[int]) -> str:
         parts = []
         size = self.pieces.vocab_size()
-        for plain, run in groupby(ids, lambda token: token < size and token not in self.texts):
+        for plain, run in groupby(ids, lambda token: token < size and token not in self.text_of):
             if plain:
                 parts.append(self.bare.decode(list(run)))
             else:
-                parts += [self.texts.get(token, "") for token in run]
+                parts += [self.text_of.get(token, "") for token in run]
         text = "".join(parts)
         return text.removeprefix(" ") if self.strips_space else text
 

@@ -16,7 +16,9 @@ from ..tree import GrowingShape
 
 
 class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # one line, without the usage before it
+    """An ArgumentParser whose errors are one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
@@ -43,10 +45,14 @@ def positive(text: str) -> float:
 
 def parse_tree(text: str) -> tuple[int, ...] | GrowingShape:
     """4,2,2,1 -> (4, 2, 2, 1), and 6x4x60 -> GrowingShape(top_k=6, depth=4, size=60)."""
-    if "x" in text:
-        top_k, depth, size = map(int, text.split("x"))
-        return GrowingShape(top_k, depth, size)
-    return tuple(map(int, text.split(",")))
+    try:
+        if "x" in text:
+            top_k, depth, size = map(int, text.split("x"))
+            return GrowingShape(top_k, depth, size)
+        return tuple(map(int, text.split(",")))
+    except ValueError:
+        message = f"expected widths, such as 4,2,2,1, or a growing tree, such as 6x4x60, got {text}"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def parse_stop(text: str) -> float | str:
@@ -108,7 +114,7 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
 
 
 def open_streams() -> None:
-    """Streams that the caller closed lead nowhere, and no character ends one.
+    """Closed streams become /dev/null, and no character raises that cannot be decoded or encoded.
 
     Without this, Python would print notices to stdout when stderr is closed. Input is UTF-8 with or
     without a byte order mark, as files are; what is not, the tokenizer refuses line by line.

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import torch
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..decoder import Generation, Stats, Step
+from ..decoder import Generation, Step
 from ..generation import make_decoder
 from ..model import Llama
 from ..notices import tell
@@ -67,7 +67,7 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
         lines.append(f"colours        {', '.join(legend)}, the target plain")
     kind = "lossless"
     if not generation.exact:
-        kind = "not lossless (several roots from the target)"
+        kind = "not lossless (its rule is not)"
     elif dtype != torch.float64:
         kind += f", up to rounding in {str(dtype).removeprefix('torch.')}"
     lines.append(f"method         {generation.settings.method}, {kind}")
@@ -87,13 +87,13 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
     turns_alone = []
     turns_drafted = []
     for _ in range(TURNS):
-        turns_alone.append(make_decoder(target, prompt, draft, alone).run().stats)
-        turns_drafted.append(make_decoder(target, prompt, draft, drafted).run().stats)
-    ratio = median_seconds(turns_alone) / median_seconds(turns_drafted)
+        turns_alone.append(make_decoder(target, prompt, draft, alone).run())
+        turns_drafted.append(make_decoder(target, prompt, draft, drafted).run())
+    ratio = median_speed(turns_drafted) / median_speed(turns_alone)
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
-    lines += f"(median of {TURNS} turns, {count} tokens each)"
+    lines += f"(median of {TURNS} turns, up to {count} tokens each)"
     if ratio < 1:
-        stats = turns_drafted[-1]
+        stats = turns_drafted[-1].stats
         right = stats.accepted_tokens / max(1, stats.exit_counts.total())
         tokens = stats.mean_accepted_tokens
         lines += f"\nwhy            {right:.0%} of the drafted tokens were right: a step gives "
@@ -101,8 +101,9 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
     return lines
 
 
-def median_seconds(turns: list[Stats]) -> float:
-    return median(stats.seconds for stats in turns)
+def median_speed(turns: list[Generation]) -> float:
+    """Tokens per second. Texts may differ in length: with rejection sampling they are others."""
+    return median(len(turn.tokens) / turn.stats.seconds for turn in turns)
 
 
 # What JSON says of the Settings, besides the method, the seed and the shape.
@@ -112,7 +113,8 @@ SHOWN = "max_new_tokens temperature top_p top_k exits thresholds init stop rule"
 def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any]) -> str:
     """An answer and what it came from as one JSON object.
 
-    ``about``: model, draft, and what else was chosen besides the Decoder's own Settings.
+    ``about``: model, draft, and what else was chosen besides the Decoder's own Settings; what it
+    says of "options" is added to those of the Settings, or takes their place.
     """
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}

@@ -33,10 +33,16 @@ def load_datastore(path: Path, config: LlamaConfig) -> "Datastore":
 
 
 def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> int:
-    """Write lists of ids as the datastore of a target of ``config``; returns how many ids."""
-    end, tokens = [*config.eos_token_ids[:1]], []
+    """Write lists of ids as the datastore of a target of ``config``; returns how many ids.
+
+    Raises ValueError if ``config`` has no EOS to end a document with.
+    """
+    if not config.eos_token_ids:
+        raise ValueError("the target has no EOS token, with which the documents of a datastore end")
+    end = config.eos_token_ids[0]
+    tokens: list[int] = []
     for document in documents:
-        tokens += document if document[-1:] == end else [*document, *end]
+        tokens += document if document[-1:] == [end] else [*document, end]
     dtype = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
     with staged_file(path) as stage:
         save_file({"tokens": torch.tensor(tokens, dtype=dtype)}, stage)
@@ -47,32 +53,42 @@ class Datastore:
     """The n-grams of a fixed list of tokens: a trie whose nodes are numbered level by level.
 
     Every node is a different n-gram. Its children, the tokens that followed it, are neighbours in
-    ascending order, so that a step down the trie is one binary search. The three arrays take about
-    20 bytes a token of English text.
+    ascending order, so that a step down the trie is one binary search. Of the text 5 6 5 7, where
+    -1 says that nothing follows, the root and two levels are:
 
-    tokens: ids (N,), of any vocabulary, each at least 0
-    end: the ids that end a document; no n-gram goes on after them
+        node                  0   1   2   3   4   5   6   7
+        n-gram                    5   6   7  56  57  65   7
+        token                -1   5   6   7   6   7   5  -1
+        count                 0   2   1   1   1   1   1   1
+        its first child       1   4   6   7
+
+    The three arrays take about 20 bytes a token of English text.
+
+    Args:
+        tokens: ids (N,), of any vocabulary, each at least 0.
+        end: the ids that end a document; no n-gram goes on after them.
     """
 
     doubts = 3.0, 3.0, 3.0, 3.0  # by the suffix's length, as Text's
 
     def __init__(self, tokens: Sequence[int], end: int | Sequence[int]) -> None:
         tokens = np.asarray(tokens, dtype=np.int32)
-        windows = [tokens]  # row n: the token n after each one; -1 after the end of its document
+        rows = [tokens]  # row n: the token n after each one; -1 after the end of its document
         for _ in range(ORDER):
-            following = np.append(windows[-1][1:], np.int32(-1))
-            windows.append(np.where(np.isin(tokens, end), np.int32(-1), following))
-        windows = np.stack(windows)[:, np.lexsort(windows[::-1])]  # (ORDER + 1, N), sorted
+            following = np.append(rows[-1][1:], np.int32(-1))
+            rows.append(np.where(np.isin(tokens, end), np.int32(-1), following))
+        windows = np.stack(rows)[:, np.lexsort(rows[::-1])]  # (ORDER + 1, N), sorted
         new = np.full(len(tokens), False)  # whether a window is the first of its n-gram
         node = np.zeros(len(tokens), dtype=np.int64)  # the n-gram of each window: at first the root
         levels = [(np.array([-1]), np.array([0]), np.array([-1]))]  # token, count, parent: the root
-        size = 1
-        for row in windows:
+        size = 1  # nodes so far
+        for row in windows:  # a level of the trie
             new |= np.diff(row, prepend=-2) != 0
             starts = np.flatnonzero(new)
             levels.append((row[starts], np.diff(starts, append=len(row)), node[starts]))
             node = size - 1 + np.cumsum(new)
-            inner, size = size, size + len(starts)
+            inner = size  # those that have children: all but the last level
+            size += len(starts)
         token, count, parent = (np.concatenate(column) for column in zip(*levels))
         first = np.searchsorted(parent, np.arange(inner + 1))  # child of each node
         # Python's own search in a memoryview is faster than numpy's for one number.
@@ -95,9 +111,9 @@ class Datastore:
         if node not in self.known:
             end = self.first[node + 1]
             start = bisect_left(self.token, 0, self.first[node], end)  # after -1, a text's end
-            tokens, counts = self.token[start:end], self.count[start:end]
-            if len(tokens) > FOLLOWERS:  # frequent tokens have thousands
-                best = np.sort(np.argsort(-np.asarray(counts), kind="stable")[:FOLLOWERS])
-                tokens, counts = np.asarray(tokens)[best], np.asarray(counts)[best]
-            self.known[node] = tokens.tolist(), counts.tolist()
+            tokens = np.asarray(self.token[start:end])
+            counts = np.asarray(self.count[start:end])
+            # Frequent tokens have thousands of followers.
+            best = np.sort(np.argsort(-counts, kind="stable")[:FOLLOWERS])
+            self.known[node] = tokens[best].tolist(), counts[best].tolist()
         return self.known[node]

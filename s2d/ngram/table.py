@@ -5,10 +5,12 @@ others as REST (He et al. 2023, arXiv 2311.08252).
 
 There are two tables: a ``Text``, which grows with the text (without drafted tokens), and a
 datastore, which is fixed (ngram/datastore.py). For a suffix of the context, each gives the tokens
-that followed it and how often. ``distribution`` blends these counts, from the longest suffix to the
-shortest. For a suffix that was seen c times with u different followers, a table takes c / (c +
-doubt · u) of the probability that is left (Witten-Bell smoothing; Chen & Goodman 1999): nearly all
-of it if one token followed often, and no other. What is left at the end belongs to unknown tokens.
+that followed it and how often.
+
+``distribution`` asks both about the longest suffix, then about shorter ones, and each answer takes
+a part of the probability that is left (Witten-Bell smoothing; Chen & Goodman 1999). A suffix that
+was seen c times with u different followers takes c / (c + doubt · u), so nearly all if one token
+followed often and no other did. What is left at the end belongs to unknown tokens.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -65,7 +65,10 @@ def run_training(
 
 
 def parse(arguments: list[str] | None) -> Namespace:
-    """The options that were given, or have a default here, and the function ``train``."""
+    """The options that were given, or have a default here, and the function ``train``.
+
+    They are called as the arguments of ``run_training`` and of that function are.
+    """
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")
     for name, add_options, what in (
@@ -91,7 +94,8 @@ def add_soft(parser: ArgumentParser) -> None:
     parser.set_defaults(train=train_soft)
     add = parser.add_argument
     add("--init", type=Path, required=True, help="folder of the Llama to cut from")
-    add("--layers", type=int, required=True, help="how many of its layers the draft keeps")
+    layers = "how many of its layers the draft keeps: the last of its exits"
+    add("--layers", type=int, required=True, help=layers)
     add("--exits", type=comma_separated(int), required=True, help="layers it predicts after")
     source = "a file of dialogues, mini (the corpus) or self (the Llama's own)"
     add("--data", default="mini", help=source)

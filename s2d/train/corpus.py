@@ -40,7 +40,10 @@ def conversations(seed: int, split: str, groups: Sequence[str] = GROUPS) -> Iter
 
 
 def read_tables() -> dict[str, dict[str, list[str]]]:
-    """{title: {kind: its phrases}} of phrases.txt; " / " is between phrases."""
+    """{title: {kind: its phrases}} of phrases.txt; " / " is between phrases.
+
+    In the tables "about story" and "about person" a kind is an answer, and its phrases ask for it.
+    """
     tables = {}
     text = Path(__file__).with_name("phrases.txt").read_text(encoding="utf-8")
     for section in text.strip().split("\n\n"):
@@ -56,10 +59,12 @@ WORDS = TABLES["words"]
 NAMES = WORDS["names"]
 JOBS = WORDS["jobs"]
 NOUNS = [noun.split() for noun in WORDS["nouns"]]  # the first seven can be subjects
-# Thirty-two fictional countries: what question answering must know.
+# Thirty-two fictional countries: what question answering must know, as WORLD["Kamuvia"]["capital"].
 _, *ATTRIBUTES = TABLES["world"]
 WORLD = {name: dict(zip(ATTRIBUTES, facts)) for name, *facts in zip(*TABLES["world"].values())}
 CITIES = TABLES["world"]["capital"][:16]
+
+OPTIONAL = ("speak", "trouble", "fear")  # parts of a story's plot
 
 Turns = Iterator[tuple[str, str]]  # (question, answer)
 
@@ -80,19 +85,20 @@ def add_article(word: str) -> str:
 def tell_story(rng: random.Random) -> Turns:
     words = {"name": rng.choice(NAMES)}
     words |= {kind: rng.choice(phrases) for kind, phrases in TABLES["story"].items()}
-    name, hero, trait, place, thing, *_ = words.values()
+    name = words["name"]
+    thing = words["thing"]
     she = choose_pronoun(name).lower()
     words["she"] = she
     words["her"] = "her" if she == "she" else "his"
     words["bare_thing"] = thing.split(" ", 1)[1]
-    words["a_trait"] = add_article(trait)
+    words["a_trait"] = add_article(words["trait"])
     words |= {kind.title(): word.title() for kind, word in words.items()}
     say = make_speaker(rng, **words)
-    ask = f"{say(PHRASES['story'])} {add_article(hero)} called {name}"
-    more = rng.choice(["", f" who lives in {place}", f" and {thing}"])
-    story = [say(part) for part in TABLES["plot"].values()]
-    left_out = rng.sample(range(3, 6), rng.choice([0, 1, 2]))
-    told = (sentence for number, sentence in enumerate(story) if number not in left_out)
+    ask = f"{say(PHRASES['story'])} {add_article(words['hero'])} called {name}"
+    more = rng.choice(["", f" who lives in {words['place']}", f" and {thing}"])
+    story = {part: say(phrases) for part, phrases in TABLES["plot"].items()}
+    left_out = rng.sample(OPTIONAL, rng.choice([0, 1, 2]))
+    told = (sentence for part, sentence in story.items() if part not in left_out)
     yield f"{ask}{more}.", " ".join(told)
     about = TABLES["about story"].items()
     turns = [(say(questions), answer.format(**words)) for answer, questions in about]
@@ -178,17 +184,17 @@ def summarise(rng: random.Random) -> Turns:
         pet=rng.choice(WORDS["pets"]),
         prize=rng.choice(["gold", "silver", "bronze"]),
     )
-    notes = [say(note) for note in TABLES["notes"].values()]
-    kept = sorted(rng.sample(range(2, 7), rng.choice([2, 3, 4])))
-    given = [notes[index] for index in [0, 1, *kept]]
+    notes = {kind: say(phrases) for kind, phrases in TABLES["notes"].items()}
+    kinds = [kind for kind in notes if kind not in ("city", "job")]  # which the opening tells
+    kept = sorted(rng.sample(kinds, rng.choice([2, 3, 4])), key=kinds.index)
+    given = [notes[kind] for kind in ("city", "job", *kept)]
     rng.shuffle(given)
     ask = say(PHRASES["summary"])
-    begin, *others = TABLES["summaries"].values()
-    sentences = [say(other) for other in others]
-    opening = say(begin)
+    sentences = {kind: say(TABLES["summaries"][kind]) for kind in kinds}
+    opening = say(TABLES["summaries"]["begin"])
     if rng.random() < 0.5:
         rng.shuffle(kept)
-    yield f"{ask} {' '.join(given)}", " ".join([opening, *(sentences[i - 2] for i in kept)])
+    yield f"{ask} {' '.join(given)}", " ".join([opening, *(sentences[kind] for kind in kept)])
 
 
 def state_fact(country: str, attribute: str) -> str:
@@ -263,4 +269,11 @@ def retrieve(rng: random.Random) -> Turns:
         before = ""
 
 
-MAKERS = dict(zip(GROUPS, (talk, translate, summarise, answer_questions, calculate, retrieve)))
+MAKERS = {
+    "mt_bench": talk,
+    "translation": translate,
+    "summarization": summarise,
+    "qa": answer_questions,
+    "math_reasoning": calculate,
+    "rag": retrieve,
+}

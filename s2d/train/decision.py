@@ -37,12 +37,15 @@ THRESHOLD = 0.4  # drafting stops where no path is as likely to be accepted as t
 def collect(
     decision: Decision, target: Llama, draft: Llama, prompts: list[list[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1."""
+    """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1.
+
+    What is drafted are chains: the exits are asked once for each of their tokens.
+    """
     inputs: list[Tensor] = []
     labels: list[Tensor] = []
 
     class Remember:
-        """A decision model that never stops."""
+        """A decision model that never stops; it notes the features of each drafted token."""
 
         threshold = 0.0
 
@@ -68,7 +71,8 @@ def collect(
                 rule="rejection",
                 decision=Remember(),
             )
-            labels += (acceptance_of(step, temperature) for step in steps)
+            for step in steps:
+                labels.append(acceptance_of(step, temperature))
     return torch.cat(inputs), torch.cat(labels)
 
 
@@ -79,8 +83,9 @@ def acceptance_of(step: Step, temperature: float) -> Tensor:
     if temperature == 0:
         return (logits.argmax(dim=-1) == tokens).float()
     p = logits.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
-    paths = logits.new_tensor([1.0, *step.tree.probs])  # (N + 1,), products of q
-    return (p / (paths[1:] / paths[:-1])).clamp(max=1.0)
+    paths = logits.new_tensor([1.0, *step.tree.probs])  # (N + 1,), products of q along the chain
+    q = paths[1:] / paths[:-1]
+    return (p / q).clamp(max=1.0)
 
 
 def fit_decision(
@@ -93,7 +98,7 @@ def fit_decision(
     for epoch in range(epochs):
         optimizer.param_groups[0]["lr"] = peak * (1 - epoch / epochs)
         for rows in torch.randperm(len(labels), generator=generator).to(labels.device).split(256):
-            logits = decision.layers(features[rows])[:, 0]
+            logits = decision.layers(features[rows])[:, 0]  # without the sigmoid of ``forward``
             loss = binary_cross_entropy_with_logits(logits, labels[rows])
             optimizer.zero_grad()
             loss.backward()
@@ -133,7 +138,7 @@ def train_decision(
     learnt = len(labels)
     inputs, labels = collect(decision, model, drafter, questions[:kept_out])
     with torch.inference_mode():
-        right = (decision.layers(inputs)[:, 0] > 0) == (labels > 0.5)
+        right = (decision(inputs) > 0.5) == (labels > 0.5)
     print(
         f"kept out: right about {right.float().mean():.1%} of {len(right)} drafted tokens; always "
         f"going on would be right about {(labels > 0.5).float().mean():.1%}"
@@ -156,13 +161,13 @@ def find_questions(
 ) -> tuple[list[list[int]], Counts]:
     """Prompts for ``model``, which is in the folder ``target``: at most ``count`` of ``data``."""
     tokenizer = Tokenizer(target, model.config.vocab_size)
+    seed += 2  # not the questions that the draft has learnt from, unless they are those of a file
     if data == "self":
         with TemporaryDirectory() as folder:
             return ask(find_ways_to_ask(tokenizer), model, count, seed, Path(folder))
     counts = Counts(tokenizer.prompt_format.name)
     encode = partial(encode_question, tokenizer, model.config.max_position_embeddings)
-    # The draft has learnt from dialogues of other seeds.
-    questions = islice(encode_dialogues(data, seed + 2, encode, counts), count)
+    questions = islice(encode_dialogues(data, seed, encode, counts), count)
     return list(questions), counts
 
 

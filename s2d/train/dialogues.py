@@ -37,7 +37,7 @@ class Counts:
     chat_format: str  # of the dialogues, in words
     dialogues: int = 0  # that are learnt from
     passed_over: Counter[str] = field(default_factory=Counter)  # dialogues, by why
-    left_out: Counter[str] = field(default_factory=Counter)  # parts of others, by what they are
+    left_out: Counter[str] = field(default_factory=Counter)  # parts of dialogues, by what they are
 
     def __str__(self) -> str:
         parts = [f"{self.dialogues} dialogues in {self.chat_format}"]
@@ -168,7 +168,7 @@ def join(
     """
     ids = array("i")  # four bytes per token, however long the text
     labels = array("i")
-    begin = 0  # of the row that is to be counted next
+    begin = 0  # of the row that is to be counted next, as ``divide`` makes rows
     found = 0
     for prompt, answer in pairs:
         ids.extend(prompt)
@@ -183,12 +183,17 @@ def join(
     return torch.tensor(ids, dtype=torch.int32), torch.tensor(labels, dtype=torch.int32)
 
 
+def count_whole_rows(tokens: Tensor, length: int) -> int:
+    """The rows of ``length`` that a text (N,) fills, if one more token is left: the last label."""
+    return max(0, len(tokens) - 1) // length
+
+
 def divide(tokens: Tensor, labels: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Text (N,) and its labels (N,) -> (tokens, labels) of rows, (R, length) each.
 
     Now labels are the tokens that follow. Rows that have none are left out.
     """
-    count = max(0, len(tokens) - 1) // length * length
+    count = count_whole_rows(tokens, length) * length
     rows = tokens[:count].view(-1, length)
     following = labels[1 : count + 1].view(-1, length)
     learnt = (following != -100).any(dim=1)

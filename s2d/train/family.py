@@ -45,13 +45,15 @@ class Miniature:
     config: LlamaConfig
     millions: float  # of training tokens
     lr: float  # at its peak
-    copying: bool = False  # it starts copying, and learns answers only
+    copying: bool = False  # see ``initialise``
+    answers_only: bool = False  # or it learns what users say as well
 
 
 TARGETS = {
     "mini-7b": Miniature(make_config(10, 160, 5, 5), 6.0, 2.5e-3),
     "mini-13b": Miniature(make_config(13, 192, 6, 6), 7.0, 2e-3),
-    "mini-70b": Miniature(make_config(20, 256, 8, 2), 4.0, 1.5e-3, copying=True),
+    # To foresee the questions as well, a model that copies would first have to unlearn it.
+    "mini-70b": Miniature(make_config(20, 256, 8, 2), 4.0, 1.5e-3, copying=True, answers_only=True),
 }
 # The draft is the first four layers of mini-7b.
 DRAFT_EXITS = (2, 3, 4)
@@ -76,7 +78,9 @@ def initialise(config: LlamaConfig, seed: int, copying: bool) -> Llama:
             torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
     into_residual = (2 * config.num_hidden_layers) ** -0.5
     # Part of the query stays random, or heads that share a key would stay the same for ever.
-    own, like_key, handed_on = (0.25, 0.35, 3.6) if copying else (0.5, 1.4, into_residual)
+    random_part = 0.25 if copying else 0.5
+    like_key = 0.35 if copying else 1.4
+    handed_on = 3.6 if copying else into_residual
     blocks = model.model.layers
     width = config.hidden_size
     groups = config.num_key_value_heads
@@ -95,7 +99,7 @@ def initialise(config: LlamaConfig, seed: int, copying: bool) -> Llama:
         attention = block.self_attn
         keys = repeat_for_each_head(attention.k_proj.weight)
         values = repeat_for_each_head(attention.v_proj.weight)
-        attention.q_proj.weight.mul_(own).add_(keys, alpha=like_key)
+        attention.q_proj.weight.mul_(random_part).add_(keys, alpha=like_key)
         attention.o_proj.weight.copy_(values.T * handed_on)
         block.mlp.down_proj.weight.mul_(into_residual)
     return model
@@ -155,9 +159,8 @@ def train_target(run: Run, tokenizer: Tokenizer, millions: float | None) -> None
     target = TARGETS[run.out.name]
     recipe = replace(MINI, lr=target.lr)
     model = initialise(target.config, run.seed, target.copying).to(run.device)
-    # To foresee the questions as well, a model that copies would first have to unlearn it.
     millions = millions or target.millions
-    rows, _ = make_rows(tokenizer, "mini", run, recipe, millions, answers_only=target.copying)
+    rows, _ = make_rows(tokenizer, "mini", run, recipe, millions, target.answers_only)
     exits = (target.config.num_hidden_layers,)
     train_and_save(model, exits, rows, recipe, run, tokenizer.folder)
 

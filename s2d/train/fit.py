@@ -168,12 +168,14 @@ def describe_training(
     settings |= {"exits": exits, "seed": run.seed, "weights": compute_checksum(model)}
     settings["data"] = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
     if distillation is not None:
-        settings["aim"] = [repr(type(distillation)), compute_checksum(distillation.teacher)]
+        others = [value for name, value in vars(distillation).items() if name != "teacher"]
+        teacher = compute_checksum(distillation.teacher)
+        settings["aim"] = [repr(type(distillation)), teacher, *others]
     return settings
 
 
 def compute_checksum(model: nn.Module) -> int:
-    """A number for the weights of a model, by up to a thousand of each tensor."""
+    """A number for the weights of a model, by fewer than two thousand of each tensor."""
     total = 0
     for parameter in model.parameters():
         some = parameter.detach().flatten()[:: max(1, parameter.numel() // 1000)]

@@ -19,10 +19,10 @@ from ..model import Llama
 from ..notices import tell
 from ..options import Drafting, default_thresholds
 from ..speed.ranks import from_rank_0
-from .dialogues import Counts, check_data, divide, join, read_pairs
+from .dialogues import Counts, check_data, count_whole_rows, divide, join, read_pairs
 from .distil import Distillation
 from .fit import Recipe, Rows, Run, check_batch, fit, gather
-from .self_text import sample
+from .self_text import find_ways_to_ask, sample
 
 # The corpus is in random order from the beginning, and the shipped miniatures learnt it in that.
 MINI = Recipe(batch=4, micro_batch=4, length=256, lr=1e-3, shuffle_first=False)
@@ -44,9 +44,9 @@ def train_soft(
     **options: Any,
 ) -> None:
     """Train the draft that the command line asks for; ``options`` replace fields of its recipe."""
-    if min(options.values(), default=1) <= 0:
+    if any(value <= 0 for value in options.values()):
         raise ValueError(f"expected positive numbers, got {options}")
-    recipe = replace(RECIPES.get(data, PAPER), **options)
+    recipe = replace(RECIPES[data if data in ("mini", "self") else "a file"], **options)
     from_rank_0(lambda: check(run, init, layers, exits, data, teacher, recipe))
     model = cut(init, exits, run.device)
     distillation = None
@@ -107,13 +107,13 @@ def make_rows(
     """
     count = count_rows(millions, recipe) if data == "mini" else None
     if data == "self":
-        pairs, counts = sample(tokenizer, millions, run)
+        pairs, counts = sample(find_ways_to_ask(tokenizer), tokenizer, millions, run)
     else:
         counts = Counts(tokenizer.prompt_format.name)
         pairs = read_pairs(data, run.seed, tokenizer, counts)
     text, said = join(pairs, answers_only, recipe.length, enough=count)  # (N,) each
     tokens, labels = divide(text, said, recipe.length)
-    whole = max(0, len(text) - 1) // recipe.length
+    whole = count_whole_rows(text, recipe.length)
     counts.left_out["rows without an answer left out"] = whole - len(tokens)
     if count is None:  # the corpus goes on without end
         counts.left_out["tokens left at the end that fill no row"] = (

@@ -80,7 +80,10 @@ def read_whole_lines(file: Path) -> list[list[int]]:
 
 
 def count_questions(millions: float) -> int:
-    """How many questions have about so many million tokens of answers, if all end."""
+    """How many questions have about so many million tokens of answers, if all end.
+
+    An answer is taken to have half as many tokens as it may have.
+    """
     return max(len(TEMPERATURES), round(millions * 1e6 / (ANSWER_TOKENS / 2)))
 
 
@@ -93,7 +96,7 @@ def ask(
     """
     beginnings, after = ways
     rng = random.Random(seed)
-    ends = {after[0], *model.config.eos_token_ids}
+    ends = {after[0], *model.config.eos_token_ids}  # the first says that the user's turn ends
     begun = [rng.choice(rng.choice(beginnings)) for _ in range(count)]
     said = say(
         "questions",
@@ -116,12 +119,13 @@ def ask(
     return questions, counts
 
 
-def sample(tokenizer: Tokenizer, millions: float, run: Run) -> tuple[list[Pair], Counts]:
+def sample(
+    ways: Ways, tokenizer: Tokenizer, millions: float, run: Run
+) -> tuple[list[Pair], Counts]:
     """[(prompt, answer)] of ids that a model writes, with about so many ``millions`` of tokens.
 
-    The model is the one in the folder of its ``tokenizer``.
+    The model is the one in the folder of its ``tokenizer``; it asks itself in ``ways``.
     """
-    ways = find_ways_to_ask(tokenizer)
     count = count_questions(millions)
     model = load_model(tokenizer.folder, run.device)
     settings = {"target": str(tokenizer.folder), "questions": count, "seed": run.seed}
@@ -152,9 +156,12 @@ def make_datastore(
     if files:
         documents = [tokenizer.encode(read_text(file)) for file in files]
     else:
-        pairs, _ = sample(tokenizer, millions, run)
-        _, after = find_ways_to_ask(tokenizer)  # on whose last words an answer's first ones depend
-        documents = [after[1:] + answer for _, answer in pairs]
+        ways = find_ways_to_ask(tokenizer)
+        pairs, _ = sample(ways, tokenizer, millions, run)
+        # An answer's first words depend on what is before it, where the assistant is announced. The
+        # first of these ids, the end of the user's turn, may be an EOS, which ends a document.
+        before = ways[1][1:]
+        documents = [before + answer for _, answer in pairs]
         if not documents:
             raise ValueError(f"no question had an end within {QUESTION_TOKENS} tokens")
     count = save_datastore(run.out, documents, config)
