@@ -25,15 +25,7 @@ from .methods import Method, default_methods, parse_method
 from .peers import ASSISTED, peers_of
 from .plot import write_plot
 from .specbench import corpus_questions, model_id, read_questions, write_answers
-from .tables import (
-    DETAILS,
-    Result,
-    compare_with_best,
-    keep_best,
-    render,
-    summarise,
-    table,
-)
+from .tables import DETAILS, Result, compare_with_best, keep_best, render, summarise, table
 
 
 @dataclass
