@@ -14,6 +14,7 @@ from itertools import combinations, product, takewhile
 from ..decoder import PREFILL
 
 Curve = dict[int, float]  # {rows: seconds of a pass over so many}, rows in ascending order
+Segment = tuple[int, int]  # (layers before it, layers up to its exit)
 
 # The chains that are compared: from one to so many exits, with all of these.
 MOST_EXITS = 3
@@ -28,12 +29,13 @@ class Costs:
 
     Attributes:
         target: of a target pass.
-        exits: by exit, of reading so many rows in its segment and predicting after the last one.
+        exits: by segment, the layers from one exit or the beginning to another exit, of reading
+            so many rows there and predicting after the last one. Exit 0 is the segment (0, 0).
         rest: of each step, for what is neither the draft's nor the target's pass.
     """
 
     target: Curve
-    exits: dict[int, Curve]
+    exits: dict[Segment, Curve]
     rest: float
 
 
@@ -80,6 +82,15 @@ class Outcome:
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
+
+
+def segments(exits: tuple[int, ...]) -> list[Segment]:
+    """Those that lead to each of ``exits``, in order.
+
+    >>> segments((0, 2, 4))
+    [(0, 0), (0, 2), (2, 4)]
+    """
+    return list(zip((0, *exits), exits))
 
 
 def find_best(exits: tuple[int, ...], texts: list[Text], costs: Costs) -> Chain:
@@ -134,8 +145,9 @@ def draft_chain(
     path_prob = 1.0
     for each_place in range(place, min(place + chain.length, len(text.guesses))):
         n = text.prompt_length + each_place
-        for each, threshold in zip(chain.exits, chain.thresholds):
-            seconds += interpolate(costs.exits[each], n - exits_read[each])  # with its catch-up
+        for segment, threshold in zip(segments(chain.exits), chain.thresholds):
+            each = segment[1]
+            seconds += interpolate(costs.exits[segment], n - exits_read[each])  # catch-up included
             exits_read[each] = n
             guess = text.guesses[each_place][each]
             if guess.confidence > threshold:

@@ -8,6 +8,7 @@ best exits, thresholds, length and stop of a chain, which is then measured next 
 import time
 from argparse import Namespace
 from functools import cache, partial
+from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,7 +27,7 @@ from ..notices import progress
 from ..options import Options
 from ..rules import Rule
 from ..tree import FixedShape, Tree
-from .chains import ALONE, Chain, Costs, Curve, Guess, Outcome, Text, find_best, simulate
+from .chains import ALONE, Chain, Costs, Curve, Guess, Outcome, Segment, Text, find_best, simulate
 from .methods import Method, parse_method
 from .specbench import corpus_questions
 from .speed import measure_plan, read_plan, refuse_unfit, runs_of
@@ -61,12 +62,12 @@ def report(args: Namespace) -> None:
     print(f"draft: {'the n-grams of the text' if draft is None else draft_folder}")
 
     prompts = [plan.tokenizer.encode_prompt(question["turns"]) for question in questions]
-    drafting = dict(method="s2d", exits=exits, draft_length=1)
-    if 0 in exits:
-        drafting["datastore"] = find_datastore(folder, target.config)
+    datastore = find_datastore(folder, target.config) if 0 in exits else None
     for temperature in args.temperature:
-        options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
-        texts, costs = examine(target, draft, prompts, drafting, options)
+        options = dict(
+            temperature=temperature, max_new_tokens=args.max_new_tokens, datastore=datastore
+        )
+        texts, costs = examine(target, draft, exits, prompts, options)
         print(f"\nT={temperature:g}, {len(texts)} questions\n")
         print(render(table_of_costs(costs), args.markdown))
         print(f"\n{render(table_of_exits(texts, costs), args.markdown)}\n", flush=True)
@@ -79,7 +80,7 @@ def report(args: Namespace) -> None:
         cells = summarise(records)["overall"]
         outcomes = {}
         for name, method in measured.methods.items():
-            chain = chain_of(method, target, draft, options)
+            chain = chain_of(method, target, draft)
             if chain is not None:
                 outcomes[name] = simulate(chain, texts, costs)
         print(render(table_of_methods(cells, outcomes), args.markdown))
@@ -112,11 +113,9 @@ def name_chain(chain: Chain) -> str:
     return f"s2d:exits={exits}:thresholds={thresholds}:{shape}"
 
 
-def chain_of(
-    method: Method, target: Llama, draft: Llama | None, options: dict[str, Any]
-) -> Chain | None:
+def chain_of(method: Method, target: Llama, draft: Llama | None) -> Chain | None:
     """What a ``method`` drafts, if that is chains."""
-    settings = settings_for(target, draft, Options(**method.options, **options))
+    settings = settings_for(target, draft, Options(**method.options))
     if settings.method == "ar":
         return ALONE
     shape = settings.shape
@@ -128,14 +127,15 @@ def chain_of(
 def examine(
     target: Llama,
     draft: Llama | None,
+    exits: tuple[int, ...],
     prompts: list[list[int]],
-    drafting: dict[str, Any],
     options: dict[str, Any],
 ) -> tuple[list[Text], Costs]:
-    """What each exit says about the target's own answers, and what passes cost.
+    """What each of ``exits`` says about the target's own answers, and what passes cost.
 
-    ``drafting`` and ``options`` are options of ``generate``, with and without a draft.
+    ``options`` are options of ``generate``, the same for the target alone and with a draft.
     """
+    drafting = options | dict(method="s2d", exits=exits, draft_length=1)
     room = target.config.max_position_embeddings
     if draft is not None:
         room = min(room, draft.config.max_position_embeddings)
@@ -149,15 +149,14 @@ def examine(
         stats = answer.stats
         rests.append((stats.seconds - stats.target_seconds) / stats.steps)
         context = (prompt + answer.tokens)[:room]
-        decoder = start(target, prompt, draft, **drafting, **options)
+        decoder = start(target, prompt, draft, **drafting)
         guesses = judge(decoder.drafter.exits, decoder.rule, context, len(prompt))
         texts.append(Text(len(prompt), guesses))
     if not texts:
         raise ValueError(f"no question fits the draft's context of {room} tokens")
-    decoder = start(target, context[:-1], draft, **drafting, **options)
     costs = Costs(
         target=time_target(target, context),
-        exits=time_exits(decoder.drafter.exits, decoder.rule, context, target.device),
+        exits=time_segments(target, draft, exits, context, drafting),
         rest=min(rests),
     )
     return texts, costs
@@ -222,33 +221,45 @@ def time_target(target: Llama, context: list[int]) -> Curve:
     return {rows: min(each) for rows, each in seconds.items()}
 
 
-def time_exits(
-    exits: list[Exit], rule: Rule, context: list[int], device: torch.device
-) -> dict[int, Curve]:
-    """By exit, seconds of reading the last of ROWS rows of ``context`` and proposing a token."""
+def time_segments(
+    target: Llama,
+    draft: Llama | None,
+    exits: tuple[int, ...],
+    context: list[int],
+    options: dict[str, Any],
+) -> dict[Segment, Curve]:
+    """By segment between any two of ``exits``, seconds of reading ROWS rows and proposing a token.
+
+    They are the last rows of ``context``; those that do not fit are left out.
+    """
+    curves = {}
+    between = [pair for pair in combinations(exits, 2) if pair[0] > 0]
+    for first, last in [(0, each) for each in exits] + between:
+        asked = (last,) if first == 0 else (first, last)
+        decoder = start(target, context[:-1], draft, **options | {"exits": asked})
+        curves[first, last] = time_exit(decoder.drafter.exits, decoder.rule, context, target.device)
+    return curves
+
+
+def time_exit(exits: list[Exit], rule: Rule, context: list[int], device: torch.device) -> Curve:
+    """Seconds of the last of ``exits``, see ``time_segments``."""
     all_rows = [rows for rows in ROWS if rows <= len(context)]
-    seconds: dict[int, dict[int, list[float]]] = {
-        each.exit_layer: {rows: [] for rows in all_rows} for each in exits
-    }
+    seconds: dict[int, list[float]] = {rows: [] for rows in all_rows}
     tree = empty_tree(context, depth=1)
+    last = exits[-1]
     with inference(device):
         for each in exits:
             guess(each, rule, tree)
         for turn in range(1 + TURNS):
             for rows in all_rows:
-                for each in exits:
-                    each.keep(len(context) - rows, [])
-                for each in exits:  # each reads what the exit before has just read
-                    wait_for(device)
-                    began = time.perf_counter()
-                    guess(each, rule, tree)
-                    wait_for(device)
-                    if turn > 0:
-                        seconds[each.exit_layer][rows].append(time.perf_counter() - began)
-    return {
-        layers: {rows: min(each) for rows, each in by_rows.items()}
-        for layers, by_rows in seconds.items()
-    }
+                last.keep(len(context) - rows, [])
+                wait_for(device)
+                began = time.perf_counter()
+                guess(last, rule, tree)
+                wait_for(device)
+                if turn > 0:
+                    seconds[rows].append(time.perf_counter() - began)
+    return {rows: min(each) for rows, each in seconds.items()}
 
 
 def wait_for(device: torch.device) -> None:
@@ -262,7 +273,8 @@ def table_of_costs(costs: Costs) -> list[list[str]]:
     one = costs.target[1]
     lines = [["rows of a pass", *map(str, costs.target)]]
     curves = {"target": costs.target}
-    curves |= {f"exit {layers}": curve for layers, curve in costs.exits.items()}
+    for (first, last), curve in costs.exits.items():
+        curves[f"exit {last}" if first == 0 else f"exit {last} from exit {first}"] = curve
     for name, curve in curves.items():
         cells = [f"{1000 * seconds:.2f} / {seconds / one:.2f}" for seconds in curve.values()]
         lines.append([f"{name}: ms / of one row", *cells])
@@ -271,15 +283,14 @@ def table_of_costs(costs: Costs) -> list[list[str]]:
 
 def table_of_exits(texts: list[Text], costs: Costs) -> list[list[str]]:
     """How often an exit is right, and how sure it is, over all tokens of the target's answers."""
-    lines = [["", "right", "mean confidence", "cost of a token, of a target pass"]]
-    cost = 0.0
-    for layers, curve in costs.exits.items():
-        cost += curve[1]  # the exits before it were asked as well
-        guesses = [by_exit[layers] for text in texts for by_exit in text.guesses]
-        right = fmean(each.right for each in guesses)
-        confidence = fmean(each.confidence for each in guesses)
-        share = f"{cost / costs.target[1]:.2f}"
-        lines.append([f"exit {layers}", f"{right:.0%}", f"{confidence:.0%}", share])
+    lines = [["alone", "right", "mean confidence", "a token costs, of a target pass"]]
+    for first, last in costs.exits:
+        if first == 0:
+            guesses = [by_exit[last] for text in texts for by_exit in text.guesses]
+            right = fmean(each.right for each in guesses)
+            confidence = fmean(each.confidence for each in guesses)
+            share = costs.exits[first, last][1] / costs.target[1]
+            lines.append([f"exit {last}", f"{right:.0%}", f"{confidence:.0%}", f"{share:.2f}"])
     return lines
 
 
