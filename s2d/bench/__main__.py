@@ -81,7 +81,7 @@ def parse(arguments: list[str]) -> Namespace:
     add("--draft", type=Path, help="default: the one next to the target, or exit 0")
     add("--exits", type=comma_separated(int), metavar="E,E", help="default: the draft's own")
     add("--temperature", type=comma_separated(float), default="0", help="0 is greedy")
-    add("--rounds", type=count, default=3, help=rounds)
+    add("--rounds", type=count, default=2, help=rounds)
 
     add = measuring("papers", papers.report, papers.__doc__, max_new_tokens=48)
     add("--drafts", type=Path, metavar="DIR", help="what python -m s2d.bench papers train made")
