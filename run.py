@@ -22,13 +22,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import is_torchelastic_launched
+from torch.distributed import get_world_size, is_initialized, is_torchelastic_launched
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
 from s2d.checkpoint.config import read_config, read_drafting
-from s2d.checkpoint.names import FoundDraft, find_draft, find_target, miniature_note
-from s2d.cli.conversation import converse
+from s2d.checkpoint.names import FoundDraft, find_draft, find_target, is_same_folder, miniature_note
+from s2d.cli.colors import Color, color_exits
+from s2d.cli.conversation import converse, typed
 from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
@@ -37,6 +38,7 @@ from s2d.generation import fit, make_decoder
 from s2d.model import Llama
 from s2d.notices import tell, tell_of_next_pass
 from s2d.options import Options, Settings, resolve
+from s2d.speed.ranks import each_from_rank_0, from_rank_0, is_rank_0
 
 EXAMPLE = "Explain in a few sentences why the sky is blue."
 LONG_PROMPT = 1000  # tokens; a CPU may take minutes to read them, in a single pass
@@ -46,23 +48,21 @@ MINI_EXAMPLE = "I want to know two things about Tadastan: its capital and its ma
 def main(arguments: list[str] | None = None) -> int:
     if not is_torchelastic_launched():
         return run_program("run.py", run, arguments)
-    from s2d.cli.torchrun import run_divided
+    from s2d.cli.torchrun import run_in_each
 
-    return run_divided("run.py", partial(run, arguments))
+    run_in_each("run.py", run, arguments)
 
 
-def run(arguments: list[str] | None, load_divided: Callable[..., Llama] | None = None) -> int:
-    """The whole program; returns the exit code.
-
-    Under torchrun, ``load_divided`` loads a target that is divided among several processes, as
-    ``load_model`` loads a whole one.
-    """
+def run(arguments: list[str] | None) -> int:
+    """The whole program, which torchrun runs in each of its processes; returns the exit code."""
     args = parse(arguments)
-    if load_divided and (args.prompts or args.compile):
-        raise ValueError("--prompts and --compile do not go with torchrun")
+    if is_initialized() and args.compile:
+        raise ValueError("--compile does not go with torchrun")
     choice = choose(args)
-    lines = read_parts(args.prompts).split("\n") if args.prompts else []
-    models = load(args, choice, load_divided)
+    lines = []
+    if args.prompts:
+        lines = from_rank_0(partial(read_parts, args.prompts)).split("\n")
+    models = load(args, choice)
     if args.interactive:
         return hold_conversation(args, models)
     if args.prompts:
@@ -101,7 +101,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         choices=("auto", *DTYPES),
         help="auto: the model's own, or float32",
     )
-    add("--compile", action="store_true", help="compiled passes, after a minute; untried on CUDA")
+    add("--compile", action="store_true", help="compiled passes, or CUDA graphs (untried)")
     add("--compare", action="store_true", help="time the target alone as well, on this prompt")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
@@ -135,6 +135,7 @@ class Choice:
     target: Path
     found: FoundDraft
     settings: Settings
+    colors: dict[int, Color]  # of the exits
 
 
 def choose(args: Namespace) -> Choice:
@@ -151,11 +152,15 @@ def choose(args: Namespace) -> Choice:
         options = replace(options, datastore=load_datastore(found.datastore, config))
     if found.draft is None:
         settings = resolve(options, config)
+        colors = color_exits(own=(), used=settings.exits)
     else:
-        settings = resolve(options, config, read_config(found.draft), read_drafting(found.draft))
+        draft_config = read_config(found.draft)
+        drafting = read_drafting(found.draft)
+        settings = resolve(options, config, draft_config, drafting)
+        colors = color_exits(own=drafting.exits, used=settings.exits)
     if args.trace is not None:
         refuse_other_than_file(args.trace)
-    return Choice(target, found, settings)
+    return Choice(target, found, settings, colors)
 
 
 def options_of(args: Namespace) -> Options:
@@ -178,12 +183,13 @@ class Models:
     """What answers, and the settings by which it does."""
 
     choice: Choice
-    target: Llama  # or, under torchrun, one that is divided among processes
+    target: Llama  # or, under torchrun, this process's part of one
     draft: Llama | None
     tokenizer: Tokenizer
     raw: bool  # prompts are plain text, in no chat format
     system: str | None
     settings: Settings
+    make: Callable[..., Decoder]  # ``make_decoder``, or that of a divided target
 
     def encode(self, messages: list[str]) -> list[int]:
         """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
@@ -194,18 +200,15 @@ class Models:
 
     def start(self, prompt: list[int]) -> Decoder:
         """A Decoder that continues the ids of a prompt; if that is long, progress will be shown."""
-        decoder = make_decoder(self.target, prompt, self.draft, self.settings)
-        divided = not isinstance(self.target, Llama)
-        if len(prompt) > LONG_PROMPT and not divided:
+        decoder = self.make(self.target, prompt, self.draft, self.settings)
+        if len(prompt) > LONG_PROMPT:
             tell_of_next_pass(
                 self.target.model.layers, f"reading a prompt of {len(prompt)} tokens: layers"
             )
         return decoder
 
 
-def load(
-    args: Namespace, choice: Choice, load_divided: Callable[..., Llama] | None = None
-) -> Models:
+def load(args: Namespace, choice: Choice) -> Models:
     tokenizer = Tokenizer(choice.target)
     raw = args.raw or tokenizer.chat_format is None
     if raw and (args.interactive or args.system):
@@ -213,17 +216,33 @@ def load(
     note = miniature_note(args.target)
     tell(f"{note}loading target {choice.target}, draft {choice.found.words}")
     tell(f"prompt format: {'plain text (--raw)' if args.raw else tokenizer.prompt_format.name}")
-    if load_divided is not None:
-        target = load_divided(choice.target, args.device, args.dtype)
+    make = make_decoder
+    settings = choice.settings
+    each = ""
+    if is_initialized():
+        from s2d.speed.tensor_parallel import load_part, make_shared_decoder
+
+        target = load_part(choice.target, args.device, args.dtype)
+        make = make_shared_decoder
+        settings = replace(settings, fit_costs=False)  # every process would measure other ones
+        each = f", in each of {get_world_size()} processes"
     else:
         target = load_model(choice.target, args.device, args.dtype, compile=args.compile)
-    divided = "" if load_divided is None else f", divided among {target.ranks} processes"
-    tell(f"target on {placement(target)}{divided}")
+    tell(f"target on {placement(target)}{each}")
     draft = None
-    if choice.found.draft is not None:
-        draft = load_model(choice.found.draft, args.device, target.dtype, compile=args.compile)
-    settings = fit(choice.settings, target, draft, batch=args.batch if args.prompts else 1)
-    return Models(choice, target, draft, tokenizer, raw, args.system, settings)
+    if choice.found.draft is not None and is_rank_0():
+        if not is_initialized() and is_same_folder(choice.found.draft, choice.target):
+            draft = target  # it drafts for itself: its first layers are in memory already
+        else:
+            draft = load_model(
+                choice.found.draft,
+                args.device,
+                target.dtype,
+                compile=args.compile,
+                layers=settings.exits[-1],
+            )
+    settings = fit(settings, target, draft, batch=args.batch if args.prompts else 1)
+    return Models(choice, target, draft, tokenizer, raw, args.system, settings, make)
 
 
 # 4. Answer
@@ -231,12 +250,12 @@ def load(
 
 def answer_prompt(args: Namespace, models: Models) -> int:
     """Answer one prompt; with --trace the answer becomes a page as well."""
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
+    text = from_rank_0(sys.stdin.read) if args.prompt == "-" else args.prompt
     if text is None:
         text = MINI_EXAMPLE if models.choice.target.name.startswith("mini-") else EXAMPLE
     prompt = models.encode([text])
     decoder = models.start(prompt)
-    if args.trace is None:
+    if args.trace is None or not is_rank_0():
         show_answer(args, models, text, decoder, iter(decoder))
         return 0
     steps = traced(args.trace, models, decoder)
@@ -260,7 +279,7 @@ def show_answer(
         named = {"prompt": text} | about(args, models)
         print(as_json(decoder.result(), models.tokenizer, named))
         return
-    streamed = Streamed(models.tokenizer, sys.stdout, decoder.settings.exits)
+    streamed = Streamed(models.tokenizer, sys.stdout, models.choice.colors)
     for step in steps:
         streamed.add(step)
     streamed.finish()
@@ -268,7 +287,7 @@ def show_answer(
     print(f"\n{report(answer, streamed.colors, models.target.dtype)}", flush=True)
     # By itself only for the example, as the comparison decodes the first tokens ten times more.
     if args.compare or (args.prompt is None and answer.settings.method != "ar"):
-        print(compare(models.target, models.draft, prompt, answer))
+        print(compare(models.make, models.target, models.draft, prompt, answer))
 
 
 def traced(page: Path, models: Models, decoder: Decoder) -> Iterator[Step]:
@@ -278,15 +297,24 @@ def traced(page: Path, models: Models, decoder: Decoder) -> Iterator[Step]:
 
     draft = models.choice.found.draft
     names = {"target": models.choice.target.name, "draft": draft and draft.name}
-    recorder = Recorder(models.tokenizer, decoder.context, names, decoder)
-    yield from recorder.record(decoder)
+    recorder = Recorder(models.tokenizer, decoder, names, models.choice.colors)
+    yield from recorder.record()
     write_page(recorder.data(), page)
     tell(f"wrote {page}")
 
 
 def hold_conversation(args: Namespace, models: Models) -> int:
+    ended = "the program" if is_initialized() else "an answer"
+    tell(f"Ctrl-C ends {ended}, Ctrl-D the conversation")
     size = models.target.config.max_position_embeddings
-    converse(models.start, models.encode, models.tokenizer, size, first=args.prompt)
+    converse(
+        models.start,
+        models.encode,
+        models.tokenizer,
+        context_size=size,
+        colors=models.choice.colors,
+        lines=each_from_rank_0(typed(first=args.prompt)),
+    )
     return 0
 
 
@@ -302,7 +330,9 @@ def answer_file(args: Namespace, lines: list[str], models: Models) -> int:
             prompts.append((index, models.encode([line])))
         except ValueError as error:  # it is no text, or the chat template fails
             refused.append((index, error))
-    answers = decode_many(models.target, prompts, models.draft, models.settings, args.batch)
+    answers = decode_many(
+        models.target, prompts, models.draft, models.settings, args.batch, models.make
+    )
     code = 0
     for (number, line), result in zip(numbered, in_order(chain(refused, answers))):
         if isinstance(result, ValueError):  # stands for a prompt that cannot be run

@@ -4,7 +4,7 @@ Nothing is padded or aligned. The new positions of all prompts are one row, in w
 every weight once; attention alone is done per prompt, on its own KV cache and with its own mask.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -78,13 +78,14 @@ def decode_many(
     draft: Llama | None,
     settings: Settings,
     batch: int,
+    make: Callable[..., Decoder] = make_decoder,
 ) -> Iterator[tuple[int, Generation | ValueError]]:
-    """``as_finished`` for ``settings`` and pairs (i, prompt)."""
+    """``as_finished`` for ``settings`` and pairs (i, prompt); ``make``: see ``make_decoder``."""
     active: dict[int, Decoder] = {}
     for index, prompt in prompts:
         own = replace(settings, seed=settings.seed + index)
         try:
-            active[index] = make_decoder(target, prompt, draft, own)
+            active[index] = make(target, prompt, draft, own)
         except ValueError as error:
             yield index, error
         while len(active) == batch:

@@ -94,8 +94,13 @@ class Stats:
 
     accept_lengths: list[int] = field(default_factory=list)  # tokens emitted per step
     exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
+    exit_levels: Counter[int] = field(default_factory=Counter)  # exit -> its levels that were sent
+    exit_accepted: Counter[int] = field(default_factory=Counter)  # exit -> its accepted tokens
     draft_levels: int = 0  # levels of the trees, roots from the target included
+    draft_tokens: int = 0  # nodes that were sent, roots from the target included
     accepted_tokens: int = 0  # drafted tokens that were accepted and emitted
+    depth_sent: Counter[int] = field(default_factory=Counter)  # depth -> trees with a node there
+    depth_accepted: Counter[int] = field(default_factory=Counter)  # depth -> accepted nodes
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     seconds: float = 0.0
@@ -103,8 +108,14 @@ class Stats:
     def add(self, step: Step) -> None:
         self.accept_lengths.append(len(step.tokens))
         self.exit_counts.update(each for each in step.tree.exit_layers if each is not None)
+        levels = dict(zip(step.tree.depths, step.tree.exit_layers))  # {depth: exit} of those sent
+        self.exit_levels.update(each for each in levels.values() if each is not None)
+        self.exit_accepted.update(each for each in step.sources if each is not None)
         self.draft_levels += step.tree.level_count
+        self.draft_tokens += len(step.tree.tokens)
         self.accepted_tokens += len(step.accepted)
+        self.depth_sent.update(levels.keys())
+        self.depth_accepted.update(range(len(step.accepted)))
         self.draft_seconds += step.draft_seconds
         self.target_seconds += step.target_seconds
         self.seconds += step.seconds
@@ -228,12 +239,16 @@ class Decoder:
         check_finite(logits)  # a GPU is waited for here
         scored_at = time.perf_counter()
         # 3. Verify: which path of the tree is accepted, and the target's own token after it.
-        accepted, bonus = self.rule.verify(tree, logits)
+        accepted, bonus = self.verify(tree, logits)
         # 4. Roll back: both models forget what was not accepted.
         self.roll_back(tree, accepted)
         # 5. Emit: the tokens of the path and the bonus token, up to EOS.
         tokens = [tree.tokens[node] for node in accepted]
         return self.emit(tree, logits, accepted, [*tokens, bonus], scored_at)
+
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+        """The accepted nodes of ``tree``, and the bonus token; see ``Rule.verify``."""
+        return self.rule.verify(tree, logits)
 
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:
         """Keep the context and the ``accepted`` nodes in the caches of target and draft."""

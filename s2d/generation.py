@@ -79,9 +79,17 @@ def fit(settings: Settings, target: Target, draft: Llama | None, batch: int = 1)
 
 
 def make_decoder(
-    target: Target, tokens: Sequence[int] | torch.Tensor, draft: Llama | None, settings: Settings
+    target: Target,
+    tokens: Sequence[int] | torch.Tensor,
+    draft: Llama | None,
+    settings: Settings,
+    decoder: type[Decoder] = Decoder,
+    roots_decoder: type[RootsDecoder] = RootsDecoder,
 ) -> Decoder:
-    """A Decoder for ``settings``. Raises ValueError if the prompt cannot be continued."""
+    """A Decoder for ``settings``. Raises ValueError if the prompt cannot be continued.
+
+    It is a ``decoder`` or, with roots from the target, a ``roots_decoder``.
+    """
     context = as_ids(tokens)
     size = target.config.max_position_embeddings
     vocab_size = target.config.vocab_size
@@ -92,11 +100,10 @@ def make_decoder(
     limit = min(len(context) + settings.max_new_tokens, size)
     rule = make_rule(target, settings)
     if settings.method == "ar":
-        return Decoder(target, None, rule, context, limit, settings)
+        return decoder(target, None, rule, context, limit, settings)
     drafter = make_drafter(target, draft, settings, limit)
-    decoder = Decoder
     if settings.init == "target":
-        decoder = RootsDecoder
+        decoder = roots_decoder
         if settings.rule == "rejection":
             rule = LongestPath(rule, roots=settings.shape.width(0))
     return decoder(target, drafter, rule, context, limit, settings)

@@ -1,5 +1,7 @@
 """Llama: run any range of layers, from tokens or from hidden states, with a KV cache or without.
 
+Qwen2.5 and Qwen3 are the same model with one addition each, which the configuration switches on.
+
 A forward pass is ``embed`` -> ``run_layers`` -> ``logits``. It may stop after any layer and
 continue later from the hidden states there, as the exits of a sorted draft do (draft.py).
 """
@@ -35,7 +37,9 @@ class LlamaConfig:
     rope_factor: float = 1.0
     rope_llama3: tuple[float, float, int] | None = None  # low and high factor, original context
     tie_word_embeddings: bool = False
-    bos_token_id: int = 1
+    qkv_bias: bool = False  # queries, keys and values have biases, as in Qwen2.5
+    qk_norm: bool = False  # queries and keys are normalised by head, as in Qwen3
+    bos_token_id: int | None = 1
     eos_token_ids: tuple[int, ...] = (2,)
 
 
@@ -96,10 +100,14 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         width = config.num_attention_heads * config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(
         self,
@@ -121,6 +129,9 @@ class Attention(nn.Module):
         q = self.q_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         k = self.k_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, G, T, D)
+        if self.qk_norm:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         cos, sin = rope
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
@@ -227,17 +238,11 @@ class Llama(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.norm.weight.dtype
 
-    def new_cache(
-        self, capacity: int, first: int = 0, end: int | None = None, kv_heads: int | None = None
-    ) -> KVCache:
-        """An empty KV cache of ``capacity`` entries for layers first..end-1.
-
-        ``kv_heads``: how many of the key/value heads it holds, all by default.
-        """
+    def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
+        """An empty KV cache of ``capacity`` entries for layers first..end-1."""
         layers = len(self.model.layers[first:end])
-        if kv_heads is None:
-            kv_heads = self.config.num_key_value_heads
-        shape = (layers, 1, capacity, kv_heads, self.config.head_dim)
+        config = self.config
+        shape = (layers, 1, capacity, config.num_key_value_heads, config.head_dim)
         return KVCache(shape, self.device, self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ Exits and shapes that are given take the preset's place: ``sd`` with ``tree`` dr
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -48,6 +48,15 @@ class Drafting:
     length: int = 6
     stop: float = 0.0
     tree: tuple[int, int, int] = (10, 4, 60)
+
+    def within(self, layers: int) -> "Drafting":
+        """How the first ``layers`` alone draft: from the exits before their end, and from there."""
+        if layers >= self.exits[-1]:
+            return self
+        exits = tuple(each for each in self.exits if each < layers)
+        return replace(
+            self, exits=(*exits, layers), thresholds=(*self.thresholds[: len(exits)], 0.0)
+        )
 
 
 def default_drafting(config: LlamaConfig) -> Drafting:

@@ -50,7 +50,7 @@ class RootsDecoder(Decoder):
             # The target has read all of the context before, so this pass began with the roots and
             # gave N rows.
             logits = torch.cat((self.after_context[None], logits))
-        accepted, bonus = self.rule.verify(tree, logits)
+        accepted, bonus = self.verify(tree, logits)
         self.roll_back(tree, accepted)
         last_row = 1 + accepted[-1] if accepted else 0
         self.after_context = logits[last_row]

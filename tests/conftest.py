@@ -2,14 +2,22 @@
 
 import functools
 import signal
-from pathlib import Path
 
+import helpers
 import pytest
 import torch
 from helpers import WEIGHTS, need_compiler
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="where random Llamas are put, such as cuda")
+
+
+def pytest_configure(config):
+    helpers.DEVICE = config.getoption("--device")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -32,14 +40,9 @@ def mini():
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Costs are timed anew; compiled code is the user's, as it takes minutes to make."""
-    cache = tmp_path_factory.mktemp("cache") / "s2d"
-    cache.mkdir()
-    compiled = Path.home() / ".cache/s2d/compiled"
-    compiled.mkdir(parents=True, exist_ok=True)
-    (cache / "compiled").symlink_to(compiled)
+    """Costs are timed anew."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache.parent))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 
 

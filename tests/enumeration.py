@@ -72,7 +72,8 @@ def next_token_model(model, prompt, temperature=1.0, top_p=1.0, top_k=0):
 
     @functools.cache
     def distribution(prefix):
-        logits = model(torch.tensor([[*prompt, *prefix]]))[0, -1]
+        tokens = torch.tensor([[*prompt, *prefix]], device=model.device)
+        logits = model(tokens)[0, -1].cpu()
         probs, mass = torch.softmax(logits / temperature, dim=-1), 0.0
         kept = torch.zeros_like(probs)
         likeliest = probs.argsort(descending=True).tolist()[: top_k or None]

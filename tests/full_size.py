@@ -15,11 +15,13 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -39,6 +41,8 @@ SHAPES = {  # hidden size, MLP width, layers, heads, key/value heads, vocabulary
 EXITS, DRAFT_LAYERS = (6, 9, 12), 12
 # How much a layer adds to the residual stream, by its number: up to 6, up to 9, up to 12, above.
 WEIGHT_OF = {6: 1.0, 9: 0.2, 12: 0.12, 10**9: 0.05}
+# The published thresholds are 0.5: random weights are hardly ever as confident.
+DRAFTING = Drafting(EXITS, thresholds=(0.2, 0.2, 0.0), length=5)
 ROUNDS = 3  # the median of which counts
 METHODS = {
     "`ar`": dict(method="ar"),
@@ -49,10 +53,10 @@ METHODS = {
 }
 
 
-def make(folder: Path, shape: str) -> None:
-    """Write DIR/target and DIR/draft, a file for each layer."""
+def config_of(shape: str) -> LlamaConfig:
+    """The architecture of a target; its text never ends by itself."""
     hidden, width, layers, heads, kv_heads, vocab_size = SHAPES[shape]
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=width,
@@ -62,37 +66,53 @@ def make(folder: Path, shape: str) -> None:
         head_dim=hidden // heads,
         eos_token_ids=(),
     )
+
+
+def draft_config(config: LlamaConfig) -> LlamaConfig:
+    """That of the target's first layers."""
+    return replace(config, num_hidden_layers=DRAFT_LAYERS)
+
+
+def layer_of(name: str) -> int:
+    """The number, from 1 on, of the layer that has the parameter ``name``; 0: none."""
+    layer = re.search(r"layers\.(\d+)\.", name)
+    return int(layer[1]) + 1 if layer else 0
+
+
+def fill(name: str, tensor: Tensor, generator: torch.Generator) -> None:
+    """Give the target's parameter ``name`` its random values; ``generator`` is on its device."""
+    std = tensor.shape[-1] ** -0.5  # a layer's output has the size of its input
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        std *= next(weight for last, weight in WEIGHT_OF.items() if layer_of(name) <= last)
+    if name == "lm_head.weight":
+        std *= 4  # distributions that are far from uniform
+    if "embed" in name:
+        std = 1.0
+    if tensor.dim() == 2:
+        tensor.normal_(0.0, std, generator=generator)
+    else:
+        tensor.fill_(1.0)
+
+
+def make(folder: Path, shape: str) -> None:
+    """Write DIR/target and DIR/draft, a file for each layer."""
+    config = config_of(shape)
     generator = torch.Generator().manual_seed(0)
     with staged_folder(folder) as stage:
         (stage / "target").mkdir()
         files = {}
         for name, parameter in empty_model(config).named_parameters():
-            layer = re.search(r"layers\.(\d+)\.", name)
-            number = int(layer[1]) + 1 if layer else 0
-            std = parameter.shape[-1] ** -0.5
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                std *= next(weight for last, weight in WEIGHT_OF.items() if number <= last)
-            if name == "lm_head.weight":
-                std *= 4  # distributions that are far from uniform
-            tensor = torch.ones(parameter.shape, dtype=torch.bfloat16)
-            if parameter.dim() == 2:
-                tensor.normal_(0.0, 1.0 if "embed" in name else std, generator=generator)
+            tensor = torch.empty(parameter.shape, dtype=torch.bfloat16)
+            fill(name, tensor, generator)
             file = f"model-{len(files):05}.safetensors"
             save_file({name: tensor}, stage / "target" / file, metadata={"format": "pt"})
             files[name] = file
         write_index(stage / "target", files, config, None)
         (stage / "draft").mkdir()
-        kept = {
-            name: file
-            for name, file in files.items()
-            if not (layer := re.search(r"layers\.(\d+)\.", name)) or int(layer[1]) < DRAFT_LAYERS
-        }
+        kept = {name: file for name, file in files.items() if layer_of(name) <= DRAFT_LAYERS}
         for file in kept.values():
             (stage / "draft" / file).symlink_to(Path("..", "target", file))
-        # The published thresholds are 0.5: random weights are hardly ever as confident.
-        drafting = Drafting(EXITS, thresholds=(0.2, 0.2, 0.0), length=5)
-        cut = LlamaConfig(**vars(config) | {"num_hidden_layers": DRAFT_LAYERS})
-        write_index(stage / "draft", kept, cut, drafting)
+        write_index(stage / "draft", kept, draft_config(config), DRAFTING)
 
 
 def write_index(

@@ -1,5 +1,6 @@
 """What several tests share: small random Llamas and distributions, programs and their errors."""
 
+import inspect
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import torch
 from s2d.model import Llama, LlamaConfig
 from s2d.options import Drafting
 
+DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
 ROOT = Path(__file__).parent.parent
 WEIGHTS = ROOT / "weights"
 SHARED = ROOT.parent / "shared/data"  # more to compare with, if it is there
@@ -36,10 +38,11 @@ LLAMA_2 = {
 }
 
 
-def random_llama(seed, scale=0.3, **changes):
+def random_llama(seed, scale=0.3, device=None, **changes):
     """A float64 Llama with weights large enough that its distributions are far from uniform.
 
-    ``changes`` are fields of LlamaConfig and, with exits, of Drafting.
+    It is on ``device``, by default that of pytest's option ``--device``; its weights are the same
+    on every device. ``changes`` are fields of LlamaConfig and, with exits, of Drafting.
     """
     drafting = None
     if "exits" in changes:
@@ -49,7 +52,14 @@ def random_llama(seed, scale=0.3, **changes):
     model = Llama(replace(TINY, **changes), drafting).double().requires_grad_(False).eval()
     for parameter in model.parameters():
         parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
-    return model
+    return model.to(DEVICE if device is None else device)
+
+
+def twin_of(model, kind):
+    """A model of another class of Llama with the weights of ``model``, in memory of its own."""
+    twin = kind(model.config, model.drafting).to(model.device, model.dtype)
+    twin.load_state_dict(model.state_dict())
+    return twin.eval().requires_grad_(False)
 
 
 def nearly_equal(seed, **changes):
@@ -57,7 +67,7 @@ def nearly_equal(seed, **changes):
     target, draft = random_llama(seed, **changes), random_llama(seed, **changes)
     generator = torch.Generator().manual_seed(seed)
     for parameter in draft.parameters():
-        parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+        parameter += 0.02 * torch.randn(parameter.shape, generator=generator).to(parameter.device)
     return target, draft
 
 
@@ -112,8 +122,8 @@ def need_compiler():
     header = Path(sysconfig.get_path("include"), "Python.h")
     found = shutil.which(os.environ.get("CXX", "g++")) and header.is_file()
     need(found, "C++ compiler with Python's headers", "g++ python3-dev")
-    if not hasattr(torch.compile(abs), "aot_compile"):
-        pytest.skip(f"PyTorch {torch.__version__} cannot compile ahead of time")
+    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
+        pytest.skip(f"--compile needs PyTorch 2.13 or newer; this is {torch.__version__}")
 
 
 def program(main, *arguments):

@@ -12,7 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, WEIGHTS, change_json, program, raises_line, random_llama, refuses
+from helpers import (
+    ROOT,
+    WEIGHTS,
+    change_json,
+    nearly_equal,
+    program,
+    raises_line,
+    random_llama,
+    refuses,
+)
 
 from s2d import generate
 from s2d.bench import __main__ as bench
@@ -146,6 +155,28 @@ def test_speedups_are_medians_of_ratios_within_a_round():
     assert changed["overall"]["s2d"]["lowest"] < 1
 
 
+def test_a_table_of_what_was_accepted():
+    target, draft = nearly_equal(3)
+    records = [record("ar", "qa", 1, 10, 0.5), record("transformers", "qa", 1, 10, 0.5)]
+    records[0]["generations"] = [generate(target, [1, 2], method="ar", max_new_tokens=9)]
+    for exits, length in (([2, 4], 3), ([4], 2)):
+        options = dict(exits=exits, draft_length=length, thresholds=[0.0] * len(exits))
+        for prompt in ([1, 2], [3, 4]):
+            found = generate(target, prompt, draft, max_new_tokens=9, **options)
+            records.append(record(f"s2d of {len(exits)}", "qa", 1, 10, 0.5, found))
+    header, two, one = tables.acceptance_table(records)
+    assert header == ["", "1", "2", "3", "exit 2", "exit 4"]
+    assert two[0] == "s2d of 2" and one[0] == "s2d of 1" and one[3] == one[4] == ""
+    asked, sure, drafted, accepted = map(int, two[4].split(" / "))
+    assert asked == sure == drafted >= accepted  # the sums of both answers
+    stats = [each["generations"][0].stats for each in records[2:4]]
+    assert drafted == sum(each.draft_tokens for each in stats)
+    assert accepted == sum(each.accepted_tokens for each in stats)
+    first = sum(each.depth_accepted[0] for each in stats)
+    assert two[1] == f"{first / sum(each.depth_sent[0] for each in stats):.0%}"
+    assert two[5] == "0 / 0 / 0 / 0"
+
+
 def test_tables():
     stats = Stats([4] * 5, Counter({12: 3, 6: 9}), draft_levels=20, accepted_tokens=15)
     stats.draft_seconds, stats.target_seconds, stats.seconds = 0.3, 0.6, 1.0
@@ -225,7 +256,7 @@ def test_the_whole_command(tmp_path, capsys):
     ours = ["ar", "s2d", "ar:batch=3", "s2d:batch=3"]
     assisted = ["transformers assisted", "transformers assisted, best setting"]
     names = [*ours, "transformers", *assisted, "transformers look-up"]
-    rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+", output, re.M)
+    rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)
     settings = [f"{assisted[0]}:tokens={n}:threshold={p:g}" for n, p in peers.SETTINGS]
     each = [*ours, "transformers", assisted[0], *settings, "transformers look-up"]
     assert rows == [*each, *each, *names]  # at both temperatures, and in the last table
@@ -233,6 +264,8 @@ def test_the_whole_command(tmp_path, capsys):
     assert [title for title, _ in chosen] == ["mini-7b T=0", "mini-7b T=1"]
     own = {setting.partition(":")[2] for setting in settings} | {"as by default"}
     assert {setting for _, setting in chosen} <= own
+    rows = re.findall(r"^\| (\w[^|]+) \| \d+% ", output, re.M)
+    assert rows == 2 * ["s2d", "s2d:batch=3"]  # what was accepted
     for temperature, method in product((0, 1), ours[1:]):
         assert f"mini-7b T={temperature} {method}: 6 answers compared: identical" in output
     last = [re.split(r" ?[|/] ?", row) for row in output.split("\n\n")[-1].splitlines()[2:-2]]

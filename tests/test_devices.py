@@ -10,15 +10,17 @@ import sys
 
 import pytest
 import torch
-from helpers import ROOT, ByLastToken, random_llama, random_tokens
+from helpers import DEVICE, ROOT, ByLastToken, random_llama, random_tokens, twin_of
 
 from s2d import generate, generate_many
 from s2d.generation import start
+from s2d.model import Llama
 from s2d.ngram.datastore import Datastore
+from s2d.speed.static import StaticLlama
 from s2d.trace.record import Asked, NotedExit
 from s2d.tree import GrowingShape
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = sorted({"cpu", DEVICE, *(["cuda"] if torch.cuda.is_available() else [])})
 EXITS = dict(exits=(1, 2, 4), thresholds=(0.3, 0.3, 0.0))
 WAYS = [
     dict(method="ar"),
@@ -37,9 +39,10 @@ WAYS = [
 ]
 
 
-def models(device: str, dtype: torch.dtype = torch.float64) -> tuple:
-    target, draft = random_llama(0, eos_token_ids=()), random_llama(1, **EXITS)
-    return target.to(device, dtype), draft.to(device, dtype)
+def models(device: str, dtype: torch.dtype = torch.float64, kind: type = Llama) -> tuple:
+    target = random_llama(0, device="cpu", eos_token_ids=())
+    pair = target, random_llama(1, device="cpu", **EXITS)
+    return tuple(twin_of(model, kind).to(device, dtype) for model in pair)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -59,19 +62,19 @@ def test_a_device_that_is_not_the_cpu():
     assert done.returncode == 0, done.stderr
 
 
-def check_text_and_waits() -> None:
+def check_text_and_waits(kind: type, ways: list[dict]) -> None:
     """Each way writes on the device what it writes on the CPU, and waits no more than it must.
 
     That is once for each exit with layers that was tried, once for each level (twice if a decision
-    model is asked about it), and twice a step.
+    model is asked about it), and twice a step. On the device the models are of the class ``kind``.
     """
     import other_device
 
-    for way in WAYS:
+    for way in ways:
         for temperature in (0.0, 1.0):
             options = dict(max_new_tokens=14, temperature=temperature, seed=3, **way)
             expected = generate(*place(models("cpu")), **options).tokens
-            decoder = start(*place(models(other_device.NAME)), **options)
+            decoder = start(*place(models(other_device.NAME, kind=kind)), **options)
             asked: list[Asked] = []
             if decoder.drafter is not None:
                 decoder.drafter.exits = [NotedExit(each, asked) for each in decoder.drafter.exits]
@@ -153,7 +156,8 @@ if __name__ == "__main__":
 
     kept = register()
     check_that_mixed_devices_raise()
-    check_text_and_waits()
+    check_text_and_waits(Llama, WAYS)
+    check_text_and_waits(StaticLlama, [WAYS[2], WAYS[4]])
     check_batches_and_dtypes()
     check_one_device_for_both_models()
     check_a_default_device()

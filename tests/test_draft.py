@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from helpers import path_of, random_llama, random_parents, random_tokens
+from helpers import DEVICE, path_of, random_llama, random_parents, random_tokens
 
 from s2d import generate
 from s2d.draft import LayerExit, SortedDraft
@@ -17,7 +17,8 @@ CHAIN = FixedShape((1,) * 20)
 
 def cache_free_logits(model, tokens, layer):
     """What follows ``tokens``, a list, after ``layer`` layers: (V,)."""
-    return model.logits(model.run_layers(model.embed(torch.tensor([tokens])), 0, layer))[0, -1]
+    hidden = model.embed(torch.tensor([tokens], device=model.device))
+    return model.logits(model.run_layers(hidden, 0, layer))[0, -1]
 
 
 def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
@@ -161,7 +162,8 @@ class Counting:
 
     def predict(self, tree):
         last = [(tree.context + tree.path(node))[-1] for node in tree.frontier]
-        return Prediction(torch.eye(61)[[(token + 1) % 61 for token in last]], confidence=0.6)
+        following = [(token + 1) % 61 for token in last]
+        return Prediction(torch.eye(61, device=DEVICE)[following], confidence=0.6)
 
     def keep(self, n, slots):
         pass

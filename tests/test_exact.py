@@ -37,7 +37,8 @@ def test_every_step_is_the_definitions(part):
     """Proposals and tokens, of chains and trees of sorted exits that stop, greedy and coupled."""
     rng = random.Random(part)
     for case in range(8):
-        target, draft = nearly_equal(rng.randrange(4), eos_token_ids=(rng.randrange(61),))
+        model = dict(seed=rng.randrange(4), eos_token_ids=(rng.randrange(61),))
+        target, draft = nearly_equal(**model)
         exits = tuple(sorted(rng.sample((1, 2, 3, 4), rng.choice((1, 2, 3)))))
         thresholds = (*(rng.choice((0.1, 0.3, 0.6)) for _ in exits[:-1]), 0.0)
         options = Options(
@@ -59,7 +60,8 @@ def test_every_step_is_the_definitions(part):
             kind, used = NoNoise, replace(used, temperature=1.0, top_p=1.0, top_k=0)
         noise = kind(options.seed, 61, "cpu", torch.float64)
         limit = len(prompt) + 18
-        expected = definition.generate(target, draft, prompt, limit, used, noise)
+        pair = nearly_equal(**model, device="cpu")  # the definition's only device
+        expected = definition.generate(*pair, prompt, limit, used, noise)
         for step, (proposed, tokens) in zip(found, expected, strict=True):
             assert step.tokens == tokens, (part, case)
             tree = step.tree
@@ -159,7 +161,7 @@ def test_what_rejection_sampling_drafts_does_not_depend_on_measured_times(monkey
 def causal(start, n, parents, device, dtype, ancestors):
     """Attention that knows nothing of branches."""
     end = n + len(parents)
-    mask = torch.full((end - start, end), -torch.inf, dtype=dtype).triu(start + 1)
+    mask = torch.full((end - start, end), -torch.inf, device=device, dtype=dtype).triu(start + 1)
     return None, mask if start or len(parents) else None
 
 
@@ -182,11 +184,11 @@ def law_error(law, seeds=3000):
     """
     target = random_llama(0, vocab_size=5)
     p = next_token_model(target, [3, 1], **law)(())
-    logits = target(torch.tensor([[3, 1]]))[0, -1:]
+    logits = target(torch.tensor([[3, 1]], device=target.device))[0, -1:]
     empty = [Tree([3, 1, 0][:n], FixedShape(()), max_levels=0) for n in (2, 3)]
     expected, found = seeds * p[:, None] * p, torch.zeros(5, 5)
     for seed in range(seeds):
-        rule = SharedNoise(partial(warp, **law), Noise(seed, 5, "cpu", torch.float64))
+        rule = SharedNoise(partial(warp, **law), Noise(seed, 5, target.device, torch.float64))
         pair = [rule.verify(tree, logits)[1] for tree in empty]
         found[tuple(pair)] += 1
     assert (found[expected == 0] == 0).all()
@@ -241,7 +243,8 @@ def test_rejection_sampling_leaves_p(options):
 
 
 def test_the_definition_leaves_p_by_rejection_sampling():
-    target, draft = random_llama(1, vocab_size=3, eos_token_ids=()), random_llama(2, vocab_size=3)
+    small = dict(vocab_size=3, eos_token_ids=(), device="cpu")
+    target, draft = random_llama(1, **small), random_llama(2, **small)
     options = Options(exits=(2, 4), thresholds=(0.5, 0.0), stop=0.3, temperature=1.0, tree=(2, 1))
     settings = resolve(options, target.config, draft.config, drafting_of(draft))
     p = next_token_model(target, [2, 1])
@@ -260,7 +263,8 @@ def test_long_prompts_are_prefilled_without_a_draft():
         steps = list(start(target, prompt, draft, exits=[2, 4], thresholds=[0.3, 0.0]))
         assert (len(steps[0].tree.tokens) == 0) == (n > 256)
         tokens = [token for step in steps for token in step.tokens]
-        full = target(torch.tensor([prompt + tokens]))[0, n - 1 : -1]
+        text = torch.tensor([prompt + tokens], device=target.device)
+        full = target(text)[0, n - 1 : -1]
         assert tokens == full.argmax(dim=-1).tolist()
 
 

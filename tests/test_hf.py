@@ -4,10 +4,9 @@ import json
 import shutil
 
 import pytest
-import torch
-import transformers
 from helpers import WEIGHTS, program, refuses
 from test_model import SIZES, VARIANTS
+from theirs import random_transformers
 from vocabularies import save_trained
 
 from s2d import model
@@ -22,17 +21,19 @@ def check(folder, *more):
     return program(bench.main, *HF, folder, "--max-new-tokens", 8, *more)
 
 
-@pytest.fixture(params=["wide-heads", "one-kv-head", "llama3-rope"])
+@pytest.fixture(params=["wide-heads", "llama3-rope", "qwen2", "qwen3"])
 def folder(request, tmp_path):
     """A random model with a tokenizer.json and a chat template, written by transformers."""
     folder = tmp_path / "base-1b"
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(**SIZES | {"vocab_size": 600} | VARIANTS[request.param])
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    save_trained(folder)
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE})
-    )
+    config = SIZES | {"vocab_size": 601} | VARIANTS[request.param]
+    random_transformers(**config).save_pretrained(folder)
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    if request.param.startswith("qwen"):
+        save_trained(folder, like="qwen")
+        names |= {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|eot|>"}
+    else:
+        save_trained(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
     return folder
 
 

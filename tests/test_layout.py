@@ -43,6 +43,7 @@ def choose(monkeypatch, **ratios):
     def timed(what, cases, measure):
         return {(name, rows): 0.5 * ratios[name][ROWS.index(rows)] for name, rows in cases}
 
+    monkeypatch.setattr(layout, "CACHED", 1)
     monkeypatch.setattr(layout, "timed_once", timed)
     monkeypatch.setattr(layout, "usable_layouts", lambda dtype: list(ratios))
 
@@ -55,9 +56,16 @@ def test_the_fastest_layout_is_taken_that_is_nowhere_slower_than_plain(monkeypat
         ([1.02] * 5, [1.2, 0.5, 0.5, 0.5, 0.5], "plain"),
     ):
         choose(monkeypatch, columns=columns, packed=packed)
-        assert layout.choose_layout(weights) == chosen
-    choose(monkeypatch, columns=[0.9] * 5)  # a processor that cannot pack
-    assert layout.choose_layout(weights) == "columns"
+        assert layout.choose_layout(weights, list(LAYOUTS)) == chosen
+        names = ["plain", "columns"]  # of a processor that cannot pack
+        fastest = "columns" if columns[0] < 1 else "plain"
+        assert layout.choose_layout(weights, names) == fastest
+
+
+def test_a_small_model_is_laid_out_by_columns_and_not_timed(monkeypatch):
+    monkeypatch.setattr(layout, "timed_once", None)
+    assert quicken(random_llama(0).float()) == "columns"
+    assert quicken(random_llama(0).bfloat16()) == "plain"
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -96,6 +104,7 @@ def test_packed_weights_compute_the_same_and_are_not_for_saving_or_training(
 def test_what_was_timed_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("s2d.timing.QUIET", 1e9)
+    monkeypatch.setattr(layout, "CACHED", 1)
     model = random_llama(0).float()
     quicken(model)
     monkeypatch.setattr(layout, "time_layouts", None)  # is not called again

@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-import transformers
-from helpers import WEIGHTS, random_llama
-from theirs import greedy_tokens, load_transformers
+from helpers import WEIGHTS, nearly_equal, raises_line, random_llama
+from theirs import greedy_tokens, load_transformers, random_transformers
 
-from s2d import generate, load_model
+from s2d import generate, generate_many, load_model
 from s2d.checkpoint import save_model
 from s2d.options import METHODS, drafting_of
 
@@ -20,6 +19,8 @@ VARIANTS = {
     "wide-heads": dict(head_dim=16),
     "linear-rope": dict(rope_parameters=dict(rope_type="linear", factor=2.5, rope_theta=5000.0)),
     "llama3-rope": dict(rope_parameters=LLAMA3),
+    "qwen2": dict(model_type="qwen2", tie_word_embeddings=True, sliding_window=32),
+    "qwen3": dict(model_type="qwen3", head_dim=16),
 }
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=56, num_hidden_layers=3)
 SIZES |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)
@@ -33,19 +34,14 @@ def as_transformers_4_writes(folder):
     linear = {"type": "linear", "factor": rope.get("factor")}
     config["rope_scaling"] = {"linear": linear, "llama3": rope}.get(rope["rope_type"])
     config |= {"rope_theta": rope["rope_theta"], "torch_dtype": dtype}
-    if config["head_dim"] == config["hidden_size"] // config["num_attention_heads"]:
+    if config.get("head_dim") == config["hidden_size"] // config["num_attention_heads"]:
         del config["head_dim"]
     (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_equal_transformers(variant, tmp_path):
-    torch.manual_seed(1)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | VARIANTS[variant]))
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-    model.save_pretrained(tmp_path)
+    random_transformers(**SIZES | VARIANTS[variant]).save_pretrained(tmp_path)
     tokens = torch.randint(0, 97, (2, 50), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         theirs = load_transformers(tmp_path, torch.float64)(tokens).logits
@@ -61,6 +57,8 @@ OURS = [
     dict(tie_word_embeddings=True, rope_factor=4.0, rope_theta=5e3),
     dict(rope_factor=8.0, rope_llama3=(1.0, 4.0, 64), eos_token_ids=(2, 7)),
     dict(exits=(1, 4), thresholds=(0.7, 0.0), stop=0.3, tree=(3, 5, 8)),
+    dict(qkv_bias=True),
+    dict(qk_norm=True, head_dim=16, tie_word_embeddings=True),
 ]
 
 
@@ -74,6 +72,28 @@ def test_a_model_that_is_saved_loads_in_transformers(tmp_path, changes):
         assert (model(tokens) - theirs).abs().max() < 1e-10 * theirs.abs().max()
     loaded = load_model(tmp_path / "m", dtype="float64")
     assert (loaded.config, loaded.drafting) == (model.config, drafting_of(model))
+
+
+@pytest.mark.parametrize("changes", [dict(qkv_bias=True), dict(qk_norm=True)])
+def test_qwen_by_every_method(tmp_path, changes):
+    """Greedy text is that of transformers; sampled text is that of the target alone."""
+    target, draft = nearly_equal(5, exits=(1, 2, 4), thresholds=(0.5, 0.5, 0.0), **changes)
+    save_model(target, tmp_path / "m", dtype=torch.float64)
+    prompt = [1, 2, 3, 4]
+    texts = {0.0: greedy_tokens(tmp_path / "m", prompt, count=30)}
+    texts[1.0] = generate(target, prompt, method="ar", max_new_tokens=30, temperature=1.0).tokens
+    for temperature, text in texts.items():
+        for method in METHODS:
+            options = dict(method=method, max_new_tokens=30, temperature=temperature)
+            assert generate(target, prompt, draft, **options).tokens == text
+        many = generate_many(target, [prompt], draft, max_new_tokens=30, temperature=temperature)
+        assert next(many).tokens == text
+
+
+def test_an_architecture_that_does_not_exist_is_not_saved(tmp_path):
+    model = random_llama(0, qkv_bias=True, qk_norm=True)
+    raises_line(save_model, ValueError, "no published architecture", model, tmp_path / "m")
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_positions_after_a_cache_need_a_mask():

@@ -1,12 +1,18 @@
-"""Several processes give what one gives. Under torchrun this file is what those processes do."""
+"""Several processes give what one gives, and end together."""
 
+import io
 import json
+import multiprocessing
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
+from multiprocessing.connection import wait
 
 import pytest
 import torch
@@ -14,41 +20,106 @@ import torch.distributed as dist
 from helpers import ROOT, WEIGHTS, claim_accelerators, program, random_llama, random_tokens, refuses
 
 import run
-from s2d import load_model
+from s2d import load_model, notices
+from s2d.batch import decode_many
 from s2d.checkpoint import check_device, save_model
-from s2d.cli.torchrun import run_divided
-from s2d.generation import start
+from s2d.cli import terminal, torchrun
+from s2d.generation import make_decoder, settings_for
+from s2d.options import Options
 from s2d.speed import tensor_parallel
-from s2d.speed.ranks import own_device
+from s2d.speed.ranks import is_rank_0, new_sums_group, own_device
 from s2d.train import __main__ as train
 
 SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
 SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own
-CASES = [
-    dict(method="ar", tokens=LONG),
-    dict(method="s2d", tokens=LONG),
-    dict(method="s2d", tokens=SHORT, rule="rejection", temperature=1.0),
-    dict(method="s2d-tree", tokens=SHORT, temperature=1.0),
-    dict(method="mcsd", tokens=SHORT, tree=(3, 2), init="target"),
+CASES = [  # a prompt, and options
+    (LONG, dict(method="ar")),
+    (LONG, dict(method="sd", draft_length=3)),
+    (LONG, dict(method="s2d", exits=(1, 2))),
+    (SHORT, dict(method="s2d", exits=(0, 1, 2), temperature=1.0)),
+    (SHORT, dict(method="s2d", temperature=1.0, rule="rejection")),
+    (SHORT, dict(method="s2d", exits=(0,))),
+    (SHORT, dict(method="s2d-tree", temperature=1.0)),
+    (SHORT, dict(method="s2d-tree", temperature=1.0, rule="rejection")),
+    (SHORT, dict(method="mcsd", tree=(3, 2), temperature=1.0, rule="rejection")),
+    (SHORT, dict(method="mcsd", tree=(3, 2), init="target")),
+    (SHORT, dict(method="mcsd", tree=(3, 2), init="target", temperature=1.0, rule="rejection")),
 ]
+QUESTION = "What is the capital of Tadastan?"
 
 
-def torchrun(*arguments, **options):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = list(map(str, [*begin, *arguments]))
-    return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+def fork(folder, ranks, function, *arguments):
+    """Run ``function`` in so many processes, which end as torchrun's do: the exit codes.
+
+    They have loaded what this process has, so that nothing is imported again. What they print is
+    in the files out and err in ``folder``.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+
+    def run_as(rank):
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        sys.stdout = open(folder / "out", "a")
+        sys.stderr = open(folder / "err", "a", buffering=1)
+        function(*arguments)
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=run_as, args=(rank,)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    began = time.monotonic()
+    while any(process.is_alive() for process in processes) and time.monotonic() - began < 200:
+        wait([process.sentinel for process in processes if process.is_alive()], timeout=1)
+        if any(process.exitcode for process in processes):
+            time.sleep(0.1)  # torchrun looks ten times a second
+            for process in processes:
+                process.terminate()
+    for process in processes:
+        process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
 
 
-def answers(target, folder):
-    """Of each case the tokens, and the logits of every step; the first layers draft."""
-    draft, found = load_model(folder, dtype="float64"), []
-    draft.drafting = replace(draft.drafting, exits=(2,))
-    for case in CASES:
-        generation = start(target, draft=draft, max_new_tokens=20, seed=3, **case)
-        logits = [step.logits.tolist() for step in generation]
-        found.append({"tokens": generation.tokens, "logits": logits})
-    return found
+# What is computed
+
+
+def decode(target, folder, make):
+    """The logits of every step, and all that decoders say of each case; the first layers draft."""
+    draft = None
+    if is_rank_0():
+        draft = load_model(folder, dtype="float64", layers=2)
+    layers = load_model(folder, dtype="float64", layers=2)
+    logits = []
+    said = []
+    for prompt, options in CASES:
+        settings = settings_for(target, layers, Options(max_new_tokens=9, seed=3, **options))
+        settings = replace(settings, fit_costs=False)
+        decoder = make(target, prompt, draft, settings)
+        logits += [step.logits for step in decoder]
+        said.append(what_was_said(decoder.result()))
+    prompts = list(enumerate([SHORT, LONG, SHORT[:3]]))
+    for index, result in decode_many(target, prompts, draft, settings, 2, make):
+        said.append((index, what_was_said(result)))
+    return {"logits": logits, "said": said}
+
+
+def what_was_said(result):
+    stats = result.stats
+    counts = (stats.accept_lengths, dict(stats.exit_counts), stats.draft_levels)
+    return (result.tokens, result.ended, result.exact, *counts)
+
+
+def decode_on_each_rank(family, names, out):
+    found = {}
+    for name in names:
+        target = tensor_parallel.load_part(family / name, "cpu", "float64")
+        found[name] = decode(target, family / name, tensor_parallel.make_shared_decoder)
+        found[name]["held"] = sum(p.numel() for p in target.model.layers.parameters())
+        found[name]["heads"] = target.new_cache(8).keys.shape[2]
+    torch.save(found, out / f"{dist.get_rank()}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -61,95 +132,191 @@ def family(tmp_path_factory):
     return folder
 
 
-def test_a_divided_target_has_the_logits_and_text_of_a_whole_one(family):
-    """In float64, in drafts of all shapes, and each rank holds half of what is divided."""
-    done = torchrun(__file__, family)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    for name in ("tied", "untied"):
-        target = load_model(family / name, dtype="float64")
-        for one, two in zip(answers(target, family / name), result[name]["answers"]):
-            assert one["tokens"] == two["tokens"] and len(one["logits"]) == len(two["logits"])
-            for a, b in zip(one["logits"], two["logits"]):
-                assert (torch.tensor(a) - torch.tensor(b)).abs().max() < 1e-9
-        layers = sum(p.numel() for p in target.model.layers.parameters())
-        assert 0.5 * layers <= result[name]["held"] < 0.51 * layers
-        assert result[name]["heads"] == 2
-
-
-def answer_on_two_ranks(family, load_target):
-    """On rank 0: one target after the other; prints what it finds as JSON."""
+@pytest.fixture(scope="module")
+def whole(family):
+    """What one process finds."""
     found = {}
     for name in ("tied", "untied"):
-        target = load_target(family / name, "cpu", "float64")
-        held = sum(p.numel() for p in target.part.model.layers.parameters())
-        heads = target.new_cache(8).part.keys.shape[2]
-        found[name] = {"answers": answers(target, family / name), "held": held, "heads": heads}
-    print(json.dumps(found))
+        target = load_model(family / name, dtype="float64")
+        found[name] = decode(target, family / name, make_decoder)
+        found[name]["size"] = sum(p.numel() for p in target.model.layers.parameters())
+    return found
 
 
-def test_run_py_under_torchrun_reads_stdin_once_and_prints_once(tmp_path, capsys):
-    """The answer is that of one process, and rank 0 alone writes the page."""
-    line = "--target", "70b", "--dtype", "float64", "--json"
-    question = "What is the capital of Tadastan?"
-    page = tmp_path / "page.html"
-    done = torchrun(ROOT / "run.py", *line, "--prompt", "-", "--trace", page, input=question)
-    assert done.returncode == 0, done.stderr
-    assert program(run.main, *line, "--prompt", question) == 0
-    out, error = capsys.readouterr()
-    two, one = json.loads(done.stdout), json.loads(out)
-    for name in ("text", "tokens", "options"):
-        assert one[name] == two[name]
-    assert one["stats"]["accept_lengths"] == two["stats"]["accept_lengths"]
-    assert page.is_file() and done.stderr.count("loading target") == 1
-    (placed,) = (each for each in error.splitlines() if each.startswith("target on "))
-    assert f"{placed}, divided among 2 processes\n" in done.stderr
+@pytest.mark.parametrize(("ranks", "names"), [(2, ["tied", "untied"]), (4, ["untied"])])
+def test_a_divided_target_has_the_logits_and_texts_of_a_whole_one(
+    ranks, names, family, whole, tmp_path
+):
+    """On every rank, in float64, for every method; and each holds its share of what is divided."""
+    decode = torchrun.run_in_each, "test", decode_on_each_rank, family, names, tmp_path
+    assert fork(tmp_path, ranks, *decode) == [0] * ranks, (tmp_path / "err").read_text()
+    for rank in range(ranks):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name in names:
+            one, part = whole[name], found[name]
+            assert one["said"] == part["said"] and len(one["logits"]) == len(part["logits"])
+            assert all((a - b).abs().max() < 1e-9 for a, b in zip(one["logits"], part["logits"]))
+            share = one["size"] / ranks
+            assert share <= part["held"] < 1.03 * share and part["heads"] == 4 / ranks
 
 
-def test_a_folder_that_cannot_be_divided_is_one_line_and_no_hang(tmp_path):
-    """Both ranks meet the error; only rank 0 prints it."""
-    model = random_llama(0, vocab_size=1024, num_key_value_heads=1)
-    save_model(model, tmp_path / "one", WEIGHTS / "mini-7b")
-    done = torchrun(ROOT / "run.py", "--target", tmp_path / "one", "--method", "ar")
-    own = done.stderr.partition("torch/distributed")[0]
-    assert own.count("run.py: ") == own.count("1 key/value heads cannot be divided among 2") == 1
-    assert "Traceback" not in own and "exitcode  : 2 " in done.stderr and not done.stdout
+# What run.py prints
+
+COMMON = "--target 70b --dtype float64 --max-new-tokens 8"
+LINES = {  # what is run, and what is typed
+    "--prompt - --json --trace TMP/page.html": QUESTION,
+    "--prompt - --method s2d-tree --temperature 1 --compare": QUESTION,
+    "--prompts TMP/lines --json --batch 2": "",
+    "--exits 0 --prompts TMP/lines --temperature 1": "",
+    "--interactive": f"{QUESTION}\n{'word ' * 600}\nAnd its main export?\n",
+}
+
+
+def run_lines(folder):
+    """Run the LINES: of each the exit code, and what was printed."""
+    found = []
+    for line, typed in LINES.items():
+        if is_rank_0():
+            sys.stdin = io.StringIO(typed)
+        out, error = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(error):
+            code = run.run(f"{COMMON} {line}".replace("TMP", str(folder)).split())
+        found.append([code, out.getvalue(), error.getvalue()])
+    if is_rank_0():
+        (folder / "found").write_text(json.dumps(found))
+
+
+def without_clocks(out, error):
+    """What does not depend on them, nor on the number of processes."""
+    lines = []
+    for line in out.splitlines():
+        if line.startswith("{"):
+            answer = json.loads(line)
+            stats = answer.pop("stats")
+            lines.append([answer, stats["accept_lengths"], stats["exit_counts"]])
+        elif not line.startswith(("tokens  ", "speed  ", "why  ")):
+            lines.append(line)
+    clocks = "reading ", "target on ", "Ctrl-C "
+    return lines, [line for line in error.splitlines() if not line.startswith(clocks)]
+
+
+def test_run_py_prints_on_rank_0_what_one_process_prints(tmp_path, monkeypatch):
+    """It alone reads what is typed and writes the page."""
+    monkeypatch.setattr(notices, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(run, "LONG_PROMPT", 20)
+    monkeypatch.setattr(terminal, "TURNS", 1)
+    monkeypatch.setattr(sys, "stdin", None)
+    (tmp_path / "lines").write_bytes(b"Hi\ncaf\xe9\n\nWhat is 3 + 4?\nTell me a story.")
+    run_lines(tmp_path)
+    one = json.loads((tmp_path / "found").read_text())
+    (tmp_path / "page.html").unlink()
+    monkeypatch.setattr(sys, "stdin", None)
+    lines = torchrun.run_in_each, "test", run_lines, tmp_path
+    assert fork(tmp_path, 2, *lines) == [0, 0], (tmp_path / "err").read_text()
+    two = json.loads((tmp_path / "found").read_text())
+    for (code, *printed), (code_of_two, *printed_by_two) in zip(one, two, strict=True):
+        assert without_clocks(*printed) == without_clocks(*printed_by_two)
+        assert code == code_of_two
+    assert [code for code, *_ in two] == [0, 0, 2, 2, 0]
+    assert "<html" in (tmp_path / "page.html").read_text()
+    assert "reading a prompt of" in two[0][-1]
+    assert ", in each of 2 processes" in two[0][-1] and "Ctrl-C ends the program" in two[-1][-1]
+    assert not (tmp_path / "out").read_text() + (tmp_path / "err").read_text()
+
+
+# How ranks end
+
+
+def run_py(*arguments):
+    run.main(list(map(str, arguments)))
+
+
+def train_py(*arguments):
+    train.main(list(map(str, arguments)))
+
+
+def said(folder, main, *arguments):
+    """The exit codes of two processes, and the lines that they say but for notices."""
+    codes = fork(folder, 2, main, *arguments)
+    error = (folder / "err").read_text()
+    assert "Traceback" not in error and not (folder / "out").read_text(), error
+    return codes, re.findall(r"^(?:run\.py|train|python -m s2d\.train): .*", error, re.MULTILINE)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_fails_inside_a_pass_ends_all(rank):
+def test_a_rank_that_fails_inside_a_pass_ends_all(rank, tmp_path, monkeypatch):
     """With its one line; the other one waits for its part of a sum meanwhile, and says nothing."""
-    line = "--target", "70b", "--prompt", "What is the capital of Tadastan?"
-    done = torchrun(__file__, "fail", rank, *line, timeout=60)
-    own = done.stderr.partition("torch/distributed")[0]
-    message = f"run.py: there is not enough memory (on rank {rank})"
-    assert own.count(message) == own.count("run.py: ") == 1, own
-    assert "exitcode  : 2 " in done.stderr and not done.stdout and "[rank" not in done.stderr
+    sums = []
 
-
-def fail_inside_a_pass(rank, *line):
-    """run.py, in which this ``rank`` has no memory for its third target pass or so."""
-    outputs = []
-
-    def sum_over_ranks(module, inputs, output):
-        outputs.append(output)
-        if os.environ["RANK"] == rank and len(outputs) == 25:
+    def sum_over_ranks(group, module, inputs, output):
+        sums.append(output)
+        if dist.get_rank() == rank and len(sums) == 25:  # in the third target pass or so
             raise MemoryError(f"on rank {rank}")
-        dist.all_reduce(output)
+        dist.all_reduce(output, group=group)
 
-    tensor_parallel.sum_over_ranks = sum_over_ranks
-    return run.main(line)
+    monkeypatch.setattr(tensor_parallel, "sum_over_ranks", sum_over_ranks)
+    codes, lines = said(tmp_path, run_py, "--target", "70b", "--json")
+    assert lines == [f"run.py: there is not enough memory (on rank {rank})"] and codes[rank] == 2
 
 
-def test_all_ranks_end_with_rank_0(tmp_path):
-    """Help is printed once, and so is what is wrong with a training."""
-    done = torchrun(ROOT / "run.py", "--help")
-    assert done.returncode == 0 and done.stdout.count("usage: ") == 1, done.stderr
-    line = f"--init {WEIGHTS / 'mini-7b'} --layers 3 --exits 3 --out {tmp_path / 'x'} --device cpu"
-    done = torchrun("-m", "s2d.train", "soft", *line.split())
-    own = done.stderr.partition("torch/distributed")[0]
-    assert own.count("train: ") == own.count("cannot be divided among 2 processes") == 1, own
-    assert "Traceback" not in own and "exitcode  : 2 " in done.stderr
+def test_what_all_ranks_find_wrong_is_said_once(tmp_path):
+    model = random_llama(0, vocab_size=1024, num_key_value_heads=1)
+    save_model(model, tmp_path / "one", WEIGHTS / "mini-7b")
+    codes, lines = said(tmp_path, run_py, "--target", tmp_path / "one", "--method", "ar")
+    message = f"run.py: {tmp_path / 'one'}: 1 key/value heads cannot be divided among 2"
+    assert lines == [message] and 2 in codes
+
+
+@pytest.mark.parametrize("main", [run_py, train_py])
+def test_rank_0_says_what_is_wrong_with_a_command_line(main, tmp_path):
+    """And prints the help, with which all ranks end."""
+    codes, lines = said(tmp_path, main, "--tree")
+    assert codes[0] == 2 and len(lines) == 1
+    assert fork(tmp_path, 2, main, "--help") == [0, 0]
+    assert (tmp_path / "out").read_text().count("usage: ") == 1
+
+
+def test_a_training_that_two_processes_cannot_do_is_said_once(tmp_path):
+    line = f"soft --init {WEIGHTS / 'mini-7b'} --layers 3 --exits 3 --out {tmp_path / 'x'} "
+    codes, lines = said(tmp_path, train_py, *line.split(), "--device", "cpu")
+    assert "cannot be divided among 2 processes" in "".join(lines) and len(lines) == 1
+    assert codes[0] == 2
+
+
+def test_ctrl_c_under_torchrun_ends_all_while_rank_0_waits_for_a_line():
+    """They answer one line, and then hear what a terminal sends: it is said once."""
+    begin = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    line = "--target 70b --interactive --max-new-tokens 4"
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*begin, str(ROOT / "run.py"), *line.split()],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    process.stdin.write(f"{QUESTION}\n")
+    process.stdin.flush()
+    assert process.stdout.readline().startswith("> ")  # the answer's
+    os.killpg(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=100)
+    assert time.monotonic() - began < 60 and error.count("interrupted\n") == 1, error
+    assert "[rank" not in error and error.count("loading target") == 1
+
+
+def test_ctrl_c_ends_each_rank_with_130(tmp_path, monkeypatch):
+    """Also where one process would go on: in an answer of a conversation."""
+
+    def interrupt_all(self, step):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(terminal.Streamed, "add", interrupt_all)
+    codes, lines = said(tmp_path, run_py, *"--target 70b --interactive --prompt Hi".split())
+    assert codes == [130, 130] and not lines
+    assert (tmp_path / "err").read_text().endswith("\ninterrupted\n")
 
 
 @pytest.fixture
@@ -160,12 +327,18 @@ def launched(monkeypatch):
     for name, value in names.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(os, "_exit", sys.exit)
+    heard = signal.getsignal(signal.SIGINT)
     yield
+    signal.signal(signal.SIGINT, heard)
     dist.destroy_process_group()
 
 
-REFUSED = {"--exits 9": "exits of 4 draft layers", "--prompts x": "torchrun", "--tree": "--tree"}
-REFUSED |= {"--compile": "--prompts and --compile do not go with torchrun"}
+REFUSED = {
+    "--exits 9": "exits of 4 draft layers",
+    "--tree": "--tree",
+    "--prompts nowhere": "nowhere",
+    "--compile": "--compile does not go with torchrun",
+}
 SHARED_GPU = "under torchrun each process has its own GPU: cuda, not 'cuda:1'"
 MORE_THAN_GPUS = "torchrun started 2 processes, and there are 1 GPUs"
 
@@ -198,23 +371,15 @@ def test_a_training_loads_its_models_onto_the_gpu_of_the_process(monkeypatch):
     assert check_device(str(device)) == device == torch.device("cuda:1") and current == [device]
 
 
-def test_only_the_wait_for_a_command_is_long(launched):
-    """In it rank 0 may wait for a person; for all else ranks wait as long as PyTorch has them."""
+def test_only_the_wait_for_rank_0_is_long(launched):
+    """It may wait for a person; for sums ranks wait as long as PyTorch has them."""
     seconds = []
 
-    def program(load_target):
-        for group in dist.distributed_c10d._world.pg_map:
+    def look():
+        for group in (dist.group.WORLD, new_sums_group(torch.device("cpu"))):
             timeout = group._get_backend(torch.device("cpu")).options._timeout
             seconds.append(timeout.total_seconds())
-        raise OSError("launched destroys the process group")
 
     with pytest.raises(SystemExit):
-        run_divided("test", program)
-    assert seconds == [1800, 86400]
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "fail":
-        sys.exit(fail_inside_a_pass(*sys.argv[2:]))
-    program = partial(answer_on_two_ranks, Path(sys.argv[1]))
-    sys.exit(run_divided("test", program))
+        torchrun.run_in_each("test", look)
+    assert seconds == [86400, 1800]

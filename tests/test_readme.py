@@ -8,6 +8,7 @@ import subprocess
 import textwrap
 from functools import partial
 
+import gpu
 import pytest
 from helpers import ROOT, WEIGHTS, need, need_compiler, program
 
@@ -15,11 +16,12 @@ import run
 from s2d.bench import __main__ as bench
 from s2d.checkpoint import __main__ as weights
 from s2d.lesson import __main__ as lesson
+from s2d.trace import __main__ as trace
 from s2d.train import __main__ as train
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
 PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.checkpoint": weights}
-PROGRAMS |= {"s2d.lesson": lesson}
+PROGRAMS |= {"s2d.lesson": lesson, "s2d.trace": trace, "tests/gpu.py": gpu}
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,6 @@ def test_the_pictures_are_there_and_what_is_shipped_is_small():
     for readme in READMES:
         paths = re.findall(r"!\[[^]]+\]\(([^)]+)\)", readme.read_text())
         pictures += [readme.parent / path for path in paths]
-    assert {path.name for path in pictures} == {"tree.png", "page.png", "speed.svg"}
+    assert {path.name for path in pictures} == {"tree.png", "page.png", "race.svg", "speed.svg"}
     shipped = [*pictures, *WEIGHTS.glob("mini-*/*"), *WEIGHTS.glob("*.safetensors")]
     assert sum(path.stat().st_size for path in shipped) < 59 * 2**20

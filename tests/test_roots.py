@@ -11,7 +11,7 @@ OPTIONS = dict(eos_token_ids=(), scale=0.12, num_hidden_layers=2)
 
 
 def log_probs(model, tokens):
-    return model(torch.tensor([tokens]))[0, -1].log_softmax(-1)
+    return model(torch.tensor([tokens], device=model.device))[0, -1].log_softmax(-1)
 
 
 def best(model, tokens, count):
@@ -71,7 +71,7 @@ def test_roots_keep_to_top_p_and_top_k(rule, kept):
     options["max_new_tokens"] = 20
     for seed in range(5):
         output = generate(target, [3, 1, 4], draft, "mcsd", seed=seed, **options)
-        tokens = torch.tensor([3, 1, 4] + output.tokens)
+        tokens = torch.tensor([3, 1, 4] + output.tokens, device=target.device)
         probs = torch.softmax(target(tokens[None])[0, 2:-1], dim=-1)  # (20, V)
         each = probs.gather(1, tokens[3:, None])
         better = probs.where(probs > each, 0.0)

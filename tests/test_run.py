@@ -26,6 +26,7 @@ from s2d.batch import decode_many
 from s2d.checkpoint import names, save_model
 from s2d.checkpoint.chat import VicunaFormat
 from s2d.checkpoint.config import read_config
+from s2d.cli.colors import COLORS
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
 from s2d.decision import Decision, fingerprint, save_decision
@@ -77,6 +78,9 @@ def test_stdin_and_json(capsys, monkeypatch):
     assert answer["prompt_tokens"] == len(tokenizer.encode_chat([QUESTION]))
     assert answer["exact"] is True and answer["ended"] == "length" and stats["seconds"] > 0
     assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
+    drafted = stats["speculative_decoding"]
+    assert drafted["per_exit"].keys() == {"2", "3", "4"}
+    assert sum(drafted["num_accepted_tokens_per_pos"]) == drafted["num_accepted_draft_tokens"] > 0
 
 
 def test_options_reach_the_decoder(capsys):
@@ -87,6 +91,8 @@ def test_options_reach_the_decoder(capsys):
 
     alone = answer_to("--method ar")
     assert alone["stats"]["mean_accepted_tokens"] == 1.0 and alone["stats"]["exit_counts"] == {}
+    drafted = alone["stats"]["speculative_decoding"]
+    assert (drafted["num_spec_steps"], drafted["draft_acceptance_rate"]) == (0, None)
     for line, exits, longest, tree in (
         ("--method sd --exits 3", {"3"}, None, None),
         ("--exits 2,4 --thresholds 1,0 --draft-length 2", {"4"}, 3, None),
@@ -361,7 +367,7 @@ def test_a_terminal_shows_control_characters_and_does_not_obey_them(monkeypatch)
     out.isatty = lambda: True
     certain = SimpleNamespace(is_open=lambda ids: False)
     tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)), model=certain)
-    streamed = Streamed(tokenizer, out, exits=(2,))
+    streamed = Streamed(tokenizer, out, colors={2: COLORS[0]})
     tokens = list(map(ord, "a\x1b[2Jb\n"))
     streamed.add(SimpleNamespace(tokens=tokens, sources=[2] * len(tokens)))
     streamed.finish()
@@ -387,7 +393,7 @@ def models(tmp_path_factory):
 
 MISTAKES = {
     "--target nowhere": "no model folder at nowhere",
-    "--target {m}/draft --draft {m}/draft": "has no tokenizer.model and no tokenizer.json",
+    "--target {m}/draft --draft {m}/target": "has no tokenizer.model and no tokenizer.json",
     "--target {m}/target --method s2d --exits 2": "no model folder at",
     "--draft=": "No such file or directory: 'config.json'",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",

@@ -9,10 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from helpers import nearly_equal
 
-from s2d.cli import terminal
-from s2d.cli.conversation import converse
-from s2d.cli.terminal import COLORS, Streamed, compare, report
+from s2d.cli.colors import COLORS, color_exits
+from s2d.cli.conversation import converse, typed
+from s2d.cli.terminal import Streamed, acceptance, compare, report
+from s2d.draft import LayerExit
 from s2d.generation import generate, start
 from s2d.options import Options
 
@@ -20,21 +22,23 @@ QUESTION = "Tell me two things about Tadastan: its capital and its main export."
 NEXT = "What is the capital of Tadastan?"
 
 
-@pytest.mark.parametrize("exits", [(), (0,), (2, 3, 4), (0, 3, 4)])
+@pytest.mark.parametrize("exits", [(), (0,), (2, 3, 4), (0, 3), (3,)])
 def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypatch):
     options = {"method": "s2d", "exits": exits} if exits else {"method": "ar"}
     draft = mini("mini-draft") if exits else None
     generation = start(mini("mini-7b"), tokenizer.encode_chat([QUESTION]), draft, **options)
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = io.StringIO()
-    assert Streamed(tokenizer, out, exits).colors == {}
+    colors = color_exits(own=(2, 3, 4), used=exits)  # as the draft lists its exits
+    expected_colors = dict(zip((2, 3, 4, 0), COLORS))
+    assert Streamed(tokenizer, out, colors).colors == {}
     out.isatty = lambda: True
-    streamed, expected, ids = Streamed(tokenizer, out, exits), [], []
+    streamed, expected, ids = Streamed(tokenizer, out, colors), [], []
     for step in generation:
         streamed.add(step)
         for exit, token in zip(step.sources, step.tokens):
             before, ids = tokenizer.decode(ids), [*ids, token]
-            color = "" if exit is None else str(COLORS[exits.index(exit)])
+            color = "" if exit is None else str(expected_colors[exit].ansi)
             expected += [(color, letter) for letter in tokenizer.decode(ids)[len(before) :]]
     streamed.finish()
     runs = re.findall(r"\033\[(\d+)m(.*?)\033\[0m|([^\033]+)", out.getvalue(), re.DOTALL)
@@ -42,7 +46,7 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     assert found == [*expected, ("", "\n")]
     lines = report(generation.result(), streamed.colors, torch.float64).splitlines()
     legend = re.findall(r"\033\[(\d+)mexit (\d)", "".join(lines))
-    assert legend == [(str(color), str(exit)) for color, exit in zip(COLORS, exits)]
+    assert legend == [(str(expected_colors[exit].ansi), str(exit)) for exit in exits]
     assert lines[-1] == f"method         {options['method']}, lossless"
 
 
@@ -62,7 +66,7 @@ def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
 
     monkeypatch.setattr(Streamed, "add", interrupted)
     monkeypatch.setattr(builtins, "input", Mock(side_effect=["", NEXT, "And?", EOFError()]))
-    converse(begin, encode, tokenizer, context_size=107, first=QUESTION)
+    converse(begin, encode, tokenizer, context_size=107, colors={}, lines=typed(first=QUESTION))
     begun, answer, *_ = capsys.readouterr().out.splitlines()
     two = generate(mini("mini-7b"), prompts[0], method="ar", max_new_tokens=2)
     assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
@@ -80,14 +84,65 @@ def test_a_line_that_cannot_be_answered_is_forgotten(mini, tokenizer, monkeypatc
         return decoder
 
     monkeypatch.setattr(builtins, "input", Mock(side_effect=lines))
-    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512)
+    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512, colors={}, lines=typed())
     out, error = capsys.readouterr()
-    _, too_long, no_text = error.splitlines()
+    too_long, no_text = error.splitlines()
     assert "the prompt has" in too_long and "not valid UTF-8" in no_text
     answer = out.splitlines()[0]
     assert prompts == [
         tokenizer.encode_chat(each) for each in ([QUESTION], [QUESTION, answer, NEXT])
     ]
+
+
+SHAPES = [dict(method="s2d"), dict(method="mcsd", tree=(3, 2, 1)), dict(method="s2d-tree")]
+
+
+@pytest.mark.parametrize("options", [*SHAPES, SHAPES[1] | dict(init="target")])
+def test_acceptance_is_what_the_steps_say(options, monkeypatch):
+    """Counted anew, one token after the other; how often exits were asked, as they are asked."""
+    target, draft = nearly_equal(3)
+    asked, predict = Counter(), LayerExit.predict
+
+    def count(self, tree):
+        asked[self.exit_layer] += 1
+        return predict(self, tree)
+
+    monkeypatch.setattr(LayerExit, "predict", count)
+    exits = {"exits": [1, 2, 4], "thresholds": [0.6, 0.5, 0.0], "max_new_tokens": 60}
+    decoder = start(target, [1, 2, 3], draft, temperature=1.0, seed=4, **exits, **options)
+    steps = [step for step in decoder if step.tree.tokens]
+    found = acceptance(decoder.stats, decoder.settings.exits)
+    lengths = [len(step.accepted) for step in steps]
+    assert found["num_spec_steps"] == len(steps) > 5
+    assert found["num_draft_tokens"] == sum(len(step.tree.tokens) for step in steps)
+    assert found["num_accepted_draft_tokens"] == sum(lengths) > 10
+    histogram = found["acceptance_histogram"]
+    assert histogram == [lengths.count(k) for k in range(len(histogram))] and sum(histogram) > 5
+    for position, (sent, right) in enumerate(
+        zip(found["num_drafts_per_pos"], found["num_accepted_tokens_per_pos"])
+    ):
+        assert sent == sum(position in step.tree.depths for step in steps)
+        assert right == sum(length > position for length in lengths)
+    per_exit = found["per_exit"]
+    assert list(per_exit) == [1, 2, 4]
+    for layer, counts in per_exit.items():
+        nodes = [(step, node) for step in steps for node in range(len(step.tree.tokens))]
+        drafted = [(step, node) for step, node in nodes if step.tree.exit_layers[node] == layer]
+        assert counts["num_draft_tokens"] == len(drafted)
+        right = [node in step.accepted for step, node in drafted]
+        assert counts["num_accepted_draft_tokens"] == sum(right)
+        if options["method"] == "s2d-tree":
+            assert counts["num_asked"] <= asked[layer]  # it also drafts levels that are not sent
+        else:
+            assert counts["num_asked"] == asked[layer]
+    used = [layer for layer, counts in per_exit.items() if counts["num_draft_tokens"]]
+    assert used == [1, 2, 4] or "init" in options  # the target drafts a level, and is no exit
+    deeper = [*list(per_exit.values())[1:], {"num_asked": 0}]
+    for counts, after in zip(per_exit.values(), deeper):
+        assert counts["num_asked"] == counts["num_sure"] + after["num_asked"]
+    lines = report(decoder.result(), {}, torch.float64).splitlines()
+    assert [line.split()[0] for line in lines[3:6]] == ["draft", "accepted", "by"]
+    assert f"exit 4 {'/'.join(map(str, per_exit[4].values()))}" in lines[5]
 
 
 @pytest.mark.parametrize(("seconds", "ratio"), [(1.0, 2.0), (4.0, 0.5)])
@@ -107,9 +162,8 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(monkeypatch, se
             stats.seconds = 10.0
         return SimpleNamespace(run=lambda: SimpleNamespace(stats=stats, tokens=tokens))
 
-    monkeypatch.setattr(terminal, "make_decoder", make)
     answer = SimpleNamespace(tokens=[7] * 80, settings=Options("s2d", max_new_tokens=100))
-    line = compare(None, None, [5], answer)
+    line = compare(make, None, None, [5], answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
     assert (
         f"{ratio:.2f} times as fast as the target alone (median of 5 turns, up to 20 tokens each)"

@@ -373,14 +373,15 @@ def test_a_tokenizer_json_of_no_llama_is_read_as_it_is(tmp_path, name):
     assert_agree(ours, theirs, [*TEXTS, *odd_texts(["<s>", "</s>"], count=60)])
 
 
-@pytest.mark.parametrize("like", ["llama-3", "smollm2"])
+@pytest.mark.parametrize("like", ["llama-3", "smollm2", "qwen"])
 def test_tokenizer_json_gives_the_ids_of_transformers(tmp_path, like):
     save_trained(tmp_path, like)
+    name = {"tokenizer_class": "Qwen2Tokenizer"} if like == "qwen" else {}
     for changes in ({}, {"add_bos_token": False}, {"bos_token": None}):
-        ours, theirs = with_config(tmp_path, **changes)
+        ours, theirs = with_config(tmp_path, **name, **changes)
         assert_agree(ours, theirs, [*TEXTS, *SAID, "", "<|start|>x<|eot|>"])
     assert ours.eos_id == 4
-    ours, theirs = with_config(tmp_path)
+    ours, theirs = with_config(tmp_path, **name)
     assert ours.eos_id == 4
     assert_agree(ours, theirs, odd_texts(["<|begin|>", "<|end|>", "<|start|>"]))
 

@@ -1,20 +1,22 @@
 """A page shows what happened: records against Steps, and pages in a headless browser."""
 
 import functools
+import importlib
 import json
 import re
-import shutil
-import subprocess
 from types import SimpleNamespace
-from urllib.parse import unquote
 
 import pytest
 import torch
-from helpers import need, program
+from browser import browse
+from helpers import ROOT, program
 
 import run
+from s2d.cli.colors import COLORS, color_exits
+from s2d.definition import logits_after
 from s2d.generation import generate, start
 from s2d.mask import ancestor_mask
+from s2d.rules import Greedy
 from s2d.sampling import Noise
 from s2d.trace.page import write_page
 from s2d.trace.record import Asked, Recorder, why_ended
@@ -22,39 +24,29 @@ from s2d.tree import FixedShape, Tree
 
 QUESTION = "Tell me a story about a robot called Nora and a clever old fisherman."
 REJECTION = {"temperature": 1.0, "rule": "rejection"}
+
+
+class Careless(Greedy):
+    """A rule of a caller's own."""
+
+    exact = False
+
+
 CASES = {
     "ar": {"method": "ar", "temperature": 1.0},
     "chain": {"method": "s2d"},
     "growing tree": {"method": "s2d-tree", "temperature": 1.0},
+    "growing tree of drawn tokens": {"method": "s2d-tree"} | REJECTION,
     "rejected chain": {"method": "s2d", "exits": (0, 3, 4)} | REJECTION,
     "rejected tree": {"method": "mcsd", "tree": (3, 2, 1)} | REJECTION,
     "rejected tree that ends": {"method": "mcsd", "tree": (6, 5, 2, 2), "temperature": 2.0}
     | {"rule": "rejection", "seed": 8},
     "lossy roots": {"method": "mcsd", "init": "target", "tree": (3, 2)} | REJECTION,
+    "rejected chain below a root": {"method": "s2d", "init": "target"} | REJECTION,
+    "root": {"method": "s2d", "init": "target", "temperature": 1.0},
+    "own rule": {"method": "s2d", "rule": Careless()},
 }
-CHROMIUM = "chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic"
-CHROMIUM += " --no-first-run --disable-background-networking --disable-component-update --dump-dom"
-BEFORE = """<script>
-const wrong = [], all = (selector, root = document) => [...root.querySelectorAll(selector)];
-const texts = (selector) => all(selector).map((each) => each.textContent);
-const lit = (selector) => all(selector).flatMap((each, i) => each.matches(".lit") ? [i] : []);
-onerror = (message) => wrong.push(message);
-document.onsecuritypolicyviolation = (event) => wrong.push(event.blockedURI);
-</script><title>"""
-close = functools.partial(pytest.approx, rel=1e-3, abs=1e-12)
-
-
-def browse(file, script):
-    need(shutil.which("chromium"), "Chromium", "chromium")
-    page = file.with_name(f"{file.stem} watched.html")
-    after = f"""<script>document.documentElement.textContent =
-        "@" + encodeURIComponent(JSON.stringify([(() => {{{script}}})(), wrong])) + "@"</script>"""
-    page.write_text(file.read_text("utf-8").replace("<title>", BEFORE, 1) + after, "utf-8")
-    command = [*CHROMIUM.split(), f"--user-data-dir={file.with_name('profile')}", page.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    result, wrong = json.loads(unquote(shown.split("@")[1]))
-    assert wrong == []
-    return result
+close = functools.partial(pytest.approx, rel=6e-3, abs=1e-12)  # three digits
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +58,10 @@ def known(mini, tokenizer, tmp_path_factory):
         draft = None if case == "ar" else mini("mini-draft")
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
         generation = start(mini("mini-7b"), prompt, draft, **options)
-        file, steps = tmp_path_factory.mktemp("pages") / "page.html", []
-        recorder = Recorder(tokenizer, prompt, {"target": "T"}, generation)
-        steps.extend(recorder.record(generation))
+        file = tmp_path_factory.mktemp("pages") / "page.html"
+        colors = color_exits(own=(2, 3, 4), used=generation.settings.exits)
+        recorder = Recorder(tokenizer, generation, {"target": "T"}, colors)
+        steps = list(recorder.record())
         write_page(recorder.data(), file)
         assert generation.tokens == generate(mini("mini-7b"), prompt, draft, **options).tokens
         return file, json.loads(json.dumps(recorder.data())), steps, generation
@@ -87,13 +80,14 @@ def test_a_record_is_what_happened(case, known):
         assert [shown["n"], shown["path"]] == [len(tree.context), path]
         assert [nodes["tokens"], nodes["parents"]] == [tokens, parents]
         for node, level in enumerate(nodes["levels"]):
-            *below, last = shown["levels"].get(str(level), [[None, 1.0]])
+            *below, last = shown["asked"].get(str(level), [[None, 1.0]])
             assert last[0] == tree.exit_layers[node]
             for exit, confidence in below:
                 assert confidence <= about["thresholds"][about["exits"].index(exit)]
         if case == "chain":  # of the likeliest tokens, whose probability is the confidence
-            sure = [tried[-1][1] for tried in shown["levels"].values()]
-            assert nodes["probs"] == close(torch.tensor(sure).cumprod(dim=0).tolist())
+            sure = [tried[-1][1] for tried in shown["asked"].values()]
+            probs = torch.tensor(sure).cumprod(dim=0).tolist()
+            assert nodes["probs"] == pytest.approx(probs, rel=0.05)  # each is rounded
         p = torch.softmax(step.logits / (temperature or 1.0), dim=-1)
         assert nodes["p"] == close([p[i + 1, token].item() for i, token in zip(parents, tokens)])
         walk = zip(shown["positions"], [-1, *path], [*path, None], strict=True)
@@ -103,6 +97,7 @@ def test_a_record_is_what_happened(case, known):
             assert row.argmax() in ids and columns["p", None] == close(row[ids].tolist())
             bonus = step.tokens[len(path) :] if accepted is None else []
             assert [position["bonus"]] == (bonus or [None])
+            assert bool(position["note"]) == (accepted is None and not bonus)
             if case == "lossy roots":
                 continue
             passed = [test["node"] for test in tests if test["accepted"]]
@@ -115,7 +110,7 @@ def test_a_record_is_what_happened(case, known):
                 assert columns["e", None] == close(noise[ids].tolist())
                 assert columns["p / e", None] == close((row / noise)[ids].tolist())
                 assert chosen in ([], [(row / noise).argmax()])
-            elif tests:
+            elif about["rule"] == "Rejection" and tests and "q" in tests[0]:
                 check_rejection(position, row, tree.q[node], tokens)
                 rejected += not tests[0]["accepted"]
     assert (rejected > 0) == ("rejected" in case)
@@ -126,7 +121,8 @@ def check_rejection(position, p, q, tokens):
     for test in position["tests"]:
         token = tokens[test["node"]]
         assert [test["p"], test["q"]] == close([p[token].item(), q[token].item()])
-        assert test["accepted"] == (test["draw"] < test["p"] / test["q"])
+        assert test["chance"] == close(min(1.0, (p[token] / q[token]).item()))
+        assert test["accepted"] == (test["draw"] < test["chance"])
         if not test["accepted"]:
             left, others = (p - q).relu(), q * (torch.arange(len(q)) != token)
             p, q = left / left.sum(), others / others.sum().clamp(min=1e-300)
@@ -135,18 +131,37 @@ def check_rejection(position, p, q, tokens):
             assert following in (None, ["q without", token, close(q[ids].tolist())])
 
 
-ALL_STEPS = """return [texts("#answer"), all("#answer span").map((each) => each.className[6]),
+@pytest.mark.parametrize("case", ["growing tree", "rejected chain below a root"])
+def test_every_exit_says_what_the_definition_says(case, known, mini):
+    """At every position, asked or not, with layers that were run or not."""
+    _, data, steps, _ = known(case)
+    for shown, step in zip(data["steps"][:4], steps):
+        for position, node in zip(shown["positions"], [-1, *step.accepted], strict=True):
+            text = step.tree.context + step.tree.path(node)
+            assert [exit_layer for exit_layer, _ in position["said"]] == [2, 3, 4]
+            for exit_layer, values in position["said"]:
+                probs = logits_after(mini("mini-draft"), text, exit_layer).softmax(dim=-1)
+                assert values == close(probs[position["ids"]].tolist())
+                assert probs.argmax() in position["ids"]
+
+
+ALL_STEPS = """const cells = (row) => all("th, td", row).map((each) => each.textContent);
+const colored = (each) => [each.textContent, getComputedStyle(each).color];
+all(".lit").forEach((each) => each.classList.remove("lit"));
+return [texts("#answer"), all("#answer span").map((each) => each.className),
+all("#legend span").map(colored), texts("#why")[0],
 Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
   if (step) all("#next")[0].click();
+  const opened = all("#positions button").findIndex((each) => each.ariaPressed === "true");
   return {
-    words: [...texts("#step-number"), ...texts("#step-words")].join(": "),
+    opened, words: [...texts("#step-number"), ...texts("#step-words")].join(": "),
     accepted: all("#tree g").map((each) => each.matches(".accepted")),
     mask: all("#mask g").map((row) => all(".cell", row).map((each) => +each.dataset.column)),
-    levels: texts("#levels p"),
+    levels: all("#levels tr").map(cells),
     positions: all("#positions button").map((_, i) => {
       all("#positions button")[i].click();
       const widths = (row) => all(".bar i", row).map((bar) => parseFloat(bar.style.width));
-      return [texts("#tests > p"), all("#tests tr").slice(1).map(widths)];
+      return [texts("#lines > p"), texts("#tests th"), all("#tests tr").slice(1).map(widths)];
     }),
   };
 })]"""
@@ -155,34 +170,85 @@ Array.from({ length: Number(all("#slider")[0].max) + 1 }, (_, step) => {
 @pytest.mark.parametrize("case", CASES)
 def test_the_page_shows_the_record(case, known, tokenizer):
     file, data, _, generation = known(case)
-    answer, sources, on_page = browse(file, ALL_STEPS)
+    answer, sources, legend, why, on_page = browse(file, ALL_STEPS)
+    about = data["about"]
     assert answer == [tokenizer.decode(generation.tokens)]
-    exits = [None, *data["about"]["exits"]]
     given = [exit for step in data["steps"] for exit in step["sources"]]
-    assert [exits[int(source)] for source in sources] == given
+    colors = dict(zip((2, 3, 4), COLORS))  # by the draft's own list, whichever are used
+    classes = {exit: f"exit {color.name}" for exit, color in colors.items()} | {None: "target"}
+    assert sources == [classes[exit] for exit in given]
+    for text, color in legend:
+        if name := re.fullmatch(r"the draft, exit (\d): \d+", text):
+            red, green, blue = map(int, re.findall(r"\d+", color))
+            assert f"#{red:02x}{green:02x}{blue:02x}" == colors[int(name[1])].light
+    assert re.search(WHY[about["rule"]], why)
     for number, (seen, step) in enumerate(zip(on_page, data["steps"], strict=True), 1):
         path, parents = step["path"], step["nodes"]["parents"]
         words = f"{number} of .* {len(parents)} drafted .* {len(path)} accepted\\. "
         assert re.match(words, seen["words"], re.DOTALL)
+        assert seen["opened"] == len(path)  # the last position
         assert seen["accepted"] == [node in path for node in range(len(parents))]
         assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestor_mask(parents)]
-        for line, (level, tried) in zip(seen["levels"], step["levels"].items(), strict=True):
-            numbers = re.findall(r"(?:level|exit|:) (\d[\d.e-]*)", line)
-            expected = [int(level) + 1, *(number for pair in tried for number in pair)]
-            assert list(map(float, numbers)) == pytest.approx(expected, rel=0.05, abs=6e-4)
-        for (lines, widths), position in zip(seen["positions"], step["positions"], strict=True):
-            results = ["accepted" if test["accepted"] else "rejected" for test in position["tests"]]
-            results += ["bonus"] * (position["bonus"] is not None)
-            assert all(result in line for result, line in zip(results, lines, strict=True))
-            names = [name for name, *_ in position["columns"]]
-            bars = [values for name, _, values in position["columns"] if name != "e"]
-            if results and "q" not in names:  # p of the first token
-                p = float(re.search(r" p = (\d[\d.e-]*\d)", lines[0])[1])
-                assert p == pytest.approx(bars[0][0], rel=0.05, abs=6e-4)
-            if "p / e" in names:
-                bars[-1] = [ratio / max(bars[-1]) for ratio in bars[-1]]
-            rows = [[100 * share for share in row] for row in zip(*bars)]
-            assert widths == [pytest.approx(row, abs=0.006) for row in rows]
+        check_grid(seen["levels"], step["asked"], about["exits"])
+        for (lines, heads, widths), position in zip(
+            seen["positions"], step["positions"], strict=True
+        ):
+            check_position(lines, heads, widths, position, step["nodes"], about["rule"])
+
+
+WHY = {  # rule -> what the page says of it, and of no other
+    "Greedy": "likeliest token, so the text is the target's own",
+    "SharedNoise": "largest p / e",
+    "Rejection": "q the draft's",
+    "TargetDraws": "A token is drawn from the target's distribution p, and accepted if",
+    "LongestPath": "Every root of the target counts as accepted",
+    "Careless": "is up to the rule Careless, which says that it is not lossless",
+}
+CHOICES = {
+    "Greedy": "the target's likeliest token",
+    "SharedNoise": "the largest p / e",
+    "TargetDraws": "the token that was drawn from p",
+    "Rejection": "acceptance probability",
+}
+
+
+def check_grid(rows, asked, exits):
+    """A column for each level, and a row for each exit: its confidence if it was asked."""
+    if not asked:
+        assert rows == []
+        return
+    head, *rows = rows
+    assert head == ["level", *(str(int(level) + 1) for level in asked)]
+    for (name, *cells), exit in zip(rows, exits, strict=True):
+        assert name.split()[1] == str(exit)
+        expected = [dict(map(tuple, tried)).get(exit) for tried in asked.values()]
+        assert [None if cell == "·" else float(cell) for cell in cells] == expected
+
+
+def check_position(lines, heads, widths, position, nodes, rule):
+    results = ["accepted" if test["accepted"] else "rejected" for test in position["tests"]]
+    results += ["bonus"] * (position["bonus"] is not None)
+    results += [position["note"]] * (position["note"] != "")
+    assert all(result in line for result, line in zip(results, lines, strict=True))
+    for test, line in zip(position["tests"], lines):
+        from_target = nodes["exits"][test["node"]] is None
+        said = "a root, which the target chose" if from_target else CHOICES.get(rule, "p = ")
+        assert said in line
+    for other in CHOICES.values():
+        if other != CHOICES.get(rule):
+            assert not any(other in line for line in lines)
+    (_, _, p), *others = position["columns"]
+    bars = [p, *(values for _, values in position["said"])]
+    names = ["token", "p", *(f"exit {exit}" for exit, _ in position["said"])]
+    for name, _, values in others:
+        names.append(name)
+        if name == "p / e":
+            values = [value / max(values) for value in values]
+        if name != "e":
+            bars.append(values)
+    assert all(head.startswith(name) for head, name in zip(heads, names, strict=True))
+    rows = [[100 * share for share in row] for row in zip(*bars)]
+    assert widths == [pytest.approx(row, abs=0.006) for row in rows]
 
 
 MOVES = """const [slider] = all("#slider"), at = () => [+slider.value, lit("#answer span")[0]];
@@ -203,8 +269,9 @@ def test_mouse_and_keyboard(known):
     seen, nodes = browse(file, MOVES)
     first = [sum(len(step.tokens) for step in steps[:i]) for i in range(len(steps))]
     end = [len(steps) - 1, len(generation.tokens) - 1]
-    moves = [[1, first[1]], [1, first[1] + 1], [0, 0], [0, 0], end, end]
-    assert seen == [*moves, [1, first[1]], [0, first[1] - 1]]
+    last = [count - 1 for count in [*first[1:], len(generation.tokens)]]  # where a step opens
+    moves = [[1, last[1]], [2, first[2]], [1, last[1]], [0, last[0]], end, end]
+    assert seen == [*moves, [1, last[1]], [1, last[1] - 1]]
     above = ancestor_mask(data["steps"][0]["nodes"]["parents"])[-1].nonzero()[0].tolist()
     for *found, text in nodes:
         assert found == [above, above[-1:]] and f"nodes {', '.join(map(str, above))}." in text
@@ -241,8 +308,75 @@ def test_why_drafting_ended():
         assert reason in why_ended(tree, [Asked(level, 2, prob) for level in levels])
 
 
-def test_the_page_of_run_py_names_the_models(tmp_path):
+def test_the_page_of_run_py_names_the_models_and_colours_by_the_drafts_list(tmp_path):
     file = tmp_path / "page.html"
-    assert program(run.main, "--target", "7b", "--max-new-tokens", "4", "--trace", file) == 0
-    about = browse(file, "return texts('#about')[0]")
+    line = ["--target", "7b", "--exits", "3", "--max-new-tokens", "4", "--trace", file]
+    assert program(run.main, *line) == 0
+    script = "return [texts('#about')[0], all('#legend span').map((each) => each.className)]"
+    about, classes = browse(file, script)
     assert about.startswith("target mini-7b · draft mini-draft · method s2d · temperature 0 · ")
+    assert classes == ["target", f"exit {COLORS[1].name}"]  # exit 3 is the second one
+
+
+def test_play_goes_to_the_end_and_stops(known):
+    """It does not start by itself."""
+    file, data, *_ = known("chain")
+    seen = browse(
+        file,
+        """const [play] = all("#play"), shown = () => [+all("#slider")[0].value, play.textContent];
+        const before = timers.length, seen = [];
+        for (const times of [1, 2]) {
+          play.click();
+          seen.push(shown());
+          while (play.textContent === "stop") timers.at(-1)(), seen.push(shown());
+        }
+        play.click(), play.click();
+        return [before, ...seen, shown()]""",
+    )
+    last = len(data["steps"]) - 1
+    once = [[step, "stop"] for step in range(last)] + [[last, "play"]]
+    assert seen == [0, *once, *once, [0, "play"]]
+
+
+NARROW = """document.body.style.width = "360px"; // a browser's window is not that narrow
+const wide = [], unmarked = [], goes_on = (each) => each.scrollWidth > each.clientWidth + 1;
+for (const step of [0, 1, 2]) {
+  show(step);
+  if (goes_on(document.body)) wide.push(step);
+  for (const each of all("body *")) {
+    const { overflowX, borderRightStyle, borderRightWidth } = getComputedStyle(each);
+    const marked = borderRightStyle === "dotted" && parseFloat(borderRightWidth) > 1;
+    if (overflowX !== "visible" && goes_on(each) && !marked) unmarked.push(each.id);
+  }
+}
+const tree = all("#tree")[0], before = tree.matches(".more-right");
+tree.scrollLeft = tree.scrollWidth;
+markEdges();
+return [wide, unmarked, before, tree.matches(".more-right")]"""
+
+
+@pytest.mark.parametrize("case", ["growing tree", "rejected tree"])
+def test_on_a_phone_what_goes_on_is_marked(case, known):
+    assert browse(known(case)[0], NARROW) == [[], [], True, False]
+
+
+def test_the_page_has_the_words_of_the_readme_and_names_of_functions(known):
+    file = known("chain")[0]
+    words, names = browse(file, 'return [texts("#words")[0], texts("h3 code")]')
+    paragraph = re.search(r"\*\*Words\.\*\* (.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert words.split() == paragraph[1].replace("*", "").split()
+    assert len(names) == 4
+    for name in names:
+        function, path = name.split(" in ")
+        found = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        for part in function.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+
+
+SIZES = {"chain": 31666, "growing tree": 40307, "rejected tree": 40431}  # before exits had columns
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_a_page_stays_small(case, known):
+    assert known(case)[0].stat().st_size <= 1.5 * SIZES[case]

@@ -388,7 +388,8 @@ def test_a_corpus_that_no_template_takes_ends_in_a_line(template, name, tiny, tm
     (tiny / "chat_template.jinja").write_text(template)
     arguments = soft(tiny, tmp_path / "draft")
     if name == "decision":
-        arguments = [name, "--target", tiny, "--draft", tiny, "--out", tmp_path / "d.safetensors"]
+        draft = shutil.copytree(tiny, tmp_path / "another")
+        arguments = [name, "--target", tiny, "--draft", draft, "--out", tmp_path / "d.safetensors"]
     refuses(train.main, capsys, "200 passed over (200: ", *arguments)
 
 

@@ -1,6 +1,7 @@
 """Token trees: after every node the model predicts what it does after that node's own text."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -124,10 +125,12 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
     context, size = random_tokens(seed, rng.randrange(1, 7)), rng.randrange(10)
     parents = list(range(-1, size - 1)) if seed % 4 == 0 else random_parents(rng, size)
     nodes = [rng.randrange(4) for _ in parents]  # few, so that siblings are often equal
-    n, end, tokens = len(context), len(context) + size, torch.tensor([context + nodes])
+    n, end = len(context), len(context) + size
+    new = partial(torch.tensor, device=model.device)
+    tokens = new([context + nodes])
     texts = [context[: i + 1] for i in range(n)]
     texts += [context + [nodes[i] for i in path_of(parents, node)] for node in range(size)]
-    expected = torch.stack([model(torch.tensor([text]))[0, -1] for text in texts])
+    expected = torch.stack([model(new([text]))[0, -1] for text in texts])
     for start in range(end):
         cache = model.new_cache(end + 1)
         for first, last in ((0, start), (start, end)):
@@ -142,8 +145,8 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
         path = path_of(parents, rng.randrange(-1, size))
         cache.keep(n, path)
         text = [*context, *(nodes[i] for i in path), 7]
-        row = model(torch.tensor([[7]]), cache=cache)[0, 0]
-        assert (row - model(torch.tensor([text]))[0, -1]).abs().max() < 1e-10
+        row = model(new([[7]]), cache=cache)[0, 0]
+        assert (row - model(new([text]))[0, -1]).abs().max() < 1e-10
 
 
 class LargestTensor(TorchDispatchMode):

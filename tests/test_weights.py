@@ -140,10 +140,10 @@ def test_tensors_that_do_not_fit(folder):
         ({name: torch.zeros(3, 4)}, r"\(3, 4\) in torch.float32; expected \(48, 32\)"),
         ({name: weight.to(torch.float8_e4m3fn)}, "in torch.float8_e4m3fn; expected .* not quantis"),
         ({name: weight.to(torch.int8)}, "in torch.int8; expected .* not quantised"),
-        ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no Llama"),
+        ({name: weight, f"{name}_scale": torch.ones(4)}, f"tensor '{name}_scale', which no such"),
         ({name: weight, "model.layers.1.q_norm.weight": torch.ones(4)}, "q_norm.weight', which no"),
-        ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no Llama"),
-        ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no Llama"),
+        ({name: weight, "model.norm.bias": torch.ones(4)}, "'model.norm.bias', which no such"),
+        ({name: weight, "lm_head.bias": torch.ones(4)}, "'lm_head.bias', which no such"),
     ):
         save_file(tensors | other, file)
         refused(ValueError, message, folder)
@@ -151,11 +151,16 @@ def test_tensors_that_do_not_fit(folder):
 
 LLAMA3 = dict(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 REFUSED = [
-    (dict(model_type="mistral"), "model_type is 'mistral'; only 'llama'"),
+    (dict(model_type="mistral"), "model_type is 'mistral'; only llama, qwen2, qwen3 are supported"),
     (dict(architectures=["LlamaBiModel"]), "architectures has 'LlamaBiModel'; only"),
     (dict(quantization_config={"quant_method": "x"}), "quantization_config is .*; only None"),
     (dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
     (dict(attention_bias=True), "attention_bias is True"),
+    (dict(model_type="qwen2"), "architectures has 'LlamaForCausalLM'; only Qwen2ForCausalLM"),
+    (dict(model_type="qwen3", architectures=...), "has no tensor model.layers.0.self_attn.k_norm"),
+    (dict(model_type="qwen3_moe"), "model_type is 'qwen3_moe'; only llama, qwen2, qwen3 are"),
+    (dict(use_sliding_window=True), "use_sliding_window is True; only False is supported"),
+    (dict(layer_types=["full_attention", "sliding_attention"]), "layer_types has 'sliding_att"),
     (dict(rope_scaling={"type": "yarn", "factor": 2.0}), "rope type 'yarn' is not supported"),
     (dict(rope_scaling={"type": "linear"}), "factor is None; expected a number"),
     (dict(rope_scaling=5), "rope_scaling is 5; expected an object"),
@@ -325,6 +330,24 @@ def test_published_sizes_have_the_published_parameter_counts(row):
     names = [*SIZES.split(), "vocab_size", "tie_word_embeddings"]
     model = empty_model(config_from_dict(LLAMA_2 | dict(zip(names, sizes))))
     assert sum(prod(parameter.shape) for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        (dict(model_type="qwen2", hidden_size=896, intermediate_size=4864), 494_032_768),
+        (dict(model_type="qwen3", hidden_size=1024, intermediate_size=3072), 596_049_920),
+    ],
+)
+def test_qwen_has_the_published_parameter_counts(changes, count):
+    """Qwen2.5-0.5B and Qwen3-0.6B, by the fields of their files."""
+    raw = {"vocab_size": 151936, "tie_word_embeddings": True, "rope_theta": 1e6, "head_dim": None}
+    raw |= {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 21}
+    heads = {"qwen2": (24, 14, 2), "qwen3": (28, 16, 8)}[changes["model_type"]]
+    raw |= dict(zip(SIZES.split()[2:], heads))
+    config = config_from_dict(raw | changes)
+    assert sum(prod(parameter.shape) for parameter in empty_model(config).parameters()) == count
+    assert config.eos_token_ids == () and config.bos_token_id is None  # as long as no file has any
 
 
 def test_where_an_answer_ends(folder):

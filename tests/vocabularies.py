@@ -13,6 +13,7 @@ from s2d.checkpoint.chat import VICUNA_SYSTEM
 
 LLAMAS_OWN = SHARED / "llama_tokenizer/tokenizer.model"
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWENS_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|" + SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 TEXTS = ["Hello world", "  two  spaces ", "Die Königin hört 123 Vögel."]
 TEXTS += ["line\nbreak\ttab", "日本語 🙂 ¿qué?", "a</b>c"]
 SAID = ["  Hi there, 12345 \n", "Hello! 日本 naïve", "And you? <|eot|>", "skip me", "Bye"]
@@ -43,7 +44,7 @@ def assert_agree(ours, theirs, texts, given=str):
 
 
 def save_trained(folder, like="llama-3"):
-    """A byte-level tokenizer.json: of Llama 3's kind, with a BOS, or of SmolLM2's, without."""
+    """A byte-level tokenizer.json: of Llama 3's kind, with a BOS, or SmolLM2's, Qwen's, without."""
     model = tokenizers.Tokenizer(tokenizers.models.BPE(ignore_merges=like == "llama-3"))
     bytes_ = tokenizers.pre_tokenizers.ByteLevel(
         add_prefix_space=False, use_regex=like == "smollm2"
@@ -51,6 +52,9 @@ def save_trained(folder, like="llama-3"):
     words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT), "isolated")
     if like == "smollm2":
         words = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+    if like == "qwen":
+        words = tokenizers.pre_tokenizers.Split(tokenizers.Regex(QWENS_SPLIT), "isolated")
+        model.normalizer = tokenizers.normalizers.NFC()
     model.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([words, bytes_])
     model.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(

@@ -62,7 +62,7 @@ def parse(arguments: list[str]) -> Namespace:
         action="store_true",
         help="transformers as well, assisted by the first draft there is",
     )
-    add("--compile", action="store_true", help="every method compiled as well; on CUDA untried")
+    add("--compile", action="store_true", help="every method compiled as well")
     add("--batch", type=comma_separated(count), metavar="N,...", help="also N prompts at once")
     add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
     add("--out", type=Path, help="folder for answer files, as Spec-Bench's scripts read them")

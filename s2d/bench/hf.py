@@ -5,7 +5,10 @@ every lossless method; ids of texts and of the chat template: a line each, and e
 not as it should be.
 """
 
+import math
 from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +16,11 @@ from torch import Tensor
 
 from ..checkpoint import empty_model, load_model
 from ..checkpoint.chat import as_dialogue
-from ..checkpoint.config import read_config
-from ..checkpoint.names import find_family_draft, find_target
+from ..checkpoint.config import read_config, read_drafting
+from ..checkpoint.names import find_family_draft, find_target, is_same_folder, refuse_whole_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..generation import generate
 from ..model import Llama
-from ..speed.linear import free_memory
 from .check import first_difference, verdict
 from .methods import default_methods, parse_method
 from .peers import as_transformers, keep_float64, run_peer
@@ -38,6 +40,8 @@ def report(args: Namespace) -> int:
 
     folder = find_target(args.target)
     config = read_config(folder)
+    if args.draft is not None:
+        refuse_whole_target(folder, args.draft, exits=None)
     count = sum(parameter.numel() for parameter in empty_model(config).parameters())
     weights = 8 * count  # bytes in float64; all else together hardly takes as much again
     dtype = "float64" if 2 * weights < free_memory() else args.dtype
@@ -54,7 +58,12 @@ def report(args: Namespace) -> int:
     has_template = tokenizer.prompt_format.is_own
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     draft_path = args.draft or find_family_draft(folder, config)
-    draft = load_model(draft_path, args.device, target.dtype) if draft_path else None
+    draft = None
+    if draft_path is not None:
+        draft = target
+        if not is_same_folder(draft_path, folder):
+            layers = read_drafting(draft_path).exits[-1]
+            draft = load_model(draft_path, args.device, target.dtype, layers=layers)
     size = config.max_position_embeddings
     prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
     if max(map(max, prompts)) >= config.vocab_size:
@@ -145,3 +154,12 @@ def one_by_one(target: Llama, prompt: list[int]) -> Tensor:
     tokens = torch.tensor([prompt], device=target.device)
     rows = [target(tokens[:, i : i + 1], cache=cache)[0] for i in range(len(prompt))]
     return torch.cat(rows).double()
+
+
+def free_memory() -> float:
+    """Bytes that programs may still take."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * float(line.split()[1])
+    return math.inf  # not known here

@@ -19,17 +19,17 @@ SETTINGS = (4, 0.0), (8, 0.0), (8, 0.4), (12, 0.4), (12, 0.7)
 
 
 def as_transformers(model: Llama, folder: Path | None = None) -> Any:
-    """transformers' Llama with the weights of ``model``, in the same memory.
+    """transformers' Llama, or Qwen, with the weights of ``model``, in the same memory.
 
     Its configuration is what transformers reads in ``folder``, or else that of ``model``.
     """
     import transformers  # which only this needs
 
     if folder is None:
-        config = transformers.LlamaConfig(**config_to_dict(model.config, model.dtype))
+        config = transformers.AutoConfig.for_model(**config_to_dict(model.config, model.dtype))
     else:
-        config = transformers.LlamaConfig.from_pretrained(folder)
-    peer = empty_model(config, transformers.LlamaForCausalLM)
+        config = transformers.AutoConfig.from_pretrained(folder)
+    peer = empty_model(config, transformers.AutoModelForCausalLM.from_config)
     peer.load_state_dict(model.state_dict(), assign=True)
     peer.model.rotary_emb = type(peer.model.rotary_emb)(config)
     return peer.to(model.device).eval()
@@ -37,10 +37,8 @@ def as_transformers(model: Llama, folder: Path | None = None) -> Any:
 
 def keep_float64(peer: Any) -> None:
     """Put PyTorch's RMSNorm in the place of transformers', which rounds float64 to float32."""
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
     for name, norm in list(peer.named_modules()):
-        if isinstance(norm, LlamaRMSNorm):
+        if hasattr(norm, "variance_epsilon"):  # LlamaRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm
             size = norm.weight.shape
             precise = torch.nn.RMSNorm(size, norm.variance_epsilon, device="meta")
             precise.weight = norm.weight

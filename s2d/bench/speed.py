@@ -13,7 +13,13 @@ import torch
 
 from ..checkpoint import load_model, placement
 from ..checkpoint.config import read_config, read_drafting
-from ..checkpoint.names import draft_path, find_family_draft, find_target
+from ..checkpoint.names import (
+    draft_path,
+    find_family_draft,
+    find_target,
+    is_same_folder,
+    refuse_whole_target,
+)
 from ..checkpoint.tokenizer import Tokenizer
 from ..files import refuse_existing, refuse_other_than_file
 from ..model import Llama, LlamaConfig
@@ -25,7 +31,16 @@ from .methods import Method, default_methods, parse_method
 from .peers import ASSISTED, peers_of
 from .plot import write_plot
 from .specbench import corpus_questions, model_id, read_questions, write_answers
-from .tables import DETAILS, Result, compare_with_best, keep_best, render, summarise, table
+from .tables import (
+    DETAILS,
+    Result,
+    acceptance_table,
+    compare_with_best,
+    keep_best,
+    render,
+    summarise,
+    table,
+)
 
 
 @dataclass
@@ -70,7 +85,9 @@ def report(args: Namespace) -> int:
         runs = runs_of(plan, load)
         if args.hf:
             drafts = [method.draft for method in methods.values() if method.draft is not None]
-            runs |= peers_of(target, load(drafts[0], compile=False) if drafts else None)
+            others = [draft for draft in drafts if not is_same_folder(draft, plan.folder)]
+            draft = load_draft(plan, others[0], load, compile=False) if others else None
+            runs |= peers_of(target, draft)
         prompt_format = plan.tokenizer.prompt_format.name
         print(f"{plan.name} on {placement(target)}\nprompt format: {prompt_format}\n")
         for column, records in measure_plan(plan, runs, questions, temperatures, args):
@@ -81,6 +98,10 @@ def report(args: Namespace) -> int:
             details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
             lines = render(table(details, ("speedup", "mat")), args.markdown)
             print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
+            drafted = acceptance_table(records)
+            if len(drafted) > 1:
+                title = "accepted by position; by exit asked / sure / drafted / accepted"
+                print(f"{column}: {title}\n\n{render(drafted, args.markdown)}\n", flush=True)
             if args.out:
                 write_answers(args.out, column, records)
             if args.check:
@@ -180,6 +201,8 @@ def refuse_unfit(plan: Plan, questions: list[Question], args: Namespace) -> None
             draft = read_config(method.draft), read_drafting(method.draft)
         options = method.options | {"temperature": temperature}
         try:
+            if method.draft is not None:
+                refuse_whole_target(plan.folder, method.draft, options.get("exits"))
             resolve(Options(**options, max_new_tokens=args.max_new_tokens), plan.config, *draft)
         except ValueError as error:
             raise ValueError(f"{plan.folder}, {name}: {error}") from None
@@ -191,9 +214,24 @@ def runs_of(plan: Plan, load: Callable[..., Llama]) -> dict[str, Run]:
     for name, method in plan.methods.items():
         models = {"target": load(plan.folder, compile=method.compile), "draft": None}
         if method.draft is not None:
-            models["draft"] = load(method.draft, compile=method.compile)
+            models["draft"] = load_draft(plan, method.draft, load, method.compile)
         runs[name] = partial(run_ours, batch=method.batch, **models, **method.options)
     return runs
+
+
+def load_draft(plan: Plan, draft: Path, load: Callable[..., Llama], compile: bool) -> Llama:
+    """The model in the folder ``draft``, up to the last exit that any method of a ``plan`` uses.
+
+    A target that drafts for itself is loaded once.
+    """
+    if is_same_folder(draft, plan.folder):
+        return load(plan.folder, compile=compile)
+    last_exits = []
+    for method in plan.methods.values():
+        if method.draft == draft:
+            exits = method.options.get("exits") or read_drafting(draft).exits
+            last_exits.append(exits[-1])
+    return load(draft, compile=compile, layers=max(last_exits))
 
 
 def measure_plan(

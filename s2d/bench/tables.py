@@ -6,6 +6,7 @@ from dataclasses import fields
 from itertools import product
 from statistics import mean, median
 
+from ..cli.terminal import acceptance, rates_by_position
 from ..decoder import Generation, Stats
 from ..train.corpus import GROUPS
 from .measure import Record
@@ -43,13 +44,19 @@ def summarise(records: list[Record]) -> Result:
     return result
 
 
-def count(generations: Iterable[Generation]) -> Cell:
-    """The cell of several generations; "layers" are those that a drafted token took."""
+def add_up(generations: Iterable[Generation]) -> Stats:
+    """The Stats of several generations together."""
     stats = Stats()
     for generation in generations:
         for field in fields(Stats):
             value = getattr(stats, field.name) + getattr(generation.stats, field.name)
             setattr(stats, field.name, value)
+    return stats
+
+
+def count(generations: Iterable[Generation]) -> Cell:
+    """The cell of several generations; "layers" are those that a drafted token took."""
+    stats = add_up(generations)
     layers = sum(layer * count for layer, count in stats.exit_counts.items())
     return {
         "mat": stats.mean_accepted_tokens,
@@ -143,6 +150,35 @@ def compare_with_best(
             line.append(f"exit {single_exits[best]} {alone:.2f} / {own:.2f} / {own / alone:.2f}")
         if ratios:
             lines.append([*line, f"{mean(ratios):.2f}"])
+    return lines
+
+
+def acceptance_table(records: list[Record]) -> list[list[str]]:
+    """How often drafted tokens were accepted: a row for each method that drafts.
+
+    Columns are positions, from 1 on, and exits: how often asked / sure / drafted / accepted, see
+    ``cli.terminal.acceptance``.
+    """
+    found = {}
+    for method in dict.fromkeys(record["method"] for record in records):
+        generations = []
+        for record in records:
+            if record["method"] == method:
+                generations += record["generations"]
+        if generations[0] and generations[0].settings.exits:  # transformers has none, ar no exits
+            exits = generations[0].settings.exits
+            found[method] = acceptance(add_up(generations), exits)
+    depth = max((len(each["num_drafts_per_pos"]) for each in found.values()), default=0)
+    layers = sorted({layer for each in found.values() for layer in each["per_exit"]})
+    positions = [str(position) for position in range(1, depth + 1)]
+    lines = [["", *positions, *(f"exit {layer}" for layer in layers)]]
+    for method, each in found.items():
+        rates = [f"{rate:.0%}" for rate in rates_by_position(each)]
+        line = [method, *rates, *[""] * (depth - len(rates))]
+        for layer in layers:
+            counts = each["per_exit"].get(layer, {})
+            line.append(" / ".join(map(str, counts.values())))
+        lines.append(line)
     return lines
 
 

@@ -1,4 +1,7 @@
-"""config.json of a Hugging Face folder <-> LlamaConfig; other models are refused."""
+"""config.json of a Hugging Face folder <-> LlamaConfig; other models are refused.
+
+The models are Llama, Qwen2 (which is also Qwen2.5's architecture) and Qwen3.
+"""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,8 +15,14 @@ from ..model import LlamaConfig
 from ..options import Drafting, default_thresholds
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu"}
-REQUIRED = {"model_type": "llama", "attention_bias": False, "mlp_bias": False}
-REQUIRED |= {"quantization_config": None}
+# {model_type: (its name in "architectures", the fields of LlamaConfig that it switches on)}
+KINDS = {
+    "llama": ("LlamaForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {"qkv_bias": True}),
+    "qwen3": ("Qwen3ForCausalLM", {"qk_norm": True}),
+}
+REQUIRED = {"attention_bias": False, "mlp_bias": False, "quantization_config": None}
+REQUIRED |= {"use_sliding_window": False}
 LARGEST = 2**24  # of any size: far above any Llama, and what is larger cannot be computed with
 SIZES = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), LARGEST)
 SIZES |= dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1024)
@@ -70,22 +79,31 @@ def read_drafting(path: Path | str) -> Drafting:
 
 def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     """The fields of a config.json -> LlamaConfig; ValueError names the first that is wrong."""
+    kind = raw.get("model_type") or "llama"
+    if kind not in KINDS:
+        raise ValueError(f"model_type is {kind!r}; only {', '.join(KINDS)} are supported")
+    architecture, switched_on = KINDS[kind]
     for key, only in REQUIRED.items():
         if raw.get(key) not in (None, only):
             raise ValueError(f"{key} is {raw[key]!r}; only {only!r} is supported")
     for name in raw.get("architectures") or []:
-        if name.lower() != "llamaforcausallm":  # which many write as LLaMAForCausalLM
-            raise ValueError(f"architectures has {name!r}; only LlamaForCausalLM is supported")
+        if name.lower() != architecture.lower():  # many write LLaMAForCausalLM
+            raise ValueError(f"architectures has {name!r}; only {architecture} is supported")
+    for name in raw.get("layer_types") or []:
+        if name != "full_attention":
+            raise ValueError(f"layer_types has {name!r}; only 'full_attention' is supported")
     if raw.get("hidden_act") not in (None, "silu", "swish"):  # two names of one function
         raise ValueError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
     heads = read_number(raw, "num_attention_heads")
     defaults = {"num_key_value_heads": heads, "max_position_embeddings": 2048}
     defaults["head_dim"] = read_number(raw, "hidden_size") // heads
+    if kind == "qwen3":
+        defaults["head_dim"] = 128
     sizes = {key: read_number(raw, key, defaults.get(key), most=SIZES[key]) for key in SIZES}
     if heads % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:
         shown = f"{sizes['num_key_value_heads']} key/value heads of size {sizes['head_dim']}"
         raise ValueError(f"{heads} attention heads cannot share {shown}")
-    eos = raw.get("eos_token_id", 2)
+    eos = raw.get("eos_token_id", 2 if kind == "llama" else None)
     if not isinstance(eos, list):
         eos = [] if eos is None else [eos]
     # Some files have the id of no token, such as -1; it ends no answer.
@@ -93,9 +111,10 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(
         **sizes,
         **read_rope(raw),
+        **switched_on,
         rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6, kind=float, least=0, most=1),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
-        bos_token_id=raw.get("bos_token_id", 1),
+        bos_token_id=raw.get("bos_token_id", 1 if kind == "llama" else None),
         eos_token_ids=check_numbers("eos_token_id", eos, least=0, most=sizes["vocab_size"] - 1),
     )
 
@@ -184,6 +203,12 @@ def config_to_dict(
     ``drafting`` is for a draft model, which also has what ``read_drafting`` reads.
     """
     raw = LLAMA | asdict(config)
+    switched_on = {name: True for name in ("qkv_bias", "qk_norm") if raw.pop(name)}
+    kinds = [kind for kind, (_, fields) in KINDS.items() if fields == switched_on]
+    if not kinds:
+        raise ValueError("no published architecture has both biases and norms of queries and keys")
+    raw["model_type"] = kinds[0]
+    raw["architectures"] = [KINDS[kinds[0]][0]]
     factor = raw.pop("rope_factor")
     llama3 = raw.pop("rope_llama3")
     eos = raw.pop("eos_token_ids")

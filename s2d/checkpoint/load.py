@@ -51,12 +51,13 @@ def load_model(
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
-        compile: short passes run compiled code, which takes its time when first used. The weights
-            must not be changed afterwards.
+        compile: passes over a few tokens are compiled, or on a CUDA GPU captured as CUDA graphs,
+            when they are first used. Afterwards the model must not be moved, cast or changed.
         quick: on a CPU, lay the weights out anew for matmuls of a few rows (speed/layout.py). The
             model may then be for inference alone: say False if it is to be trained, changed, moved
             or saved.
-        layers: how many of the first layers to read; the others are left out.
+        layers: how many of the first layers to read: a draft needs those up to its last exit. The
+            others need not be in the folder. Exits after them are left out.
 
     What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
     FileNotFoundError, or ValueError for what is not a Llama this project can run.
@@ -72,12 +73,12 @@ def load_model(
         if not 0 < layers <= stored_layers:
             raise ValueError(f"{path} has {stored_layers} layers, not {layers}")
         config = replace(config, num_hidden_layers=layers)
-        drafting = default_drafting(config)
+        drafting = drafting.within(layers)
     kind: type[Llama] = Llama
     if compile:
-        from ..speed.static import CompiledLlama
+        from ..speed import class_for
 
-        kind = CompiledLlama
+        kind = class_for(device)
     # Whether LM head and embedding are one is known when it is known which of them are stored.
     model = empty_model(replace(config, tie_word_embeddings=False), kind)
     model.drafting = drafting
@@ -92,12 +93,10 @@ def load_model(
         some = ", ".join(sorted(left_out)[:2]) + (", ..." if len(left_out) > 2 else "")
         tell(f"{path}: config.json does not ask for all tensors; left out {len(left_out)}: {some}")
     model = model.to(device=device, dtype=dtype).eval()  # moves what is left: the rotary table
-    if compile:
-        model.prepare()
-    elif quick and device.type == "cpu":
+    if quick and device.type == "cpu":
         from ..speed.layout import quicken
 
-        quicken(model)
+        quicken(model, compiled=compile)
     return model
 
 
@@ -142,7 +141,7 @@ def read_parameters(
         elif ROTARY in name:
             continue
         elif is_in_a_part(name, layers):
-            raise ValueError(f"{file} has the tensor {name!r}, which no Llama has")
+            raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
         else:
             left_out.append(name)
     return missing, left_out
@@ -159,8 +158,8 @@ def refuse_misfit(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...])
 def is_in_a_part(name: str, layers: int) -> bool:
     """Whether a tensor is in a part of a Llama with so many ``layers``.
 
-    One that no Llama has, such as a bias or the scale of quantised weights, would change what that
-    part computes.
+    One that the model does not have, such as a bias or the scale of quantised weights, would change
+    what that part computes.
     """
     parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
     parts += [f"model.layers.{layer}." for layer in range(layers)]
@@ -315,11 +314,8 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def placement(model: Llama) -> str:
-    """One line for people: where a model is, in which dtype, how large, and its memory.
-
-    Of a model that is divided among processes (speed/tensor_parallel.py), all parts together.
-    """
-    count = sum(parameter.numel() for parameter in empty_model(model.config).parameters())
+    """One line for people: where a model is, in which dtype, how large, and its memory."""
+    count = sum(parameter.numel() for parameter in model.parameters())
     size = count * model.dtype.itemsize
     dtype = str(model.dtype).removeprefix("torch.")
     millions = f"{count / 1e6:,.1f} M parameters"

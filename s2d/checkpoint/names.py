@@ -1,5 +1,6 @@
 """Models by name: where the folder of a target is, and what is next to it that drafts for it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,8 @@ def find_draft(
 
     ``draft`` and ``exits`` are what was asked for, if anything: the folder of a draft model, and
     numbers of layers. What was not asked for is used if it is next to the target and fits; if it
-    does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read.
+    does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read,
+    or if the target is to draft for itself with all of its layers.
     """
     config = read_config(target)
     nothing_asked = draft is None and exits is None
@@ -76,6 +78,7 @@ def find_draft(
     if table_asked and len(exits) == 1:  # rule 2
         return FoundDraft(None, datastore, table)
     if draft is not None:  # rule 3
+        refuse_whole_target(target, draft, exits)
         words = f"{draft}, as given"
     elif exits is not None:  # rule 4: if it is not there, loading it says so
         draft = draft_path(target)
@@ -91,6 +94,25 @@ def find_draft(
     if table_asked:
         words += f"; and {table}"
     return FoundDraft(Path(draft), datastore, words)
+
+
+def is_same_folder(one: Path | str, other: Path | str) -> bool:
+    """Whether two names lead to one folder that is there."""
+    return Path(one).is_dir() and Path(other).is_dir() and os.path.samefile(one, other)
+
+
+def refuse_whole_target(target: Path | str, draft: Path | str, exits: Sequence[int] | None) -> None:
+    """Raise ValueError if a target would draft for itself with all of its layers unasked.
+
+    ``exits`` are what was asked for, if anything. Raises FileNotFoundError if there is no draft.
+    """
+    layers = read_config(draft).num_hidden_layers
+    whole = read_drafting(draft).exits[-1] == layers
+    if exits is None and whole and is_same_folder(target, draft):
+        raise ValueError(
+            f"{draft} would draft for itself with all of its {layers} layers; say after which of "
+            "them it may predict: --exits, or exit_layers in its config.json"
+        )
 
 
 def draft_path(target: Path | str) -> Path:

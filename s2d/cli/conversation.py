@@ -1,12 +1,13 @@
 """A conversation on a terminal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from ..checkpoint.tokenizer import Tokenizer
 from ..decoder import Decoder
 from ..notices import tell
+from .colors import Color
 from .terminal import Streamed
 
 
@@ -15,24 +16,20 @@ def converse(
     encode: Callable[[list[str]], list[int]],
     tokenizer: Tokenizer,
     context_size: int,
-    first: str | None = None,
+    colors: dict[int, Color],
+    lines: Iterable[str],
 ) -> None:
-    """Answer ``first``, if any, then each line typed, until the input ends.
+    """Answer each of ``lines``.
 
     Args:
         start: ids of a prompt -> a Decoder.
         encode: messages, user and assistant in turn -> ids of their prompt.
         context_size: of the target; old turns are forgotten once three quarters of it are full.
+        colors: of the exits.
     """
-    tell("Ctrl-C ends an answer, Ctrl-D the conversation")
-    with suppress(ImportError):
-        import readline  # noqa: F401  # lets lines be edited
     messages: list[str] = []
-    # Ctrl-D, or Ctrl-C while there is no answer to end
-    with suppress(EOFError, KeyboardInterrupt):
-        while True:
-            line = input("> ") if first is None else first
-            first = None
+    with suppress(KeyboardInterrupt):  # while there is no answer to end
+        for line in lines:
             if not line.strip():
                 continue
             try:
@@ -41,8 +38,19 @@ def converse(
             except ValueError as error:  # the line is too long, or no text
                 tell(error)
                 continue
-            messages = [*kept, stream(decoder, tokenizer)]
+            messages = [*kept, stream(decoder, tokenizer, colors)]
     print()
+
+
+def typed(first: str | None = None) -> Iterator[str]:
+    """``first``, if any, then each line that is typed, until Ctrl-D ends the input."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  # lets lines be edited
+    if first is not None:
+        yield first
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
 
 
 def with_room(
@@ -54,9 +62,9 @@ def with_room(
     return messages
 
 
-def stream(decoder: Decoder, tokenizer: Tokenizer) -> str:
+def stream(decoder: Decoder, tokenizer: Tokenizer, colors: dict[int, Color]) -> str:
     """Print an answer as it comes, until it ends or Ctrl-C ends it; its text."""
-    streamed = Streamed(tokenizer, sys.stdout, decoder.settings.exits)
+    streamed = Streamed(tokenizer, sys.stdout, colors)
     with suppress(KeyboardInterrupt):
         for step in decoder:
             streamed.add(step)

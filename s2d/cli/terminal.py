@@ -2,39 +2,39 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, is_dataclass, replace
-from itertools import cycle, groupby
+from itertools import groupby
 from statistics import median
 from typing import Any, TextIO
 
 import torch
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..decoder import Generation, Step
-from ..generation import make_decoder
+from ..decoder import Decoder, Generation, Stats, Step
+from ..draft import Exit
 from ..model import Llama
 from ..notices import tell
+from .colors import Color
 
 TURNS = 5  # of a comparison
-COLORS = 36, 33, 35, 32, 34, 31  # ANSI escape sequences of the exits, shallowest first
 # What a terminal would obey, all but line breaks and tabs -> how it is shown.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
-def paint(text: str, color: int | None) -> str:
-    return f"\033[{color}m{text}\033[0m" if color and text else text
+def paint(text: str, color: Color | None) -> str:
+    return f"\033[{color.ansi}m{text}\033[0m" if color and text else text
 
 
 class Streamed:
-    """Writes the tokens of Steps to ``out`` as they come, on a terminal in the colours of exits."""
+    """Writes the tokens of Steps to ``out`` as they come, on a terminal in ``colors`` of exits."""
 
-    def __init__(self, tokenizer: Tokenizer, out: TextIO, exits: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, out: TextIO, colors: dict[int, Color]) -> None:
         self.stream = TextStream(tokenizer)
         self.out = out
         self.controls = CONTROLS if out.isatty() else {}
         colored = out.isatty() and not os.environ.get("NO_COLOR")
-        self.colors = dict(zip(exits, cycle(COLORS))) if colored else {}
+        self.colors = colors if colored else {}
 
     def add(self, step: Step) -> None:
         for exit_layer, run in groupby(zip(step.sources, step.tokens), key=lambda pair: pair[0]):
@@ -45,7 +45,7 @@ class Streamed:
         print(self.stream.push([], last=True).translate(self.controls), file=self.out, flush=True)
 
 
-def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -> str:
+def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype) -> str:
     """The lines under an answer, with a legend if there are colours.
 
     Below float64 a pass over several tokens rounds differently from passes over one token each. So
@@ -60,8 +60,15 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
     ]
     if drafted := stats.exit_counts.total():
         counts = sorted(stats.exit_counts.items())
-        parts = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
-        lines.append(f"draft tokens   {drafted}: {', '.join(parts)}")
+        shares = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
+        lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
+        accepted = acceptance(stats, generation.settings.exits)
+        rates = " ".join(f"{100 * rate:.0f}" for rate in rates_by_position(accepted))
+        lines.append(f"accepted       {rates} % of the 1st, 2nd, ... drafted tokens")
+        per_exit = []
+        for exit_layer, counted in accepted["per_exit"].items():
+            per_exit.append(f"exit {exit_layer} {'/'.join(map(str, counted.values()))}")
+        lines.append(f"by exit        asked/sure/drafted/accepted: {', '.join(per_exit)}")
     if colors:
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
@@ -74,8 +81,56 @@ def report(generation: Generation, colors: dict[int, int], dtype: torch.dtype) -
     return "\n".join(lines)
 
 
-def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Generation) -> str:
+def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
+    """What was drafted and accepted, by position and by exit.
+
+    Names are those of vLLM's ``metrics.speculative_decoding``, or like them. A step counts if a
+    tree was sent in it. The first position is 0. An exit is asked once for each level that it or a
+    deeper one drafts, and it is sure if it drafts the level itself, as the last one always does.
+    Levels of which no node was sent are not counted.
+    """
+    steps = stats.depth_sent[0]
+    depth = len(stats.depth_sent)
+    accepted = [stats.depth_accepted[position] for position in range(depth)]
+    reached = [steps, *accepted, 0]  # at k: the steps with at least k accepted tokens
+    layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
+    per_exit = {}
+    for index, layer in enumerate(layers):
+        per_exit[layer] = {
+            "num_asked": sum(stats.exit_levels[deeper] for deeper in layers[index:]),
+            "num_sure": stats.exit_levels[layer],
+            "num_draft_tokens": stats.exit_counts[layer],
+            "num_accepted_draft_tokens": stats.exit_accepted[layer],
+        }
+    return {
+        "mean_acceptance_length": 1 + stats.accepted_tokens / steps if steps else None,
+        "draft_acceptance_rate": stats.accepted_tokens / stats.draft_tokens if steps else None,
+        "acceptance_histogram": [reached[k] - reached[k + 1] for k in range(depth + 1)],
+        "num_spec_steps": steps,
+        "num_draft_tokens": stats.draft_tokens,
+        "num_accepted_draft_tokens": stats.accepted_tokens,
+        "num_drafts_per_pos": [stats.depth_sent[position] for position in range(depth)],
+        "num_accepted_tokens_per_pos": accepted,
+        "per_exit": per_exit,
+    }
+
+
+def rates_by_position(accepted: dict[str, Any]) -> list[float]:
+    """The share of the trees with a node at a position of which one was accepted there."""
+    pairs = zip(accepted["num_accepted_tokens_per_pos"], accepted["num_drafts_per_pos"])
+    return [right / drafted for right, drafted in pairs]
+
+
+def compare(
+    make: Callable[..., Decoder],
+    target: Llama,
+    draft: Llama | None,
+    prompt: list[int],
+    answer: Generation,
+) -> str:
     """How fast an ``answer`` to the ids of a prompt was, next to the target alone.
+
+    ``make`` is ``make_decoder``, or takes its arguments.
 
     The target alone and the method take turns on the answer's first tokens. If the method does not
     pay, the text says why.
@@ -87,8 +142,8 @@ def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Gener
     turns_alone = []
     turns_drafted = []
     for _ in range(TURNS):
-        turns_alone.append(make_decoder(target, prompt, draft, alone).run())
-        turns_drafted.append(make_decoder(target, prompt, draft, drafted).run())
+        turns_alone.append(make(target, prompt, draft, alone).run())
+        turns_drafted.append(make(target, prompt, draft, drafted).run())
     ratio = median_speed(turns_drafted) / median_speed(turns_alone)
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
     lines += f"(median of {TURNS} turns, up to {count} tokens each)"
@@ -120,6 +175,7 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
     stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
+    stats["speculative_decoding"] = acceptance(generation.stats, generation.settings.exits)
     settings = vars(generation.settings)
     options = {name: settings[name] for name in SHOWN}
     shape = generation.settings.shape

@@ -1,9 +1,11 @@
 """Weights of a model laid out in memory such that a CPU multiplies a few rows by them faster.
 
 A pass over a few tokens reads every weight once, and takes as long as that if the kernel is right.
-Which layout has the right kernel differs by processor, dtype and size, by up to two times. So the
-layouts are timed, once on each machine, for the rows that decoding uses; one that is slower than
-plain weights for any of them is not taken.
+Which layout has the right kernel differs by processor, dtype and size, by up to two times. A model
+that fits a processor's caches is laid out by columns, which was the fastest on all that were tried
+(bench/README.md), and stays an ordinary model. For larger ones the layouts are timed, once on each
+machine, for the rows that decoding uses; one that is slower than plain weights for any of them is
+not taken.
 
 In this project only this file uses private parts of PyTorch: ``torch.ops.mkldnn`` packs weights
 for oneDNN's matmul, for which there is no public name. Where it is missing, nothing is packed.
@@ -20,7 +22,7 @@ from ..timing import time_calls, timed_once
 
 ROWS = 1, 2, 4, 8, 16  # of the matmuls that are timed
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
-TIMED_BYTES = 48e6  # of weights that layouts are timed with: more than caches hold
+CACHED = 48e6  # bytes of weights, more than most processors' caches hold
 SLOWER = 1.05  # what may be noise: so much longer than with plain weights
 
 
@@ -69,9 +71,19 @@ LAYOUTS = {  # name: what lays a weight out, and what multiplies rows by it
 }
 
 
-def quicken(model: nn.Module) -> str:
-    """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
-    name = choose_layout(linear_weights(model))
+def quicken(model: nn.Module, compiled: bool = False) -> str:
+    """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name.
+
+    Code that is ``compiled`` reads no packed weights.
+    """
+    weights = linear_weights(model)
+    names = usable_layouts(model.dtype)
+    if compiled:
+        names = [name for name in names if name != "packed"]
+    if sum(weight.nbytes for weight in weights) < CACHED:
+        name = "columns" if "columns" in names else "plain"
+    else:
+        name = choose_layout(weights, names)
     for parent in list(model.modules()):
         for child, linear in list(parent.named_children()):
             if isinstance(linear, nn.Linear):
@@ -87,25 +99,24 @@ def lay_out(parent: nn.Module, child: str, linear: nn.Linear, name: str) -> None
         setattr(parent, child, PackedLinear(linear))
 
 
-def is_packed(model: nn.Module) -> bool:
-    return any(isinstance(module, PackedLinear) for module in model.modules())
-
-
 def linear_weights(model: nn.Module) -> list[Tensor]:
     return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
 
 
-def choose_layout(weights: list[Tensor]) -> str:
-    """The name of the layout that is the fastest on average, and nowhere slower than plain."""
+def choose_layout(weights: list[Tensor], names: list[str]) -> str:
+    """That of the layouts ``names`` that is the fastest on average, and nowhere slower than plain.
+
+    "plain" is among them.
+    """
+    if len(names) == 1:
+        return names[0]
     sizes = accumulate((weight.nbytes for weight in weights), initial=0)
-    timed = [weight for weight, before in zip(weights, sizes) if before < TIMED_BYTES]
+    timed = [weight for weight, before in zip(weights, sizes) if before < CACHED]
     what = ["layouts", timed[0].dtype, [tuple(weight.shape) for weight in timed]]
-    cases = [(name, rows) for name in usable_layouts(timed[0].dtype) for rows in ROWS]
+    cases = [(name, rows) for name in names for rows in ROWS]
     seconds = timed_once(what, cases, lambda: time_layouts(timed, cases))
     ratios = {  # what a matmul costs, if it costs 1 with plain weights
-        name: [seconds[name, rows] / seconds["plain", rows] for rows in ROWS]
-        for name in LAYOUTS
-        if (name, ROWS[0]) in seconds
+        name: [seconds[name, rows] / seconds["plain", rows] for rows in ROWS] for name in names
     }
     not_slower = [name for name, each in ratios.items() if max(each) <= SLOWER]
     return min(not_slower, key=lambda name: sum(ratios[name]))

@@ -1,7 +1,11 @@
-"""One program in several processes, as torchrun starts them: what every rank needs."""
+"""One program in several processes, the ranks, as torchrun starts them: what every rank needs.
+
+The default process group is for objects. It is gloo's, and waits as long as it takes, since rank 0
+may wait for a person. Sums have a group of their own (``new_sums_group``).
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,26 +14,32 @@ import torch.distributed as dist
 from ..checkpoint import check_device
 
 
-def from_rank_0(function: Callable[[], Any], group: dist.ProcessGroup | None = None) -> Any:
-    """What ``function()`` returns on rank 0, or in the one process; no other rank calls it.
+def is_rank_0() -> bool:
+    """Whether this process is rank 0, or the only one."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
-    A user's mistake, or the end of the program, is raised on all ranks.
+
+def from_rank_0(function: Callable[[], Any]) -> Any:
+    """What ``function()`` returns on rank 0, or in the only process; no other rank calls it.
+
+    Where it raises an error, rank 0 fails, and so ends all ranks (cli/torchrun.py).
     """
-    if not dist.is_initialized():
-        return function()
-    result = None
-    error = None
-    if dist.get_rank() == 0:
-        try:
-            result = function()
-        except (ValueError, OSError, SystemExit) as raised:
-            error = raised
-    box = [result, error]
-    dist.broadcast_object_list(box, group=group)
-    result, error = box
-    if error is not None:
-        raise error
-    return result
+    box = [function() if is_rank_0() else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box)
+    return box[0]
+
+
+def each_from_rank_0(items: Iterable[Any]) -> Iterator[Any]:
+    """The ``items`` of rank 0, none of which is None; no other rank iterates over its own."""
+    iterator = iter(items)
+    while (item := from_rank_0(lambda: next(iterator, None))) is not None:
+        yield item
+
+
+def new_sums_group(device: torch.device) -> dist.ProcessGroup:
+    """A process group for tensors on ``device``. How long it waits is PyTorch's own default."""
+    return dist.new_group(backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
 
 
 def own_device(name: str) -> torch.device:

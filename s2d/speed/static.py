@@ -1,90 +1,201 @@
-"""A Llama whose short passes run compiled code of static shape.
+"""Static passes: passes over a few rows in which only numbers change.
 
-A pass over a few tokens is mostly dispatch: some twenty operations per layer, of microseconds each.
-So a block is compiled once for each number of rows in SIZES (compiled.py), and fewer rows are
-padded. Nothing reads what the padding leaves: its columns are masked, and the next pass overwrites
-its keys and values.
+A pass over a few tokens is some 25 kernels per layer, of microseconds each, and on a GPU launching
+them one by one takes longer than running them. A CUDA graph launches them all at once (graphs.py),
+but then they are always the same kernels on the same memory. Likewise the code that a compiler
+makes for one shape is faster than code for all (compiled.py). So passes are padded to a few shapes.
+For each segment of layers (all layers of a target; those between two exits of a draft) there are
+
+- one memory for keys and values, which one cache at a time may use;
+- static inputs for each number of rows in SIZES, and for each number of columns, the entries of the
+  memory to which rows may attend: 256, 512, 1024, ...
+
+Prompts, larger trees and passes of several prompts are run as in any Llama. So are the embedding
+and the LM head, what moves accepted nodes together (``KVCache.keep``), and all that the CPU waits
+for: a confidence, the tokens of a level, and the target's choices.
 """
+
+import weakref
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from ..cache import KVCache
 from ..model import Llama
-from ..ngram.costs import SIZES
-from . import is_large
-from .compiled import compiled_passes
-from .linear import can_pack, fast_linears, replace_linears, use_fastest
+
+SIZES = 1, 2, 4, 8, 16, 32, 64  # rows
+COLUMNS = 256  # the fewest; a mask's rows are aligned as kernels for a GPU need it
 
 
-class CompiledLlama(Llama):
-    """A Llama whose passes over few tokens after a context are compiled, once it is prepared.
+class Slots(KVCache):
+    """A segment's memory as a static pass uses it: written at ``slots``, read up to ``columns``."""
 
-    Prompts, large trees and passes of several prompts run as in any Llama.
+    def __init__(self, layers: list[tuple[Tensor, Tensor]], slots: Tensor, columns: int) -> None:
+        self.layers = layers
+        self.slots = slots  # (rows,)
+        self.columns = columns
+        self.length = 0  # not used: a pass has a mask and positions
+
+    def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = self.layers[layer]
+        # Not index_copy_: when compiled for a CPU, that copies the whole memory onto itself.
+        keys[:, :, self.slots] = k
+        values[:, :, self.slots] = v
+        return keys.narrow(2, 0, self.columns), values.narrow(2, 0, self.columns)
+
+    def advance(self, count: int) -> None:
+        pass
+
+
+class StaticInputs:
+    """What a static pass reads: tensors that stay where they are, for all passes of its shape."""
+
+    def __init__(self, segment: "Segment", hidden_size: int, rows: int, columns: int) -> None:
+        place = dict(device=segment.memory.keys.device, dtype=segment.memory.keys.dtype)
+        self.first = segment.first
+        self.end = segment.end
+        self.hidden = torch.zeros(1, rows, hidden_size, **place)
+        self.positions = torch.zeros(rows, dtype=torch.long, device=place["device"])
+        self.slots = torch.zeros(rows, dtype=torch.long, device=place["device"])
+        self.mask = torch.zeros(rows, columns, **place)
+        self.cache = Slots(segment.memory.layers, self.slots, columns)
+        self.made = segment.made
+
+    def fill(
+        self, hidden: Tensor, length: int, positions: Tensor | None, mask: Tensor | None
+    ) -> None:
+        """Copy the arguments of ``Llama.run_layers`` after ``length`` entries, and pad them.
+
+        The padding is written anew each time: what an earlier pass left there could be out of
+        range, or NaN. Its keys and values lie after those of the pass, where the next pass writes.
+        """
+        T = hidden.shape[1]
+        rows = len(self.slots)
+        if positions is None:
+            positions = torch.arange(length, length + T, device=hidden.device)
+        self.hidden.copy_(F.pad(hidden, (0, 0, 0, rows - T)))
+        self.positions.copy_(F.pad(positions, (0, rows - T)))
+        torch.arange(length, length + rows, out=self.slots)
+        self.mask.fill_(-torch.inf)
+        self.mask[:T, : length + T] = 0.0 if mask is None else mask
+        # Some kernels give NaN for a row that attends to nothing, and NaN times a weight of 0 is
+        # NaN.
+        self.mask[T:, 0] = 0.0
+
+
+class Segment:
+    """Layers first..end-1 of a model: a memory for their keys and values, and static inputs."""
+
+    def __init__(self, first: int, end: int, memory: KVCache) -> None:
+        self.first = first
+        self.end = end
+        self.memory = memory
+        self.capacity = memory.keys.shape[3]
+        self.inputs: dict[tuple[int, int], StaticInputs] = {}  # by rows and columns
+        self.made: dict[Any, Any] = {}  # what a class of StaticLlama makes to run them
+        self.user: weakref.ref[StaticCache] | None = None  # the memory's, while it exists
+
+    def columns(self, entries: int) -> int:
+        """COLUMNS times a power of 2, with room for ``entries``; at most all that there are."""
+        columns = COLUMNS
+        while columns < entries:
+            columns *= 2
+        return min(columns, self.capacity)
+
+
+class StaticCache(KVCache):
+    """An empty cache in the memory of a segment, which the memory's last user has to leave."""
+
+    def __init__(self, segment: Segment) -> None:
+        last = segment.user() if segment.user is not None else None
+        if last is not None:
+            last.leave()
+        segment.user = weakref.ref(self)
+        self.segment: Segment | None = segment  # None: it has left
+        self.keys = segment.memory.keys
+        self.values = segment.memory.values
+        self.layers = segment.memory.layers
+        self.length = 0
+        with torch.inference_mode():
+            self.keys.zero_()  # entries that are masked must not be NaN
+            self.values.zero_()
+
+    def leave(self) -> None:
+        """Go on in memory of its own; passes are not static from now on."""
+        self.segment = None
+        self.keys = self.keys.clone()
+        self.values = self.values.clone()
+        self.layers = list(zip(self.keys.unbind(), self.values.unbind()))
+
+
+class StaticLlama(Llama):
+    """A Llama whose passes over a few tokens after a context are static.
+
+    A class of it makes them fast by another ``run_static``. From the first pass on the model must
+    stay where it is, in its dtype, with its weights: neither moved nor trained nor loaded anew.
+    Passes with a cache are for inference.
     """
 
-    def __init__(self, config, drafting=None):
+    def __init__(self, config: Any, drafting: Any = None) -> None:
         super().__init__(config, drafting)
-        self.blocks, self.heads = {}, {}  # {rows: function that runs a block, or norm and head}
-        self.plain = super().run_layers
+        self.segments: dict[tuple[int, int], Segment] = {}  # by the first layer and the end
 
-    def prepare(self):
-        """Compile, which takes a minute, or seconds if that was done before.
+    def new_cache(
+        self, capacity: int, first: int = 0, end: int | None = None, kv_heads: int | None = None
+    ) -> KVCache:
+        """As in Llama. A cache of all heads is in static memory until there is another one."""
+        if kv_heads is not None:
+            return super().new_cache(capacity, first, end, kv_heads)
+        if end is None:
+            end = self.config.num_hidden_layers
+        entries = COLUMNS * -(-(capacity + SIZES[-1]) // COLUMNS)  # with room for the padding
+        segment = self.segments.get((first, end))
+        if segment is None or segment.capacity < entries:
+            segment = Segment(first, end, super().new_cache(entries, first, end))
+            self.segments[first, end] = segment
+        return StaticCache(segment)
 
-        Raises ValueError where no C++ compiler works. On a GPU, passes are compiled when they first
-        run (torch.compile); that was not tried on one.
-        """
-        if self.device.type != "cpu":
-            # After 8 kinds of passes the compiler would leave the others to eager code in silence.
-            torch._dynamo.config.recompile_limit = 64
-            self.plain = torch.compile(self.plain, dynamic=True)
-            return
-        replace_linears(self)
-        for rows in SIZES:
-            self.blocks[rows], self.heads[rows] = compiled_passes(self, rows)
-        use_fastest(self)  # for passes that are not compiled
-        if is_large(self) and can_pack(self.dtype):
-            for linear in fast_linears(self):
-                linear.keep_plain = True  # compiled sums read it
-                linear.pack()
-
-    def padded(self, rows):
-        """The number of rows that a pass is padded to; None if it is not compiled."""
-        return next((size for size in self.blocks if size >= rows), None)
-
-    def new_cache(self, capacity, first=0, end=None):
-        return super().new_cache(capacity + SIZES[-1], first=first, end=end)  # for the padding
-
-    def run_layers(self, hidden, first=0, end=None, positions=None, mask=None, cache=None):
-        T = hidden.shape[1]
-        S = 0 if cache is None else cache.length
-        rows = self.padded(T)
-        if S == 0:
+    def run_layers(
+        self,
+        hidden: Tensor,
+        first: int = 0,
+        end: int | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        if not isinstance(cache, StaticCache):
             return super().run_layers(hidden, first, end, positions, mask, cache)
-        if rows is None:
-            return self.plain(hidden, first, end, positions, mask, cache)
-        if positions is None:
-            positions = torch.arange(S, S + T)
-        if mask is None:
-            mask = hidden.new_zeros(T, S + T)
-        added, length = rows - T, S + rows
-        hidden = F.pad(hidden, (0, 0, 0, added)).contiguous()
-        mask = F.pad(mask, (0, added), value=-torch.inf)
-        mask = F.pad(mask, (0, 0, 0, added)).contiguous()
-        positions = F.pad(positions, (0, added))
-        cos, sin = self.rope(positions)
-        slots = torch.arange(S, length)
-        run = self.blocks[rows]
-        for block, (keys, values) in zip(self.model.layers[first:end], cache.layers):
-            keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
-            hidden = run(block, hidden, cos, sin, mask, slots, keys, values)
-        cache.advance(T)
-        return hidden[:, :T]
+        with torch.inference_mode():
+            T = hidden.shape[1]
+            S = cache.length
+            prompt = S == 0 or T > SIZES[-1]
+            if prompt or cache.segment is None or (mask is None and T > 1):
+                return super().run_layers(hidden, first, end, positions, mask, cache)
+            inputs = self.inputs(cache.segment, T, S)
+            inputs.fill(hidden, S, positions, mask)
+            cache.advance(T)
+            # A copy, because the next pass may have its result in the same place.
+            return self.run_static(inputs)[:, :T].clone()
 
-    def logits(self, hidden):
-        flat = hidden.reshape(-1, hidden.shape[-1])  # (T, hidden)
-        T, rows = len(flat), self.padded(len(flat))
-        if rows is None:
-            return super().logits(hidden)
-        flat = F.pad(flat, (0, 0, 0, rows - T)).contiguous()
-        logits = self.heads[rows](self.model.norm, self.lm_head, flat)
-        return logits[:T].view(*hidden.shape[:-1], -1)
+    def inputs(self, segment: Segment, T: int, S: int) -> StaticInputs:
+        """The smallest that hold T rows after S entries."""
+        rows = next(size for size in SIZES if size >= T)
+        columns = segment.columns(S + rows)
+        if (rows, columns) not in segment.inputs:
+            made = StaticInputs(segment, self.config.hidden_size, rows, columns)
+            segment.inputs[rows, columns] = made
+        return segment.inputs[rows, columns]
+
+    def run_static(self, inputs: StaticInputs) -> Tensor:
+        """``inputs`` through their layers: (1, rows, hidden). It is always the same work."""
+        return super().run_layers(
+            inputs.hidden,
+            inputs.first,
+            inputs.end,
+            positions=inputs.positions,
+            mask=inputs.mask,
+            cache=inputs.cache,
+        )

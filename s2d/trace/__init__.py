@@ -1,1 +1,1 @@
-"""An answer as a page to walk through: ``record`` makes data of it, ``page`` writes the file."""
+"""Answers to look at: ``record`` makes data of one, ``page`` a page of that; ``race`` draws two."""

@@ -6,7 +6,11 @@ const at = (id) => document.getElementById(id);
 const data = JSON.parse(at("data").textContent);
 const { about, steps, pieces } = data;
 
-const number = (value) => (value === 0 ? "0" : value < 0.001 || value >= 1e6 ? value.toExponential(1) : value.toFixed(3));
+const CONTEXT = -1; // the parent of the nodes of the first level, as in s2d/mask.py
+const SECONDS_PER_STEP = 1.2; // of "play"
+
+/** A number with the digits that were recorded, 1.2e-5 if it is small. */
+const number = (value) => (value !== 0 && value < 0.001 ? value.toExponential() : String(value));
 
 /** An element of HTML, or "svg:..."; an attribute that is a function listens to its event. */
 function make(name, attributes = {}, ...children) {
@@ -23,16 +27,17 @@ const paragraph = (...children) => make("p", {}, ...children);
 
 /** A token's text where it stands alone: spaces and ends of lines are visible; without a text it is its number. */
 const label = (token) => pieces[token].replaceAll("\n", "↵").replace(/^ | $/g, "␣") || `#${token}`;
+const shortLabel = (token) => (label(token).length > 8 ? `${label(token).slice(0, 7)}…` : label(token));
 const piece = (token) => make("bdi", { class: "piece", title: `token ${token}` }, label(token));
 
 /** The class and the name of an exit, null for the target. */
-const sourceClass = (exit) => `source${exit === null ? 0 : (about.exits.indexOf(exit) % 6) + 1}`;
+const sourceClass = (exit) => (exit === null ? "target" : `exit ${about.colors[exit]}`);
 const sourceName = (exit) => (exit === null ? "the target" : exit ? `the draft, exit ${exit}` : "exit 0, the table");
 
-/** A node and all above it: what it attends to besides the context. */
-function ancestors(parents, node) {
+/** The nodes of a path from the first level down to `node`: what this attends to besides the context. */
+function pathTo(parents, node) {
   const found = [];
-  for (let up = node; up >= 0; up = parents[up]) found.unshift(up);
+  for (let up = node; up !== CONTEXT; up = parents[up]) found.unshift(up);
   return found;
 }
 
@@ -40,7 +45,15 @@ function ancestors(parents, node) {
 const light = (selector, ...chosen) =>
   document.querySelectorAll(selector).forEach((each, i) => each.classList.toggle("lit", chosen.includes(i)));
 
-/** Of each token of the answer its step, and its position among those of the step. */
+/** Mark the edges at which a part of the page goes on but is cut off. */
+function markEdges() {
+  for (const part of document.querySelectorAll(".scroll")) {
+    part.classList.toggle("more-right", part.scrollLeft + part.clientWidth < part.scrollWidth - 1);
+    part.classList.toggle("more-below", part.scrollTop + part.clientHeight < part.scrollHeight - 1);
+  }
+}
+
+/** For each token of the answer its step, and its position among those of the step. */
 const tokens = steps.flatMap((step, s) => step.tokens.map((token, position) => ({ s, position, exit: step.sources[position] })));
 
 function drawAnswer() {
@@ -50,7 +63,7 @@ function drawAnswer() {
     `target ${target}`, draft ? `draft ${draft}` : "no draft", `method ${method}`, `temperature ${temperature}${cut}`,
     `seed ${seed}`, ...(exits.length ? [`exits ${exits.join(", ")}`, `thresholds ${thresholds.join(", ")}`] : []),
     `${tokens.length} tokens in ${steps.length} steps, ${(tokens.length / steps.length).toFixed(2)} per step`,
-    about.exact ? "exact" : "not exact",
+    about.exact ? "lossless" : "not lossless",
   ].join(" · ");
   at("prompt").textContent = data.prompt;
   at("answer").append(...data.answer.map((text, i) => {
@@ -60,13 +73,14 @@ function drawAnswer() {
   }));
   for (const exit of [null, ...exits]) {
     const count = tokens.filter((token) => token.exit === exit).length;
-    if (count) at("legend").append(make("span", { class: sourceClass(exit) }, `${sourceName(exit)}: ${count}`), "   ");
+    if (count) at("legend").append(make("span", { class: sourceClass(exit) }, `${sourceName(exit)}: ${count}`));
   }
 }
 
 let current, chosen; // step and position
 
-function show(s, position = 0) {
+/** Show a step, at its last position unless another is chosen: there the draft was wrong, or had ended. */
+function show(s, position = Infinity) {
   current = Math.max(0, Math.min(steps.length - 1, s));
   chosen = Math.max(0, Math.min(steps[current].positions.length - 1, position));
   const step = steps[current], { n, nodes, path } = step, which = `${current + 1} of ${steps.length}`;
@@ -74,26 +88,27 @@ function show(s, position = 0) {
   at("slider").value = current;
   at("slider").setAttribute("aria-valuetext", `step ${which}`);
   at("step-number").textContent = which;
-  const [draft, target] = step.ms.map((ms) => `${ms.toFixed(1)} ms`), count = nodes.tokens.length;
+  const [draft, target] = step.ms.map((ms) => `${ms} ms`), count = nodes.tokens.length;
   at("step-words").replaceChildren(
     `${n} tokens of context. ${count} drafted in ${draft}, checked by the target in ${target}: ${path.length} accepted. `,
     `The KV cache keeps ${n + path.length} of ${n + count} positions and is rolled back by ${count - path.length}. `,
     "Emitted: ", ...step.tokens.flatMap((token) => [piece(token), " "]));
   drawTree(step);
-  drawMask(step);
   drawLevels(step);
   drawPosition(step);
+  drawMask(step);
+  markEdges();
 }
 
 /** Light up a node, its row of the mask and its ancestors, and say what it is. */
 function showNode({ nodes }, node) {
-  const attended = ancestors(nodes.parents, node), level = nodes.levels[node];
+  const attended = pathTo(nodes.parents, node);
   light("#tree g", ...attended);
   light("#mask g", node);
-  at("node").replaceChildren(`Node ${node} `, piece(nodes.tokens[node]), ` is from ${sourceName(nodes.exits[node])}`,
-    level === null ? ". " : `, level ${level + 1}. `,
-    `Its path has probability ${number(nodes.probs[node])} in the draft. The target gives it p = ${number(nodes.p[node])} after `,
-    `its parent. It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
+  at("node").replaceChildren(`Node ${node} `, piece(nodes.tokens[node]), ` is from ${sourceName(nodes.exits[node])}, `,
+    `level ${nodes.levels[node] + 1}. Its path has probability ${number(nodes.probs[node])} in the draft. `,
+    `The target gives it p = ${number(nodes.p[node])} after its parent. `,
+    `It attends to the context and ${attended.length > 1 ? `nodes ${attended.join(", ")}` : "itself"}.`);
 }
 
 /** Attributes of an element that stands for a node. */
@@ -102,6 +117,7 @@ const ofNode = (step, node, text) => {
   return { tabindex: 0, role: "img", "aria-label": text, onmouseenter: see, onfocus: see };
 };
 
+/** The drafted tree, the accepted path in it, and why it has no more levels. */
 function drawTree(step) {
   const { tokens, parents, exits } = step.nodes, rows = {};
   let leaves = 0;
@@ -110,18 +126,114 @@ function drawTree(step) {
     rows[node] = children.length ? leaves : leaves++;
     children.forEach(setRow);
   };
-  setRow(-1);
-  const x = (node) => 80 * ancestors(parents, node).length - 14, y = (node) => 14 + 26 * rows[node];
+  setRow(CONTEXT);
+  const x = (node) => 80 * pathTo(parents, node).length - 14, y = (node) => 14 + 26 * rows[node];
   const groups = tokens.map((token, node) => {
     const from = x(parents[node]) + 68, up = y(parents[node]), to = x(node), down = y(node);
     const kind = step.path.includes(node) ? "accepted" : "drafted";
     return make("svg:g", { class: kind, ...ofNode(step, node, `node ${node}: ${label(token)}, ${kind}`) },
       make("svg:path", { d: `M${from} ${up} C${from + 10} ${up} ${to - 12} ${down} ${to} ${down}` }),
       make("svg:rect", { x: to, y: down - 10, width: 68, height: 20, rx: 4 }),
-      make("svg:text", { x: to + 5, y: down, class: sourceClass(exits[node]) }, label(token).slice(0, 8)));
+      make("svg:text", { x: to + 5, y: down, class: sourceClass(exits[node]) }, shortLabel(token)));
   });
   const size = { width: x(tokens.length - 1) + 70, height: 2 + 26 * leaves }; // the last node is among the deepest
   at("tree").replaceChildren(make("svg:svg", size, make("svg:text", { x: 2, y: 14 }, "context"), ...groups));
+  at("ended").textContent = step.ended;
+  at("node").textContent = tokens.length ? "The mouse or the Tab key shows a node." : "";
+}
+
+/** A row for each exit, a column for each level: how sure the exit was, if it was asked. The last one
+ * that was asked drafted the level, unless it knew nothing. */
+function drawLevels(step) {
+  const levels = Object.entries(step.asked);
+  const heads = levels.map(([level]) => make("th", {}, +level + 1));
+  const rows = about.exits.map((exit, i) => {
+    const threshold = i === about.exits.length - 1 ? "" : ` > ${about.thresholds[i]}`;
+    return make("tr", {}, make("th", {}, `exit ${exit}${threshold}`), ...levels.map(([, asked]) => {
+      const confidence = new Map(asked).get(exit), drafted = asked.at(-1)[0] === exit && confidence > 0;
+      const text = confidence === undefined ? "·" : number(confidence);
+      return make("td", {}, make("span", { class: drafted ? `drafted ${sourceClass(exit)}` : "" }, text));
+    }));
+  });
+  const table = make("table", {}, make("tr", {}, make("th", {}, "level"), ...heads), ...rows);
+  at("levels").replaceChildren(...(levels.length ? [table] : []));
+}
+
+/** By rule: what decides at a position, and why that leaves the target's text or distribution as it is. */
+const RULES = {
+  Greedy: {
+    choice: "the target's likeliest token",
+    why: "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.",
+  },
+  SharedNoise: {
+    choice: "the largest p / e",
+    why: "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
+      + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).",
+  },
+  TargetDraws: {
+    choice: "the token that was drawn from p",
+    why: "A token is drawn from the target's distribution p, and accepted if the tree has it. The draft has no part in the draw, "
+      + "so the text follows p (after EAGLE-2, arXiv 2406.16858).",
+  },
+  Rejection: {
+    why: "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et "
+      + "al. 2023, appendix A.1), and so do several at one position (recursive rejection sampling, Jeon et al. 2024).",
+  },
+  LongestPath: {
+    why: "Every root of the target counts as accepted, and the longest path below one wins, which is not lossless "
+      + "(arXiv 2409.10644). The tests below each root are not shown.",
+  },
+};
+
+/** For a rule of the caller's own. */
+const OWN_RULE = { why: `What is accepted is up to the rule ${about.rule}, which says that it is ${about.exact ? "" : "not "}lossless.` };
+
+/** The chosen position: a button for each, the tests there in sentences, and the distributions. */
+function drawPosition(step) {
+  const { ids, tests, bonus, note, columns, said } = step.positions[chosen], { nodes, path } = step;
+  const { choice, why } = RULES[about.rule] ?? OWN_RULE;
+  at("positions").replaceChildren(...step.positions.map((_, i) => {
+    const before = i ? piece(nodes.tokens[path[i - 1]]) : "the context", press = { "aria-pressed": i === chosen };
+    return make("button", { type: "button", onclick: () => show(current, i), ...press }, "after ", before);
+  }));
+  const value = (name, token) => number(columns.findLast((column) => column[0] === name)[2][ids.indexOf(token)]);
+  const compared = (token) => `p = ${value("p", token)}` + (about.rule === "SharedNoise" ? `, p / e = ${value("p / e", token)}` : "");
+  const lines = tests.map(({ node, accepted, p, q, chance, draw }) => {
+    const token = nodes.tokens[node], result = accepted ? "accepted" : "rejected";
+    if (nodes.exits[node] === null) return paragraph(piece(token), ` ${compared(token)}, a root, which the target chose: ${result}`);
+    if (q !== undefined) {
+      const ratio = `min(1, p/q) = min(1, ${number(p)} / ${number(q)}) = ${number(chance)}`;
+      return paragraph(piece(token), ` acceptance probability ${ratio}, random number ${number(draw)}: ${result}`);
+    }
+    const decided = choice ? `, ${accepted ? "" : "not "}${choice}` : "";
+    return paragraph(piece(token), ` ${compared(token)}${decided}: ${result}`);
+  });
+  if (bonus !== null) {
+    const rejected = columns.some(([name]) => name === "residual after");
+    const from = rejected ? `p = ${value("residual after", bonus)} in the residual distribution` : compared(bonus);
+    const none = tests.length || about.rule === "LongestPath" ? "" : " Nothing was drafted here.";
+    lines.push(paragraph("The bonus token: ", piece(bonus), ` ${from}.${none}`));
+  }
+  if (note) lines.push(paragraph(note));
+  at("lines").replaceChildren(...lines);
+  drawTable(ids, columns, said);
+  at("why").textContent = why;
+}
+
+/** A row for each token: p, what every exit says, and what the rule made of p. */
+function drawTable(ids, [p, ...others], said) {
+  const bar = (kind, share) => make("span", { class: `bar ${kind}` }, make("i", { style: `width:${(100 * share).toFixed(2)}%` }));
+  const exits = said.map(([exit, row]) => ({ head: [`exit ${exit}`], kind: sourceClass(exit), row, whole: 1 }));
+  const shown = [p, ...others].map(([name, after, row]) => ({
+    head: after === null ? [name] : [`${name} `, piece(after)],
+    kind: name.startsWith("q") ? "q" : name === "e" ? null : "p", // e is no probability
+    row, whole: name === "p / e" ? Math.max(...row) : 1,
+  }));
+  const all = [shown[0], ...exits, ...shown.slice(1)];
+  const heads = all.map(({ head, kind }) => make("th", {}, make("span", { class: kind ?? "" }, ...head)));
+  const rows = ids.map((token, i) => make("tr", {}, make("td", {}, piece(token)), ...all.map(({ kind, row, whole }) =>
+    make("td", {}, ...(kind === null ? [] : [bar(kind, row[i] / whole)]), number(row[i])))));
+  at("tests").replaceChildren(make("table", {}, make("tr", {}, make("th", {}, "token"), ...heads), ...rows));
 }
 
 /** A row for each node; a cell where it attends, besides that of the context, which is in every row. */
@@ -129,10 +241,10 @@ function drawMask(step) {
   const { tokens, parents } = step.nodes, count = tokens.length, x = (column) => 118 + 14 * column;
   const heads = tokens.map((_, node) => (count > 10 && node % 4 ? "" : make("svg:text", { x: x(node), y: 6 }, node)));
   const rows = tokens.map((token, node) => {
-    const attended = ancestors(parents, node), text = `node ${node} attends to the context and ${attended.join(", ")}`;
+    const attended = pathTo(parents, node), text = `node ${node} attends to the context and ${attended.join(", ")}`;
     const place = { y: 14 * node + 14, height: 13 };
     return make("svg:g", ofNode(step, node, text),
-      make("svg:text", { x: 0, y: 14 * node + 21 }, `${node} ${label(token).slice(0, 8)}`),
+      make("svg:text", { x: 0, y: 14 * node + 21 }, `${node} ${shortLabel(token)}`),
       make("svg:rect", { x: x(0), width: 14 * count, ...place }),
       make("svg:rect", { class: "context", x: x(0) - 30, width: 26, ...place }),
       ...attended.map((column) => make("svg:rect", { class: "cell", "data-column": column, x: x(column), width: 13, ...place })));
@@ -141,65 +253,23 @@ function drawMask(step) {
   at("mask").replaceChildren(make("svg:svg", { width: x(count), height: 14 * count + 20 }, context, ...heads, ...rows));
 }
 
-/** For each level of the tree the exits that were tried, and why there are no more levels. */
-function drawLevels(step) {
-  const lines = Object.entries(step.levels).map(([level, tried]) => {
-    const words = tried.map(([exit, confidence]) => {
-      const last = exit === about.exits.at(-1), threshold = about.thresholds[about.exits.indexOf(exit)];
-      const compared = last ? "the last exit" : `${confidence > threshold ? ">" : "≤"} ${threshold}`;
-      return `exit ${exit}: ${number(confidence)} (${compared})`;
-    });
-    return paragraph(`level ${+level + 1}: ${words.join(", ")}`);
-  });
-  at("levels").replaceChildren(...lines);
-  at("node").textContent = step.ended;
+let playing = null; // the timer
+
+function stop() {
+  clearInterval(playing);
+  playing = null;
+  at("play").textContent = "play";
 }
 
-/** The chosen position: a button for each, the tests there in sentences, and the distributions. */
-function drawPosition(step) {
-  const { ids, tests, bonus, columns } = step.positions[chosen], { nodes, path } = step;
-  at("positions").replaceChildren(...step.positions.map((_, i) => {
-    const before = i ? piece(nodes.tokens[path[i - 1]]) : "the context", press = { "aria-pressed": i === chosen };
-    return make("button", { type: "button", onclick: () => show(current, i), ...press }, "after ", before);
-  }));
-  const value = (name, token) => number(columns.findLast((column) => column[0] === name)[2][ids.indexOf(token)]);
-  const coupled = columns.at(-1)[0] === "p / e";
-  const compared = (token) => `p = ${value("p", token)}` + (coupled ? `, p / e = ${value("p / e", token)}` : "");
-  const lines = tests.map(({ node, accepted, p, q, draw }) => {
-    const token = nodes.tokens[node], result = accepted ? "accepted" : "rejected";
-    if (q === undefined) {
-      const choice = coupled ? "the largest p / e" : "the target's likeliest token";
-      return paragraph(piece(token), ` ${compared(token)}, ${accepted ? "" : "not "}${choice}: ${result}`);
-    }
-    const ratio = `min(1, p/q) = min(1, ${number(p)} / ${number(q)}) = ${number(Math.min(1, p / q))}`;
-    return paragraph(piece(token), ` acceptance probability ${ratio}, random number ${number(draw)}: ${result}`);
-  });
-  if (bonus !== null) {
-    const rejected = columns.some(([name]) => name === "residual after");
-    const from = rejected ? `p = ${value("residual after", bonus)} in the residual distribution` : compared(bonus);
-    const none = tests.length ? "" : " Nothing was drafted here.";
-    lines.push(paragraph("The bonus token: ", piece(bonus), ` ${from}.${none}`));
-  }
-  const heads = columns.map(([name, after]) => make("th", {}, name, " ", after === null ? "" : piece(after)));
-  const rows = ids.map((token, i) => make("tr", {}, make("td", {}, piece(token)), ...columns.map(([name, , row]) => {
-    const width = `width:${((100 * row[i]) / (name === "p / e" ? Math.max(...row) : 1)).toFixed(2)}%`;
-    const bar = make("span", { class: name.startsWith("q") ? "bar q" : "bar" }, make("i", { style: width }));
-    return make("td", {}, ...(name === "e" ? [] : [bar]), number(row[i]));
-  })));
-  at("tests").replaceChildren(...lines, make("table", {}, make("tr", {}, make("th", {}, "token"), ...heads), ...rows));
-  at("why").textContent = why(coupled);
-}
-
-/** Why verification leaves the target's distribution as it is. */
-function why(coupled) {
-  if (!about.exact) return "Every root of the target counts as accepted, which is not lossless (arXiv 2409.10644).";
-  if (coupled)
-    return "The target takes the token with the largest p / e, which is a draw from its distribution p: the noise e depends on "
-      + "the seed and the position alone, so the text is the same whatever is drafted (Daliri et al. 2024, arXiv 2408.07978).";
-  if (about.temperature)
-    return "p is the target's distribution and q the draft's. Each test leaves p as the distribution of the output (Leviathan et "
-      + "al. 2023, appendix A.1), and so do several at one position (recursive rejection sampling, Jeon et al. 2024).";
-  return "p is the target's distribution. A node is accepted only if it is the likeliest token, so the text is the target's own.";
+/** Go on by itself, once it is asked to, up to the last step. */
+function play() {
+  if (playing !== null) return stop();
+  if (current === steps.length - 1) show(0);
+  at("play").textContent = "stop";
+  playing = setInterval(() => {
+    show(current + 1);
+    if (current === steps.length - 1) stop();
+  }, 1000 * SECONDS_PER_STEP);
 }
 
 /** An address may name a step: #step-6. */
@@ -209,6 +279,7 @@ at("slider").max = steps.length - 1;
 at("slider").oninput = () => show(+at("slider").value);
 at("previous").onclick = () => show(current - 1);
 at("next").onclick = () => show(current + 1);
+at("play").onclick = play;
 document.onkeydown = (event) => {
   const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (!move || event.altKey || event.ctrlKey || event.metaKey) return;
@@ -217,6 +288,8 @@ document.onkeydown = (event) => {
   const token = tokens[tokens.findIndex(({ s, position }) => s === current && position === chosen) + move];
   if (token) show(token.s, token.position);
 };
+document.addEventListener("scroll", markEdges, true); // of any part
+window.onresize = markEdges;
 window.onhashchange = goToAddress;
 drawAnswer();
 goToAddress();

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..cli.colors import COLORS
 from ..files import staged_file
 
 FOLDER = Path(__file__).parent
@@ -17,5 +18,16 @@ def write_page(data: dict[str, Any], file: Path) -> None:
     page = (FOLDER / "page.html").read_text("utf-8")
     for name in ("page.css", "page.js"):
         page = page.replace(f"@@{name}@@", (FOLDER / name).read_text("utf-8"))
+    page = page.replace("@@colors@@", style_of_colors())
     with staged_file(file) as stage:
         stage.write_text(page.replace("@@data@@", script), encoding="utf-8")
+
+
+def style_of_colors() -> str:
+    """A class for each colour of an exit: of its text, and of the bars that show what it said."""
+    rules = []
+    for color in COLORS:
+        value = f"light-dark({color.light}, {color.dark})"
+        rules.append(f".{color.name} {{ color: {value}; text-decoration-style: {color.line}; }}")
+        rules.append(f".bar.{color.name} i {{ background: {value}; }}")
+    return "\n".join(rules)

@@ -1,7 +1,8 @@
 """What the page of an answer shows, as plain numbers.
 
 A ``Recorder`` reads it from the Steps of a Decoder. It wraps the exits and random draws of these by
-objects that note what passes through them. Recording changes no answer.
+objects that note what passes through them, and it asks exits of its own, with caches of their own,
+what those would have said that nobody asked. Recording changes no answer.
 """
 
 from collections import defaultdict
@@ -13,12 +14,14 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..decoder import Decoder, Step
-from ..draft import Exit
+from ..cli.colors import Color
+from ..decoder import Decoder, Step, inference
+from ..draft import Exit, LayerExit
 from ..mask import CONTEXT
-from ..rules import Prediction, Rejection, SharedNoise, residual, without
+from ..roots import LongestPath
+from ..rules import Prediction, Rejection, Rule, SharedNoise, residual, without
 from ..sampling import Draws
-from ..tree import Tree
+from ..tree import FixedShape, Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
 OPTIONS = "method temperature top_p top_k seed thresholds init".split()
@@ -54,68 +57,86 @@ class NotedExit:
         return self.inner.frontier_hidden(tree)
 
 
-class NotedDraws(Draws):
-    """The same draws, and in ``numbers`` those that decided tests."""
+class NotedDraws:
+    """Random draws, and in ``numbers`` those that decided tests."""
 
-    def __init__(self, inner: Draws) -> None:
-        self.generator = inner.generator
-        self.numbers: list[float] = []
+    def __init__(self, inner: Draws, numbers: list[float]) -> None:
+        self.inner = inner
+        self.numbers = numbers
 
     def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        shown, numbers = super().flip(probabilities)
+        shown, numbers = self.inner.flip(probabilities)
         self.numbers += numbers.tolist()
         return shown, numbers
 
+    def draw(self, probs: Tensor) -> Tensor:
+        return self.inner.draw(probs)
+
+    def candidates(self, probs: Tensor, count: int) -> Tensor:
+        return self.inner.candidates(probs, count)
+
 
 class Recorder:
-    """Keeps what ``decoder`` does; ``names``: those of the models."""
+    """Keeps what a Decoder does.
+
+    Args:
+        decoder: it has done nothing yet.
+        names: of the models.
+        colors: of the decoder's exits.
+    """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: list[int], names: dict[str, Any], decoder: Decoder
+        self,
+        tokenizer: Tokenizer,
+        decoder: Decoder,
+        names: dict[str, Any],
+        colors: dict[int, Color],
     ) -> None:
         self.tokenizer = tokenizer
-        self.prompt = prompt
-        self.rule = decoder.rule
-        settings = decoder.settings
-        self.about = names | {name: getattr(settings, name) for name in OPTIONS}
+        self.decoder = decoder
+        self.prompt = decoder.context
         exits = [] if decoder.drafter is None else decoder.drafter.exits
-        self.about["exits"] = [each.exit_layer for each in exits]
-        self.about["rule"] = type(self.rule).__name__
-        self.about["exact"] = self.rule.exact
+        self.own_exits = copy_exits(exits, decoder.limit)
         self.asked: list[Asked] = []
         if decoder.drafter is not None:
             decoder.drafter.exits = [NotedExit(each, self.asked) for each in exits]
-        self.draws = NotedDraws(Draws(0))
+        self.rule = rule_that_tests(decoder.rule)
+        self.numbers: list[float] = []
         if isinstance(self.rule, Rejection):
-            self.draws = NotedDraws(self.rule.draws)
-            self.rule.draws = self.draws
+            self.rule.draws = NotedDraws(self.rule.draws, self.numbers)
+        self.about = names | {name: getattr(decoder.settings, name) for name in OPTIONS}
+        self.about["exits"] = [each.exit_layer for each in exits]
+        self.about["colors"] = {each: color.name for each, color in colors.items()}
+        self.about["rule"] = type(self.rule).__name__
+        self.about["exact"] = decoder.rule.exact
         self.steps: list[dict[str, Any]] = []
 
-    def record(self, decoder: Decoder) -> Iterator[Step]:
-        """Yield the Steps of ``decoder``, recorded."""
-        for step in decoder:
-            self.add(step)
+    def record(self) -> Iterator[Step]:
+        """Yield the Steps of the decoder, recorded."""
+        for step in self.decoder:
+            with inference(self.decoder.target.device):
+                self.add(step)
             self.asked.clear()
-            self.draws.numbers.clear()
+            self.numbers.clear()
             yield step
 
     def add(self, step: Step) -> None:
         """Record a Step that was just made."""
         tree = step.tree
-        p = self.rule.distribution(step.logits)  # (N+1, V)
-        exits_asked = defaultdict(list)  # level -> (exit layer, confidence) of each
-        for asked in self.asked:
-            exits_asked[asked.level].append((asked.exit_layer, short(asked.confidence)))
-        from_target = [exit_layer is None for exit_layer in tree.exit_layers]
-        levels = [None if own else depth for own, depth in zip(from_target, tree.depths)]
+        p = self.rule.distribution(step.logits).cpu()  # (N+1, V)
         nodes = {
             "tokens": tree.tokens,
             "parents": tree.parents,
+            "levels": tree.depths,
             "exits": tree.exit_layers,
-            "levels": levels,
             "probs": short(tree.probs),
             "p": short(p[[parent + 1 for parent in tree.parents], tree.tokens]),
         }
+        asked = defaultdict(list)  # level -> (exit layer, confidence) of each
+        for each in self.asked:
+            asked[each.level].append((each.exit_layer, short(each.confidence)))
+        numbers = iter(self.numbers)
+        ends = [*step.accepted, None]
         self.steps.append(
             {
                 "n": len(tree.context),
@@ -123,45 +144,71 @@ class Recorder:
                 "sources": step.sources,
                 "path": step.accepted,
                 "nodes": nodes,
-                "levels": exits_asked,
+                "asked": asked,
                 "ended": why_ended(tree, self.asked),
-                "positions": self.positions(step, p),
+                "positions": [
+                    self.position(
+                        step, node=node, accepted=accepted, p=p[node + 1], numbers=numbers
+                    )
+                    for node, accepted in zip([CONTEXT, *step.accepted], ends)
+                ],
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
             }
         )
 
-    def positions(self, step: Step, p: Tensor) -> list[dict[str, Any]]:
-        """The positions that the rule reached: after the context and each accepted node."""
+    def position(
+        self, step: Step, node: int, accepted: int | None, p: Tensor, numbers: Iterator[float]
+    ) -> dict[str, Any]:
+        """A position that the rule reached, after the context or an accepted ``node``.
+
+        Args:
+            accepted: the node that was accepted here, if any.
+            p: the target's distribution (V,) here.
+            numbers: the random ones of this and the next positions, if tests were decided by them.
+        """
         tree = step.tree
-        numbers = iter(self.draws.numbers)
-        found = []
-        for node, accepted in zip([CONTEXT, *step.accepted], [*step.accepted, None]):
-            children = tree.children(node)
-            bonus = step.tokens[len(step.accepted) :] if accepted is None else []  # none after EOS
-            row = p[node + 1]  # (V,)
-            likeliest = row.topk(min(LIKELIEST, len(row))).indices.tolist()
-            drafted = [tree.tokens[child] for child in children]
-            ids = list(dict.fromkeys([*drafted, *bonus, *likeliest]))
-            tests = [{"node": child, "accepted": child == accepted} for child in children]
-            columns = [("p", None, row)]
-            after_eos = accepted is None and not bonus
-            if after_eos or not self.rule.exact:  # the path may go on, or is the longest of several
-                tests = []
-            elif isinstance(self.rule, Rejection) and children:
-                tests, columns = shown_tests(tree, node, accepted, row.cpu(), numbers)
-            elif isinstance(self.rule, SharedNoise):
-                e = self.rule.noise.at([len(tree.context) + len(found)])[0]
-                columns += [("e", None, e), ("p / e", None, row / e)]
-            found.append(
-                {
-                    "accepted": accepted,
-                    "bonus": bonus[0] if bonus else None,
-                    "ids": ids,
-                    "tests": tests,
-                    "columns": [(name, after, short(row[ids])) for name, after, row in columns],
-                }
-            )
-        return found
+        children = tree.children(node)
+        own = [] if accepted is not None else step.tokens[len(step.accepted) :]
+        note = ""
+        if accepted is None and not own and self.decoder.ended == "eos":
+            note = "The answer has ended before this position."
+            children = []
+        elif accepted is None and not own:  # a RootsDecoder's
+            note = "What the target chooses here is not emitted yet: it is a root of the next tree."
+        tests = [{"node": child, "accepted": child == accepted} for child in children]
+        columns = [("p", None, p)]
+        if isinstance(self.rule, LongestPath):  # the tests below all roots, on other paths too
+            tests = []
+        elif isinstance(self.rule, Rejection) and children and node in tree.q:
+            tests, columns = shown_tests(tree, parent=node, accepted=accepted, p=p, numbers=numbers)
+        elif isinstance(self.rule, SharedNoise):
+            e = self.rule.noise.at(tree.next_positions([node]))[0].cpu()  # (V,)
+            columns += [("e", None, e), ("p / e", None, p / e)]
+        said = self.ask_all(tree.context + tree.path(node))
+        likeliest = p.topk(min(LIKELIEST, len(p))).indices.tolist()
+        favourites = [row.argmax().item() for _, row in said]
+        drafted = [tree.tokens[child] for child in children]
+        ids = list(dict.fromkeys([*drafted, *own, *likeliest, *favourites]))
+        return {
+            "accepted": accepted,
+            "bonus": own[0] if own else None,
+            "note": note,
+            "ids": ids,
+            "tests": tests,
+            "columns": [(name, after, short(row[ids])) for name, after, row in columns],
+            "said": [(exit_layer, short(row[ids])) for exit_layer, row in said],
+        }
+
+    def ask_all(self, text: list[int]) -> list[tuple[int, Tensor]]:
+        """What each exit with layers says after ``text``: its number and probabilities (V,)."""
+        tree = Tree(text, FixedShape((1,)), max_levels=1)
+        said = []
+        for each in self.own_exits:
+            if len(text) <= each.max_positions:
+                said.append((each.exit_layer, each.predict(tree).probs[0].cpu()))
+        for each in self.own_exits:  # the same text may be asked about again
+            each.keep(len(text) - 1, [])
+        return said
 
     def data(self) -> dict[str, Any]:
         """All of it, to be written as JSON, with the text of every token."""
@@ -171,15 +218,32 @@ class Recorder:
         known = {token for step in self.steps for token in step["nodes"]["tokens"]}
         for step in self.steps:
             known.update(token for position in step["positions"] for token in position["ids"])
-        before = self.tokenizer.encode("a")  # a token at the beginning may lose its space
-        start = len(self.tokenizer.decode(before))
+        # A tokenizer may drop the space of the first token. So each is decoded after another text,
+        # whichever that is, which is then cut off.
+        first = self.tokenizer.encode("a")
+        cut = len(self.tokenizer.decode(first))
         return {
             "about": self.about,
             "prompt": self.tokenizer.decode(self.prompt),
             "answer": answer,
-            "pieces": {token: self.tokenizer.decode([*before, token])[start:] for token in known},
+            "pieces": {token: self.tokenizer.decode([*first, token])[cut:] for token in known},
             "steps": self.steps,
         }
+
+
+def copy_exits(exits: list[Exit], capacity: int) -> list[LayerExit]:
+    """Those of ``exits`` that have layers, with caches of their own for ``capacity`` positions."""
+    copies: list[LayerExit] = []
+    for each in exits:
+        if isinstance(each, LayerExit):
+            previous = copies[-1] if copies else None
+            copies.append(LayerExit(each.model, previous, each.exit_layer, capacity))
+    return copies
+
+
+def rule_that_tests(rule: Rule) -> Rule:
+    """The rule that tests nodes: with one root, ``LongestPath`` leaves that to the one inside."""
+    return rule.rule if isinstance(rule, LongestPath) and rule.exact else rule
 
 
 def shown_tests(
@@ -199,9 +263,10 @@ def shown_tests(
             {
                 "node": child,
                 "accepted": child == accepted,
-                "draw": short(next(numbers)),
                 "p": short(p[token].item()),
                 "q": short(q[token].item()),
+                "chance": short(min(1.0, (p[token] / q[token]).item())),
+                "draw": short(next(numbers)),
             }
         )
         if child == accepted:
@@ -227,9 +292,9 @@ def why_ended(tree: Tree, asked: list[Asked]) -> str:
 
 
 def short(numbers: Any) -> Any:
-    """Four digits of a number, or of each in a list or tensor, are enough to look at."""
+    """Three digits of a number, or of each in a list or tensor: the page shows them as they are."""
     if isinstance(numbers, torch.Tensor):
         numbers = numbers.tolist()
     if isinstance(numbers, list):
         return [short(number) for number in numbers]
-    return float(f"{numbers:.4g}")
+    return float(f"{numbers:.3g}")

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from ..checkpoint import check_device
 from ..checkpoint.names import datastore_path
 from ..cli.program import Parser, comma_separated, positive, run_program
 from ..cli.torchrun import run_in_each
 from ..files import claimed, refuse_existing
-from ..speed.ranks import from_rank_0, own_device
+from ..speed.ranks import new_sums_group, own_device
 from .decision import FEATURES, train_decision
 from .family import DRAFT_TOKENS, TARGETS, train_mini
 from .fit import Run
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def start(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
-    run_training(**vars(from_rank_0(lambda: parse(arguments))))
+    run_training(**vars(parse(arguments)))
 
 
 def run_training(
@@ -48,7 +48,7 @@ def run_training(
         if train is not train_soft or options["data"] == "self":
             raise ValueError("this trains in a single process; start it without torchrun")
         own = own_device(device)
-        mesh = init_device_mesh(own.type, (dist.get_world_size(),))
+        mesh = DeviceMesh.from_group(new_sums_group(own), own.type)
         rank = dist.get_rank()
     else:
         own = check_device(device)

@@ -14,6 +14,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..checkpoint import load_model
 from ..checkpoint.chat import Message
+from ..checkpoint.config import read_drafting
+from ..checkpoint.names import is_same_folder, refuse_whole_target
 from ..checkpoint.tokenizer import Tokenizer
 from ..decision import Decision, fingerprint, save_decision
 from ..decoder import Step
@@ -122,10 +124,13 @@ def train_decision(
     refuse_other_than_file(run.out)
     if prompts < 5 or epochs < 1:
         raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
+    refuse_whole_target(target, draft, exits=None)
     data = data or read_data_of(draft)
     check_data(data)
     model = load_model(target, run.device)
-    drafter = load_model(draft, run.device)
+    drafter = model
+    if not is_same_folder(draft, target):
+        drafter = load_model(draft, run.device, layers=read_drafting(draft).exits[-1])
     questions, counts = find_questions(target, model, data, prompts, run.seed)
     if len(questions) < 5:
         raise ValueError(f"{data} gives {len(questions)} questions; expected 5 or more; {counts}")

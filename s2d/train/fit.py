@@ -129,7 +129,7 @@ def fit(
             (own.mean() * run.ranks).backward()  # gradients are averaged over processes
             losses += own.detach()
         if run.mesh is not None:
-            dist.all_reduce(losses)
+            dist.all_reduce(losses, group=run.mesh.get_group())
         if not losses.isfinite().all():
             raise ValueError(f"the loss of step {step + 1} is not finite; try a lower --lr")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
