@@ -20,6 +20,7 @@ from s2d.bench.chains import (
     segments,
     simulate,
 )
+from s2d.checkpoint.config import read_drafting
 
 PAYS = "pays --target 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
 FREE = Costs({1: 0.0}, dict.fromkeys([(0, 0), (0, 2), (0, 3), (0, 4), (2, 3), (3, 4)], {1: 0}), 0)
@@ -127,22 +128,25 @@ def test_tables():
 
 
 def test_the_whole_command(capsys):
-    for line, methods in (
-        ([], 8),  # ar, three exits, mcsd, s2d, s2d-tree, and the best
-        (["--exits", "0", "--temperature", "1"], 4),
-    ):
+    """With all exits of the draft, and with exit 0, without a draft."""
+    exits = len(read_drafting(WEIGHTS / "mini-draft").exits)
+    # Methods: ar, each exit, all exits as chain and tree if there are several, and the best.
+    cases = [([], exits, exits + 5), (["--exits", "0", "--temperature", "1"], 1, 4)]
+    for line, count, method_count in cases:
         assert program(bench.main, *PAYS, *line, "--markdown") == 0
         out, _ = capsys.readouterr()
         costs, exits, found = [part for part in out.split("\n\n") if part.startswith("|")]
-        assert costs.count("\n| exit ") == (6 if not line else 1)
-        assert exits.count("\n| exit ") == (3 if not line else 1)
+        assert costs.count("\n| exit ") == count * (count + 1) / 2
+        assert exits.count("\n| exit ") == count
         names = [row.split(" | ")[0].strip("| ") for row in found.splitlines()[2:]]
-        assert names[0] == "ar" and len(names) == methods
+        assert names[0] == "ar" and len(names) == method_count
         assert f"best by the model is {names[-1]}, measured " in out.splitlines()[-1]
 
 
 def test_mistakes_are_one_line(capsys):
     refuses(bench.main, capsys, "no model folder at TYPO", *PAYS, "--draft", "TYPO")
     refuses(bench.main, capsys, "exits of 4 draft layers: ", *PAYS, "--exits", "2,9")
+    own = ["--draft", WEIGHTS / "mini-7b"]
+    refuses(bench.main, capsys, "mini-7b would draft for itself with all of its", *PAYS, *own)
     draft = WEIGHTS / "mini-draft"
     refuses(bench.main, capsys, "exits must increase", *PAYS, "--exits", "3,2", "--draft", draft)

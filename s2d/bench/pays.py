@@ -17,7 +17,7 @@ import torch
 
 from ..checkpoint import load_model, placement
 from ..checkpoint.config import read_config, read_drafting
-from ..checkpoint.names import draft_path, find_family_draft, find_target
+from ..checkpoint.names import draft_path, find_family_draft, find_target, refuse_whole_target
 from ..decoder import check_finite, inference
 from ..draft import Exit
 from ..generation import generate, settings_for, start
@@ -44,7 +44,7 @@ def report(args: Namespace) -> None:
     if draft_folder is None:
         draft_folder = find_family_draft(folder, read_config(folder))
     else:
-        read_config(draft_folder)  # a name that is mistyped shows
+        refuse_whole_target(folder, draft_folder, args.exits)
     exits = choose_exits(args.exits, draft_folder)
     draft_folder = draft_folder or draft_path(folder)  # if it is needed, it is missed there
     methods = {name: parse_method(name, draft_folder) for name in name_methods(exits)}
@@ -78,11 +78,12 @@ def report(args: Namespace) -> None:
         runs = runs_of(measured, load)
         [(_, records)] = measure_plan(measured, runs, questions, (temperature,), args)
         cells = summarise(records)["overall"]
-        outcomes = {}
-        for name, method in measured.methods.items():
-            chain = chain_of(method, target, draft)
-            if chain is not None:
-                outcomes[name] = simulate(chain, texts, costs)
+        chains = {name: chain_of(each, target, draft) for name, each in measured.methods.items()}
+        outcomes = {
+            name: simulate(chain, texts, costs)
+            for name, chain in chains.items()
+            if chain is not None
+        }
         print(render(table_of_methods(cells, outcomes), args.markdown))
         print(f"\n{verdict(cells, best)}", flush=True)
 
