@@ -81,6 +81,7 @@ def parse(arguments: list[str]) -> Namespace:
     add("--draft", type=Path, help="default: the one next to the target, or exit 0")
     add("--exits", type=comma_separated(int), metavar="E,E", help="default: the draft's own")
     add("--temperature", type=comma_separated(float), default="0", help="0 is greedy")
+    add("--compile", action="store_true", help="compiled passes, or CUDA graphs")
     add("--rounds", type=count, default=2, help=rounds)
 
     add = measuring("papers", papers.report, papers.__doc__, max_new_tokens=48)
