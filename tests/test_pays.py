@@ -23,7 +23,9 @@ from s2d.bench.chains import (
 from s2d.checkpoint.config import read_drafting
 
 PAYS = "pays --target 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
-FREE = Costs({1: 0.0}, dict.fromkeys([(0, 0), (0, 2), (0, 3), (0, 4), (2, 3), (3, 4)], {1: 0}), 0)
+FREE = Costs(
+    {1: 0.0}, dict.fromkeys([(0, 0), (0, 2), (0, 3), (0, 4), (2, 3), (3, 4)], {1: 0}), 0, 0
+)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -69,21 +71,23 @@ def text_of_four():
     return Text(3, by_token)
 
 
-COSTS = Costs({1: 10.0, 5: 14.0}, {(0, 1): {1: 1.0, 2: 2.0}, (1, 2): {1: 100.0, 2: 200.0}}, 0.5)
+COSTS = Costs(
+    {1: 10.0, 5: 14.0}, {(0, 1): {1: 1.0, 2: 2.0}, (1, 2): {1: 100.0, 2: 200.0}}, 0.25, 0.5
+)
 
 
 def test_seconds_are_those_of_the_rows_that_are_read():
     """Step by step: drafting with its catch-up, the target's pass, the rest."""
     chain = Chain((1, 2), (0.5, 0.0), length=2, stop=0.0)
     # Exit 1 reads the prompt, then a token; exit 2 reads all four. One token is accepted.
-    first = (3 + 1 + 400) + 14 + 0.5
+    first = (3 + 1 + 400) + 2 * 0.25 + 14 + 0.5
     # Both exits keep what was accepted. Exit 1 reads two tokens, the first of which is wrong.
-    second = (1 + 1) + 12 + 0.5
-    third = 1 + 11 + 0.5  # the text ends
+    second = (1 + 1) + 2 * 0.25 + 12 + 0.5
+    third = (1 + 0.25) + 11 + 0.5  # the text ends
     assert simulate(chain, [text_of_four()], COSTS) == Outcome(4, 3, first + second + third)
     # Below the stop nothing more is drafted: one token less in the second step.
     stopped = Chain((1, 2), (0.5, 0.0), length=2, stop=0.6)
-    saved = 1 + 1
+    saved = 1 + 0.25 + 1
     assert simulate(stopped, [text_of_four()], COSTS).seconds == first + second + third - saved
     # Of a long prompt the target reads all at once, and nothing is drafted.
     long = Text(300, [{1: Guess(0.9, 0.9, True)}])
@@ -94,7 +98,9 @@ def test_the_best_chain():
     """A cheap exit that is right is best alone, and a dear one that is right is not used."""
     sure = {each: Guess(0.99, 0.99, True) for each in (1, 2)}
     texts = [Text(3, [sure] * 64)]
-    costs = Costs({1: 10.0, 5: 10.4}, {(0, 1): {1: 1.0, 2: 1.1}, (0, 2): {1: 50.0, 2: 51.0}}, 0.0)
+    costs = Costs(
+        {1: 10.0, 5: 10.4}, {(0, 1): {1: 1.0, 2: 1.1}, (0, 2): {1: 50.0, 2: 51.0}}, 0.0, 0.0
+    )
     costs.exits[1, 2] = {1: 49.0, 2: 50.0}
     best = find_best((1, 2), texts, costs)
     assert (best.exits[0], best.length) == (1, 16)
@@ -122,7 +128,8 @@ def test_tables():
     assert pays.verdict(cells, "s2d-tree:exits=2").startswith("it does not pay: the fastest is s2d")
     lines = pays.table_of_costs(COSTS)
     assert lines[1] == ["target: ms / of one row", "10000.00 / 1.00", "14000.00 / 1.40"]
-    assert [line[0].partition(":")[0] for line in lines[2:]] == ["exit 1", "exit 2 from exit 1"]
+    assert [line[0].partition(":")[0] for line in lines[2:4]] == ["exit 1", "exit 2 from exit 1"]
+    assert [line[1] for line in lines[4:]] == ["250.00 / 0.03", "500.00 / 0.05"]
     exits = pays.table_of_exits([Text(3, [{1: Guess(0.5, 0.5, n > 0)} for n in range(4)])], COSTS)
     assert exits[1:] == [["exit 1", "75%", "50%", "0.10"]]
 

@@ -31,11 +31,13 @@ class Costs:
         target: of a target pass.
         exits: by segment, the layers from one exit or the beginning to another exit, of reading
             so many rows there and predicting after the last one. Exit 0 is the segment (0, 0).
+        level: of each drafted token, for what is not an exit's: growing the chain and its masks.
         rest: of each step, for what is neither the draft's nor the target's pass.
     """
 
     target: Curve
     exits: dict[Segment, Curve]
+    level: float
     rest: float
 
 
@@ -145,6 +147,7 @@ def draft_chain(
     path_prob = 1.0
     for each_place in range(place, min(place + chain.length, len(text.guesses))):
         n = text.prompt_length + each_place
+        seconds += costs.level
         for segment, threshold in zip(segments(chain.exits), chain.thresholds):
             each = segment[1]
             seconds += interpolate(costs.exits[segment], n - exits_read[each])  # catch-up included

@@ -19,7 +19,7 @@ from ..checkpoint import load_model, placement
 from ..checkpoint.config import read_config, read_drafting
 from ..checkpoint.names import draft_path, find_family_draft, find_target, refuse_whole_target
 from ..decoder import check_finite, inference
-from ..draft import Exit
+from ..draft import Exit, SortedDraft
 from ..generation import generate, settings_for, start
 from ..model import Llama
 from ..ngram.datastore import find_datastore
@@ -34,6 +34,7 @@ from .speed import measure_plan, read_plan, refuse_unfit, runs_of
 from .tables import Cell, render, summarise
 
 ROWS = 1, 2, 4, 8, 16, 64  # of the passes that are timed
+LEVELS = 8  # of the chains that are timed
 TURNS = 9  # of timing; the fastest call counts
 
 
@@ -137,7 +138,7 @@ def examine(
 
     ``options`` are options of ``generate``, the same for the target alone and with a draft.
     """
-    drafting = options | dict(method="s2d", exits=exits, draft_length=1)
+    drafting = options | dict(method="s2d", exits=exits, draft_length=LEVELS)
     room = target.config.max_position_embeddings
     if draft is not None:
         room = min(room, draft.config.max_position_embeddings)
@@ -156,9 +157,14 @@ def examine(
         texts.append(Text(len(prompt), guesses))
     if not texts:
         raise ValueError(f"no question fits the draft's context of {room} tokens")
+    context = context[: max(2, room - LEVELS)]  # the draft has positions for what is timed
+    segments = time_segments(target, draft, exits, context, drafting)
+    decoder = start(target, context[:-1], draft, **drafting | dict(exits=exits[:1], stop=0.0))
+    level = time_level(decoder.drafter, decoder.rule, context, target.device)
     costs = Costs(
         target=time_target(target, context),
-        exits=time_segments(target, draft, exits, context, drafting),
+        exits=segments,
+        level=max(0.0, level - segments[0, exits[0]][1]),
         rest=min(rests),
     )
     return texts, costs
@@ -264,6 +270,23 @@ def time_exit(exits: list[Exit], rule: Rule, context: list[int], device: torch.d
     return {rows: min(each) for rows, each in seconds.items()}
 
 
+def time_level(drafter: SortedDraft, rule: Rule, context: list[int], device: torch.device) -> float:
+    """Seconds of a drafted token in chains of LEVELS after ``context``."""
+    seconds = []
+    with inference(device):
+        drafter.grow(empty_tree(context, LEVELS), rule)
+        for _ in range(TURNS):
+            for each in drafter.exits:
+                each.keep(len(context) - 1, [])
+            tree = empty_tree(context, LEVELS)
+            wait_for(device)
+            began = time.perf_counter()
+            drafter.grow(tree, rule)
+            wait_for(device)
+            seconds.append((time.perf_counter() - began) / max(1, tree.level_count))
+    return min(seconds)
+
+
 def wait_for(device: torch.device) -> None:
     """Return when a GPU has done all that it was given."""
     if device.type != "cpu":
@@ -280,6 +303,10 @@ def table_of_costs(costs: Costs) -> list[list[str]]:
     for name, curve in curves.items():
         cells = [f"{1000 * seconds:.2f} / {seconds / one:.2f}" for seconds in curve.values()]
         lines.append([f"{name}: ms / of one row", *cells])
+    empty = [""] * (len(costs.target) - 1)
+    for name, seconds in (("a drafted token besides", costs.level), ("a step besides", costs.rest)):
+        cell = f"{1000 * seconds:.2f} / {seconds / one:.2f}"
+        lines.append([f"{name}: ms / of one row", cell, *empty])
     return lines
 
 
