@@ -69,7 +69,7 @@ def test_stdin_and_json(capsys, monkeypatch):
     tokenizer, stats = Tokenizer(WEIGHTS / "mini-7b"), answer["stats"]
     for name, folder in (("model", "mini-7b"), ("draft", "mini-draft")):
         assert Path(answer[name]).samefile(WEIGHTS / folder)
-    used = {"exits": [2, 3, 4], "thresholds": [0.6, 0.4, 0.0], "shape": {"widths": [1] * 12}}
+    used = {"exits": [2, 3], "thresholds": [0.6, 0.0], "shape": {"widths": [1] * 12}}
     used |= {"temperature": 0.0, "stop": 0.35, "max_new_tokens": 20, "system": None}
     assert (answer["method"], answer["seed"]) == ("s2d", 0)
     used |= {"rule": "noise", "datastore": None, "device": "cpu"}

@@ -138,7 +138,7 @@ def test_every_exit_says_what_the_definition_says(case, known, mini):
     for shown, step in zip(data["steps"][:4], steps):
         for position, node in zip(shown["positions"], [-1, *step.accepted], strict=True):
             text = step.tree.context + step.tree.path(node)
-            assert [exit_layer for exit_layer, _ in position["said"]] == [2, 3, 4]
+            assert [exit_layer for exit_layer, _ in position["said"]] == [2, 3]
             for exit_layer, values in position["said"]:
                 probs = logits_after(mini("mini-draft"), text, exit_layer).softmax(dim=-1)
                 assert values == close(probs[position["ids"]].tolist())

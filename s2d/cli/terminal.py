@@ -59,16 +59,16 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
     if drafted := stats.exit_counts.total():
-        counts = sorted(stats.exit_counts.items())
-        shares = [f"{count / drafted:.0%} from exit {exit_layer}" for exit_layer, count in counts]
-        lines.append(f"draft tokens   {drafted}: {', '.join(shares)}")
         accepted = acceptance(stats, generation.settings.exits)
         rates = " ".join(f"{100 * rate:.0f}" for rate in rates_by_position(accepted))
-        lines.append(f"accepted       {rates} % of the 1st, 2nd, ... drafted tokens")
+        lines.append(f"draft tokens   {drafted}, accepted: {rates} % of the 1st, 2nd, ...")
         per_exit = []
         for exit_layer, counted in accepted["per_exit"].items():
-            per_exit.append(f"exit {exit_layer} {'/'.join(map(str, counted.values()))}")
-        lines.append(f"by exit        asked/sure/drafted/accepted: {', '.join(per_exit)}")
+            asked, sure, drafted_here, right = counted.values()
+            per_exit.append(
+                f"{exit_layer} asked {asked}, sure {sure}, drafted {drafted_here}, right {right}"
+            )
+        lines.append(f"by exit        {'; '.join(per_exit)}")
     if colors:
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
