@@ -24,7 +24,7 @@ from typing import Any
 
 from torch.distributed import get_world_size, is_initialized, is_torchelastic_launched
 
-from s2d import Tokenizer, load_model
+from s2d import StopStrings, Tokenizer, load_model
 from s2d.checkpoint import DTYPES, placement
 from s2d.checkpoint.config import read_config, read_drafting
 from s2d.checkpoint.names import FoundDraft, find_draft, find_target, is_same_folder, miniature_note
@@ -84,6 +84,14 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--interactive", action="store_true", help="a conversation")
     add("--prompts", type=Path, metavar="FILE", help="answer each line of a file")
     add("--batch", type=count, default=8, metavar="B", help="how many of --prompts at a time")
+    add(
+        "--stop-at",
+        dest="stop_strings",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="the answer ends before this text; may be given several times",
+    )
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the answer ends there")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 (default) is greedy")
     add("--top-p", type=float, default=1.0, metavar="P", help="nucleus sampling; 1: all tokens")
@@ -195,7 +203,7 @@ class Models:
         """Messages, user and assistant in turn -> ids; of plain text, of the first alone."""
         if self.raw:
             return self.tokenizer.encode(messages[0])
-        texts = [text.strip() for text in messages]
+        texts = [text.removesuffix("\n") for text in messages]  # stdin's last line may end
         return self.tokenizer.encode_chat(texts, self.system)
 
     def start(self, prompt: list[int]) -> Decoder:
@@ -218,6 +226,8 @@ def load(args: Namespace, choice: Choice) -> Models:
     tell(f"prompt format: {'plain text (--raw)' if args.raw else tokenizer.prompt_format.name}")
     make = make_decoder
     settings = choice.settings
+    if args.stop_strings:
+        settings = replace(settings, stop_at=StopStrings(tokenizer, args.stop_strings))
     each = ""
     if is_initialized():
         from s2d.speed.tensor_parallel import load_part, make_shared_decoder
@@ -274,12 +284,17 @@ def show_answer(
     """Print the answer to the prompt ``text``: as its ``steps`` come, and a report; or as JSON."""
     prompt = decoder.context  # its ids
     if args.json:
-        for _ in steps:
-            pass
         named = {"prompt": text} | about(args, models)
+        try:
+            for _ in steps:
+                pass
+        except KeyboardInterrupt:  # what there is of the answer may be all that was wanted
+            cut = replace(decoder.result(), ended="interrupted")
+            print(as_json(cut, models.tokenizer, named), flush=True)
+            raise
         print(as_json(decoder.result(), models.tokenizer, named))
         return
-    streamed = Streamed(models.tokenizer, sys.stdout, models.choice.colors)
+    streamed = Streamed(models.tokenizer, sys.stdout, models.choice.colors, args.stop_strings)
     for step in steps:
         streamed.add(step)
     streamed.finish()
@@ -314,6 +329,7 @@ def hold_conversation(args: Namespace, models: Models) -> int:
         context_size=size,
         colors=models.choice.colors,
         lines=each_from_rank_0(typed(first=args.prompt)),
+        stop_at=args.stop_strings,
     )
     return 0
 
@@ -350,7 +366,7 @@ def about(args: Namespace, models: Models) -> dict[str, Any]:
     """What JSON says about an answer besides the Decoder's own Settings."""
     dtype = str(models.target.dtype).removeprefix("torch.")
     options = {"system": args.system, "datastore": models.choice.found.datastore}
-    options |= {"device": models.target.device, "dtype": dtype}
+    options |= {"stop_at": args.stop_strings, "device": models.target.device, "dtype": dtype}
     if isinstance(args.stop, str):
         options["stop"] = args.stop
     return {"model": models.choice.target, "draft": models.choice.found.draft, "options": options}

@@ -75,7 +75,7 @@ class Step:
 
     tree: Tree
     logits: Tensor  # (N+1, V): after the context, and after each node of the tree
-    accepted: list[int]  # the nodes of a path, up to EOS
+    accepted: list[int]  # the nodes of a path, up to the answer's end
     tokens: list[int]  # emitted: the path's and, unless it has EOS, the target's own after it
     draft_seconds: float
     target_seconds: float  # from the end of drafting until the logits are there
@@ -139,16 +139,18 @@ class Stats:
 class Generation:
     """An answer, without the caches that it took."""
 
-    tokens: list[int]  # the new ones only, with EOS last if it was produced
-    ended: str  # "eos", "length", "context" (the target's is full), or "" if it goes on
+    tokens: list[int]  # the new ones only, up to EOS or the one that completes a stop string
+    ended: str  # "eos", "stop_at", "length", "context" (the target's is full), or "": it goes on
     stats: Stats
     settings: Settings
     exact: bool  # whether the method is lossless
     prompt_length: int
 
     def text(self, tokenizer: Any) -> str:
-        """The answer as text, by a ``Tokenizer``."""
-        return tokenizer.decode(self.tokens)
+        """The answer as text, by a ``Tokenizer``; it ends before a stop string."""
+        text = tokenizer.decode(self.tokens)
+        stop_at = self.settings.stop_at
+        return text if stop_at is None else stop_at.cut(text)
 
 
 class Decoder:
@@ -180,6 +182,7 @@ class Decoder:
         self.settings = settings
         self.prompt_length = len(context)
         self.ended = ""  # or why, see ``Generation``
+        self.is_last = None if settings.stop_at is None else settings.stop_at.begin()
         self.stats = Stats()
         self.cache = target.new_cache(limit + (0 if drafter is None else drafter.shape.capacity))
         self.began_at = 0.0  # the step; in seconds of ``time.perf_counter``
@@ -242,7 +245,7 @@ class Decoder:
         accepted, bonus = self.verify(tree, logits)
         # 4. Roll back: both models forget what was not accepted.
         self.roll_back(tree, accepted)
-        # 5. Emit: the tokens of the path and the bonus token, up to EOS.
+        # 5. Emit: the tokens of the path and the bonus token, up to the answer's end.
         tokens = [tree.tokens[node] for node in accepted]
         return self.emit(tree, logits, accepted, [*tokens, bonus], scored_at)
 
@@ -259,12 +262,18 @@ class Decoder:
     def emit(
         self, tree: Tree, logits: Tensor, accepted: list[int], tokens: list[int], scored_at: float
     ) -> Step:
-        """Append ``tokens``, up to EOS, to the context, and make a Step of all this."""
+        """Append ``tokens``, up to the answer's last, to the context, and make a Step of all this.
+
+        The last is EOS, or the one that completes a stop string.
+        """
         for count, token in enumerate(tokens, start=1):
             if token in self.target.config.eos_token_ids:
+                self.ended = "eos"
+            elif self.is_last is not None and self.is_last(token):
+                self.ended = "stop_at"
+            if self.ended:
                 accepted = accepted[:count]
                 tokens = tokens[:count]
-                self.ended = "eos"
                 break
         self.context = self.context + tokens  # a new list: trees keep the old one
         if not self.ended and len(self.context) >= self.limit:

@@ -13,10 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .cache import move_up
+from .cache import enlarge, move_up, next_size
 from .devices import to_device
 from .mask import positions_and_mask
 from .model import Llama
+from .notices import tell
 from .rules import Prediction, Proposal, Rule
 from .sampling import warp
 from .tree import Shape, Tree
@@ -70,16 +71,26 @@ class LayerExit:
     """
 
     def __init__(
-        self, model: Llama, previous: "LayerExit | None", exit_layer: int, capacity: int
+        self,
+        model: Llama,
+        previous: "LayerExit | None",
+        exit_layer: int,
+        capacity: int,
+        vocab_size: int,
     ) -> None:
-        """``capacity``: positions of context and slots of nodes that it may hold at once."""
+        """``capacity``: positions of context and slots of nodes that it may hold at once.
+
+        ``vocab_size`` is the target's; that of ``model`` may be another, see ``options.PADDING``.
+        """
         self.model = model
+        self.vocab_size = vocab_size
         self.previous = previous
         self.exit_layer = exit_layer
         self.max_positions = model.config.max_position_embeddings
         self.first_layer = 0 if previous is None else previous.exit_layer
+        self.capacity = capacity
         self.cache = model.new_cache(capacity, self.first_layer, exit_layer)
-        size = (1, capacity, model.config.hidden_size)
+        size = (1, 0, model.config.hidden_size)  # grows as the cache does
         self.hidden = torch.zeros(size, device=model.device, dtype=model.dtype)  # at this exit
 
     def predict(self, tree: Tree) -> Prediction:
@@ -88,12 +99,10 @@ class LayerExit:
             self.read(tree, end=self.cache.length + WINDOW)
         self.read(tree, end=n + len(tree.slot_tokens))
         # At temperature 1, so that thresholds mean the same at any temperature.
-        probs = warp(self.model.logits(self.frontier_hidden(tree)), temperature=1.0)  # (R, V)
+        logits = self.model.logits(self.frontier_hidden(tree))
+        probs = warp(logits[:, : self.vocab_size], temperature=1.0)  # (R, V)
         # One node that is sure is enough for all, as in the authors' code.
-        confidence = probs.max().item()
-        if math.isnan(confidence):
-            raise ValueError("the draft's logits are NaN: its weights are damaged, or overflow")
-        return Prediction(probs, confidence)
+        return Prediction(probs, confidence=probs.max().item())
 
     def frontier_hidden(self, tree: Tree) -> Tensor:
         """The hidden states (R, hidden) of the frontier, which was read last.
@@ -115,7 +124,8 @@ class LayerExit:
         if self.previous is None:
             tokens = tree.context[:context_end] + tree.slot_tokens[: end - context_end]
             unread = to_device([tokens[start:]], self.model.device)  # (1, T)
-            hidden = self.model.embed(unread)
+            # A token that only the target has is read as the draft's last one.
+            hidden = self.model.embed(unread.clamp(max=self.model.config.vocab_size - 1))
         else:
             hidden = self.previous.hidden[:, start:end]
         positions, mask = positions_and_mask(
@@ -124,6 +134,8 @@ class LayerExit:
         hidden = self.model.run_layers(
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
+        if end > self.hidden.shape[1]:
+            self.hidden = enlarge(self.hidden, 1, next_size(end, self.capacity))
         self.hidden[:, start:end] = hidden
 
     def keep(self, n: int, slots: list[int]) -> None:
@@ -162,16 +174,21 @@ class SortedDraft:
         self.stop = stop
         self.decision = decision
         self.max_positions = min(each.max_positions for each in exits)
+        self.is_silent = False  # it drafts no more
 
     def new_tree(self, context: list[int], max_levels: int) -> Tree:
         return Tree(context, self.shape, max_levels, self.stop)
 
     def grow(self, tree: Tree, rule: Rule) -> None:
         """Add levels to ``tree`` until its shape ends it or nothing is known, and prune it."""
-        while tree.frontier:
+        while tree.frontier and not self.is_silent:
             used, prediction = self.predict(tree)
             if prediction.confidence == 0.0:
                 break  # nothing is known
+            if math.isnan(prediction.confidence):
+                tell("the draft drafts no more: its logits are NaN, by damaged weights or overflow")
+                self.is_silent = True
+                break
             width = tree.shape.width(tree.level_count)
             proposal = rule.propose(prediction, width, tree.next_positions(tree.frontier))
             probs = proposal.probs

@@ -34,8 +34,8 @@ def generate(
         draft: a draft model; without one, exit 0 drafts alone.
         method, options: see ``Options``.
 
-    Ends at EOS, after ``max_new_tokens``, or when the target's context is full. Raises ValueError
-    for anything that cannot be run.
+    Ends at EOS, at what ``stop_at`` finds, after ``max_new_tokens``, or when the target's context
+    is full. Raises ValueError for anything that cannot be run.
     """
     return start(target, tokens, draft, method, **options).run()
 
@@ -152,8 +152,13 @@ def make_drafter(
 
             exits.append(TableExit(settings.datastore, target.device))
         elif isinstance(each, int):
-            capacity = limit + settings.shape.capacity
-            previous = LayerExit(draft, previous, each, capacity)
+            previous = LayerExit(
+                draft,
+                previous,
+                exit_layer=each,
+                capacity=limit + settings.shape.capacity,
+                vocab_size=target.config.vocab_size,
+            )
             exits.append(previous)
         else:
             exits.append(each)

@@ -11,9 +11,9 @@ A method is a name for a way to draft, a preset of exits and a shape:
 Exits and shapes that are given take the preset's place: ``sd`` with ``tree`` drafts that tree.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -27,6 +27,9 @@ METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 RULES = ("noise", "rejection")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
+# Tokens that one of two models with the same tokenizer may have more, since vocabularies are padded
+# for GPUs: 32,000 or 32,064 for Llama 2, 128,256 or 128,264 for Llama 3. The limit is llama.cpp's.
+PADDING = 128
 THRESHOLD = 0.5  # of an exit that has none of its own: the published one
 TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on miniatures
 
@@ -75,6 +78,16 @@ def drafting_of(model: Llama) -> Drafting:
     return model.drafting or default_drafting(model.config)
 
 
+class Ending(Protocol):
+    """Where an answer ends besides EOS: ``StopStrings``, or one of your own."""
+
+    def begin(self) -> Callable[[int], bool]:
+        """What one answer asks about each of its tokens: whether it ends with it."""
+
+    def cut(self, text: str) -> str:
+        """What of the ``text`` of an answer's tokens belongs to the answer."""
+
+
 # How exit 0 drafts alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
 TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(6, 7, 7))
 
@@ -105,6 +118,7 @@ class Options:
             ``rules.Rule``. At temperature 0 the two names mean the same, unless ``init`` is
             "target".
         datastore: what exit 0 knows besides the text (ngram/datastore.py).
+        stop_at: where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``.
     """
 
     method: str | None = None
@@ -122,6 +136,7 @@ class Options:
     decision: DecisionModel | None = None
     rule: str | Rule = "noise"
     datastore: Any = None  # an ngram.table.Table
+    stop_at: Ending | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,7 @@ class Settings:
     rule: str | Rule
     datastore: Any
     fit_costs: bool
+    stop_at: Ending | None
 
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
@@ -184,6 +200,8 @@ def resolve(
         given = getattr(options, name)
         if given is not None and not hasattr(given, member):
             raise ValueError(f"{name} is an object that was loaded from its file, not {given!r}")
+    if options.stop_at is not None and not hasattr(options.stop_at, "begin"):
+        raise ValueError(f"stop_at is StopStrings(tokenizer, [...]), not {options.stop_at!r}")
     temperature = check_number("temperature", options.temperature, 0, 1e38)
     if temperature != 0:
         check_number("temperature, if not 0", temperature, 1e-6, 1e38)
@@ -208,6 +226,7 @@ def resolve(
         top_k=check_whole("top_k", options.top_k, 0),
         seed=check_whole("seed", options.seed, 0),
         rule=options.rule,
+        stop_at=options.stop_at,
         **drafts,
     )
 
@@ -216,7 +235,7 @@ def resolve_draft(
     options: Options, vocab_size: int, draft_config: LlamaConfig | None, drafting: Drafting | None
 ) -> dict[str, Any]:
     """The fields of Settings that say how to draft."""
-    if draft_config is not None and draft_config.vocab_size != vocab_size:
+    if draft_config is not None and not same_vocabulary(draft_config, vocab_size):
         sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
     asked = None if options.exits is None else as_list("exits", options.exits)
@@ -253,6 +272,14 @@ def resolve_draft(
         # clocks. With ``init="target"`` the first level has no estimates of exit 0's.
         fit_costs=may_fit and options.rule == "noise" and options.init == "draft",
     )
+
+
+def same_vocabulary(draft_config: LlamaConfig, vocab_size: int) -> bool:
+    """Whether a draft's vocabulary may be that of a target with ``vocab_size`` tokens.
+
+    What only one of them has is never drafted, and the target may write it nevertheless.
+    """
+    return abs(draft_config.vocab_size - vocab_size) <= PADDING
 
 
 def resolve_exits(

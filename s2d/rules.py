@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .mask import CONTEXT, is_chain
@@ -32,9 +33,9 @@ from .tree import Tree
 class Prediction(NamedTuple):
     """What an exit of the draft says about the tokens that follow R nodes.
 
-    An exit with layers has a column for each token of the vocabulary. Exit 0 knows few tokens, and
-    names those that its columns stand for. ``choose``, ``spread`` and ``children`` hide the
-    difference.
+    An exit with layers has a column for each token of the vocabulary; but none for the last ones,
+    if the draft model's vocabulary is smaller than the target's. Exit 0 knows few tokens, and names
+    those that its columns stand for. ``choose``, ``spread`` and ``children`` hide the difference.
     """
 
     probs: Tensor  # (R, K) at temperature 1, without top-k and top-p; the sum may be below 1
@@ -43,12 +44,14 @@ class Prediction(NamedTuple):
 
     def choose(self, rows: Tensor) -> Tensor:
         """Of rows over the vocabulary (R, V), the columns of this prediction (R, K)."""
-        return rows if self.tokens is None else rows[:, self.tokens]
+        if self.tokens is None:
+            return rows[:, : self.probs.shape[1]]
+        return rows[:, self.tokens]
 
     def spread(self, rows: Tensor, vocab_size: int) -> Tensor:
         """Rows for the columns (R, K) -> rows over the vocabulary (R, V), 0 elsewhere."""
         if self.tokens is None:
-            return rows
+            return F.pad(rows, (0, vocab_size - rows.shape[1]))
         wide = rows.new_zeros(len(rows), vocab_size)
         return wide.index_copy(1, self.tokens.to(rows.device), rows)
 

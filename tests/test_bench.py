@@ -312,7 +312,7 @@ def test_answer_files_say_what_spec_bench_reads(questions, tmp_path, capsys):
 def family(tmp_path):
     """Two targets in folders of one name, and one of another vocabulary."""
     sizes = dict(hidden_size=16, intermediate_size=24, head_dim=4, max_position_embeddings=400)
-    for seed, name, vocab_size in ((0, "a/final", 1024), (1, "b/final", 1024), (2, "other", 1100)):
+    for seed, name, vocab_size in ((0, "a/final", 1024), (1, "b/final", 1024), (2, "other", 1200)):
         model = random_llama(seed, vocab_size=vocab_size, **sizes)
         save_model(model, tmp_path / name, WEIGHTS / "mini-7b", torch.float32)
     return tmp_path

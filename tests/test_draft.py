@@ -25,7 +25,8 @@ def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
     """A SortedDraft of a model's layers; ``options``: of SortedDraft."""
     exits, previous = [], None
     for layer in layers:
-        previous = LayerExit(model, previous, layer, capacity + shape.capacity)
+        room = capacity + shape.capacity
+        previous = LayerExit(model, previous, layer, room, model.config.vocab_size)
         exits.append(previous)
     return SortedDraft(exits, thresholds, shape, **options)
 

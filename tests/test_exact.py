@@ -4,9 +4,11 @@
 """
 
 import functools
+import json
 import random
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from unittest import mock
 
 import numpy as np
@@ -15,13 +17,15 @@ import torch
 from enumeration import joint_distribution, joint_of, next_token_model
 from helpers import ByLastToken, nearly_equal, raises_line, random_llama, random_tokens
 
-from s2d import definition, generate
+from s2d import StopStrings, definition, generate, generate_many
+from s2d.cache import enlarge
 from s2d.generation import settings_for, start
 from s2d.ngram import costs
 from s2d.ngram.datastore import Datastore
 from s2d.options import Drafting, Options, drafting_of, resolve
 from s2d.rules import Greedy, Rejection, SharedNoise
 from s2d.sampling import Draws, Noise, warp
+from s2d.trace.record import Recorder
 from s2d.tree import FixedShape, GrowingShape, Tree
 
 
@@ -225,11 +229,16 @@ REJECTION = [
 ]
 
 
-@pytest.mark.parametrize("options", REJECTION)
-def test_rejection_sampling_leaves_p(options):
-    """Every outcome of whole generations, with a vocabulary of three."""
+# The sizes of the draft's vocabulary, for some of these methods smaller or larger.
+SAMPLED = [(options, 3) for options in REJECTION]
+SAMPLED += [(REJECTION[0], 2), (REJECTION[0], 5), (REJECTION[2], 2), (REJECTION[9], 5)]
+
+
+@pytest.mark.parametrize(("options", "draft_size"), SAMPLED)
+def test_rejection_sampling_leaves_p(options, draft_size):
+    """Every outcome of whole generations, with a vocabulary of three; the draft has its own."""
     target = random_llama(1, vocab_size=3, eos_token_ids=())
-    draft, prompt = random_llama(2, vocab_size=3), [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
+    draft, prompt = random_llama(2, vocab_size=draft_size), [2, 1, 0, 2, 1, 0, 2, 1, 2, 1]
     for law in (dict(temperature=1.0), dict(temperature=0.8, top_p=0.7)):
         p = next_token_model(target, prompt, **law)
         used = options | law | dict(rule="rejection", max_new_tokens=3)
@@ -240,6 +249,53 @@ def test_rejection_sampling_leaves_p(options):
 
         error = joint_of(emit, p, 3) - joint_distribution(p, 3)
         assert error.abs().max() < 1e-9
+
+
+def padded(model, size):
+    """A model with more tokens, which are as likely as the others."""
+    wider = random_llama(9, **vars(model.config) | dict(vocab_size=size))
+    for name, tensor in wider.state_dict().items():
+        own = model.state_dict()[name]
+        tensor[tuple(slice(length) for length in own.shape)] = own
+    return wider
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_vocabularies_that_are_padded_to_different_sizes(temperature):
+    """What one of the two models lacks is not drafted, and the target may write what it has."""
+    target, draft = nearly_equal(1, eos_token_ids=())
+    law = dict(temperature=temperature, max_new_tokens=30, seed=3)
+    sorted_exits = dict(exits=[2, 4], thresholds=[0.3, 0.0])
+    for rule in ("noise", "rejection") if temperature else ("noise",):
+        for options in (
+            sorted_exits,
+            sorted_exits | dict(tree=GrowingShape(3, 4, 9)),
+            dict(init="target", **sorted_exits),
+        ):
+            options = options | law | dict(rule=rule)
+            # The draft has more tokens: it drafts as if it had not.
+            expected = generate(target, [3, 1], draft, **options)
+            found = generate(target, [3, 1], padded(draft, 90), **options)
+            assert (found.tokens, found.stats.accept_lengths, found.stats.exit_counts) == (
+                expected.tokens,
+                expected.stats.accept_lengths,
+                expected.stats.exit_counts,
+            )
+    # The target has more.
+    wider = padded(target, 90)
+    alone = generate(wider, [3, 1, 80], method="ar", **law).tokens
+    assert max(alone) > 60
+    for options in (
+        sorted_exits,
+        sorted_exits | dict(tree=GrowingShape(3, 4, 9)),
+        dict(method="mcsd", tree=(2, 2)),
+        dict(init="target", **sorted_exits),
+    ):
+        decoder = start(wider, [3, 1, 80], draft, **options, **law)
+        for step in Recorder(None, decoder, names={}, colors={}).record():
+            drafted = zip(step.tree.tokens, step.tree.exit_layers)
+            assert all(token < 61 for token, exit in drafted if exit is not None)
+        assert decoder.tokens == alone and decoder.stats.accepted_tokens > 1
 
 
 def test_the_definition_leaves_p_by_rejection_sampling():
@@ -268,6 +324,32 @@ def test_long_prompts_are_prefilled_without_a_draft():
         assert tokens == full.argmax(dim=-1).tolist()
 
 
+def test_caches_grow_with_the_text_and_not_with_what_it_may_become(monkeypatch):
+    """Each entry is copied about once; the text stays."""
+    copied = []
+
+    def counted(rows, dim, size):
+        copied.append(rows.shape[dim])
+        return enlarge(rows, dim, size)
+
+    target, draft = nearly_equal(1, eos_token_ids=(), max_position_embeddings=50_000)
+    options = dict(exits=[2, 4], thresholds=[0.3, 0.0], tree=GrowingShape(3, 4, 9))
+    expected = generate(target, [3, 1], draft, max_new_tokens=200, **options)
+    monkeypatch.setattr("s2d.cache.enlarge", counted)
+    monkeypatch.setattr("s2d.draft.enlarge", counted)
+    monkeypatch.setattr("s2d.cache.PIECE", 16)
+    decoder = start(target, [3, 1], draft, max_new_tokens=40_000, **options)
+    for _ in decoder:
+        if len(decoder.tokens) >= 200:
+            break
+    assert decoder.tokens[:200] == expected.tokens
+    parts = [decoder.cache, *(each.cache for each in decoder.drafter.exits)]
+    assert all(200 <= part.keys.shape[3] <= 500 for part in parts)
+    assert all(200 <= each.hidden.shape[1] <= 500 for each in decoder.drafter.exits)
+    grown = 2 * len(parts) + 2  # tensors: keys and values of each, hidden states at each exit
+    assert grown * 100 < sum(copied) < grown * 500 and len(copied) <= grown * 6
+
+
 def test_stats_add_up():
     target, draft = nearly_equal(2, eos_token_ids=())
     found = generate(target, [3, 1], draft, exits=[1, 2, 4], thresholds=[0.4, 0.4, 0.0])
@@ -279,14 +361,63 @@ def test_stats_add_up():
     assert stats.seconds > stats.draft_seconds + stats.target_seconds > 0
 
 
-def test_damaged_weights_are_one_line():
-    for damaged, message in (
-        (0, "the target's logits are not finite"),
-        (1, "the draft's logits are NaN"),
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_method_ends_at_the_same_stop_string(temperature, mini, tokenizer):
+    """In the middle of what a step accepts; alone, and with other prompts in the same passes."""
+    target, draft = mini("mini-7b"), mini("mini-draft")
+    prompt = tokenizer.encode_chat(["Tell me a story about a robot called Nora."])
+    law = dict(temperature=temperature, max_new_tokens=60)
+    whole = generate(target, prompt, method="ar", **law)
+    text = whole.text(tokenizer)
+    place = len(text) // 2
+    stop_at = StopStrings(tokenizer, ["never", text[place : place + 5]])
+    law["stop_at"] = stop_at
+    found = generate(target, prompt, method="ar", **law)
+    count = len(found.tokens)
+    assert found.tokens == whole.tokens[:count] and found.ended == "stop_at"
+    assert stop_at.texts[1] in tokenizer.decode(found.tokens)
+    assert stop_at.texts[1] not in tokenizer.decode(found.tokens[:-1])
+    assert found.text(tokenizer) == stop_at.cut(text) == text[: text.find(stop_at.texts[1])]
+    steps = generate(target, prompt, draft, **law | dict(stop_at=None)).stats.accept_lengths
+    assert count not in accumulate(steps)
+    for options in (
+        dict(method="sd"),
+        dict(method="s2d"),
+        dict(method="mcsd"),
+        dict(method="s2d-tree"),
+        dict(init="target"),
+        dict(exits=[0]),
     ):
-        models = [random_llama(0), random_llama(1)]
-        models[damaged].lm_head.weight.fill_(float("nan"))
-        raises_line(generate, ValueError, message, models[0], [1], models[1], exits=[4])
+        each = generate(target, prompt, draft, **options, **law)
+        assert (each.tokens, each.ended) == (found.tokens, "stop_at")
+        assert sum(each.stats.accept_lengths) == count
+    batch = generate_many(target, [prompt, prompt], draft, **law)
+    assert next(iter(batch)).tokens == found.tokens
+
+
+def test_damaged_weights_are_one_line():
+    target = random_llama(0)
+    target.lm_head.weight.fill_(float("nan"))
+    raises_line(generate, ValueError, "the target's logits are not finite", target, [1])
+
+
+@pytest.mark.parametrize("options", [dict(), dict(init="target"), dict(tree=(2, 2))])
+def test_a_draft_whose_logits_overflow_falls_silent(options, capsys):
+    """In the middle of an answer, and of a tree; that is said once, and the page can show it."""
+    target, draft = nearly_equal(1, eos_token_ids=())
+    law = dict(temperature=1.0, max_new_tokens=40)
+    alone = generate(target, [3, 1], method="ar", **law).tokens
+    draft.model.embed_tokens.weight[alone[20]] = float("inf")  # a token that it cannot read
+    found = start(target, [3, 1], draft, exits=[1, 4], thresholds=[0.5, 0.0], **options, **law)
+    recorder = Recorder(None, found, names={}, colors={})
+    steps = list(recorder.record())
+    json.dumps(recorder.steps, allow_nan=False)
+    assert found.tokens == alone
+    error = capsys.readouterr().err
+    assert "the draft drafts no more: its logits are NaN" in error and error.count("\n") == 1
+    spoke = [any(each is not None for each in step.tree.exit_layers) for step in steps]
+    assert spoke[0] is True or options  # roots come first
+    assert spoke.count(True) > 1 and not any(spoke[-10:])
 
 
 def test_ids_and_numbers_of_other_kinds():
@@ -333,6 +464,7 @@ WRONG = {
     "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "decision is an object": dict(decision="file"),
     "datastore is an object": dict(datastore="file"),
+    "stop_at is StopStrings": dict(stop_at=["User:"]),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
 }
 
@@ -349,5 +481,5 @@ def test_wrong_prompts_and_drafts_are_one_line():
     raises_line(generate, ValueError, "ids are not all within", target, [61], method="ar")
     for wrong in ("Hi", [1.0, 2.0], [[1], [2]], 5, None, ["a"]):
         raises_line(generate, ValueError, "a prompt is a list of ids", target, wrong, method="ar")
-    other = random_llama(1, vocab_size=9)
+    other = random_llama(1, vocab_size=190)
     raises_line(generate, ValueError, "must share a vocabulary", target, [1], other)

@@ -89,8 +89,8 @@ def test_the_python_that_is_shown(capsys, monkeypatch):
 
 
 def test_python_finds_the_draft_that_run_finds(capsys, monkeypatch):
-    """As the page of the options shows it: the same draft, and so the same steps."""
-    [block] = re.findall(
+    """As the page of the options shows it: the same draft, and so the same steps. And it stops."""
+    block, stops = re.findall(
         r"```python\n(.*?)```", (ROOT / "s2d/cli/README.md").read_text(), re.DOTALL
     )
     monkeypatch.chdir(ROOT)
@@ -103,6 +103,9 @@ def test_python_finds_the_draft_that_run_finds(capsys, monkeypatch):
     assert answer.tokens == expected["tokens"]
     assert answer.stats.accept_lengths == expected["stats"]["accept_lengths"]
     assert f"draft {names['found'].words}\n" in error
+    exec(compile(stops, "README.md", "exec"), {})
+    begun = "The capital of Tadastan is "
+    assert capsys.readouterr().out.splitlines() == [begun, f"stop_at {begun}"]
 
 
 def test_no_line_of_a_readme_is_too_long_to_read():

@@ -74,10 +74,10 @@ def test_libraries_do_not_import_the_command_line():
             assert path.stem == "__main__" or "cli" not in parts(path), path
 
 
-def test_the_front_needs_no_room_but_the_one_that_loads_models(tmp_path):
+def test_the_front_needs_no_room_but_those_that_load_models_and_datastores(tmp_path):
     """And importing it sets no hook."""
     shutil.copytree(PACKAGE, tmp_path / "s2d", ignore=shutil.ignore_patterns("__pycache__"))
-    for room in ROOMS.keys() - {"checkpoint"}:
+    for room in ROOMS.keys() - {"checkpoint", "ngram"}:
         shutil.rmtree(tmp_path / "s2d" / room)
     code = f"""
 import sys

@@ -18,11 +18,12 @@ import pytest
 import torch
 from helpers import ROOT, WEIGHTS, change_json, program, random_llama, refuses
 from safetensors import SafetensorError
-from vocabularies import save_trained
+from vocabularies import PROMPT, messages, save_trained, with_config
 
 import run
 from s2d import Tokenizer, batch
 from s2d.batch import decode_many
+from s2d.bench import __main__ as bench
 from s2d.checkpoint import names, save_model
 from s2d.checkpoint.chat import VicunaFormat
 from s2d.checkpoint.config import read_config
@@ -30,6 +31,7 @@ from s2d.cli.colors import COLORS
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
 from s2d.decision import Decision, fingerprint, save_decision
+from s2d.decoder import Decoder
 from s2d.ngram.datastore import save_datastore
 from s2d.options import METHODS
 
@@ -79,7 +81,7 @@ def test_stdin_and_json(capsys, monkeypatch):
     assert answer["exact"] is True and answer["ended"] == "length" and stats["seconds"] > 0
     assert sum(stats["accept_lengths"]) == len(answer["tokens"]) <= 20
     drafted = stats["speculative_decoding"]
-    assert drafted["per_exit"].keys() == {"2", "3", "4"}
+    assert drafted["per_exit"].keys() == {"2", "3"}
     assert sum(drafted["num_accepted_tokens_per_pos"]) == drafted["num_accepted_draft_tokens"] > 0
 
 
@@ -106,7 +108,7 @@ def test_options_reach_the_decoder(capsys):
         assert tree is None or answer["options"]["shape"] == tree
     for line, exact in (("--tree 4,1 --rejection", False), ("--tree 1,4", True)):
         assert answer_to(f"--method mcsd --init target {line}")["exact"] is exact
-    never_sure = answer_to("--thresholds 1,1,0 --stop 1")
+    never_sure = answer_to("--thresholds 1,0 --stop 1")
     assert max(never_sure["stats"]["accept_lengths"]) <= 2
     sampled = [answer_to(f"--temperature 1.5 --seed {seed}")["tokens"] for seed in "112"]
     assert sampled[0] == sampled[1] != sampled[2]
@@ -410,6 +412,7 @@ MISTAKES = {
     "--prompts /dev/null --batch 0": "must be at least 1, got 0",
     "--compare --json": "--json and --compare do not go together",
     "--compare --method ar": "nothing to --compare",
+    "--stop-at=": "a stop string cannot be empty",
     "--interactive --json": "--interactive and --json do not go together",
     "--interactive --prompt -": "it does not go with --prompt -",
     "--trace /dev/null": "is there already and is no regular file",
@@ -613,3 +616,67 @@ def test_a_reader_who_has_enough_is_met_with_silence():
     shell = ["bash", "-o", "pipefail", "-c", f"{line} | head -c 6"]
     done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_answers_end_before_a_stop_string(tmp_path, monkeypatch, capsys):
+    """Alone, as JSON, line by line of a file, and in a conversation."""
+    options = ["--target", "13b", "--stop-at", "nothing", "--stop-at", "bur"]
+    begun = EXAMPLE_ANSWER.partition("bur")[0]
+    assert program(run.main, *options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == begun and "ended by       stop_at" in lines
+    answer = run_json(capsys, *options)
+    assert (answer["text"], answer["ended"]) == (begun, "stop_at")
+    assert answer["options"]["stop_at"] == ["nothing", "bur"]
+    file = tmp_path / "prompts.txt"
+    file.write_text(EXAMPLE_QUESTION)
+    assert program(run.main, *options, "--prompts", file) == 0
+    assert capsys.readouterr().out.splitlines()[2] == "The capital of Tadastan is Vorbi"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(EXAMPLE_QUESTION + "\n"))
+    assert program(run.main, *options, "--interactive") == 0
+    assert "The capital of Tadastan is Vorbi\n" in capsys.readouterr().out
+
+
+def test_an_answer_that_is_cut_by_ctrl_c_is_printed_as_json(monkeypatch, capsys):
+    """Before its first token as well."""
+    whole = run_json(capsys, "--target", "13b")
+    accept = Decoder.accept
+    for count in (0, 1):
+        steps = []
+
+        def interrupted(self, tree, logits):
+            if len(steps) == count:  # noqa: B023
+                raise KeyboardInterrupt
+            steps.append(step := accept(self, tree, logits))  # noqa: B023
+            return step
+
+        monkeypatch.setattr(Decoder, "accept", interrupted)
+        assert program(run.main, "--target", "13b", "--json") == 130
+        out, error = capsys.readouterr()
+        answer = json.loads(out)
+        assert answer["ended"] == "interrupted" and error.endswith("interrupted\n")
+        assert answer["tokens"] == whole["tokens"][: sum(answer["stats"]["accept_lengths"])]
+        assert len(answer["stats"]["accept_lengths"]) == count
+
+
+def test_a_draft_is_known_by_the_names_of_targets(capsys):
+    """In run.py and in benchmarks."""
+    draft, *others = chosen(WEIGHTS / "mini-13b", "--draft", "7b")
+    assert draft.samefile(WEIGHTS / "mini-7b") and others == [None, False]
+    line = "--targets 13b --draft 7b --methods s2d --limit 1 --rounds 1 --max-new-tokens 2"
+    assert program(bench.main, *line.split()) == 0
+    capsys.readouterr()
+    refuses(run.main, capsys, "no model folder at 8b", *"--target 7b --draft 8b".split())
+
+
+def test_blanks_of_a_prompt_are_those_of_transformers(trained):
+    """Some templates remove them, as Llama 3's; others do not. The end of a line is no blank."""
+    lengths = set()
+    for content in ("messages[0]['content']", "messages[0]['content'] | trim"):
+        ours, theirs = with_config(trained, chat_template="Q: {{ " + content + " }} A")
+        models = run.Models(None, None, None, ours, raw=False, system=None, settings=None)
+        for text in ("  two", "\tone ", "\n\nlines\n"):
+            expected = theirs.apply_chat_template(messages([text]), **PROMPT)
+            assert models.encode([f"{text}\n"]) == expected
+            lengths.add(len(expected))
+    assert len(lengths) > 3

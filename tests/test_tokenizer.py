@@ -28,7 +28,7 @@ from vocabularies import (
     with_config,
 )
 
-from s2d import Tokenizer
+from s2d import StopStrings, Tokenizer
 from s2d.checkpoint.chat import VICUNA_SYSTEM
 from s2d.checkpoint.tokenizer import TextStream
 
@@ -66,6 +66,52 @@ def test_a_stream_is_the_whole_text_in_pieces(tokenizer, trained, tmp_path, kind
             shown += stream.push(rest[:size])
             rest = rest[size:]
         assert shown + stream.push([], last=True) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", ["tokenizer.model", "byte-level", "byte-fallback"])
+def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
+    tokenizer, trained, tmp_path, kind
+):
+    """And its text before it, also as a stream: wherever tokens and groups of them end."""
+    if kind == "byte-level":
+        tokenizer = Tokenizer(trained)
+    elif kind == "byte-fallback":
+        tokenizer = Tokenizer(save_byte_fallback(tmp_path))
+    rng = random.Random(1)
+    some = [token for each in TEXTS for token in tokenizer.encode(each)]
+    inside = 0  # stop strings that begin and end inside of tokens
+    for _ in range(200):
+        ids = [rng.choice(some) for _ in range(rng.randrange(40))]
+        text = tokenizer.decode(ids)
+        starts = [rng.randrange(len(text) + 1) for _ in range(3)]
+        texts = [text[start : start + rng.randrange(1, 9)] for start in starts] + ["never"]
+        texts = [each for each in texts if each]
+        prefixes = [tokenizer.decode(ids[:count]) for count in range(len(ids) + 1)]
+        expected = [any(each in prefix for each in texts) for prefix in prefixes]
+        end = expected.index(True) if True in expected else len(ids)
+        ending = StopStrings(tokenizer, texts)
+        is_last = ending.begin()
+        assert [is_last(token) for token in ids[:end]] == expected[1 : end + 1]
+        whole = prefixes[end]
+        shown = whole[: min((whole.find(each) for each in texts if each in whole), default=None)]
+        assert ending.cut(whole) == shown
+        inside += end > 0 and shown != prefixes[end - 1]
+        stream = TextStream(tokenizer, texts)
+        found = ""
+        rest = ids[:end]
+        while rest:
+            size = rng.randrange(1, 4)
+            found += stream.push(rest[:size])
+            assert shown.startswith(found)
+            rest = rest[size:]
+        assert found + stream.push([], last=True) == shown
+    assert inside > 50
+
+
+def test_stop_strings_are_texts(tokenizer):
+    raises_line(StopStrings, ValueError, "a list of texts, not 'User:'", tokenizer, "User:")
+    raises_line(StopStrings, ValueError, "expected a text, got 5", tokenizer, [5])
+    raises_line(StopStrings, ValueError, "cannot be empty", tokenizer, ["User:", ""])
 
 
 def test_streaming_takes_a_time_that_is_linear_in_the_text(tokenizer):

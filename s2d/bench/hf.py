@@ -40,8 +40,11 @@ def report(args: Namespace) -> int:
 
     folder = find_target(args.target)
     config = read_config(folder)
-    if args.draft is not None:
-        refuse_whole_target(folder, args.draft, exits=None)
+    if args.draft is None:
+        draft_path = find_family_draft(folder, config)
+    else:
+        draft_path = find_target(str(args.draft))
+        refuse_whole_target(folder, draft_path, exits=None)
     count = sum(parameter.numel() for parameter in empty_model(config).parameters())
     weights = 8 * count  # bytes in float64; all else together hardly takes as much again
     dtype = "float64" if 2 * weights < free_memory() else args.dtype
@@ -57,7 +60,6 @@ def report(args: Namespace) -> int:
     # Before transformers' tokenizer, as it says what is wrong with a template in one line.
     has_template = tokenizer.prompt_format.is_own
     their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    draft_path = args.draft or find_family_draft(folder, config)
     draft = None
     if draft_path is not None:
         draft = target

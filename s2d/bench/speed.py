@@ -127,7 +127,7 @@ def choose_methods(args: Namespace, folder: Path) -> dict[str, Method]:
     if draft is None:
         draft = find_family_draft(folder, read_config(folder))
     else:
-        read_config(draft)  # a name that is mistyped shows
+        draft = find_target(str(draft))
     names = ["ar", *(args.methods or default_methods(draft))]
     names += [f"{name}:compile" for name in names if args.compile]
     names += [f"{name}:batch={batch}" for batch in args.batch or () for name in names]

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..files import names_of
 from ..model import LlamaConfig
 from ..notices import tell
+from ..options import same_vocabulary
 from .config import read_config, read_drafting
 from .shards import read_tensors
 
@@ -61,10 +62,11 @@ def find_draft(
 ) -> FoundDraft:
     """What drafts for the target in a folder, by the rule in s2d/cli/README.md.
 
-    ``draft`` and ``exits`` are what was asked for, if anything: the folder of a draft model, and
-    numbers of layers. What was not asked for is used if it is next to the target and fits; if it
-    does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be read,
-    or if the target is to draft for itself with all of its layers.
+    ``draft`` and ``exits`` are what was asked for, if anything: a model as ``find_target`` knows
+    it, and numbers of layers. What was not asked for is used if it is next to the target and fits;
+    if it does not fit, that is said on stderr. Raises ValueError if the target's folder cannot be
+    read, or if the target is to draft for itself with all of its layers; FileNotFoundError if there
+    is no such draft.
     """
     config = read_config(target)
     nothing_asked = draft is None and exits is None
@@ -78,6 +80,7 @@ def find_draft(
     if table_asked and len(exits) == 1:  # rule 2
         return FoundDraft(None, datastore, table)
     if draft is not None:  # rule 3
+        draft = find_target(str(draft))
         refuse_whole_target(target, draft, exits)
         words = f"{draft}, as given"
     elif exits is not None:  # rule 4: if it is not there, loading it says so
@@ -134,9 +137,9 @@ def find_family_draft(target: Path | str, config: LlamaConfig) -> Path | None:
         return None
     try:
         read_drafting(draft)
-        size = read_config(draft).vocab_size
-        if size != config.vocab_size:
-            sizes = f"{size} tokens, the target {config.vocab_size}"
+        draft_config = read_config(draft)
+        if not same_vocabulary(draft_config, config.vocab_size):
+            sizes = f"{draft_config.vocab_size} tokens, the target {config.vocab_size}"
             raise ValueError(f"{draft} has a vocabulary of {sizes}")
         for _ in read_tensors(draft):  # opens each file, but reads no weights yet
             pass

@@ -3,7 +3,7 @@
 A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``, a tokenizer.json.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,28 +193,101 @@ class TextStream:
     """Turns tokens that arrive in groups into text that can be printed at once.
 
     A group is decoded after the one before it, and not after all that came before: that is enough
-    to know whether the group begins with a space.
+    to know whether the group begins with a space. With ``stop_at`` the text ends before the first
+    of these stop strings, see ``StopStrings``.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop_at: Sequence[str] = ()) -> None:
         self.tokenizer = tokenizer
+        self.stop_at = stop_at
+        self.held = ""  # certain text that is a stop string, or may become one, and what follows
         self.before: list[int] = []  # ids whose text was returned: the last group that had any
         self.waiting: list[int] = []  # ids whose text is not certain yet
 
     def push(self, ids: list[int], last: bool = False) -> str:
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
+        text = self.held + self.decode_certain(ids, last)
+        end = find_first(text, self.stop_at)
+        if not last:
+            end = min(end, find_begun(text, self.stop_at))
+        self.held = text[end:]
+        return text[:end]
+
+    def has_stopped(self) -> bool:
+        """Whether there is a stop string in the text of the ids so far."""
+        text = self.held + self.decode_waiting()
+        return find_first(text, self.stop_at) < len(text)
+
+    def decode_certain(self, ids: list[int], last: bool) -> str:
         self.waiting += ids
         if not self.waiting:
             return ""
         if not last and self.tokenizer.model.is_open(self.waiting):
             return ""
-        text = self.tokenizer.decode(self.before + self.waiting)
+        text = self.decode_waiting()
         if text.endswith("\ufffd") and not last:  # half a character
             return ""
-        shown = self.tokenizer.decode(self.before)
         # A group without text of its own cannot show where the next one begins.
         if self.tokenizer.decode(self.waiting):
             self.before = []
         self.before += self.waiting
         self.waiting = []
-        return text[len(shown) :]
+        return text
+
+    def decode_waiting(self) -> str:
+        """The text of the ids whose text is not certain yet, as if they were the last."""
+        shown = self.tokenizer.decode(self.before)
+        return self.tokenizer.decode(self.before + self.waiting)[len(shown) :]
+
+
+def find_first(text: str, stop_at: Sequence[str]) -> int:
+    """Where the first of the stop strings begins in ``text``; its length if there is none.
+
+    >>> find_first("one two three", ["three", "two"])
+    4
+    """
+    return min((text.find(stop) for stop in stop_at if stop in text), default=len(text))
+
+
+def find_begun(text: str, stop_at: Sequence[str]) -> int:
+    """Where ``text`` ends with the first letters of a stop string; its length if it does not.
+
+    >>> find_begun("one two th", ["three", "two"])
+    8
+    """
+    longest = max(map(len, stop_at), default=0)
+    for start in range(max(0, len(text) - longest), len(text)):
+        if any(stop.startswith(text[start:]) for stop in stop_at):
+            return start
+    return len(text)
+
+
+class StopStrings:
+    """Texts at which answers end: an ``options.Ending``.
+
+    An answer's tokens end with the one that completes a stop string, and its text ends before the
+    stop string, as in vLLM. Tokens are looked at one by one, so the draft makes no difference.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+        """Raises ValueError if ``texts`` are no list of texts, or one of them is empty."""
+        if isinstance(texts, str):
+            raise ValueError(f"stop strings are a list of texts, not {texts!r}")
+        self.tokenizer = tokenizer
+        self.texts = [check_text(text) for text in texts]
+        if "" in self.texts:
+            raise ValueError("a stop string cannot be empty")
+
+    def begin(self) -> Callable[[int], bool]:
+        """What one answer asks about each of its tokens: whether it ends with it."""
+        stream = TextStream(self.tokenizer, self.texts)
+
+        def is_last(token: int) -> bool:
+            stream.push([token])
+            return stream.has_stopped()
+
+        return is_last
+
+    def cut(self, text: str) -> str:
+        """The ``text`` of an answer, up to the first stop string."""
+        return text[: find_first(text, self.texts)]

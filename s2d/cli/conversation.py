@@ -1,7 +1,7 @@
 """A conversation on a terminal."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from ..checkpoint.tokenizer import Tokenizer
@@ -18,6 +18,7 @@ def converse(
     context_size: int,
     colors: dict[int, Color],
     lines: Iterable[str],
+    stop_at: Sequence[str] = (),
 ) -> None:
     """Answer each of ``lines``.
 
@@ -26,6 +27,7 @@ def converse(
         encode: messages, user and assistant in turn -> ids of their prompt.
         context_size: of the target; old turns are forgotten once three quarters of it are full.
         colors: of the exits.
+        stop_at: texts at which answers end, as in the settings of each Decoder.
     """
     messages: list[str] = []
     with suppress(KeyboardInterrupt):  # while there is no answer to end
@@ -38,7 +40,7 @@ def converse(
             except ValueError as error:  # the line is too long, or no text
                 tell(error)
                 continue
-            messages = [*kept, stream(decoder, tokenizer, colors)]
+            messages = [*kept, stream(decoder, tokenizer, colors, stop_at)]
     print()
 
 
@@ -62,11 +64,13 @@ def with_room(
     return messages
 
 
-def stream(decoder: Decoder, tokenizer: Tokenizer, colors: dict[int, Color]) -> str:
+def stream(
+    decoder: Decoder, tokenizer: Tokenizer, colors: dict[int, Color], stop_at: Sequence[str]
+) -> str:
     """Print an answer as it comes, until it ends or Ctrl-C ends it; its text."""
-    streamed = Streamed(tokenizer, sys.stdout, colors)
+    streamed = Streamed(tokenizer, sys.stdout, colors, stop_at)
     with suppress(KeyboardInterrupt):
         for step in decoder:
             streamed.add(step)
     streamed.finish()
-    return tokenizer.decode(decoder.tokens)
+    return decoder.result().text(tokenizer)

@@ -66,7 +66,7 @@ def parse_stop(text: str) -> float | str:
 def add_drafting_options(parser: Parser) -> None:
     """What drafts, and how: options of ``run.py``, and of a method's name in the benchmark."""
     add = parser.add_argument
-    add("--draft", type=Path, help="a folder; default: see s2d/cli/README.md")
+    add("--draft", type=Path, help="a folder or a name; default: see s2d/cli/README.md")
     add("--method", choices=METHODS, help="ar: no draft; sd, mcsd: one exit; s2d...: sorted")
     add("--exits", type=comma_separated(int), metavar="E,E", help="draft layers; 0: n-gram table")
     add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")

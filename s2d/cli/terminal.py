@@ -1,8 +1,9 @@
 """Answers on a terminal: streamed in the colours of the exits, then summed up; or as JSON."""
 
 import json
+import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from itertools import groupby
 from statistics import median
@@ -29,8 +30,14 @@ def paint(text: str, color: Color | None) -> str:
 class Streamed:
     """Writes the tokens of Steps to ``out`` as they come, on a terminal in ``colors`` of exits."""
 
-    def __init__(self, tokenizer: Tokenizer, out: TextIO, colors: dict[int, Color]) -> None:
-        self.stream = TextStream(tokenizer)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        out: TextIO,
+        colors: dict[int, Color],
+        stop_at: Sequence[str] = (),
+    ) -> None:
+        self.stream = TextStream(tokenizer, stop_at)
         self.out = out
         self.controls = CONTROLS if out.isatty() else {}
         colored = out.isatty() and not os.environ.get("NO_COLOR")
@@ -174,7 +181,8 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
-    stats["tokens_per_second"] = len(generation.tokens) / generation.stats.seconds
+    seconds = generation.stats.seconds or math.inf  # 0 if Ctrl-C came before the first step
+    stats["tokens_per_second"] = len(generation.tokens) / seconds
     stats["speculative_decoding"] = acceptance(generation.stats, generation.settings.exits)
     settings = vars(generation.settings)
     options = {name: settings[name] for name in SHOWN}

@@ -153,7 +153,9 @@ class StaticLlama(Llama):
         entries = COLUMNS * -(-(capacity + SIZES[-1]) // COLUMNS)  # with room for the padding
         segment = self.segments.get((first, end))
         if segment is None or segment.capacity < entries:
-            segment = Segment(first, end, super().new_cache(entries, first, end))
+            memory = super().new_cache(entries, first, end)
+            memory.reserve(entries)  # at once: it must stay where it is
+            segment = Segment(first, end, memory)
             self.segments[first, end] = segment
         return StaticCache(segment)
 

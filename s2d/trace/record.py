@@ -5,6 +5,7 @@ objects that note what passes through them, and it asks exits of its own, with c
 what those would have said that nobody asked. Recording changes no answer.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,7 +171,7 @@ class Recorder:
         children = tree.children(node)
         own = [] if accepted is not None else step.tokens[len(step.accepted) :]
         note = ""
-        if accepted is None and not own and self.decoder.ended == "eos":
+        if accepted is None and not own and self.decoder.ended in ("eos", "stop_at"):
             note = "The answer has ended before this position."
             children = []
         elif accepted is None and not own:  # a RootsDecoder's
@@ -205,7 +206,9 @@ class Recorder:
         said = []
         for each in self.own_exits:
             if len(text) <= each.max_positions:
-                said.append((each.exit_layer, each.predict(tree).probs[0].cpu()))
+                prediction = each.predict(tree)
+                probs = prediction.spread(prediction.probs, each.vocab_size)
+                said.append((each.exit_layer, probs[0].cpu()))
         for each in self.own_exits:  # the same text may be asked about again
             each.keep(len(text) - 1, [])
         return said
@@ -237,7 +240,15 @@ def copy_exits(exits: list[Exit], capacity: int) -> list[LayerExit]:
     for each in exits:
         if isinstance(each, LayerExit):
             previous = copies[-1] if copies else None
-            copies.append(LayerExit(each.model, previous, each.exit_layer, capacity))
+            copies.append(
+                LayerExit(
+                    each.model,
+                    previous,
+                    exit_layer=each.exit_layer,
+                    capacity=capacity,
+                    vocab_size=each.vocab_size,
+                )
+            )
     return copies
 
 
@@ -297,4 +308,4 @@ def short(numbers: Any) -> Any:
         numbers = numbers.tolist()
     if isinstance(numbers, list):
         return [short(number) for number in numbers]
-    return float(f"{numbers:.3g}")
+    return 0.0 if math.isnan(numbers) else float(f"{numbers:.3g}")  # JSON has no NaN
