@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from itertools import pairwise, product
@@ -24,7 +25,7 @@ from helpers import (
 
 from s2d import generate
 from s2d.bench import __main__ as bench
-from s2d.bench import check, measure, methods, specbench, tables
+from s2d.bench import check, measure, methods, peers, specbench, tables
 from s2d.checkpoint import save_model
 from s2d.decoder import Stats
 from s2d.options import Options
@@ -194,6 +195,58 @@ def test_tables():
     assert tables.render(made, markdown=True).splitlines() == rows
 
 
+def test_the_best_single_exit_is_chosen_by_group_and_target():
+    """Afterwards, by speedup alone; a group without questions has no row."""
+    speedups = {"a": {"qa": (1.5, 2.0, 1.8), "rag": (3.0, 2.0, 3.0)}, "b": {"qa": (1.0, 0.8, 0.5)}}
+    results = {}
+    for title, by_group in speedups.items():
+        for group, values in by_group.items():
+            cells = {
+                row: {"speedup": each} for row, each in zip(("sd", "sd:exits=3", "s2d"), values)
+            }
+            results.setdefault(title, {})[group] = cells
+    lines = tables.compare_with_best(results, {"sd": 4, "sd:exits=3": 3}, "s2d")
+    assert lines == [
+        ["", "a", "b", "mean"],
+        ["qa", "exit 3 2.00 / 1.80 / 0.90", "exit 4 1.00 / 0.50 / 0.50", "0.70"],
+        ["rag", "exit 4 3.00 / 3.00 / 1.00", "", "1.00"],
+    ]
+
+
+def test_only_the_best_of_many_settings_is_shown():
+    """The defaults among them, which keep their own row."""
+    cells = {row: {"speedup": each} for row, each in (("ar", 1.0), ("p", 0.7), ("p assisted", 0.8))}
+    settings = {"p assisted:x=1": {"speedup": 0.9}, "p assisted:x=2": {"speedup": 0.6}}
+    after = {"p look-up": {"speedup": 2.0}}
+    slow = {"p assisted:x=1": {"speedup": 0.1}, "p assisted:x=2": {"speedup": 0.2}}
+    result = {"a": cells | settings | after, "b": cells | slow}
+    kept, chosen = tables.keep_best(result, "p assisted")
+    best = "p assisted, best setting"
+    assert kept["a"] == cells | {best: {"speedup": 0.9}} | after
+    assert list(kept["a"]) == ["ar", "p", "p assisted", best, "p look-up"]
+    assert kept["b"] == cells | {best: {"speedup": 0.8}}
+    assert chosen == {"a": "x=1", "b": "as by default"}
+    assert tables.keep_best({"a": settings}, "another") == ({"a": settings}, {})
+
+
+def test_clocks_span_the_whole_call(mini, tokenizer):
+    """Ours, and that of transformers: what happens before the first step and after the last."""
+    target, prompt = mini("mini-7b"), tokenizer.encode("Hi")
+    options = dict(method="ar", max_new_tokens=2)
+    [(_, seconds, made)] = measure.run_ours([prompt], [0], target, None, 1, **options)
+    assert made.stats.seconds < seconds < made.stats.seconds + 1
+
+    class Peer:
+        device, config = "cpu", SimpleNamespace(max_position_embeddings=9)
+
+        def generate(self, tokens, **options):
+            time.sleep(0.02)
+            return torch.cat([tokens, tokens], dim=1)
+
+    [(tokens, seconds, _)] = peers.run_peer([[5, 6]], [0], Peer(), 2)
+    assert tokens == [5, 6] and seconds > 0.02
+
+
 def test_the_whole_command(tmp_path, capsys):
     """With transformers, whose greedy text is the target's own, batches and a picture."""
     options = ["--methods", "s2d", "--hf", "--check", "--batch", "3", "--markdown"]
@@ -201,19 +254,26 @@ def test_the_whole_command(tmp_path, capsys):
     assert program(bench.main, *SMALL, "--temperature", "0,1", *options, *files) == 0
     output = capsys.readouterr().out
     ours = ["ar", "s2d", "ar:batch=3", "s2d:batch=3"]
-    names = [*ours, "transformers", "transformers assisted", "transformers look-up"]
+    assisted = ["transformers assisted", "transformers assisted, best setting"]
+    names = [*ours, "transformers", *assisted, "transformers look-up"]
     rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)
-    assert rows == 3 * names  # at both temperatures, and in the last table
+    settings = [f"{assisted[0]}:tokens={n}:threshold={p:g}" for n, p in peers.SETTINGS]
+    each = [*ours, "transformers", assisted[0], *settings, "transformers look-up"]
+    assert rows == [*each, *each, *names]  # at both temperatures, and in the last table
+    chosen = re.findall(r"^(mini-7b T=[01]): the best setting is (.+)$", output, re.M)
+    assert [title for title, _ in chosen] == ["mini-7b T=0", "mini-7b T=1"]
+    own = {setting.partition(":")[2] for setting in settings} | {"as by default"}
+    assert {setting for _, setting in chosen} <= own
     rows = re.findall(r"^\| (\w[^|]+) \| \d+% ", output, re.M)
     assert rows == 2 * ["s2d", "s2d:batch=3"]  # what was accepted
     for temperature, method in product((0, 1), ours[1:]):
         assert f"mini-7b T={temperature} {method}: 6 answers compared: identical" in output
-    last = [re.split(r" ?[|/] ?", row) for row in output.split("\n\n")[-1].splitlines()[2:]]
+    last = [re.split(r" ?[|/] ?", row) for row in output.split("\n\n")[-1].splitlines()[2:-2]]
     picture = ElementTree.parse(tmp_path / "speed.svg").iter()
     pictured = {each.text for each in picture if each.tag.endswith("}text")}
     assert {row[2] for row in last} | {*names, "mini-7b T=0", "mini-7b T=1"} <= pictured
     texts = set()
-    for name in ("ar", "s2d-batch-3", *(each.replace(" ", "-") for each in names[4:])):
+    for name in ("ar", "s2d-batch-3", *(row.replace(" ", "-") for row in (*names[4:6], names[7]))):
         lines = (tmp_path / "out" / f"mini-7b-T0-{name}.jsonl").read_text().splitlines()
         texts.add(json.dumps([json.loads(line)["choices"][0]["turns"] for line in lines]))
     assert len(texts) == 1
@@ -337,7 +397,7 @@ def test_check_exits_with_1_for_a_bug(temperature, questions, monkeypatch, capsy
 def test_each_program_has_options_of_its_own(capsys):
     assert program(bench.main, "-h") == 0
     programs = re.findall(r"^    (\w+(?: train)?)", capsys.readouterr().out, re.M)
-    assert programs == ["speed", "hf", "exit0", "papers", "papers train"]
+    assert programs == ["speed", "hf", "exit0", "pays", "papers", "papers train"]
     refuses(bench.main, capsys, "unrecognized arguments: exit0", "--limit", 1, "exit0")
     refuses(bench.main, capsys, "unrecognized arguments: --limit", "papers", "train", "--limit", 1)
 

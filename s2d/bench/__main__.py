@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checkpoint import DTYPES
 from ..cli.program import Parser, comma_separated, count, positive, run_program
-from . import drafts, exit0, hf, papers, speed
+from . import drafts, exit0, hf, papers, pays, speed
 from .experiments import EXPERIMENTS
 
 
@@ -75,6 +75,14 @@ def parse(arguments: list[str]) -> Namespace:
 
     add = measuring("exit0", exit0.report, exit0.__doc__, max_new_tokens=128)
     add("--target", required=True, metavar="7b|PATH", help="the model")
+
+    add = measuring("pays", pays.report, pays.__doc__, max_new_tokens=48)
+    add("--target", required=True, metavar="7b|PATH", help="the model")
+    add("--draft", type=Path, help="default: the one next to the target, or exit 0")
+    add("--exits", type=comma_separated(int), metavar="E,E", help="default: the draft's own")
+    add("--temperature", type=comma_separated(float), default="0", help="0 is greedy")
+    add("--compile", action="store_true", help="compiled passes, or CUDA graphs")
+    add("--rounds", type=count, default=2, help=rounds)
 
     add = measuring("papers", papers.report, papers.__doc__, max_new_tokens=48)
     add("--drafts", type=Path, metavar="DIR", help="what python -m s2d.bench papers train made")

@@ -30,15 +30,21 @@ def run_ours(
     batch: int,
     **options: Any,
 ) -> list[Answer]:
-    """The answers to ``prompts``, ``batch`` at once, each with its own of ``seeds``."""
-    pairs = list(zip(seeds, prompts))
+    """The answers to ``prompts``, ``batch`` at once, each with its own of ``seeds``.
+
+    Seconds are those of the whole call, and its share of them if a call answers several.
+    """
     if batch == 1:
-        found = [generate(target, prompt, draft, seed=seed, **options) for seed, prompt in pairs]
-        return [(each.tokens, each.stats.seconds, each) for each in found]
+        found = []
+        for seed, prompt in zip(seeds, prompts):
+            began = time.perf_counter()
+            made = generate(target, prompt, draft, seed=seed, **options)
+            found.append((made.tokens, time.perf_counter() - began, made))
+        return found
     began = time.perf_counter()
     settings = settings_for(target, draft, Options(**options), batch)
-    by_seed = dict(decode_many(target, pairs, draft, settings, batch))
-    seconds = (time.perf_counter() - began) / len(prompts)  # its share of the time
+    by_seed = dict(decode_many(target, zip(seeds, prompts), draft, settings, batch))
+    seconds = (time.perf_counter() - began) / len(prompts)
     return [(by_seed[seed].tokens, seconds, by_seed[seed]) for seed in seeds]
 
 

@@ -13,6 +13,10 @@ from ..checkpoint.config import config_to_dict
 from ..model import Llama
 from .measure import Answer, Run
 
+ASSISTED = "transformers assisted"
+# How many tokens the assistant drafts in a step, and the confidence below which it ends; 0: never.
+SETTINGS = (4, 0.0), (8, 0.0), (8, 0.4), (12, 0.4), (12, 0.7)
+
 
 def as_transformers(model: Llama, folder: Path | None = None) -> Any:
     """transformers' Llama, or Qwen, with the weights of ``model``, in the same memory.
@@ -42,11 +46,24 @@ def keep_float64(peer: Any) -> None:
 
 
 def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
-    """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up."""
+    """{name: run} of transformers' ``generate``: alone, assisted by a ``draft``, with look-up.
+
+    Assisted with its own defaults, which are 20 tokens at a confidence of 0.4, and with each of
+    SETTINGS.
+    """
     run = partial(run_peer, peer=as_transformers(target))
     peers = {"transformers": run}
     if draft is not None:
-        peers["transformers assisted"] = partial(run, assistant_model=as_transformers(draft))
+        peers[ASSISTED] = partial(run, assistant_model=as_transformers(draft))
+        for count, threshold in SETTINGS:
+            assistant = as_transformers(
+                draft
+            )  # its settings are read there; its weights are shared
+            assistant.generation_config.num_assistant_tokens = count
+            assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            assistant.generation_config.assistant_confidence_threshold = threshold
+            name = f"{ASSISTED}:tokens={count}:threshold={threshold:g}"
+            peers[name] = partial(run, assistant_model=assistant)
     return peers | {"transformers look-up": partial(run, prompt_lookup_num_tokens=10)}
 
 
@@ -58,17 +75,20 @@ def run_peer(
     temperature: float = 0.0,
     **options: Any,
 ) -> list[Answer]:
-    """The answers to ``prompts``, one after the other, each with its own of ``seeds``."""
+    """The answers to ``prompts``, one after the other, each with its own of ``seeds``.
+
+    Seconds are those of the whole call, from a list of ids to a list of ids.
+    """
     if temperature:
         options |= {"temperature": temperature, "top_k": 0}
     found = []
     for seed, prompt in zip(seeds, prompts):
-        torch.manual_seed(seed)
-        tokens = torch.tensor([prompt], device=peer.device)
-        options["attention_mask"] = torch.ones_like(tokens)
         room = peer.config.max_position_embeddings - len(prompt)
         options["max_new_tokens"] = min(max_new_tokens, room)
+        torch.manual_seed(seed)
         began = time.perf_counter()
+        tokens = torch.tensor([prompt], device=peer.device)
+        options["attention_mask"] = torch.ones_like(tokens)
         output = peer.generate(tokens, do_sample=temperature > 0, pad_token_id=0, **options)
         output = output[0, len(prompt) :].tolist()
         found.append((output, time.perf_counter() - began, None))

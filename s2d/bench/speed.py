@@ -28,10 +28,19 @@ from ..options import Options, resolve
 from .check import check
 from .measure import Question, Record, Run, answer, measure, run_ours
 from .methods import Method, default_methods, parse_method
-from .peers import peers_of
+from .peers import ASSISTED, peers_of
 from .plot import write_plot
 from .specbench import corpus_questions, model_id, read_questions, write_answers
-from .tables import DETAILS, Result, acceptance_table, render, summarise, table
+from .tables import (
+    DETAILS,
+    Result,
+    acceptance_table,
+    compare_with_best,
+    keep_best,
+    render,
+    summarise,
+    table,
+)
 
 
 @dataclass
@@ -68,6 +77,7 @@ def report(args: Namespace) -> int:
         refuse_shared_files(plans, temperatures)
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
     result: Result = {}
+    results: dict[str, Result] = {}
     code = 0
     for plan in plans:
         load = cache(partial(load_model, device=args.device, dtype=args.dtype))
@@ -82,6 +92,7 @@ def report(args: Namespace) -> int:
         print(f"{plan.name} on {placement(target)}\nprompt format: {prompt_format}\n")
         for column, records in measure_plan(plan, runs, questions, temperatures, args):
             by_group = summarise(records)
+            results[column] = by_group
             result[column] = by_group["overall"]
             # Columns that are named after measures show these.
             details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
@@ -96,7 +107,15 @@ def report(args: Namespace) -> int:
             if args.check:
                 precise = load(plan.folder, dtype="float64")  # once for all temperatures
                 code = max(code, check(column, target, precise, methods, records))
+    result, chosen = keep_best(result, ASSISTED)
     print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
+    for title, setting in chosen.items():
+        print(f"{title}: the best setting is {setting}")
+    single_exits = find_single_exits(methods)
+    for name, method in methods.items():
+        if single_exits and is_plain(method) and method.options["method"] == "s2d":
+            lines = render(compare_with_best(results, single_exits, name), args.markdown)
+            print(f"\nthe best single exit, {name}, and {name} / best: speedups\n\n{lines}")
     if args.plot:
         write_plot(args.plot, result, across=len(temperatures))
     return code
@@ -114,6 +133,22 @@ def choose_methods(args: Namespace, folder: Path) -> dict[str, Method]:
     names += [f"{name}:batch={batch}" for batch in args.batch or () for name in names]
     # If a method needs a draft where there is none, it is missed in the place where it would be.
     return {name: parse_method(name, draft or draft_path(folder)) for name in names}
+
+
+def is_plain(method: Method) -> bool:
+    """Whether it answers one prompt at a time, and is not compiled."""
+    return method.batch == 1 and not method.compile
+
+
+def find_single_exits(methods: dict[str, Method]) -> dict[str, int]:
+    """{name: exit} of the ``methods`` in which one exit of a draft model drafts chains alone."""
+    found = {}
+    for name, method in methods.items():
+        alone = method.options["method"] == "sd" and method.draft is not None
+        if alone and is_plain(method):
+            exits = method.options.get("exits") or read_drafting(method.draft).exits
+            found[name] = exits[-1]
+    return found
 
 
 def short_names(folders: list[Path]) -> list[tuple[Path, str]]:

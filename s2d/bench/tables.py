@@ -96,6 +96,63 @@ def table(result: Result, measures: Iterable[str], means: bool = False) -> list[
     return lines
 
 
+def keep_best(result: Result, name: str) -> tuple[Result, dict[str, str]]:
+    """(``result`` with few rows for the many settings of a method, {column: the fastest setting}).
+
+    The row ``name`` has the method's defaults and stays. Rows called ``name:setting`` make room for
+    one that has, in each column, the fastest of them all.
+    """
+    kept: Result = {}
+    chosen = {}
+    for title, column in result.items():
+        kept[title] = {}
+        own = [row for row in column if row.partition(":")[0] == name]
+        for row, cell in column.items():
+            if row not in own or row == name:
+                kept[title][row] = cell
+            if row == name:
+                best = fastest(column, own)
+                chosen[title] = best.partition(":")[2] or "as by default"
+                kept[title][f"{name}, best setting"] = column[best]
+    return kept, chosen
+
+
+def fastest(column: dict[str, Cell], rows: list[str]) -> str:
+    return max(rows, key=lambda row: column[row]["speedup"])
+
+
+def compare_with_best(
+    results: dict[str, Result], single_exits: dict[str, int], name: str
+) -> list[list[str]]:
+    """What is lost by not knowing which single exit is best: ``name`` next to the best of them.
+
+    Args:
+        results: as of ``summarise``, {target and temperature: {group: {row: cell}}}.
+        single_exits: {row: the exit that drafts alone}.
+        name: the row that chooses exits by itself.
+
+    A row is a group of tasks. A cell has the fastest single exit, its speedup, that of ``name``,
+    and how many times as fast ``name`` is; the last column has the mean of the latter.
+    """
+    lines = [["", *results, "mean"]]
+    for group in (*GROUPS, "overall"):
+        line = [group]
+        ratios = []
+        for by_group in results.values():
+            if group not in by_group:  # no question of this group
+                line.append("")
+                continue
+            column = by_group[group]
+            best = fastest(column, list(single_exits))
+            alone = column[best]["speedup"]
+            own = column[name]["speedup"]
+            ratios.append(own / alone)
+            line.append(f"exit {single_exits[best]} {alone:.2f} / {own:.2f} / {own / alone:.2f}")
+        if ratios:
+            lines.append([*line, f"{mean(ratios):.2f}"])
+    return lines
+
+
 def acceptance_table(records: list[Record]) -> list[list[str]]:
     """How often drafted tokens were accepted: a row for each method that drafts.
 
