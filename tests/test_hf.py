@@ -55,7 +55,7 @@ def test_what_transformers_would_guess_is_not_compared(folder, capsys):
 
 def test_a_miniature_with_its_draft_by_every_method(capsys):
     assert check("7b") == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3 + 7
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 6
 
 
 def test_a_draft_that_is_named_must_be_there_and_one_that_is_found_must_fit(folder, capsys):

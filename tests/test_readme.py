@@ -75,7 +75,7 @@ def test_the_output_shown_is_what_is_printed(capsys):
 def test_the_python_that_is_shown(capsys, monkeypatch):
     """It runs, or is an excerpt of the definition and of the loop."""
     blocks = re.findall(r"```python\n(.*?)```", READMES[0].read_text(), re.DOTALL)
-    program, definition, loop = blocks
+    definition, loop, program = blocks
     monkeypatch.chdir(ROOT)
     exec(compile(program, "README.md", "exec"), {})
     answer, per_step, streamed, story, export = capsys.readouterr().out.splitlines()

@@ -21,7 +21,8 @@ EARLY_EXITS = {
 }
 
 # {seed}, {own} and {size} in the names of files: see ``Lab.plan``.
-S2D = "s2d:rejection"
+THREE_EXITS = "exits=2,3,4:thresholds=0.6,0.4,0"  # as in the papers; the draft uses two by itself
+S2D = f"s2d:{THREE_EXITS}:rejection"
 SINGLE = {f"sd, exit {e}": f"sd:exits={e}:rejection" for e in DRAFT_EXITS}
 SORTED_DRAFT = "one sorted draft, s2d"
 EARLY = {
@@ -31,9 +32,9 @@ EARLY = {
 SAME_LENGTH = {e: f"sd:exits={e}:draft_length=6:stop=0:rejection:batch=8" for e in DRAFT_EXITS}
 EXITS = {f"exit {e}, sorted": row + ":draft=sorted-{seed}" for e, row in SAME_LENGTH.items()}
 EXITS |= {f"exit {e}, alone": f"{row}:draft=alone-{e}-{{seed}}" for e, row in SAME_LENGTH.items()}
-CHAIN = "s2d:thresholds=0.5,0.5,0:draft_length=6:stop=0:rejection:batch=8"  # as published
+CHAIN = "s2d:exits=2,3,4:thresholds=0.5,0.5,0:draft_length=6:stop=0:rejection:batch=8"  # as published
 THRESHOLDS = {
-    f"({each})": f"{S2D}:thresholds={each}"
+    f"({each})": f"s2d:exits=2,3,4:thresholds={each}:rejection"
     for each in ("0.25, 0.25, 0.0", "0.5, 0.5, 0.0", "0.75, 0.7, 0.0", "0.9, 0.9, 0.0")
 }
 TREE = "s2d-tree"
@@ -41,10 +42,10 @@ LARGE_TREE = "s2d-tree, 10 x 4, 60 nodes"
 FIRST_LAYERS = "the target's first layers"
 PRETRAINED = "first layers, pre-trained"
 SHAPES = {
-    f"({each})": f"mcsd:tree={each}:rejection"
+    f"({each})": f"mcsd:exits=4:tree={each}:rejection"
     for each in ("1, 1, 1, 1, 1", "4, 1, 1, 1, 1", "4, 2, 2, 1", "2, 4, 3, 1, 1")
 }
-SHORT_FORK = "mcsd:tree=6,1,1,1,1,1"
+SHORT_FORK = "mcsd:exits=4:tree=6,1,1,1,1,1"
 DRAFTED = "roots from the draft"
 PUBLISHED = "roots from the target, as published"
 SLICED = "a slice of one mask"
@@ -127,8 +128,8 @@ EXPERIMENTS = {
         **timed,
         rows={  # the children of growing trees are not drawn: no rejection sampling
             "s2d": S2D,
-            TREE: "s2d-tree",
-            LARGE_TREE: "s2d-tree:tree=10x4x60:thresholds=0.5,0.5,0",
+            TREE: f"s2d-tree:{THREE_EXITS}",
+            LARGE_TREE: "s2d-tree:tree=10x4x60:exits=2,3,4:thresholds=0.5,0.5,0",
         },
         findings=[Finding("a tree is faster than a chain", [TREE, LARGE_TREE], ["s2d"])],
         note="speedups 1.75 (Vicuna 7B) and 1.69 (13B) by a tree, in a later version (SD2); 1.34 "
