@@ -93,7 +93,7 @@ def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(mo
     monkeypatch.setattr(lab, "SIZES", ("7b",))
     settings = dict(limit=1, rounds=1, max_new_tokens=6, device="cpu", dtype="auto", drafts=None)
     here = lab.Lab(SimpleNamespace(**settings))
-    row = "s2d:thresholds=0.9,0.9,0:draft_length=4:stop=0:rejection"
+    row = "s2d:exits=2,3,4:thresholds=0.9,0.9,0:draft_length=4:stop=0:rejection"
     monkeypatch.setattr(notices, "PROGRESS_SECONDS", 0)
     found = lab.count_tokens(here, replace(EXPERIMENTS["sorted"], rows={"row": row}))
     assert ": 3 of 4, " in capsys.readouterr().err.splitlines()[-1]
@@ -103,7 +103,7 @@ def test_accepted_tokens_are_counted_as_one_prompt_after_the_other_gives_them(mo
     for number, question in enumerate(here.questions):
         prompt = Tokenizer(WEIGHTS / "mini-7b").encode_chat(question["turns"])
         how = dict(temperature=1.0, max_new_tokens=6, seed=number, stop=0.0, rule="rejection")
-        how |= dict(thresholds=(0.9, 0.9, 0.0), draft_length=4)
+        how |= dict(exits=(2, 3, 4), thresholds=(0.9, 0.9, 0.0), draft_length=4)
         one = generate(target, prompt, draft, "s2d", **how)
         tokens, steps = tokens + len(one.tokens), steps + one.stats.steps
         exits += one.stats.exit_counts.elements()  # the exit of each drafted token
