@@ -32,7 +32,9 @@ EARLY = {
 SAME_LENGTH = {e: f"sd:exits={e}:draft_length=6:stop=0:rejection:batch=8" for e in DRAFT_EXITS}
 EXITS = {f"exit {e}, sorted": row + ":draft=sorted-{seed}" for e, row in SAME_LENGTH.items()}
 EXITS |= {f"exit {e}, alone": f"{row}:draft=alone-{e}-{{seed}}" for e, row in SAME_LENGTH.items()}
-CHAIN = "s2d:exits=2,3,4:thresholds=0.5,0.5,0:draft_length=6:stop=0:rejection:batch=8"  # as published
+CHAIN = (
+    "s2d:exits=2,3,4:thresholds=0.5,0.5,0:draft_length=6:stop=0:rejection:batch=8"  # as published
+)
 THRESHOLDS = {
     f"({each})": f"s2d:exits=2,3,4:thresholds={each}:rejection"
     for each in ("0.25, 0.25, 0.0", "0.5, 0.5, 0.0", "0.75, 0.7, 0.0", "0.9, 0.9, 0.0")
