@@ -19,7 +19,8 @@ class KVCache:
     def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
         """``shape``: layers, 1, the most entries that there may be, key/value heads, head size."""
         layers, one, self.capacity, heads, head_dim = shape
-        # The heads of an entry lie together in memory, so new ones are written in one piece.
+        # (layers, 1, G, size, D), but in memory the heads of an entry lie together, so that new
+        # ones are written in one piece.
         empty = torch.zeros((layers, one, 0, heads, head_dim), device=device, dtype=dtype)
         self.keys = empty.transpose(2, 3)
         self.values = empty.transpose(2, 3)

@@ -64,7 +64,7 @@ class Inputs:
     """What a target's pass reads: the rest of the context, and a tree."""
 
     tokens: Tensor  # (1, T)
-    last: int  # the logits of so many last positions are needed, or of all if they are fewer
+    last: int  # the logits of so many last positions are needed; roots.py has one fewer
     positions: Tensor | None  # (T,)
     mask: Tensor | None  # (T, S+T)
 
@@ -98,7 +98,7 @@ class Stats:
     exit_accepted: Counter[int] = field(default_factory=Counter)  # exit -> its accepted tokens
     draft_levels: int = 0  # levels of the trees, roots from the target included
     draft_tokens: int = 0  # nodes that were sent, roots from the target included
-    accepted_tokens: int = 0  # drafted tokens that were accepted and emitted
+    accepted_tokens: int = 0  # tokens of the trees that were emitted, roots included
     depth_sent: Counter[int] = field(default_factory=Counter)  # depth -> trees with a node there
     depth_accepted: Counter[int] = field(default_factory=Counter)  # depth -> accepted nodes
     draft_seconds: float = 0.0
@@ -255,6 +255,7 @@ class Decoder:
 
     def roll_back(self, tree: Tree, accepted: list[int]) -> None:
         """Keep the context and the ``accepted`` nodes in the caches of target and draft."""
+        # In the target's cache, nodes follow the context in the order of their numbers.
         self.cache.keep(len(self.context), accepted)
         if self.drafter is not None:
             self.drafter.keep(tree, accepted)

@@ -1,12 +1,12 @@
 """S2D by definition: whole models over the whole text, for fixed trees and exits with layers.
 
-The definition that the fast code is compared with, for prompts that both read in one pass. It has
-no KV cache, no mask and no batch, and a tree is a dictionary of its paths. ``chance`` is one of two
-things. With ``Noise``, which draft and target share, each step must equal the fast code's, token
-for token. With ``Draws``, for rejection sampling, tests go through all outcomes, and their
-probabilities must be the target's. What these two draw is said in sampling.py. The temperature is
-above 0; greedy decoding is temperature 1 with noise that is 1 everywhere, as then the token with
-the largest p / e is the one with the largest p.
+The definition that the fast code is compared with, for prompts of up to 256 tokens, which the fast
+code reads in one pass (``decoder.PREFILL``). It has no KV cache, no mask and no batch, and a tree
+is a dictionary of its paths. ``chance`` is one of two things, which sampling.py explains. With
+``Noise``, which draft and target share, each step must equal the fast code's, token for token. With
+``Draws``, for rejection sampling, tests go through all outcomes, and their probabilities must be
+the target's. The temperature is above 0; greedy decoding is temperature 1 with noise that is 1
+everywhere, as then the token with the largest p / e is the one with the largest p.
 
 ``python -m s2d.definition`` shows some steps of a miniature, next to those of the fast code.
 """

@@ -141,10 +141,11 @@ class LayerExit:
     def keep(self, n: int, slots: list[int]) -> None:
         """As the protocol says. What stays is the beginning of the new context.
 
-        Accepted nodes that have no slot, since they were not expanded, are read again as context,
+        Accepted nodes that have no slot, since they were not expanded, are read later as context,
         and so is the bonus token.
         """
-        held = [slot for slot in slots if n + slot < self.cache.length]  # those that it has read
+        # Those that it has read: none, if it lags behind the context.
+        held = [slot for slot in slots if n + slot < self.cache.length]
         self.cache.keep(n, held)
         move_up(self.hidden, n, held)
 

@@ -62,7 +62,10 @@ def settings_for(target: Target, draft: Llama | None, options: Options, batch: i
 
 
 def fit(settings: Settings, target: Target, draft: Llama | None, batch: int = 1) -> Settings:
-    """What of ``settings`` depends on the models themselves; ValueError if these do not fit."""
+    """``settings`` for these models; ValueError if they do not fit together.
+
+    For exit 0 alone, the shape and ``stop`` by what passes of the target cost.
+    """
     batch = check_whole("batch", batch, 1)
     if draft is not None and settings.method != "ar":
         if draft.device != target.device:

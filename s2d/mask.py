@@ -47,8 +47,8 @@ def positions_and_mask(
 
     Args:
         start: how many positions, of context and tree, the model has read; they are in its cache.
-        n: the length of the context.
-        parents: of the N nodes after it, by their place among them.
+        n: the length of the context, or of the part of it that is read now.
+        parents: of the N nodes, or slots, after it: numbers from 0 to N-1, or CONTEXT.
         device, dtype: of the model.
         ancestors: makes the ancestor mask (N, N) of ``parents``.
 

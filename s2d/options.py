@@ -115,7 +115,7 @@ class Options:
         decision: a decision model, which estimates these probabilities (decision.py).
         rule: "noise": draft and target share their noise, so that one seed gives one text.
             "rejection": rejection sampling, as in the papers. Or an object with the members of
-            ``rules.Rule``. At temperature 0 the two names mean the same, unless ``init`` is
+            ``rules.Rule``. At temperature 0 both names give the same text, unless ``init`` is
             "target".
         datastore: what exit 0 knows besides the text (ngram/datastore.py).
         stop_at: where an answer ends besides EOS, such as ``StopStrings(tokenizer, ["User:"])``.
@@ -145,8 +145,8 @@ class Settings:
 
     Attributes:
         shape: of the trees, also of chains.
-        fit_costs: whether the size of exit 0's trees may be chosen by what passes of the target
-            cost (ngram/costs.py).
+        fit_costs: whether the size of exit 0's trees, and ``stop``, may be chosen by what passes of
+            the target cost (ngram/costs.py).
     """
 
     method: str
@@ -185,7 +185,7 @@ def resolve(
     Args:
         target_config: of the target.
         draft_config, drafting: of the draft model, and how it drafts by default; without one,
-            exit 0 drafts alone.
+            exit 0 drafts alone, or the exits that are given as objects.
     """
     if options.method is not None and options.method not in METHODS:
         raise ValueError(f"unknown method {options.method!r}; expected {', '.join(METHODS)}")

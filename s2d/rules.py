@@ -168,7 +168,7 @@ class Sampled:
     def draft_distribution(self, prediction: Prediction) -> Tensor:
         """q (R, K): the tokens that the draft knows, after temperature, top-k and top-p.
 
-        If it knows none after a node, q is 0 there.
+        A row sums to 1, however little the draft knows; if it knows nothing after a node, to 0.
         """
         # The logarithms of probabilities are logits. Those of a row of zeros would give NaN.
         knows_any = prediction.probs.sum(dim=-1, keepdim=True) > 0  # (R, 1)
@@ -203,6 +203,7 @@ class SharedNoise(Sampled):
         noise = self.noise.at(tree.next_positions(nodes))  # (N+1, V)
         choices = (self.distribution(logits) / noise).argmax(dim=-1).tolist()
         accepted, bonus = follow(tree.tokens, tree.parents, lambda node: choices[node + 1])
+        # A RootsDecoder asks for the noise of the bonus token once more.
         self.noise.forget(before=len(tree.context) + len(accepted))
         return accepted, bonus
 
@@ -213,7 +214,8 @@ class TargetDraws(Sampled):
     For trees that drop improbable nodes, to which ``Rejection`` does not apply. This is EAGLE-2's
     verification (Li et al. 2024, arXiv 2406.16858), put briefly. There the children, which were
     chosen and not drawn, are tried one after another, each with its share of what is left of p. To
-    see which of them is accepted, if any, is to draw one token from p.
+    see which of them is accepted, if any, is to draw one token from p: child i is accepted with
+    probability p_i.
     """
 
     def __init__(self, distribution: Callable[[Tensor], Tensor], draws: Draws) -> None:

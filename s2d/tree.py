@@ -33,8 +33,7 @@ class Shape:
 
     Attributes:
         depth: the number of levels.
-        capacity: the largest number of nodes that the draft expands, or that the target is sent,
-            whichever is larger.
+        capacity: the draft never expands more nodes than this, and never are more sent.
         sends_all: whether all proposed nodes are sent to the target.
     """
 
@@ -156,7 +155,7 @@ class Tree:
             rule tests them against it.
         last_level: the nodes of the newest level.
         frontier: the nodes to expand next; at first the context alone.
-        slots: by expanded node, its slot in the draft's caches.
+        slots: by expanded node, its slot in the draft's caches; and CONTEXT for CONTEXT.
         slot_tokens, slot_parents: by slot; parents are slots as well.
     """
 

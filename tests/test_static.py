@@ -129,14 +129,33 @@ def test_passes_of_any_segment_after_any_past(twin):
 @torch.inference_mode()
 def test_padding_has_room_after_the_last_entry(twin):
     model = random_llama(0)
-    tokens = torch.tensor([random_tokens(0, 16)])
-    mask = torch.full((3, 16), -torch.inf, dtype=torch.float64).triu(14)
+    place = dict(device=model.device)
+    tokens = torch.tensor([random_tokens(0, 16)], **place)
+    mask = torch.full((3, 16), -torch.inf, dtype=model.dtype, **place).triu(14)
     found = []
     for each in (model, twin(model)):
         cache = each.new_cache(16)
         each(tokens[:, :13], cache=cache)
         found.append(each(tokens[:, 13:], mask=mask, cache=cache))  # 3 rows, or 4
     close(*found)
+
+
+def test_longer_and_longer_texts_seldom_need_new_memory(twin):
+    """And a cache that leaves takes along what it holds, and may grow."""
+    model = twin(random_llama(0, max_position_embeddings=600))
+    segments = []
+    for capacity in range(100, 600, 20):
+        cache = model.new_cache(capacity)
+        segments.append(cache.segment)
+    assert len(set(map(id, segments))) <= 4
+    assert segments[-1].capacity < 600 + 2 * static.SIZES[-1] + static.COLUMNS
+    tokens = torch.tensor([random_tokens(0, 9)], device=model.device)
+    model(tokens, cache=cache)
+    held = cache.keys[..., :9, :].clone()
+    model.new_cache(50)
+    assert cache.segment is None and torch.equal(cache.keys[..., :9, :], held)
+    cache.reserve(500)
+    assert torch.equal(cache.keys[..., :9, :], held)
 
 
 def test_several_generations_at_once(twin):

@@ -156,7 +156,7 @@ def compare(
     lines += f"(median of {TURNS} turns, up to {count} tokens each)"
     if ratio < 1:
         stats = turns_drafted[-1].stats
-        right = stats.accepted_tokens / max(1, stats.exit_counts.total())
+        right = stats.exit_accepted.total() / max(1, stats.exit_counts.total())
         tokens = stats.mean_accepted_tokens
         lines += f"\nwhy            {right:.0%} of the drafted tokens were right: a step gives "
         lines += f"{tokens:.1f} tokens, and takes {tokens / ratio:.1f} times as long as one alone"

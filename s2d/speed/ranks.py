@@ -1,7 +1,7 @@
 """One program in several processes, the ranks, as torchrun starts them: what every rank needs.
 
-The default process group is for objects. It is gloo's, and waits as long as it takes, since rank 0
-may wait for a person. Sums have a group of their own (``new_sums_group``).
+The default process group is for objects. It is gloo's, and waits for a day, since rank 0 may
+wait for a person. Sums have a group of their own (``new_sums_group``).
 """
 
 import os

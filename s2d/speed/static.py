@@ -15,6 +15,7 @@ and the LM head, what moves accepted nodes together (``KVCache.keep``), and all 
 for: a confidence, the tokens of a level, and the target's choices.
 """
 
+import math
 import weakref
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cache import KVCache
+from ..cache import KVCache, enlarge, next_size
 from ..model import Llama
 
 SIZES = 1, 2, 4, 8, 16, 32, 64  # rows
@@ -99,10 +100,15 @@ class Segment:
 
     def columns(self, entries: int) -> int:
         """COLUMNS times a power of 2, with room for ``entries``; at most all that there are."""
-        columns = COLUMNS
-        while columns < entries:
-            columns *= 2
-        return min(columns, self.capacity)
+        return min(double_up_to(entries), self.capacity)
+
+
+def double_up_to(entries: int) -> int:
+    """COLUMNS times a power of 2, and not below ``entries``."""
+    doubled = COLUMNS
+    while doubled < entries:
+        doubled *= 2
+    return doubled
 
 
 class StaticCache(KVCache):
@@ -114,6 +120,7 @@ class StaticCache(KVCache):
             last.leave()
         segment.user = weakref.ref(self)
         self.segment: Segment | None = segment  # None: it has left
+        self.capacity = segment.capacity
         self.keys = segment.memory.keys
         self.values = segment.memory.values
         self.layers = segment.memory.layers
@@ -124,10 +131,13 @@ class StaticCache(KVCache):
 
     def leave(self) -> None:
         """Go on in memory of its own; passes are not static from now on."""
-        self.segment = None
-        self.keys = self.keys.clone()
-        self.values = self.values.clone()
+        size = next_size(self.length, self.capacity)
+        keys = self.keys[..., : self.length, :]
+        values = self.values[..., : self.length, :]
+        self.keys = enlarge(keys.transpose(2, 3), 2, size).transpose(2, 3)
+        self.values = enlarge(values.transpose(2, 3), 2, size).transpose(2, 3)
         self.layers = list(zip(self.keys.unbind(), self.values.unbind()))
+        self.segment = None
 
 
 class StaticLlama(Llama):
@@ -142,17 +152,18 @@ class StaticLlama(Llama):
         super().__init__(config, drafting)
         self.segments: dict[tuple[int, int], Segment] = {}  # by the first layer and the end
 
-    def new_cache(
-        self, capacity: int, first: int = 0, end: int | None = None, kv_heads: int | None = None
-    ) -> KVCache:
-        """As in Llama. A cache of all heads is in static memory until there is another one."""
-        if kv_heads is not None:
-            return super().new_cache(capacity, first, end, kv_heads)
+    def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
+        """As in Llama, but in static memory until there is another cache of the same layers."""
         if end is None:
             end = self.config.num_hidden_layers
-        entries = COLUMNS * -(-(capacity + SIZES[-1]) // COLUMNS)  # with room for the padding
+        needed = capacity + SIZES[-1]  # with room for the padding
         segment = self.segments.get((first, end))
-        if segment is None or segment.capacity < entries:
+        if segment is None or segment.capacity < needed:
+            self.segments.pop((first, end), None)  # before there is memory for the new one
+            # Doubled, so that longer and longer texts seldom need new memory, and new passes; but
+            # not far beyond the longest text.
+            longest = max(capacity, self.config.max_position_embeddings) + SIZES[-1]
+            entries = min(double_up_to(needed), COLUMNS * math.ceil(longest / COLUMNS))
             memory = super().new_cache(entries, first, end)
             memory.reserve(entries)  # at once: it must stay where it is
             segment = Segment(first, end, memory)
@@ -178,9 +189,10 @@ class StaticLlama(Llama):
                 return super().run_layers(hidden, first, end, positions, mask, cache)
             inputs = self.inputs(cache.segment, T, S)
             inputs.fill(hidden, S, positions, mask)
-            cache.advance(T)
             # A copy, because the next pass may have its result in the same place.
-            return self.run_static(inputs)[:, :T].clone()
+            hidden = self.run_static(inputs)[:, :T].clone()
+            cache.advance(T)
+            return hidden
 
     def inputs(self, segment: Segment, T: int, S: int) -> StaticInputs:
         """The smallest that hold T rows after S entries."""
