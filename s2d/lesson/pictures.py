@@ -13,6 +13,7 @@ from ..decoder import Step
 from ..tree import Tree
 
 COLORS = "#00707a", "#9a5b00", "#8a2a8a", "#2e7d1f", "#2b55c4", "#b3261e"  # of exits, in order
+NEUTRAL = "#222222", "#8a8a8a"  # of what is no exit, target or draft
 TARGET = "#707070"  # what the target wrote itself
 P = "#2b6cb0"
 Q = "#c77a12"
@@ -106,9 +107,9 @@ def plot_lengths(
 ) -> Picture:
     """Tokens per pass by the length of the chain: ``measured`` ones, and those of a formula."""
     axes = new_axes(5.5, 2.8)
-    for color, (name, values) in zip(COLORS, measured.items()):
+    for color, (name, values) in zip(NEUTRAL, measured.items()):
         axes.plot(lengths, values, "o-", color=color, label=name, markersize=4)
-    for color, (name, values) in zip(COLORS, formula.items()):
+    for color, (name, values) in zip(NEUTRAL, formula.items()):
         axes.plot(lengths, values, "--", color=color, label=name)
     axes.set(xlabel="drafted tokens k", ylabel="tokens per pass", ylim=(0, None))
     axes.legend(frameon=False, fontsize=8)
@@ -124,9 +125,21 @@ def draw_acceptance(
     """
     axes = new_axes(6, 2.8)
     tokens = np.arange(len(p))
+    p = np.asarray(p)
+    q = np.asarray(q)
     accepted = np.minimum(p, q)
     added = rejected * np.asarray(residual)
-    axes.bar(tokens, q, 0.75, color="none", edgecolor=Q, hatch="///", label="drafted, rejected")
+    often = q > p  # drafted too often
+    axes.bar(
+        tokens[often],
+        (q - p)[often],
+        0.75,
+        bottom=accepted[often],
+        color="none",
+        edgecolor=Q,
+        hatch="///",
+        label="drafted, rejected",
+    )
     axes.bar(tokens, accepted, 0.75, color=COLORS[0], label="drafted, accepted")
     axes.bar(tokens, added, 0.75, bottom=accepted, color="#cfcfcf", label="from the residual")
     edges = np.arange(len(p) + 1) - 0.5
