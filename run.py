@@ -56,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
 def run(arguments: list[str] | None) -> int:
     """The whole program, which torchrun runs in each of its processes; returns the exit code."""
     args = parse(arguments)
-    if is_initialized() and args.compile:
-        raise ValueError("--compile does not go with torchrun")
+    if is_initialized() and args.graphs:
+        raise ValueError("--graphs does not go with torchrun")
     choice = choose(args)
     lines = []
     if args.prompts:
@@ -109,7 +109,7 @@ def parse(arguments: list[str] | None) -> Namespace:
         choices=("auto", *DTYPES),
         help="auto: the model's own, or float32",
     )
-    add("--compile", action="store_true", help="compiled passes, or CUDA graphs (untried)")
+    add("--graphs", action="store_true", help="passes as CUDA graphs, on a CUDA GPU (untried)")
     add("--compare", action="store_true", help="time the target alone as well, on this prompt")
     add("--json", action="store_true", help="print one JSON object; with --prompts one per line")
     add("--trace", type=Path, metavar="FILE.html", help="the answer, step by step, as a page")
@@ -237,7 +237,7 @@ def load(args: Namespace, choice: Choice) -> Models:
         settings = replace(settings, fit_costs=False)  # every process would measure other ones
         each = f", in each of {get_world_size()} processes"
     else:
-        target = load_model(choice.target, args.device, args.dtype, compile=args.compile)
+        target = load_model(choice.target, args.device, args.dtype, graphs=args.graphs)
     tell(f"target on {placement(target)}{each}")
     draft = None
     if choice.found.draft is not None and is_rank_0():
@@ -248,7 +248,7 @@ def load(args: Namespace, choice: Choice) -> Models:
                 choice.found.draft,
                 args.device,
                 target.dtype,
-                compile=args.compile,
+                graphs=args.graphs,
                 layers=settings.exits[-1],
             )
     settings = fit(settings, target, draft, batch=args.batch if args.prompts else 1)

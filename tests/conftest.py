@@ -6,7 +6,7 @@ import signal
 import helpers
 import pytest
 import torch
-from helpers import WEIGHTS, need_compiler
+from helpers import WEIGHTS
 from vocabularies import save_trained
 
 from s2d import Tokenizer, load_model
@@ -44,12 +44,6 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="session")
-def compiler():
-    """What a test asks for that compiles."""
-    need_compiler()
 
 
 @pytest.fixture(scope="session")

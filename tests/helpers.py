@@ -1,13 +1,10 @@
 """What several tests share: small random Llamas and distributions, programs and their errors."""
 
-import inspect
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -116,14 +113,6 @@ def need(found, tool, packages):
         pytest.fail(message, pytrace=False)
     if not found:
         pytest.skip(message)
-
-
-def need_compiler():
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    found = shutil.which(os.environ.get("CXX", "g++")) and header.is_file()
-    need(found, "C++ compiler with Python's headers", "g++ python3-dev")
-    if "isolate_recompiles" not in inspect.signature(torch.compile).parameters:
-        pytest.skip(f"--compile needs PyTorch 2.13 or newer; this is {torch.__version__}")
 
 
 def program(main, *arguments):

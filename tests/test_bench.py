@@ -66,12 +66,12 @@ def test_a_file_in_spec_benchs_form_is_read(tmp_path):
     raises_line(specbench.read_questions, ValueError, "has no questions", file, 9)
 
 
-OWN = "draft", "batch", "compile"  # what a Method has besides options of ``generate``
+OWN = "draft", "batch", "graphs"  # what a Method has besides options of ``generate``
 
 
 def test_methods_are_names_with_options(capsys):
     asked = {
-        "sd:compile:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8, "compile": True},
+        "sd:graphs:exits=2:draft_length=8": {"exits": (2,), "draft_length": 8, "graphs": True},
         "mcsd:tree=4,2,2,1:init=target": {"tree": (4, 2, 2, 1), "init": "target"},
         "s2d-tree:tree=4x8x24:stop=0.3": {"tree": GrowingShape(4, 8, 24), "stop": 0.3},
         "s2d:rejection:batch=4": {"rule": "rejection", "batch": 4},
@@ -82,7 +82,7 @@ def test_methods_are_names_with_options(capsys):
         method = methods.parse_method(text, Path("draft"), Path("in"))
         expected = {"method": text.split(":")[0], "init": "draft", "rule": "noise"}
         expected |= {"draft": Path("draft")}
-        expected |= {"compile": False, "batch": 1, **options}
+        expected |= {"graphs": False, "batch": 1, **options}
         assert method.options | {name: getattr(method, name) for name in OWN} == expected
     for text, message in (
         ("fast", "method fast: argument --method: invalid choice: 'fast'"),

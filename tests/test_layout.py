@@ -54,11 +54,12 @@ def test_the_fastest_layout_is_taken_that_is_nowhere_slower_than_plain(monkeypat
         ([0.9] * 5, [0.8] * 5, "packed"),
         ([0.9] * 5, [0.3, 0.3, 0.3, 0.3, 1.1], "columns"),
         ([1.02] * 5, [1.2, 0.5, 0.5, 0.5, 0.5], "plain"),
+        ([0.95] * 5, [0.94] * 5, "plain"),  # may be noise
     ):
         choose(monkeypatch, columns=columns, packed=packed)
         assert layout.choose_layout(weights, list(LAYOUTS)) == chosen
         names = ["plain", "columns"]  # of a processor that cannot pack
-        fastest = "columns" if columns[0] < 1 else "plain"
+        fastest = "columns" if columns[0] <= 0.9 else "plain"
         assert layout.choose_layout(weights, names) == fastest
 
 

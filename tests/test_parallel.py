@@ -337,7 +337,7 @@ REFUSED = {
     "--exits 9": "exits of 4 draft layers",
     "--tree": "--tree",
     "--prompts nowhere": "nowhere",
-    "--compile": "--compile does not go with torchrun",
+    "--graphs": "--graphs does not go with torchrun",
 }
 SHARED_GPU = "under torchrun each process has its own GPU: cuda, not 'cuda:1'"
 MORE_THAN_GPUS = "torchrun started 2 processes, and there are 1 GPUs"

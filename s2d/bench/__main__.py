@@ -62,7 +62,7 @@ def parse(arguments: list[str]) -> Namespace:
         action="store_true",
         help="transformers as well, assisted by the first draft there is",
     )
-    add("--compile", action="store_true", help="every method compiled as well")
+    add("--graphs", action="store_true", help="every method by CUDA graphs as well (untried)")
     add("--batch", type=comma_separated(count), metavar="N,...", help="also N prompts at once")
     add("--check", action="store_true", help="answers against ar's; exit code 1 for a bug")
     add("--out", type=Path, help="folder for answer files, as Spec-Bench's scripts read them")
@@ -81,7 +81,7 @@ def parse(arguments: list[str]) -> Namespace:
     add("--draft", type=Path, help="default: the one next to the target, or exit 0")
     add("--exits", type=comma_separated(int), metavar="E,E", help="default: the draft's own")
     add("--temperature", type=comma_separated(float), default="0", help="0 is greedy")
-    add("--compile", action="store_true", help="compiled passes, or CUDA graphs")
+    add("--graphs", action="store_true", help="passes as CUDA graphs, on a CUDA GPU (untried)")
     add("--rounds", type=count, default=2, help=rounds)
 
     add = measuring("papers", papers.report, papers.__doc__, max_new_tokens=48)

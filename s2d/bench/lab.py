@@ -134,7 +134,7 @@ def judge_answers(lab: Lab, experiment: Experiment) -> Result:
     turns = [each.turns[0] for group in held_out for each in group]
     for size in progress(SIZES, experiment.title, len(SIZES)):
         plan = lab.plan(experiment.rows, size)
-        target = lab.load(plan.folder, compile=False)
+        target = lab.load(plan.folder, graphs=False)
         prompts = [plan.tokenizer.encode_chat([question]) for question, _ in turns]
         result[size] = {}
         for name, run in runs_of(plan, lab.load).items():
@@ -154,7 +154,7 @@ def judge_answers(lab: Lab, experiment: Experiment) -> Result:
 def time_masks(lab: Lab, experiment: Experiment) -> Result:
     """A column is a tree: microseconds for its mask after 100 tokens."""
     result: Result = {}
-    target = lab.load(WEIGHTS / "mini-7b", compile=False)
+    target = lab.load(WEIGHTS / "mini-7b", graphs=False)
     for column, widths in TREES.items():
         shape = FixedShape(widths)
         parents = shape.parents

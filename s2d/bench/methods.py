@@ -1,7 +1,7 @@
 """What a method's name stands for, such as ``s2d:draft_length=8:stop=0.4``.
 
 It is a method of run.py and, after colons, options of run.py that say what drafts and how
-(s2d/cli/README.md). ``batch=8`` answers 8 prompts at once, ``compile`` compiles the passes.
+(s2d/cli/README.md). ``batch=8`` answers 8 prompts at once, ``graphs`` runs passes as CUDA graphs.
 """
 
 import argparse
@@ -19,7 +19,7 @@ class Method:
     options: dict[str, Any]  # of ``generate``
     draft: Path | None  # the folder of the draft model, if one drafts
     batch: int
-    compile: bool
+    graphs: bool
 
 
 def default_methods(draft: Path | None) -> list[str]:
@@ -38,7 +38,7 @@ def parse_method(text: str, draft: Path | None, folder: Path = Path()) -> Method
     parser = Parser(f"method {text}", argument_default=argparse.SUPPRESS, allow_abbrev=False)
     add_drafting_options(parser)
     parser.add_argument("--batch", type=count, default=1)
-    parser.add_argument("--compile", action="store_true", default=False)
+    parser.add_argument("--graphs", action="store_true", default=False)
     name, *settings = text.split(":")
     words = [f"--method={name}"]
     for setting in settings:
@@ -46,7 +46,7 @@ def parse_method(text: str, draft: Path | None, folder: Path = Path()) -> Method
         words.append(f"--{key.replace('_', '-')}{equals}{value}")
     options = vars(parser.parse_args(words))
     batch = options.pop("batch")
-    compiled = options.pop("compile")
+    graphs = options.pop("graphs")
     if "draft" in options:
         draft = folder / options.pop("draft")
     if name == "ar" or options.get("exits") == (0,):
@@ -54,4 +54,4 @@ def parse_method(text: str, draft: Path | None, folder: Path = Path()) -> Method
     if isinstance(options.get("stop"), str):
         file = folder / options.pop("stop")
         options["decision"] = load_decision(file)
-    return Method(options, draft, batch, compiled)
+    return Method(options, draft, batch, graphs)

@@ -48,8 +48,8 @@ def report(args: Namespace) -> None:
         refuse_whole_target(folder, draft_folder, args.exits)
     exits = choose_exits(args.exits, draft_folder)
     draft_folder = draft_folder or draft_path(folder)  # if it is needed, it is missed there
-    compiled = ":compile" if args.compile else ""
-    methods = {name: parse_method(name + compiled, draft_folder) for name in name_methods(exits)}
+    graphs = ":graphs" if args.graphs else ""
+    methods = {name: parse_method(name + graphs, draft_folder) for name in name_methods(exits)}
     plan = read_plan(folder.name, folder, methods)
     questions = corpus_questions(args.limit)
     questions = [question | {"turns": question["turns"][:1]} for question in questions]
@@ -57,10 +57,10 @@ def report(args: Namespace) -> None:
 
     load = cache(partial(load_model, device=args.device, dtype=args.dtype))
     runs = runs_of(plan, load)
-    target = load(folder, compile=args.compile)
+    target = load(folder, graphs=args.graphs)
     drafts = [run.keywords["draft"] for run in runs.values()]
     draft = next((each for each in drafts if each is not None), None)
-    print(f"{folder.name}{', compiled,' if args.compile else ''} on {placement(target)}")
+    print(f"{folder.name}{', by CUDA graphs,' if args.graphs else ''} on {placement(target)}")
     print(f"draft: {'the n-grams of the text' if draft is None else draft_folder}")
 
     prompts = [plan.tokenizer.encode_prompt(question["turns"]) for question in questions]
@@ -75,7 +75,7 @@ def report(args: Namespace) -> None:
         print(f"\n{render(table_of_exits(texts, costs), args.markdown)}\n", flush=True)
 
         best = name_chain(find_best(exits, texts, costs))
-        methods = plan.methods | {best: parse_method(best + compiled, draft_folder)}
+        methods = plan.methods | {best: parse_method(best + graphs, draft_folder)}
         measured = read_plan(folder.name, folder, methods)
         runs = runs_of(measured, load)
         [(_, records)] = measure_plan(measured, runs, questions, (temperature,), args)

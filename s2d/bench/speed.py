@@ -81,13 +81,14 @@ def report(args: Namespace) -> int:
     code = 0
     for plan in plans:
         load = cache(partial(load_model, device=args.device, dtype=args.dtype))
-        target = load(plan.folder, compile=False)
+        target = load(plan.folder, graphs=False)
         runs = runs_of(plan, load)
         if args.hf:
             drafts = [method.draft for method in methods.values() if method.draft is not None]
             others = [draft for draft in drafts if not is_same_folder(draft, plan.folder)]
-            draft = load_draft(plan, others[0], load, compile=False) if others else None
-            runs |= peers_of(target, draft)
+            plain = partial(load, quick=False)  # theirs take the weights as they are stored
+            draft = load_draft(plan, others[0], plain, graphs=False) if others else None
+            runs |= peers_of(plain(plan.folder), draft)
         prompt_format = plan.tokenizer.prompt_format.name
         print(f"{plan.name} on {placement(target)}\nprompt format: {prompt_format}\n")
         for column, records in measure_plan(plan, runs, questions, temperatures, args):
@@ -129,15 +130,15 @@ def choose_methods(args: Namespace, folder: Path) -> dict[str, Method]:
     else:
         draft = find_target(str(draft))
     names = ["ar", *(args.methods or default_methods(draft))]
-    names += [f"{name}:compile" for name in names if args.compile]
+    names += [f"{name}:graphs" for name in names if args.graphs]
     names += [f"{name}:batch={batch}" for batch in args.batch or () for name in names]
     # If a method needs a draft where there is none, it is missed in the place where it would be.
     return {name: parse_method(name, draft or draft_path(folder)) for name in names}
 
 
 def is_plain(method: Method) -> bool:
-    """Whether it answers one prompt at a time, and is not compiled."""
-    return method.batch == 1 and not method.compile
+    """Whether it answers one prompt at a time, and not by CUDA graphs."""
+    return method.batch == 1 and not method.graphs
 
 
 def find_single_exits(methods: dict[str, Method]) -> dict[str, int]:
@@ -212,26 +213,26 @@ def runs_of(plan: Plan, load: Callable[..., Llama]) -> dict[str, Run]:
     """{name: run} of the methods of a ``plan``; ``load`` loads each model once."""
     runs = {}
     for name, method in plan.methods.items():
-        models = {"target": load(plan.folder, compile=method.compile), "draft": None}
+        models = {"target": load(plan.folder, graphs=method.graphs), "draft": None}
         if method.draft is not None:
-            models["draft"] = load_draft(plan, method.draft, load, method.compile)
+            models["draft"] = load_draft(plan, method.draft, load, method.graphs)
         runs[name] = partial(run_ours, batch=method.batch, **models, **method.options)
     return runs
 
 
-def load_draft(plan: Plan, draft: Path, load: Callable[..., Llama], compile: bool) -> Llama:
+def load_draft(plan: Plan, draft: Path, load: Callable[..., Llama], graphs: bool) -> Llama:
     """The model in the folder ``draft``, up to the last exit that any method of a ``plan`` uses.
 
     A target that drafts for itself is loaded once.
     """
     if is_same_folder(draft, plan.folder):
-        return load(plan.folder, compile=compile)
+        return load(plan.folder, graphs=graphs)
     last_exits = []
     for method in plan.methods.values():
         if method.draft == draft:
             exits = method.options.get("exits") or read_drafting(draft).exits
             last_exits.append(exits[-1])
-    return load(draft, compile=compile, layers=max(last_exits))
+    return load(draft, graphs=graphs, layers=max(last_exits))
 
 
 def measure_plan(

@@ -41,7 +41,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = "auto",
     share: Share | None = None,
-    compile: bool = False,
+    graphs: bool = False,
     quick: bool = True,
     layers: int | None = None,
 ) -> Llama:
@@ -51,8 +51,8 @@ def load_model(
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
-        compile: passes over a few tokens are compiled, or on a CUDA GPU captured as CUDA graphs,
-            when they are first used. Afterwards the model must not be moved, cast or changed.
+        graphs: on a CUDA GPU, passes over a few tokens are CUDA graphs (speed/graphs.py), captured
+            when they are first needed. Afterwards the model must not be moved, cast or changed.
         quick: on a CPU, lay the weights out anew for matmuls of a few rows (speed/layout.py). The
             model may then be for inference alone: say False if it is to be trained, changed, moved
             or saved.
@@ -75,10 +75,12 @@ def load_model(
         config = replace(config, num_hidden_layers=layers)
         drafting = drafting.within(layers)
     kind: type[Llama] = Llama
-    if compile:
-        from ..speed import class_for
+    if graphs:
+        if device.type != "cuda":
+            raise ValueError(f"CUDA graphs are for a CUDA GPU, not for {device}")
+        from ..speed.graphs import GraphedLlama
 
-        kind = class_for(device)
+        kind = GraphedLlama
     # Whether LM head and embedding are one is known when it is known which of them are stored.
     model = empty_model(replace(config, tie_word_embeddings=False), kind)
     model.drafting = drafting
@@ -96,7 +98,7 @@ def load_model(
     if quick and device.type == "cpu":
         from ..speed.layout import quicken
 
-        quicken(model, compiled=compile)
+        quicken(model)
     return model
 
 

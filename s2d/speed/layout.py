@@ -23,7 +23,8 @@ from ..timing import time_calls, timed_once
 ROWS = 1, 2, 4, 8, 16  # of the matmuls that are timed
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
 CACHED = 48e6  # bytes of weights, more than most processors' caches hold
-SLOWER = 1.05  # what may be noise: so much longer than with plain weights
+SLOWER = 1.05  # what may be noise: so many times as long as with plain weights
+WORTH = 0.9  # what is no noise: a layout takes at most so much of the time on average
 
 
 class PackedLinear(nn.Module):
@@ -71,15 +72,10 @@ LAYOUTS = {  # name: what lays a weight out, and what multiplies rows by it
 }
 
 
-def quicken(model: nn.Module, compiled: bool = False) -> str:
-    """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name.
-
-    Code that is ``compiled`` reads no packed weights.
-    """
+def quicken(model: nn.Module) -> str:
+    """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
     weights = linear_weights(model)
     names = usable_layouts(model.dtype)
-    if compiled:
-        names = [name for name in names if name != "packed"]
     if sum(weight.nbytes for weight in weights) < CACHED:
         name = "columns" if "columns" in names else "plain"
     else:
@@ -106,7 +102,7 @@ def linear_weights(model: nn.Module) -> list[Tensor]:
 def choose_layout(weights: list[Tensor], names: list[str]) -> str:
     """That of the layouts ``names`` that is the fastest on average, and nowhere slower than plain.
 
-    "plain" is among them.
+    "plain" is among them, and is taken unless another one is worth it.
     """
     if len(names) == 1:
         return names[0]
@@ -118,8 +114,12 @@ def choose_layout(weights: list[Tensor], names: list[str]) -> str:
     ratios = {  # what a matmul costs, if it costs 1 with plain weights
         name: [seconds[name, rows] / seconds["plain", rows] for rows in ROWS] for name in names
     }
-    not_slower = [name for name, each in ratios.items() if max(each) <= SLOWER]
-    return min(not_slower, key=lambda name: sum(ratios[name]))
+    worth = {}
+    for name, each in ratios.items():
+        mean = sum(each) / len(each)
+        if max(each) <= SLOWER and mean <= WORTH:
+            worth[name] = mean
+    return min(worth, key=worth.get, default="plain")
 
 
 def usable_layouts(dtype: torch.dtype) -> list[str]:

@@ -2,8 +2,7 @@
 
 A pass over a few tokens is some 25 kernels per layer, of microseconds each, and on a GPU launching
 them one by one takes longer than running them. A CUDA graph launches them all at once (graphs.py),
-but then they are always the same kernels on the same memory. Likewise the code that a compiler
-makes for one shape is faster than code for all (compiled.py). So passes are padded to a few shapes.
+but then they are always the same kernels on the same memory. So passes are padded to a few shapes.
 For each segment of layers (all layers of a target; those between two exits of a draft) there are
 
 - one memory for keys and values, which one cache at a time may use;
@@ -41,9 +40,8 @@ class Slots(KVCache):
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = self.layers[layer]
-        # Not index_copy_: when compiled for a CPU, that copies the whole memory onto itself.
-        keys[:, :, self.slots] = k
-        values[:, :, self.slots] = v
+        keys.index_copy_(2, self.slots, k)
+        values.index_copy_(2, self.slots, v)
         return keys.narrow(2, 0, self.columns), values.narrow(2, 0, self.columns)
 
     def advance(self, count: int) -> None:
