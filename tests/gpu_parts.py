@@ -42,9 +42,7 @@ from s2d.trace.record import Asked, NotedExit  # noqa: E402
 
 Row = dict[str, str | float]  # a cell for each column
 
-# Graphs: static passes, which a GPU replays as CUDA graphs.
-GRAPHS = "s2d.speed.graphs"
-WAYS = ("eager", "graphs") if find_spec(GRAPHS) else ("eager",)
+WAYS = "eager", "graphs"  # graphs: static passes, which a GPU replays as CUDA graphs
 METHODS = {
     "ar": dict(method="ar"),
     "sd": dict(method="sd"),
@@ -372,7 +370,7 @@ PARTS = {
     "transformers": time_transformers,
     "launches": count_launches,
 }
-NEEDS = {"hf": "transformers", "transformers": "transformers", "graphs": GRAPHS}
+NEEDS = {"hf": "transformers", "transformers": "transformers"}
 
 
 def main() -> None:
