@@ -62,6 +62,7 @@ def run(arguments: list[str] | None) -> int:
     lines = []
     if args.prompts:
         lines = from_rank_0(partial(read_parts, args.prompts)).split("\n")
+        args.batch = min(args.batch, len(lines))
     models = load(args, choice)
     if args.interactive:
         return hold_conversation(args, models)

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from s2d.checkpoint import check_device  # noqa: E402
+from s2d.cli.program import Parser  # noqa: E402
 from s2d.files import staged_file  # noqa: E402
 
 LIMITS = {  # seconds of each part on a GPU, eight minutes in all
@@ -102,8 +103,8 @@ def as_cell(value: str | float) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python tests/gpu.py",
+    parser = Parser(
+        "python tests/gpu.py",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -113,8 +114,9 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         device = check_device(args.device)
-        if (args.out / "gpu.json").exists():
-            raise ValueError(f"{args.out} has a gpu.json, which is not replaced")
+        for name in ("gpu.json", "gpu.md", "gpu.log"):
+            if (args.out / name).exists():
+                raise ValueError(f"{args.out} has a {name}, which is not replaced")
         args.out.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
         print(f"gpu.py: {error}", file=sys.stderr)
@@ -129,4 +131,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part is ended as well
     sys.exit(main())

@@ -299,7 +299,8 @@ def time_transformers(setup: Setup) -> Iterator[Row]:
     ):
         reset_peak(setup)
         prompts = [setup.prompt] * (1 + GENERATIONS)  # the first warms up
-        answers = run_peer(prompts, 0, peer, setup.new_tokens, **options)
+        seeds = [0] * len(prompts)
+        answers = run_peer(prompts, seeds, peer, setup.new_tokens, **options)
         seconds = median(each for _, each, _ in answers[1:])
         speed = len(answers[0][0]) / seconds
         yield {"method": name, "tokens/s": speed, "peak GB": peak_gigabytes(setup)}

@@ -11,10 +11,11 @@ from inspect import getdoc
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, random_distribution
+from helpers import ROOT, random_distribution, refuses
 
 from s2d.cache import move_up
 from s2d.lesson import answers, notebook
+from s2d.lesson.__main__ import main
 from s2d.lesson.checks import judge
 from s2d.lesson.mistakes import MISTAKES
 from s2d.mask import ancestor_mask
@@ -115,3 +116,8 @@ def test_right_answers_are_right_and_mistakes_are_told_by_name(answer):
     sentences = {judge(name, mistake) for mistake in MISTAKES[answer]}
     assert sentences == {" ".join(getdoc(mistake).split()) for mistake in MISTAKES[answer]}
     assert len(sentences) == len(MISTAKES[answer]) >= 4
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    refuses(main, capsys, "is no regular file; name another", "--out", tmp_path)
+    refuses(main, capsys, "required: --out")

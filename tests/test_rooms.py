@@ -24,7 +24,7 @@ ROOMS = {  # room -> the rooms it may import
     "train": {"checkpoint", "speed", "cli", "ngram"},
     "bench": {"checkpoint", "speed", "train", "cli", "ngram"},
     "trace": {"checkpoint", "cli"},
-    "lesson": set(),
+    "lesson": {"cli"},
 }
 
 

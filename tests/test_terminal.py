@@ -155,7 +155,7 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(monkeypatch, se
     def make(target, prompt, draft, options):
         turns.append((options.method, options.max_new_tokens))
         alone = options.method == "ar"
-        counts = {"exit_counts": Counter({2: 20}), "accepted_tokens": 3}
+        counts = {"exit_counts": Counter({2: 20}), "exit_accepted": Counter({2: 3})}
         counts["seconds"] = options.max_new_tokens * (1.0 if alone else seconds / 2.0)
         stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
         tokens = [7] * options.max_new_tokens

@@ -466,7 +466,7 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     for name in family.TARGETS:
         assert load_model(out / name).config == small
     draft = load_model(out / "mini-draft")
-    assert draft.drafting.exits == (2, 3, 4) and draft.config.num_hidden_layers == 4
+    assert draft.drafting.exits == (2, 3) and draft.config.num_hidden_layers == 4
     shipped, made = Tokenizer(WEIGHTS / "mini-7b"), Tokenizer(out / "mini-draft")
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert shipped.encode(text) == made.encode(text)
@@ -499,7 +499,7 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     middle = {name: each.model.layers[0].mlp.up_proj.weight for name, each in drafts.items()}
     far = {name: (weight - middle["untrained"]).abs().mean() for name, weight in middle.items()}
     assert far["random"] > 5 * far["pretrained"] > far["pretraining"] > 0
-    assert drafts["pretraining"].drafting.exits == (2, 3, 4)
+    assert drafts["pretraining"].drafting.exits == (2, 3)
     kept = (out / "random-1/model.safetensors").stat().st_mtime_ns
     (out / "decision-stats-7b.safetensors").unlink()
     assert program(bench.main, *arguments, "--resume") == 0

@@ -45,6 +45,7 @@ def report(args: Namespace) -> None:
     if draft_folder is None:
         draft_folder = find_family_draft(folder, read_config(folder))
     else:
+        draft_folder = find_target(str(draft_folder))
         refuse_whole_target(folder, draft_folder, args.exits)
     exits = choose_exits(args.exits, draft_folder)
     draft_folder = draft_folder or draft_path(folder)  # if it is needed, it is missed there
