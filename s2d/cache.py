@@ -30,11 +30,15 @@ class KVCache:
     def reserve(self, count: int) -> None:
         """See to it that there is memory for ``count`` entries."""
         if count > self.keys.shape[3]:
-            size = next_size(count, self.capacity)
-            self.layers = []  # so that the old keys are freed before the new values are made
-            self.keys = enlarge(self.keys.transpose(2, 3), 2, size).transpose(2, 3)
-            self.values = enlarge(self.values.transpose(2, 3), 2, size).transpose(2, 3)
-            self.layers = list(zip(self.keys.unbind(), self.values.unbind()))
+            self.move(next_size(count, self.capacity))
+
+    def move(self, size: int) -> None:
+        """Move the filled entries to new memory, for ``size`` of them."""
+        self.layers = []  # so that the old keys are freed before the new values are made
+        filled = slice(0, self.length)
+        self.keys = enlarge(self.keys[:, :, :, filled].transpose(2, 3), 2, size).transpose(2, 3)
+        self.values = enlarge(self.values[:, :, :, filled].transpose(2, 3), 2, size).transpose(2, 3)
+        self.layers = list(zip(self.keys.unbind(), self.values.unbind()))
 
     def update(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Store ``k`` and ``v`` (1, G, T, D) after the filled entries; returns all S+T of each.

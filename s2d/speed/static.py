@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cache import KVCache, enlarge, next_size
+from ..cache import KVCache, next_size
 from ..model import Llama
 
 SIZES = 1, 2, 4, 8, 16, 32, 64  # rows
@@ -129,12 +129,7 @@ class StaticCache(KVCache):
 
     def leave(self) -> None:
         """Go on in memory of its own; passes are not static from now on."""
-        size = next_size(self.length, self.capacity)
-        keys = self.keys[..., : self.length, :]
-        values = self.values[..., : self.length, :]
-        self.keys = enlarge(keys.transpose(2, 3), 2, size).transpose(2, 3)
-        self.values = enlarge(values.transpose(2, 3), 2, size).transpose(2, 3)
-        self.layers = list(zip(self.keys.unbind(), self.values.unbind()))
+        self.move(next_size(self.length, self.capacity))
         self.segment = None
 
 
