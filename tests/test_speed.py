@@ -78,19 +78,20 @@ def test_passes_cost_as_much_as_the_next_size_and_beyond_as_much_per_row(cache, 
     model = random_llama(0, max_position_embeddings=512).float()
     rows = []
     model.lm_head.register_forward_hook(lambda module, x, y: rows.append(len(y)))
-    assert len(pass_costs(model, rows=17)) == 17
+    assert len(pass_costs(model, range(1, 18))) == 17
     assert rows == [*SIZES] * costs.ROUNDS
     seconds = dict(zip(SIZES, [1.0, 2.0, 3.0, 4.0, 4.8]))
     monkeypatch.setattr("s2d.ngram.costs.timed_once", lambda what, sizes, measure: seconds)
     expected = [1.0, 2.0, 3.0, 3.0, *[4.0] * 4, *[4.8] * 8, 4.9, 5.0]
-    assert pass_costs(model, rows=18) == pytest.approx(expected)
+    assert pass_costs(model, range(1, 19)) == pytest.approx(expected)
+    assert pass_costs(model, [2, 17]) == pytest.approx([2.0, 4.9])
 
 
 def test_costs_that_are_not_timed_are_assumed():
     """In float64, in a short context, for a target that is not this project's."""
     long = random_llama(0, max_position_embeddings=512)
     for target in (long, random_llama(0).float(), object()):
-        costs = pass_costs(target, rows=18)
+        costs = pass_costs(target, range(1, 19))
         assert costs[0] == 1.0 and costs[16] == 1.0 + 16 * ROW_COST and len(costs) == 18
 
 

@@ -5,6 +5,7 @@ node pays if it is accepted often enough.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import accumulate
 
@@ -44,11 +45,11 @@ def fit_shape(target: Target, shape: Shape, stop: float, batch: int) -> tuple[Sh
 
     A chain, and a shape of the caller's own, stay as they are. ``batch`` prompts share a pass.
     """
-    costs = pass_costs(target, batch * MAX_ROWS)
-    own = costs[batch - 1 :: batch]  # k rows of each prompt are k * batch rows of a pass
-    stop = min(1.0, max(MIN_PROB, min_paying_prob(own)))
+    # k rows of each prompt are k * batch rows of a pass.
+    costs = pass_costs(target, range(batch, batch * MAX_ROWS + 1, batch))
+    stop = min(1.0, max(MIN_PROB, min_paying_prob(costs)))
     if type(shape) is GrowingShape:
-        shape = PayingShape(*astuple(shape), costs=tuple(own))
+        shape = PayingShape(*astuple(shape), costs=tuple(costs))
     return shape, stop
 
 
@@ -79,22 +80,27 @@ def min_paying_prob(costs: list[float]) -> float:
     return min((seconds / costs[0] - 1.0) / n for n, seconds in enumerate(costs[1:], 1)) / TRUST
 
 
-def pass_costs(target: Target, rows: int) -> list[float]:
-    """What passes of ``target`` over 1, 2, ... ``rows`` rows cost, in any unit.
+def pass_costs(target: Target, all_rows: Sequence[int]) -> list[float]:
+    """What passes of ``target`` over each of ``all_rows`` rows cost, in any unit.
 
     Passes over each of SIZES are timed if they can be (``can_time``). A number of rows between two
     of them costs as the larger; each row beyond them as much as the last ones. If nothing can be
     timed, each row adds ROW_COST.
     """
     if not can_time(target):
-        return [1.0 + ROW_COST * row for row in range(rows)]
+        return [1.0 + ROW_COST * (rows - 1) for rows in all_rows]
     weight = target.lm_head.weight
     layout = "packed" if weight.is_mkldnn else weight.stride()  # see speed/layout.py
     what = ["passes", type(target).__name__, target.config, target.dtype, layout]
     seconds = list(timed_once(what, SIZES, lambda: time_passes(target)).values())
     per_row = max(0.0, seconds[-1] - seconds[-2]) / (SIZES[-1] - SIZES[-2])
-    costs = [seconds[bisect_left(SIZES, count)] for count in range(1, SIZES[-1] + 1)]
-    return costs + [seconds[-1] + per_row * more for more in range(1, rows - SIZES[-1] + 1)]
+    costs = []
+    for rows in all_rows:
+        if rows <= SIZES[-1]:
+            costs.append(seconds[bisect_left(SIZES, rows)])
+        else:
+            costs.append(seconds[-1] + per_row * (rows - SIZES[-1]))
+    return costs
 
 
 def can_time(target: Target) -> bool:
