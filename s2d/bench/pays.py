@@ -7,6 +7,7 @@ best exits, thresholds, length and stop of a chain, which is then measured next 
 
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import combinations
 from pathlib import Path
@@ -211,23 +212,40 @@ def time_target(target: Llama, context: list[int]) -> Curve:
     size = target.config.max_position_embeddings
     all_rows = [rows for rows in ROWS if rows <= size // 2]
     context = context[: size - all_rows[-1]]
-    seconds: dict[int, list[float]] = {rows: [] for rows in all_rows}
     decoder = start(target, context, method="ar", max_new_tokens=all_rows[-1])
+
+    def prepare(rows: int) -> Tree:
+        tree = empty_tree(context, depth=rows - 1)
+        while tree.frontier:
+            tree.add_level([[context[0]]], [[1.0]], exit_layer=None)
+        decoder.cache.keep(len(context) - 1, [])
+        return tree
+
     with inference(target.device):
         decoder.run_target(empty_tree(context, depth=0))
-        for turn in range(1 + TURNS):
-            for rows in all_rows:  # in turns: a slow moment hits all alike
-                tree = empty_tree(context, depth=rows - 1)
-                while tree.frontier:
-                    tree.add_level([[context[0]]], [[1.0]], exit_layer=None)
-                decoder.cache.keep(len(context) - 1, [])
-                wait_for(target.device)
-                began = time.perf_counter()
-                check_finite(decoder.run_target(tree))
-                wait_for(target.device)
-                if turn > 0:  # the first one warms up
-                    seconds[rows].append(time.perf_counter() - began)
-    return {rows: min(each) for rows, each in seconds.items()}
+        return time_each(
+            all_rows, prepare, lambda tree: check_finite(decoder.run_target(tree)), target.device
+        )
+
+
+def time_each(
+    cases: list[int],
+    prepare: Callable[[int], Tree],
+    run: Callable[[Tree], Any],
+    device: torch.device,
+) -> Curve:
+    """{case: the fewest seconds of ``run(prepare(case))``}; what ``prepare`` takes is not timed."""
+    seconds: dict[int, list[float]] = {case: [] for case in cases}
+    for turn in range(1 + TURNS):
+        for case in cases:  # in turns: a slow moment hits all alike
+            tree = prepare(case)
+            wait_for(device)
+            began = time.perf_counter()
+            run(tree)
+            wait_for(device)
+            if turn > 0:  # the first one warms up
+                seconds[case].append(time.perf_counter() - began)
+    return {case: min(each) for case, each in seconds.items()}
 
 
 def time_segments(
@@ -253,39 +271,31 @@ def time_segments(
 def time_exit(exits: list[Exit], rule: Rule, context: list[int], device: torch.device) -> Curve:
     """Seconds of the last of ``exits``, see ``time_segments``."""
     all_rows = [rows for rows in ROWS if rows <= len(context)]
-    seconds: dict[int, list[float]] = {rows: [] for rows in all_rows}
-    tree = empty_tree(context, depth=1)
     last = exits[-1]
+
+    def prepare(rows: int) -> Tree:
+        last.keep(len(context) - rows, [])
+        return empty_tree(context, depth=1)
+
     with inference(device):
         for each in exits:
-            guess(each, rule, tree)
-        for turn in range(1 + TURNS):
-            for rows in all_rows:
-                last.keep(len(context) - rows, [])
-                wait_for(device)
-                began = time.perf_counter()
-                guess(last, rule, tree)
-                wait_for(device)
-                if turn > 0:
-                    seconds[rows].append(time.perf_counter() - began)
-    return {rows: min(each) for rows, each in seconds.items()}
+            guess(each, rule, empty_tree(context, depth=1))
+        return time_each(all_rows, prepare, lambda tree: guess(last, rule, tree), device)
 
 
 def time_level(drafter: SortedDraft, rule: Rule, context: list[int], device: torch.device) -> float:
     """Seconds of a drafted token in chains of LEVELS after ``context``."""
-    seconds = []
+
+    def prepare(levels: int) -> Tree:
+        for each in drafter.exits:
+            each.keep(len(context) - 1, [])
+        return empty_tree(context, levels)
+
     with inference(device):
-        drafter.grow(empty_tree(context, LEVELS), rule)
-        for _ in range(TURNS):
-            for each in drafter.exits:
-                each.keep(len(context) - 1, [])
-            tree = empty_tree(context, LEVELS)
-            wait_for(device)
-            began = time.perf_counter()
-            drafter.grow(tree, rule)
-            wait_for(device)
-            seconds.append((time.perf_counter() - began) / max(1, tree.level_count))
-    return min(seconds)
+        tree = prepare(LEVELS)
+        drafter.grow(tree, rule)
+        seconds = time_each([LEVELS], prepare, lambda each: drafter.grow(each, rule), device)
+        return seconds[LEVELS] / max(1, tree.level_count)
 
 
 def wait_for(device: torch.device) -> None:

@@ -56,9 +56,7 @@ def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
     if draft is not None:
         peers[ASSISTED] = partial(run, assistant_model=as_transformers(draft))
         for count, threshold in SETTINGS:
-            assistant = as_transformers(
-                draft
-            )  # its settings are read there; its weights are shared
+            assistant = as_transformers(draft)  # it holds its settings; the weights are shared
             assistant.generation_config.num_assistant_tokens = count
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
             assistant.generation_config.assistant_confidence_threshold = threshold
