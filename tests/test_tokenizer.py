@@ -47,16 +47,24 @@ def test_streaming_never_shows_half_a_character(tokenizer, trained, kind):
             assert len(ids) <= group or len([part for part in parts if part]) > 1  # it did stream
 
 
-@pytest.mark.parametrize("kind", ["tokenizer.model", "byte-level", "byte-fallback"])
-def test_a_stream_is_the_whole_text_in_pieces(tokenizer, trained, tmp_path, kind):
+@pytest.fixture(params=["tokenizer.model", "byte-level", "byte-fallback"])
+def any_kind(request, tokenizer, trained, tmp_path):
+    """A tokenizer of each kind, and how many of its ids stand for bytes, special tokens, and some
+    more.
+    """
+    if request.param == "byte-level":
+        return Tokenizer(trained), 600
+    if request.param == "byte-fallback":
+        return Tokenizer(save_byte_fallback(tmp_path)), 280
+    return tokenizer, 280
+
+
+def test_a_stream_is_the_whole_text_in_pieces(any_kind):
     """Of any ids, cut anywhere: broken characters, special tokens, spaces at the beginning."""
-    if kind == "byte-level":
-        tokenizer = Tokenizer(trained)
-    elif kind == "byte-fallback":
-        tokenizer = Tokenizer(save_byte_fallback(tmp_path))
+    tokenizer, count = any_kind
     rng = random.Random(0)
     text = [token for each in TEXTS for token in tokenizer.encode(each)]
-    some = [*range(280 if kind != "byte-level" else 600)]
+    some = [*range(count)]
     for _ in range(300):
         ids = [rng.choice(text if rng.random() < 0.5 else some) for _ in range(rng.randrange(40))]
         stream, shown = TextStream(tokenizer), ""
@@ -68,15 +76,9 @@ def test_a_stream_is_the_whole_text_in_pieces(tokenizer, trained, tmp_path, kind
         assert shown + stream.push([], last=True) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("kind", ["tokenizer.model", "byte-level", "byte-fallback"])
-def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
-    tokenizer, trained, tmp_path, kind
-):
+def test_an_answer_ends_with_the_token_that_completes_a_stop_string(any_kind):
     """And its text before it, also as a stream: wherever tokens and groups of them end."""
-    if kind == "byte-level":
-        tokenizer = Tokenizer(trained)
-    elif kind == "byte-fallback":
-        tokenizer = Tokenizer(save_byte_fallback(tmp_path))
+    tokenizer, _ = any_kind
     rng = random.Random(1)
     some = [token for each in TEXTS for token in tokenizer.encode(each)]
     inside = 0  # stop strings that begin and end inside of tokens

@@ -9,6 +9,7 @@ from ..checkpoint.names import WEIGHTS
 from ..checkpoint.tokenizer import Tokenizer
 from ..cli.program import Parser, count, run_program
 from ..files import refuse_existing, refuse_other_than_file
+from ..model import Llama
 from .pages import write_pages
 from .race import ROUNDS, write_race
 
@@ -36,24 +37,22 @@ def parse(arguments: list[str] | None) -> Namespace:
 
 def make_race(args: Namespace) -> None:
     refuse_other_than_file(args.out)
-    write_race(
-        target=load_model(TARGET),
-        draft=load_model(DRAFT),
-        tokenizer=Tokenizer(TARGET),
-        rounds=args.rounds,
-        file=args.out,
-    )
+    write_race(**load_miniatures(), rounds=args.rounds, file=args.out)
 
 
 def make_pages(args: Namespace) -> None:
     refuse_existing(args.out)
-    write_pages(
-        target=load_model(TARGET),
-        draft=load_model(DRAFT),
-        tokenizer=Tokenizer(TARGET),
-        names={"target": TARGET.name, "draft": DRAFT.name},
-        folder=args.out,
-    )
+    names = {"target": TARGET.name, "draft": DRAFT.name}
+    write_pages(**load_miniatures(), names=names, folder=args.out)
+
+
+def load_miniatures() -> dict[str, Llama | Tokenizer]:
+    """What ``write_race`` and ``write_pages`` both take."""
+    return {
+        "target": load_model(TARGET),
+        "draft": load_model(DRAFT),
+        "tokenizer": Tokenizer(TARGET),
+    }
 
 
 if __name__ == "__main__":
