@@ -2,10 +2,10 @@
 
 A pass over a few tokens reads every weight once, and takes as long as that if the kernel is right.
 Which layout has the right kernel differs by processor, dtype and size, by up to two times. A model
-that fits a processor's caches is laid out by columns, which was the fastest on all that were tried
-(bench/README.md), and stays an ordinary model. For larger ones the layouts are timed, once on each
-machine, for the rows that decoding uses; one that is slower than plain weights for any of them is
-not taken.
+that fits a processor's caches is laid out by columns, which was the fastest on those that were
+tried (AVX2, AVX-512, AMX), and stays an ordinary model. For larger ones the layouts are timed, once
+on each machine, for the rows that decoding uses; one that is slower than plain weights for any of
+them, or hardly faster on average, is not taken.
 
 In this project only this file uses private parts of PyTorch: ``torch.ops.mkldnn`` packs weights
 for oneDNN's matmul, for which there is no public name. Where it is missing, nothing is packed.
