@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from helpers import raises_line, random_llama, random_tokens
 
-from s2d.checkpoint import save_model
+from s2d.checkpoint import placement, save_model
 from s2d.speed import layout
 from s2d.speed.layout import LAYOUTS, ROWS, PackedLinear, quicken, usable_layouts
 
@@ -100,6 +100,17 @@ def test_packed_weights_compute_the_same_and_are_not_for_saving_or_training(
     raises_line(lambda: save_model(model, tmp_path / "saved"), ValueError, line)
     assert not (tmp_path / "saved").exists()
     raises_line(lambda: model.requires_grad_()(TOKENS), ValueError, line)
+
+
+@pytest.mark.skipif(
+    "packed" not in usable_layouts(torch.float32), reason="PyTorch cannot pack weights here"
+)
+def test_a_tied_head_that_is_packed_counts_in_memory_and_not_as_parameters(monkeypatch):
+    choose(monkeypatch, packed=[0.9] * 5)
+    model = random_llama(0, tie_word_embeddings=True, vocab_size=300_000).float()
+    assert placement(model) == "cpu, float32, 9.6 M parameters, 0.04 GB of weights"
+    assert quicken(model) == "packed"
+    assert placement(model) == "cpu, float32, 9.6 M parameters, 0.08 GB of weights"
 
 
 def test_what_was_timed_is_kept(tmp_path, monkeypatch):

@@ -317,8 +317,12 @@ def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
 
 def placement(model: Llama) -> str:
     """One line for people: where a model is, in which dtype, how large, and its memory."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    size = count * model.dtype.itemsize
+    in_memory = sum(parameter.numel() for parameter in model.parameters())
+    size = in_memory * model.dtype.itemsize
+    count = in_memory
+    head = model.lm_head.weight
+    if model.config.tie_word_embeddings and head is not model.model.embed_tokens.weight:
+        count -= head.numel()  # the embedding once more, packed (speed/layout.py)
     dtype = str(model.dtype).removeprefix("torch.")
     millions = f"{count / 1e6:,.1f} M parameters"
     untried = "" if model.device.type == "cpu" else " (untried: this has only run on CPUs)"
