@@ -60,7 +60,7 @@ def test_with_no_other_argument_it_shows_the_method_at_work(tmp_path, monkeypatc
     assert text == EXAMPLE_ANSWER
     assert [line.split()[0] for line in block.splitlines()[-2:]] == ["method", "speed"]
     speed = r"\d+\.\d\d times as fast as the target alone"
-    turns = r"\(median of 5 turns, up to \d+ tokens each\)"
+    turns = r"\(median of 5 runs of up to \d+ tokens\)"
     assert re.search(rf"^speed +{speed} {turns}$", block, re.M)
 
 

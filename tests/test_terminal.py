@@ -168,7 +168,7 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(monkeypatch, se
     line = compare(make, None, None, [5], answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
     assert (
-        f"{ratio:.2f} times as fast as the target alone (median of 5 turns, up to 20 tokens each)"
+        f"{ratio:.2f} times as fast as the target alone (median of 5 runs of up to 20 tokens)"
         in line
     )
     why = "15% of the drafted tokens were right: a step gives 2.0 tokens, and takes 4.0 times"

@@ -68,7 +68,7 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
     if drafted := stats.exit_counts.total():
         accepted = acceptance(stats, generation.settings.exits)
         rates = " ".join(f"{100 * rate:.0f}" for rate in rates_by_position(accepted))
-        lines.append(f"draft tokens   {drafted}, accepted: {rates} % of the 1st, 2nd, ...")
+        lines.append(f"draft tokens   {drafted}, accepted at positions 1, 2, ...: {rates} %")
         per_exit = []
         for exit_layer, counted in accepted["per_exit"].items():
             asked, sure, drafted_here, right = counted.values()
@@ -153,7 +153,7 @@ def compare(
         turns_drafted.append(make(target, prompt, draft, drafted).run())
     ratio = median_speed(turns_drafted) / median_speed(turns_alone)
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
-    lines += f"(median of {TURNS} turns, up to {count} tokens each)"
+    lines += f"(median of {TURNS} runs of up to {count} tokens)"
     if ratio < 1:
         stats = turns_drafted[-1].stats
         right = stats.exit_accepted.total() / max(1, stats.exit_counts.total())

@@ -1,10 +1,10 @@
 """Weights of a model laid out in memory such that a CPU multiplies a few rows by them faster.
 
 A pass over a few tokens reads every weight once, and takes as long as that if the kernel is right.
-Which layout has the right kernel differs by processor, dtype and size, by up to two times. A model
-that fits a processor's caches is laid out by columns, which was the fastest on those that were
-tried (AVX2, AVX-512, AMX), and stays an ordinary model. For larger ones the layouts are timed, once
-on each machine, for the rows that decoding uses; one that is slower than plain weights for any of
+Which layout has the right kernel differs by processor, dtype and size, by up to two times. A small
+model in float32 is laid out by columns, which was the fastest on the processors that were tried
+(AVX2, AVX-512, AMX), and stays an ordinary model. For the others the layouts are timed, once on
+each machine, for the rows that decoding uses; one that is slower than plain weights for any of
 them, or hardly faster on average, is not taken.
 
 In this project only this file uses private parts of PyTorch: ``torch.ops.mkldnn`` packs weights
@@ -22,7 +22,7 @@ from ..timing import time_calls, timed_once
 
 ROWS = 1, 2, 4, 8, 16  # of the matmuls that are timed
 PACKED_FOR = 8  # rows; the layout for these is as good for 1 to 16
-CACHED = 48e6  # bytes of weights, more than most processors' caches hold
+SMALL = 100e6  # bytes of weights; so many are timed
 SLOWER = 1.05  # what may be noise: so many times as long as with plain weights
 WORTH = 0.9  # what is no noise: a layout takes at most so much of the time on average
 
@@ -76,8 +76,8 @@ def quicken(model: nn.Module) -> str:
     """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
     weights = linear_weights(model)
     names = usable_layouts(model.dtype)
-    if sum(weight.nbytes for weight in weights) < CACHED:
-        name = "columns" if "columns" in names else "plain"
+    if "columns" in names and sum(weight.nbytes for weight in weights) < SMALL:
+        name = "columns"
     else:
         name = choose_layout(weights, names)
     for parent in list(model.modules()):
@@ -107,7 +107,7 @@ def choose_layout(weights: list[Tensor], names: list[str]) -> str:
     if len(names) == 1:
         return names[0]
     sizes = accumulate((weight.nbytes for weight in weights), initial=0)
-    timed = [weight for weight, before in zip(weights, sizes) if before < CACHED]
+    timed = [weight for weight, before in zip(weights, sizes) if before < SMALL]
     what = ["layouts", timed[0].dtype, [tuple(weight.shape) for weight in timed]]
     cases = [(name, rows) for name in names for rows in ROWS]
     seconds = timed_once(what, cases, lambda: time_layouts(timed, cases))
