@@ -140,7 +140,7 @@ def generate(
 
 @torch.inference_mode()
 def show() -> None:
-    """Some steps of a miniature: what each exit said, what was proposed, what was accepted."""
+    """Some steps of a miniature: which exit proposed what, and what was accepted."""
     from pathlib import Path
 
     from .checkpoint import load_model
@@ -162,16 +162,9 @@ def show() -> None:
     for number, ((proposed, emitted), step) in enumerate(zip(steps, fast), start=1):
         print(f"step {number}")
         for path in proposed:
-            asked = [*context, *path]
-            for exit_layer, threshold in zip(settings.exits, settings.thresholds):
-                probs = logits_after(draft, asked, exit_layer).softmax(dim=-1)
-                sure = probs.max().item()
-                enough = sure > threshold or exit_layer == settings.exits[-1]
-                print(f"  exit {exit_layer} is {sure:.0%} sure", end="" if enough else ",")
-                if enough:
-                    break
+            exit_layer, _, confidence = choose_exit(draft, [[*context, *path]], settings)
             words = tokenizer.decode([*path, *proposed[path].children])
-            print(f": proposed {words!r}")
+            print(f"  exit {exit_layer} is {confidence:.0%} sure, and proposes {words!r}")
         print(f"  accepted {len(step.accepted)}; emitted {tokenizer.decode(emitted)!r}")
         same = emitted == step.tokens
         print(f"  the fast code emits {'the same' if same else 'something else: A FAULT'}")
