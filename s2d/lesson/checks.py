@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from inspect import getdoc
 from typing import Any
 
@@ -29,7 +30,11 @@ def drafted_tokens() -> list[Case]:
 def confidences() -> list[Case]:
     """Confidences and thresholds of three exits; among them no sure exit, and equality."""
     rng = random.Random(0)
-    cases: list[Case] = [([0.6, 0.5, 0.1], [0.6, 0.4, 0.0]), ([0.1, 0.2, 0.3], [0.6, 0.4, 0.9])]
+    cases: list[Case] = [
+        ([0.6, 0.5, 0.1], [0.6, 0.4, 0.0]),
+        ([0.1, 0.2, 0.3], [0.6, 0.4, 0.9]),
+        ([0.3, 0.2, 0.1], [0.6, 0.4, 0.9]),
+    ]
     for _ in range(30):
         cases.append(([round(rng.random(), 2) for _ in range(3)], [0.6, 0.4, 0.0]))
     return cases
@@ -71,12 +76,14 @@ def judge(name: str, function: Callable[..., Any]) -> str:
     """A sentence about ``function``, an answer to the exercise with this ``name``."""
     answer = getattr(answers, name)
     cases = CASES[answer]()
-    try:
-        results = [function(*case) for case in cases]
-    except NotImplementedError:
-        return "not filled in yet."
-    except Exception as error:  # whatever a learner's function does
-        return f"it raises {type(error).__name__}: {error}"
+    results = []
+    for case in cases:
+        try:
+            results.append(function(*deepcopy(case)))  # it may change what it is given
+        except NotImplementedError:
+            return "not filled in yet."
+        except Exception as error:  # whatever a learner's function does
+            return f"{call_of(name, case)} raises {type(error).__name__}: {error}"
     expected = [answer(*case) for case in cases]
     if all(map(same, results, expected)):
         return "right!"
@@ -84,9 +91,8 @@ def judge(name: str, function: Callable[..., Any]) -> str:
         if all(map(same, results, (mistake(*case) for case in cases))):
             return " ".join(getdoc(mistake).split())
     wrong = [same(*pair) for pair in zip(results, expected)].index(False)
-    asked = ", ".join(map(text_of, cases[wrong]))
-    found = text_of(results[wrong])
-    return f"wrong, for example {name}({asked}) is {text_of(expected[wrong])}, not {found}"
+    right = text_of(expected[wrong])
+    return f"{call_of(name, cases[wrong])} should be {right}; yours is {text_of(results[wrong])}"
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -97,6 +103,10 @@ def same(found: Any, expected: Any) -> bool:
         return False
     expected = np.asarray(expected, dtype=float)
     return found.shape == expected.shape and np.allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def call_of(name: str, case: Case) -> str:
+    return f"{name}({', '.join(map(text_of, case))})"
 
 
 def text_of(value: Any) -> str:

@@ -28,6 +28,12 @@ def target_alone(p: Tensor, q: Tensor, token: int) -> Tensor:
     return p[token]
 
 
+def proposed_and_accepted(p: Tensor, q: Tensor, token: int) -> Tensor:
+    """This is the probability that the token is proposed and accepted. It is proposed with
+    probability q, so divide by that."""
+    return torch.minimum(p, q)[token]
+
+
 def comparison(p: Tensor, q: Tensor, token: int) -> Tensor:
     """This accepts a token always or never. If q is larger than p, some of its proposals have to
     stay, or the token would never come out of this step."""
@@ -63,6 +69,11 @@ def not_normalised(p: Tensor, q: Tensor) -> Tensor:
     """The shape is right, but a distribution sums to 1. (If you add up outcomes, make sure that
     their probabilities do, too.)"""
     return (p - q).clamp(min=0.0)
+
+
+def below_zero(p: Tensor, q: Tensor) -> Tensor:
+    """The difference is negative where q > p, and no probability is. There, nothing is missing."""
+    return p - q
 
 
 def absolute_difference(p: Tensor, q: Tensor) -> Tensor:
@@ -117,6 +128,12 @@ def first_if_none(confidences: Sequence[float], thresholds: Sequence[float]) -> 
     return sure[0] if sure else 0
 
 
+def surest_if_none(confidences: Sequence[float], thresholds: Sequence[float]) -> int:
+    """If no exit is sure, the last one drafts, whatever its confidence is."""
+    sure = [number for number, each in enumerate(confidences) if each > thresholds[number]]
+    return sure[0] if sure else int(np.argmax(confidences))
+
+
 # --- 4. ancestor_mask ----------------------------------------------------------------------------
 
 
@@ -138,6 +155,14 @@ def parent_only(parents: Sequence[int]) -> np.ndarray:
 def not_itself(parents: Sequence[int]) -> np.ndarray:
     """A node has to attend to itself as well, as in any causal mask."""
     return answers.ancestor_mask(parents) & ~np.eye(len(parents), dtype=bool)
+
+
+def wrapped_round(parents: Sequence[int]) -> np.ndarray:
+    """The parent -1 is the context, but as an index of an array it is the last row."""
+    mask = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        mask[node] |= mask[parent]
+    return mask
 
 
 def transposed(parents: Sequence[int]) -> np.ndarray:
@@ -181,6 +206,7 @@ MISTAKES = {
         swapped_ratio,
         above_one,
         target_alone,
+        proposed_and_accepted,
         comparison,
         greedy,
         always,
@@ -189,11 +215,26 @@ MISTAKES = {
         all_of_p,
         draft_again,
         not_normalised,
+        below_zero,
         absolute_difference,
         softmax_of_difference,
         surplus_of_q,
     ],
-    answers.choose_exit: [surest, deepest, turned_round, at_the_threshold, first_if_none],
-    answers.ancestor_mask: [causal, parent_only, not_itself, transposed, levels_above],
+    answers.choose_exit: [
+        surest,
+        deepest,
+        turned_round,
+        at_the_threshold,
+        first_if_none,
+        surest_if_none,
+    ],
+    answers.ancestor_mask: [
+        causal,
+        parent_only,
+        not_itself,
+        wrapped_round,
+        transposed,
+        levels_above,
+    ],
     answers.kept_rows: [first_rows, counted_from_the_start, context_forgotten, everything_kept],
 }
