@@ -190,7 +190,7 @@ class Decoder:
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
-            with inference(self.target.device):  # closed before the yield: the caller's code runs
+            with inference(self.target.device):  # not during the yield, when the caller's code runs
                 tree = self.draft()  # 1. draft a tree of tokens; an empty one is plain decoding
                 logits = self.run_target(tree)  # 2. one target pass over it: (N+1, V)
                 step = self.accept(tree, logits)  # 3. verify it, 4. roll back, 5. emit tokens

@@ -141,9 +141,9 @@ def test_acceptance_is_what_the_steps_say(options, monkeypatch):
     for counts, after in zip(per_exit.values(), deeper):
         assert counts["num_asked"] == counts["num_sure"] + after["num_asked"]
     lines = report(decoder.result(), {}, torch.float64).splitlines()
-    assert [line.split()[0] for line in lines[3:5]] == ["draft", "by"]
+    assert [line.split()[0] for line in lines[3:5]] == ["draft", "exits"]
     asked_4, sure_4, drafted_4, right_4 = per_exit[4].values()
-    shown = f"4 asked {asked_4}, sure {sure_4}, drafted {drafted_4}, right {right_4}"
+    shown = f"4: asked {asked_4}, sure {sure_4}, drafted {drafted_4}, right {right_4}"
     assert lines[4].endswith(shown)
 
 

@@ -73,9 +73,9 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         for exit_layer, counted in accepted["per_exit"].items():
             asked, sure, drafted_here, right = counted.values()
             per_exit.append(
-                f"{exit_layer} asked {asked}, sure {sure}, drafted {drafted_here}, right {right}"
+                f"{exit_layer}: asked {asked}, sure {sure}, drafted {drafted_here}, right {right}"
             )
-        lines.append(f"by exit        {'; '.join(per_exit)}")
+        lines.append(f"exits          {'; '.join(per_exit)}")
     if colors:
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
         lines.append(f"colours        {', '.join(legend)}, the target plain")
