@@ -90,8 +90,11 @@ def test_run_by_every_method(folder, draft, tmp_path, capsys):
 
 def test_the_benchmark_with_transformers(folder, draft, capsys):
     """Whose text is the same, so that it also ends at either EOS."""
+    question = folder.with_name("question.jsonl")
+    question.write_text('{"question_id": 1, "category": "qa", "turns": ["Hi", "Why?"]}')
     small = "--limit 1 --rounds 1 --max-new-tokens 4 --temperature 0,1 --methods s2d".split()
     words = ["--targets", folder, "--draft", draft, "--dtype", "float64", "--hf", "--check"]
+    words += ["--questions", question]
     assert program(bench.main, *small, *words) == 0
     assert "transformers assisted" in capsys.readouterr().out
 
