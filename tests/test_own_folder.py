@@ -5,6 +5,7 @@ in two shards.
 """
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from s2d.bench import __main__ as bench
 from s2d.bench import peers
 from s2d.options import METHODS
 from s2d.train import __main__ as train
+from s2d.train import decision
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|/start|>\n\n"
@@ -116,7 +118,9 @@ def test_exit_0_is_judged(folder, capsys):
     assert "positions" in capsys.readouterr().out
 
 
-def test_a_decision_model_is_trained(folder, draft, tmp_path):
+def test_a_decision_model_is_trained(folder, draft, tmp_path, monkeypatch):
+    """From short answers."""
+    monkeypatch.setattr(decision, "start", partial(decision.start, max_new_tokens=12))
     words = ["decision", "--target", folder, "--draft", draft, "--device", "cpu"]
     out = tmp_path / "decision.safetensors"
     assert program(train.main, *words, "--prompts", 5, "--epochs", 1, "--out", out) == 0
