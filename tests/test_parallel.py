@@ -36,7 +36,8 @@ from s2d.speed import tensor_parallel
 from s2d.speed.ranks import is_rank_0, new_sums_group, own_device
 from s2d.train import __main__ as train
 
-SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
+SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, num_hidden_layers=3)
+SIZES |= dict(max_position_embeddings=400)
 SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own
 CASES = [  # a prompt, and options
     (LONG, dict(method="ar")),
@@ -66,7 +67,7 @@ def decode(target, folder, make):
     logits = []
     said = []
     for prompt, options in CASES:
-        settings = settings_for(target, layers, Options(max_new_tokens=9, seed=3, **options))
+        settings = settings_for(target, layers, Options(max_new_tokens=6, seed=3, **options))
         settings = replace(settings, fit_costs=False)
         decoder = make(target, prompt, draft, settings)
         logits += [step.logits for step in decoder]
@@ -133,7 +134,7 @@ def test_a_divided_target_has_the_logits_and_texts_of_a_whole_one(
 
 # What run.py prints
 
-COMMON = "--target 70b --dtype float64 --max-new-tokens 8"
+COMMON = "--target 13b --dtype float64 --max-new-tokens 8"
 LINES = {  # what is run, and what is typed
     "--prompt - --json --trace TMP/page.html": QUESTION,
     "--prompt - --method s2d-tree --temperature 1 --compare": QUESTION,
