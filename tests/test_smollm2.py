@@ -109,7 +109,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_run_drafts_from_the_shipped_datastore_and_says_what_it_gained(folder, capsys):
-    assert run.main(["--target", NAME, "--max-new-tokens", "8"]) == 0
+    assert run.main(["--target", NAME, "--max-new-tokens", "16"]) == 0
     out, error = capsys.readouterr()
     assert f"draft {WEIGHTS / NAME}-datastore.safetensors" in error
     assert "by exit        0 asked" in out
