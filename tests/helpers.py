@@ -3,10 +3,12 @@
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import fields, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,41 @@ def run_and_kill(seconds, function, *arguments):
     process.kill()
     process.join()
     return time.monotonic() - began
+
+
+def fork(folder, ranks, function, *arguments):
+    """Run ``function`` in so many processes, which end as torchrun's do: the exit codes.
+
+    They have loaded what this process has, so that nothing is imported again. What they print is
+    in the files out and err in ``folder``.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+
+    def run_as(rank):
+        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}
+        os.environ.update({name: str(value) for name, value in names.items()})
+        sys.stdout = open(folder / "out", "a")
+        sys.stderr = open(folder / "err", "a", buffering=1)
+        function(*arguments)
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=run_as, args=(rank,)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    began = time.monotonic()
+    while any(process.is_alive() for process in processes) and time.monotonic() - began < 200:
+        wait([process.sentinel for process in processes if process.is_alive()], timeout=1)
+        if any(process.exitcode for process in processes):
+            time.sleep(0.1)  # torchrun looks ten times a second
+            for process in processes:
+                process.terminate()
+    for process in processes:
+        process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
 
 
 def peak_growth(before, measured, *arguments):

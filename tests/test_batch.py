@@ -14,7 +14,7 @@ from s2d.model import Llama
 from s2d.ngram.datastore import Datastore
 from s2d.tree import GrowingShape
 
-EXITS = dict(exits=(1, 2, 4), thresholds=(0.5, 0.5, 0.0))
+EXITS = dict(exits=(1, 2, 3), thresholds=(0.5, 0.5, 0.0))
 CHAIN, BUSH, GROWN = (
     dict(method="s2d", draft_length=5),
     dict(method="mcsd", tree=(3, 2, 1)),
@@ -24,19 +24,19 @@ CHAIN, BUSH, GROWN = (
 
 @pytest.fixture(scope="module")
 def models():
-    return nearly_equal(1, **EXITS)
+    return nearly_equal(1, num_hidden_layers=3, **EXITS)
 
 
 def some_options(rng, store):
     """Any that go together."""
     shape = rng.choice([dict(method="ar"), dict(method="sd", draft_length=3), CHAIN, BUSH, GROWN])
-    options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 30, 99)))
+    options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 30, 50)))
     if rng.random() < 0.6:
         options |= dict(temperature=rng.choice((0.7, 1.0, 1.5)), top_p=rng.choice((0.8, 1.0)))
     options["rule"] = rng.choice(("noise", "rejection"))
     method = options["method"]
     if method in ("s2d", "s2d-tree") and rng.random() < 0.5:
-        options["exits"] = rng.choice(([0], [0, 2, 4], [2, 4]))
+        options["exits"] = rng.choice(([0], [0, 2, 3], [2, 3]))
         if options["exits"][0] == 0 and rng.random() < 0.5:
             options["datastore"] = store
     if method != "ar":

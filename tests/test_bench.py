@@ -247,13 +247,14 @@ def test_clocks_span_the_whole_call(mini, tokenizer):
     assert tokens == [5, 6] and seconds > 0.02
 
 
-def test_the_whole_command(tmp_path, capsys):
+def test_the_whole_command(questions, tmp_path, capsys):
     """With transformers, whose greedy text is the target's own, batches and a picture."""
-    options = ["--methods", "s2d", "--hf", "--check", "--batch", "3", "--markdown"]
+    options = ["--methods", "s2d", "--hf", "--check", "--batch", "2", "--markdown"]
+    options += ["--questions", questions]
     files = ["--plot", tmp_path / "speed.svg", "--out", tmp_path / "out"]
     assert program(bench.main, *SMALL, "--temperature", "0,1", *options, *files) == 0
     output = capsys.readouterr().out
-    ours = ["ar", "s2d", "ar:batch=3", "s2d:batch=3"]
+    ours = ["ar", "s2d", "ar:batch=2", "s2d:batch=2"]
     assisted = ["transformers assisted", "transformers assisted, best setting"]
     names = [*ours, "transformers", *assisted, "transformers look-up"]
     rows = re.findall(r"^\| (\w[^|]+) \| [\d.]+ ", output, re.M)
@@ -265,15 +266,15 @@ def test_the_whole_command(tmp_path, capsys):
     own = {setting.partition(":")[2] for setting in settings} | {"as by default"}
     assert {setting for _, setting in chosen} <= own
     rows = re.findall(r"^\| (\w[^|]+) \| \d+% ", output, re.M)
-    assert rows == 2 * ["s2d", "s2d:batch=3"]  # what was accepted
+    assert rows == 2 * ["s2d", "s2d:batch=2"]  # what was accepted
     for temperature, method in product((0, 1), ours[1:]):
-        assert f"mini-7b T={temperature} {method}: 6 answers compared: identical" in output
+        assert f"mini-7b T={temperature} {method}: 2 answers compared: identical" in output
     last = [re.split(r" ?[|/] ?", row) for row in output.split("\n\n")[-1].splitlines()[2:-2]]
     picture = ElementTree.parse(tmp_path / "speed.svg").iter()
     pictured = {each.text for each in picture if each.tag.endswith("}text")}
     assert {row[2] for row in last} | {*names, "mini-7b T=0", "mini-7b T=1"} <= pictured
     texts = set()
-    for name in ("ar", "s2d-batch-3", *(row.replace(" ", "-") for row in (*names[4:6], names[7]))):
+    for name in ("ar", "s2d-batch-2", *(row.replace(" ", "-") for row in (*names[4:6], names[7]))):
         lines = (tmp_path / "out" / f"mini-7b-T0-{name}.jsonl").read_text().splitlines()
         texts.add(json.dumps([json.loads(line)["choices"][0]["turns"] for line in lines]))
     assert len(texts) == 1

@@ -13,8 +13,8 @@ from s2d.ngram.datastore import Datastore
 PROMPT = "What do people in Tadastan eat, and where is it?"
 
 
-def measure():
-    """Milliseconds per step: of the target's forward passes, and of all the rest.
+def measure(count):
+    """Milliseconds per step: (of the target's forward passes, of all the rest) of so many runs.
 
     Exit 0 drafts trees of 16 nodes from a datastore that is the target's own text.
     """
@@ -25,16 +25,19 @@ def measure():
     target.register_forward_hook(lambda *_: forwards.append(time.perf_counter()))
     options = dict(exits=[0], datastore=Datastore(text, end=-1), tree=(4, 1, 1, 1), stop=0.0)
     options |= dict(max_new_tokens=len(text) - len(prompt))
-    stats = generate(target, prompt, method="mcsd", **options).stats
-    assert set(stats.accept_lengths[:-1]) == {5}  # all that is drafted, and the bonus token
-    per_step = 1000 / stats.steps
-    return per_step * sum(forwards), per_step * (stats.seconds - sum(forwards))
+    runs = []
+    for _ in range(count):
+        forwards.clear()
+        stats = generate(target, prompt, method="mcsd", **options).stats
+        assert set(stats.accept_lengths[:-1]) == {5}  # all that is drafted, and the bonus token
+        per_step = 1000 / stats.steps
+        runs.append((per_step * sum(forwards), per_step * (stats.seconds - sum(forwards))))
+    return runs
 
 
 def test_all_but_the_forwards_takes_less_than_15_percent_of_a_step():
     """The median of five runs: a busy machine slows all parts alike."""
-    runs = [measure() for _ in range(5)]
-    assert statistics.median(rest / (forward + rest) for forward, rest in runs) < 0.15
+    assert statistics.median(rest / (forward + rest) for forward, rest in measure(5)) < 0.15
 
 
 def test_an_answer_does_not_wait_for_the_compiler_to_be_imported():
@@ -45,4 +48,4 @@ def test_an_answer_does_not_wait_for_the_compiler_to_be_imported():
 
 
 if __name__ == "__main__":
-    print("target forward {:.2f} ms, rest {:.2f} ms per step".format(*measure()))
+    print("target forward {:.2f} ms, rest {:.2f} ms per step".format(*measure(1)[0]))

@@ -5,6 +5,7 @@ in two shards.
 """
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from s2d.bench import __main__ as bench
 from s2d.bench import peers
 from s2d.options import METHODS
 from s2d.train import __main__ as train
+from s2d.train import decision
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start|>{{ m.role }}<|/start|>\n\n"
@@ -90,8 +92,11 @@ def test_run_by_every_method(folder, draft, tmp_path, capsys):
 
 def test_the_benchmark_with_transformers(folder, draft, capsys):
     """Whose text is the same, so that it also ends at either EOS."""
+    question = folder.with_name("question.jsonl")
+    question.write_text('{"question_id": 1, "category": "qa", "turns": ["Hi", "Why?"]}')
     small = "--limit 1 --rounds 1 --max-new-tokens 4 --temperature 0,1 --methods s2d".split()
     words = ["--targets", folder, "--draft", draft, "--dtype", "float64", "--hf", "--check"]
+    words += ["--questions", question]
     assert program(bench.main, *small, *words) == 0
     assert "transformers assisted" in capsys.readouterr().out
 
@@ -113,7 +118,9 @@ def test_exit_0_is_judged(folder, capsys):
     assert "positions" in capsys.readouterr().out
 
 
-def test_a_decision_model_is_trained(folder, draft, tmp_path):
+def test_a_decision_model_is_trained(folder, draft, tmp_path, monkeypatch):
+    """From short answers."""
+    monkeypatch.setattr(decision, "start", partial(decision.start, max_new_tokens=12))
     words = ["decision", "--target", folder, "--draft", draft, "--device", "cpu"]
     out = tmp_path / "decision.safetensors"
     assert program(train.main, *words, "--prompts", 5, "--epochs", 1, "--out", out) == 0

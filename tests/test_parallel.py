@@ -2,22 +2,28 @@
 
 import io
 import json
-import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from multiprocessing.connection import wait
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT, WEIGHTS, claim_accelerators, program, random_llama, random_tokens, refuses
+from helpers import (
+    ROOT,
+    WEIGHTS,
+    claim_accelerators,
+    fork,
+    program,
+    random_llama,
+    random_tokens,
+    refuses,
+)
 
 import run
 from s2d import load_model, notices
@@ -30,7 +36,8 @@ from s2d.speed import tensor_parallel
 from s2d.speed.ranks import is_rank_0, new_sums_group, own_device
 from s2d.train import __main__ as train
 
-SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, max_position_embeddings=400)
+SIZES = dict(num_attention_heads=8, num_key_value_heads=4, head_dim=4, num_hidden_layers=3)
+SIZES |= dict(max_position_embeddings=400)
 SHORT, LONG = random_tokens(0, 7), random_tokens(1, 300)  # the latter is read in a pass of its own
 CASES = [  # a prompt, and options
     (LONG, dict(method="ar")),
@@ -48,41 +55,6 @@ CASES = [  # a prompt, and options
 QUESTION = "What is the capital of Tadastan?"
 
 
-def fork(folder, ranks, function, *arguments):
-    """Run ``function`` in so many processes, which end as torchrun's do: the exit codes.
-
-    They have loaded what this process has, so that nothing is imported again. What they print is
-    in the files out and err in ``folder``.
-    """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-
-    def run_as(rank):
-        names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}
-        os.environ.update({name: str(value) for name, value in names.items()})
-        sys.stdout = open(folder / "out", "a")
-        sys.stderr = open(folder / "err", "a", buffering=1)
-        function(*arguments)
-
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=run_as, args=(rank,)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    began = time.monotonic()
-    while any(process.is_alive() for process in processes) and time.monotonic() - began < 200:
-        wait([process.sentinel for process in processes if process.is_alive()], timeout=1)
-        if any(process.exitcode for process in processes):
-            time.sleep(0.1)  # torchrun looks ten times a second
-            for process in processes:
-                process.terminate()
-    for process in processes:
-        process.kill()
-        process.join()
-    return [process.exitcode for process in processes]
-
-
 # What is computed
 
 
@@ -95,7 +67,7 @@ def decode(target, folder, make):
     logits = []
     said = []
     for prompt, options in CASES:
-        settings = settings_for(target, layers, Options(max_new_tokens=9, seed=3, **options))
+        settings = settings_for(target, layers, Options(max_new_tokens=6, seed=3, **options))
         settings = replace(settings, fit_costs=False)
         decoder = make(target, prompt, draft, settings)
         logits += [step.logits for step in decoder]
@@ -162,7 +134,7 @@ def test_a_divided_target_has_the_logits_and_texts_of_a_whole_one(
 
 # What run.py prints
 
-COMMON = "--target 70b --dtype float64 --max-new-tokens 8"
+COMMON = "--target 13b --dtype float64 --max-new-tokens 8"
 LINES = {  # what is run, and what is typed
     "--prompt - --json --trace TMP/page.html": QUESTION,
     "--prompt - --method s2d-tree --temperature 1 --compare": QUESTION,

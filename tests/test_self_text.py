@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from helpers import WEIGHTS, assert_refused, change_json, program
@@ -12,8 +13,7 @@ from safetensors.torch import load_file
 from s2d import Tokenizer, generate, load_model
 from s2d.decision import load_decision
 from s2d.train import __main__ as train
-from s2d.train import fit, nested, self_text
-from s2d.train.decision import find_questions, read_data_of
+from s2d.train import decision, fit, nested, self_text
 from s2d.train.dialogues import Counts
 
 TEMPLATE = (
@@ -63,20 +63,21 @@ def test_a_draft_learns_only_answers_of_its_own_text(base, tmp_path, monkeypatch
     options = "--layers 2 --exits 1,2 --data self --length 20 --batch 2 --micro-batch 2 --epochs 1"
     out = tmp_path / "draft"
     assert program(train.main, "soft", "--init", base, "--out", out, *options.split()) == 0
-    assert load_model(out).drafting.exits == (1, 2) and read_data_of(out) == "self"
+    assert load_model(out).drafting.exits == (1, 2) and decision.read_data_of(out) == "self"
     recipe = fit.Recipe(batch=2, micro_batch=2, length=20, lr=1e-3)
     (tokens, labels), _ = nested.make_rows(Tokenizer(base), "self", fit.Run(out), recipe, 1)
     assert tokens.flatten().tolist()[:11] == [1, 5, 6, 7, 8, 9, 2, 1, 30, 31, 2]
     assert labels.flatten().tolist()[:10] == [-100, -100, 7, 8, 9, 2, -100, -100, 31, 2]
 
 
-def test_a_decision_model_for_a_draft_of_its_own_text(base, tmp_path, capsys):
-    """The target asks itself again, and other questions."""
+def test_a_decision_model_for_a_draft_of_its_own_text(base, tmp_path, monkeypatch, capsys):
+    """The target asks itself again, and other questions; what it drafts for are short answers."""
+    monkeypatch.setattr(decision, "start", partial(decision.start, max_new_tokens=12))
     ways, model = self_text.find_ways_to_ask(Tokenizer(base)), load_model(base)
     (tmp_path / "learnt").mkdir()
     learnt_from, _ = self_text.ask(ways, model, 9, 0, tmp_path / "learnt")
     shutil.rmtree(tmp_path / "learnt")
-    questions, _ = find_questions(base, model, "self", 9, seed=0)
+    questions, _ = decision.find_questions(base, model, "self", 9, seed=0)
     assert questions and questions != learnt_from
     draft, out = tmp_path / "draft", tmp_path / "d.safetensors"
     shutil.copytree(WEIGHTS / "mini-draft", draft)
@@ -90,7 +91,7 @@ def test_a_decision_model_for_a_draft_of_its_own_text(base, tmp_path, capsys):
 def test_what_was_written_is_kept_and_resumed(base, tmp_path):
     """Cut short in the middle of a line, while it asks and while it answers."""
     tokenizer, whole_run = Tokenizer(base), fit.Run(tmp_path / "whole", seed=1)
-    whole = sample(tokenizer, 0.0002, whole_run)
+    whole = sample(tokenizer, 0.0001, whole_run)
     files = sorted(whole_run.unfinished.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
     assert len(files) == 4
     for number, file in enumerate(files):
@@ -100,14 +101,14 @@ def test_what_was_written_is_kept_and_resumed(base, tmp_path):
             (run.unfinished / later.name).unlink()
         lines = file.read_text().split("\n")
         (run.unfinished / file.name).write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
-        assert sample(tokenizer, 0.0002, run) == whole
+        assert sample(tokenizer, 0.0001, run) == whole
         for each in files:
             assert (run.unfinished / each.name).read_bytes() == each.read_bytes()
     (run.unfinished / file.name).write_text("5\n")
     with pytest.raises(ValueError, match="jsonl is damaged"):
-        sample(tokenizer, 0.0002, run)
+        sample(tokenizer, 0.0001, run)
     with pytest.raises(ValueError, match="was begun with .* not"):
-        sample(tokenizer, 0.0002, replace(run, seed=2))
+        sample(tokenizer, 0.0001, replace(run, seed=2))
 
 
 def test_answers_that_are_there_are_not_replaced(base, tmp_path, capsys):

@@ -1,7 +1,4 @@
-"""Training: the loop next to a plain one, alone and divided, resumed; the commands and their data.
-
-Under torchrun this file is what the processes do.
-"""
+"""Training: the loop next to a plain one, alone and divided, resumed; commands and their data."""
 
 import json
 import math
@@ -17,7 +14,7 @@ from itertools import islice, pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import ROOT, WEIGHTS, program, raises_line, random_llama, refuses
+from helpers import ROOT, WEIGHTS, fork, program, raises_line, random_llama, refuses
 from torch.distributed.device_mesh import init_device_mesh
 
 from s2d import Tokenizer, load_model
@@ -154,20 +151,13 @@ def test_every_epoch_is_shuffled_but_the_first_of_the_corpus(tmp_path):
     assert nested.SELF.shuffle_first and not nested.MINI.shuffle_first
 
 
-def torchrun(*arguments):
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = list(map(str, [*start, *arguments]))
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
-
-
 def test_two_processes_give_the_losses_of_one(tmp_path):
     """Killed and resumed by one process, too; each rank holds half of the weights."""
     model = student()
     alone = losses_of(tmp_path / "alone", model)
-    done = torchrun(__file__, tmp_path / "two")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    ranks = run_in_each, "test", train_on_every_rank, tmp_path / "two"
+    assert fork(tmp_path, 2, *ranks) == [0, 0], (tmp_path / "err").read_text()
+    result = json.loads((tmp_path / "out").read_text())
     assert (torch.tensor(result["losses"]) - alone).abs().max() < 1e-5
     for name, parameter in model.named_parameters():
         assert (torch.tensor(result["weights"][name]) - parameter).abs().max() < 1e-4
@@ -210,9 +200,9 @@ def soft(folder, out, *more):
 
 def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     """With a teacher, in micro-batches; no checkpoint is left. The same by two processes."""
-    some = ["--millions", "0.008", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
+    some = ["--millions", "0.004", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
     assert program(train.main, *soft(tiny, tmp_path / "draft", *some)) == 0
-    draft, before = load_model(tmp_path / "draft"), nested.cut(tiny, (1, 2, 3), "cpu")
+    draft, before = load_model(tmp_path / "draft", quick=False), nested.cut(tiny, (1, 2, 3), "cpu")
     assert draft.drafting.exits == (1, 2, 3) and draft.drafting.thresholds == (0.5, 0.5, 0.0)
     assert "exit 1:" in capsys.readouterr().err
     made = nested.make_rows(Tokenizer(tiny), "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
@@ -220,12 +210,12 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     with torch.no_grad():
         losses = [soft_losses(each, tokens, labels, (1, 2, 3)) for each in (before, draft)]
     assert (losses[1] < losses[0] - 0.2).all()
-    done = torchrun("-m", "s2d.train", *soft(tiny, tmp_path / "two", *some))
-    assert done.returncode == 0, done.stderr
-    two = load_model(tmp_path / "two")
+    line = list(map(str, soft(tiny, tmp_path / "two", *some)))
+    assert fork(tmp_path, 2, train.main, line) == [0, 0], (tmp_path / "err").read_text()
+    two = load_model(tmp_path / "two", quick=False)
     for a, b, c in zip(draft.parameters(), two.parameters(), before.parameters()):
         assert (a - b).norm() < 0.3 * (a - c).norm()
-    assert {path.name for path in tmp_path.iterdir()} == {"base", "draft", "two"}
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "draft", "two", "out", "err"}
 
 
 MISTAKES = """
@@ -492,8 +482,8 @@ def test_the_drafts_to_compare_differ_as_they_should(tmp_path, capsys, monkeypat
     assert program(bench.main, *arguments) == 0
     made = {f"{name}-1" for name in DRAFTS} | {"decision-stats-7b.safetensors", "settings.json"}
     assert {each.name for each in out.iterdir()} == made
-    drafts = {name: load_model(out / f"{name}-1") for name in DRAFTS}
-    first = load_model(WEIGHTS / "mini-7b").state_dict()
+    drafts = {name: load_model(out / f"{name}-1", quick=False) for name in DRAFTS}
+    first = load_model(WEIGHTS / "mini-7b", quick=False).state_dict()
     untrained = drafts["untrained"].state_dict()
     assert all(torch.equal(first[name], untrained[name]) for name in untrained)
     middle = {name: each.model.layers[0].mlp.up_proj.weight for name, each in drafts.items()}
@@ -546,9 +536,3 @@ def test_a_checkpoint_that_finds_no_room_is_one_line(room, tmp_path, capsys):
     error = capsys.readouterr().err
     assert code == 2 and re.fullmatch("train: .*(File too large|the disk is full).*\n", error)
     assert not os.listdir(folder)
-
-
-if __name__ == "__main__":
-    from pathlib import Path
-
-    sys.exit(run_in_each("test", train_on_every_rank, Path(sys.argv[1])))

@@ -429,16 +429,16 @@ def test_a_share_of_every_tensor(sharded):
 
 def test_loading_holds_one_shard_beside_the_model(folder, tmp_path):
     """Peak memory of a load from bfloat16 to float32: the model and little more, no second copy."""
-    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 24}
+    sizes = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12}
     model = random_llama(3, **sizes, head_dim=128).float()
     megabytes = sum(p.nbytes for p in model.parameters()) / 2**20
     save_model(model, tmp_path / "one")
     theirs = LlamaForCausalLM.from_pretrained(tmp_path / "one", dtype="bfloat16")
-    theirs.save_pretrained(tmp_path / "large", max_shard_size="16MB")
+    theirs.save_pretrained(tmp_path / "large", max_shard_size="8MB")
     del model, theirs
     # The first load also imports what every load needs.
     prepare = "from s2d import load_model; load_model(sys.argv[1])"
     load = "m = load_model(sys.argv[2], dtype='float32', quick=False)"
     grown = peak_growth(prepare, load, folder, tmp_path / "large")
-    assert megabytes > 200
+    assert megabytes > 100
     assert 0.9 * megabytes < grown < 1.4 * megabytes
