@@ -109,7 +109,7 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Gener
 
 
 def run_together(target: Llama, inputs: list[Inputs], caches: list[KVCache]) -> list[Tensor]:
-    """One pass of ``target`` over the ``inputs`` of several Decoders: logits (N+1, V) of each.
+    """One pass of ``target`` over the ``inputs`` of several Decoders: logits (last, V) of each.
 
     As ``Llama.forward``, but attention alone is computed for each prompt, on its own cache.
     """

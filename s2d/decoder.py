@@ -17,15 +17,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .devices import to_device
 from .draft import SortedDraft
-from .mask import positions_and_mask
+from .mask import MAX_UNREAD, positions_and_mask
 from .model import LlamaConfig
 from .options import Settings
 from .rules import Rule
 from .tree import FixedShape, Tree
 
-# If more positions than this are unread, as with a long prompt, a step reads them and drafts
-# nothing: the mask of a tree after them would grow with their square.
-PREFILL = 256
 NO_NODES = FixedShape(())  # the shape of an empty tree
 
 
@@ -64,7 +61,7 @@ class Inputs:
     """What a target's pass reads: the rest of the context, and a tree."""
 
     tokens: Tensor  # (1, T)
-    last: int  # the logits of so many last positions are needed; roots.py has one fewer
+    last: int  # the logits of so many last positions are needed
     positions: Tensor | None  # (T,)
     mask: Tensor | None  # (T, S+T)
 
@@ -205,7 +202,7 @@ class Decoder:
 
     def drafted_tree(self) -> Tree:
         n = len(self.context)
-        if self.drafter is None or n - self.cache.length > PREFILL:
+        if self.drafter is None or n - self.cache.length > MAX_UNREAD:  # plain decoding, or prefill
             return Tree(self.context, NO_NODES, max_levels=0)
         # One position is for the bonus token. The draft model may have fewer positions than the
         # target, but never reads the last level, hence + 1. If no level is left, nothing is
@@ -216,7 +213,10 @@ class Decoder:
         return tree
 
     def run_target(self, tree: Tree) -> Tensor:
-        """The target's logits (N+1, V) after the context and after each node of ``tree``."""
+        """The target's logits (N+1, V) after the context and after each node of ``tree``.
+
+        Those after the context are missing if the target has read all of it (roots.py).
+        """
         inputs = self.inputs(tree)
         return self.target(
             tokens=inputs.tokens,
@@ -234,8 +234,10 @@ class Decoder:
         positions, mask = positions_and_mask(
             read, n, tree.parents, device, self.target.dtype, tree.shape.ancestors
         )
-        tokens = to_device([self.context[read:] + tree.tokens], device)  # (1, T)
-        return Inputs(tokens, 1 + len(tree.tokens), positions, mask)
+        tokens = self.context[read:] + tree.tokens  # (T,)
+        # After the context's last token, unless it was read before (roots.py), and after each node.
+        last = min(1 + len(tree.tokens), len(tokens))
+        return Inputs(to_device([tokens], device), last, positions, mask)
 
     def accept(self, tree: Tree, logits: Tensor) -> Step:
         """Accept a path of ``tree``, by the target's ``logits`` (N+1, V), and emit its tokens."""

@@ -44,11 +44,11 @@ class RootsDecoder(Decoder):
         return tree
 
     def accept(self, tree: Tree, logits: Tensor) -> Step:
+        """As a Decoder's, but ``logits`` are (N, V) after the first step."""
         check_finite(logits)
         scored_at = time.perf_counter()
         if self.after_context is not None:
-            # The target has read all of the context before, so this pass began with the roots and
-            # gave N rows.
+            # The target had read all of the context, so its logits are only after the nodes.
             logits = torch.cat((self.after_context[None], logits))
         accepted, bonus = self.verify(tree, logits)
         self.roll_back(tree, accepted)

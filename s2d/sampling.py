@@ -33,9 +33,9 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
 class Noise:
     """Exponential noise e (V,) for each position of a text, from the seed and the position alone.
 
-    The token with the largest p / e is a draw from p, and the one with the largest q / e is a draw
-    from q. If p and q are alike, the two are often the same token (Daliri et al. 2024, arXiv
-    2408.07978). It is the Gumbel-max trick, since -log e has a Gumbel distribution.
+    The token with the largest p / e is a draw from p: the Gumbel-max trick, since -log e has a
+    Gumbel distribution. A draft that knows e often guesses which token that is (Daliri et al. 2024,
+    arXiv 2408.07978).
     """
 
     def __init__(
@@ -64,6 +64,16 @@ class Noise:
     def forget(self, before: int) -> None:
         """Free the rows of the positions below ``before``, whose tokens are chosen."""
         self.rows = {position: row for position, row in self.rows.items() if position >= before}
+
+
+def draft_scores(q: Tensor, e: Tensor) -> Tensor:
+    """q / √e: the draft proposes the tokens with the largest, for a target that takes p / e.
+
+    q is only near p. Of these tokens more are accepted than of those with the largest q, and in
+    growing trees more than of those with the largest q / e: that was measured (bench/README.md,
+    "tuned").
+    """
+    return q / e.sqrt()
 
 
 class Draws:

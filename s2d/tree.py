@@ -1,19 +1,20 @@
 """Token trees: many continuations of one context, checked by the target in a single pass.
 
 A ``Tree`` is drafted level by level. The nodes of a level all have the same depth: they are the
-children of the *frontier*, the nodes of the level before that the draft *expands*. A chain is a
+children of the *frontier*, those nodes of the level before on which the draft runs. A chain is a
 tree with one node in each level.
 
     context ─┬─ 0 ─┬─ 2 ─── 5        node                          0   1   2   3   4   5   6
-             │     └─ 3              slot, in order of expansion   0   1   2   ·   3   ·   ·
+             │     └─ 3              slot in the draft's caches    0   1   2   ·   3   ·   ·
              └─ 1 ─── 4 ─── 6        row of the target's logits    1   2   3   4   5   6   7
 
 - **Nodes** are numbered in the order in which they were proposed, so parents come before children.
-- The draft's KV caches hold the context and, after it, one **slot** for each expanded node. Here
-  the draft ran on 0, 1, 2 and 4.
+  In the place of a node, CONTEXT, which is -1, is the end of the context.
+- The draft's KV caches hold the context and, after it, one **slot** for each node on which the
+  draft ran: here 0, 1, 2 and 4.
 - Before a tree is sent to the target, its least probable nodes may be left out; the others are then
-  numbered anew. The target's logits have N+1 **rows**: row 0 is about the token after the context,
-  and row i + 1 about the token after node i.
+  numbered anew. The target's logits have N+1 **rows**: row node + 1 is about the token after a
+  node, so row 0 about the token after the context.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ class Shape:
 
     Attributes:
         depth: the number of levels.
-        capacity: the draft never expands more nodes than this, and never are more sent.
+        capacity: never are there more slots than this, and never are more nodes sent.
         sends_all: whether all proposed nodes are sent to the target.
     """
 
@@ -46,7 +47,7 @@ class Shape:
         raise NotImplementedError
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        """The nodes of the last level to expand, in ascending order; none ends drafting."""
+        """The nodes of the last level that get children, in ascending order; none ends drafting."""
         return [node for node in tree.last_level if tree.probs[node] >= tree.stop]
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
@@ -109,9 +110,9 @@ class FixedShape(Shape):
 class GrowingShape(Shape):
     """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
-    As in the authors' code, after EAGLE-2 (Li et al. 2024, arXiv 2406.16858): each level expands
-    the ``top_k`` most probable nodes of the level before and gives each its ``top_k`` best
-    children. Of all nodes, the ``size`` most probable are sent.
+    As in the authors' code, after EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the ``top_k`` most
+    probable nodes of each level get their ``top_k`` best children. Of all nodes, the ``size`` most
+    probable are sent.
     """
 
     top_k: int
@@ -154,15 +155,15 @@ class Tree:
         q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
             rule tests them against it.
         last_level: the nodes of the newest level.
-        frontier: the nodes to expand next; at first the context alone.
-        slots: by expanded node, its slot in the draft's caches; and CONTEXT for CONTEXT.
+        frontier: the nodes that get children next; at first the context alone.
+        slots: by node that was in a frontier, its slot in the draft's caches; CONTEXT for CONTEXT.
         slot_tokens, slot_parents: by slot; parents are slots as well.
     """
 
     def __init__(
         self, context: list[int], shape: Shape, max_levels: int, stop: float = 0.0
     ) -> None:
-        """``stop``: a node whose path is less probable is not expanded."""
+        """``stop``: a node whose path is less probable gets no children."""
         self.context = context
         self.shape = shape
         self.stop = stop
@@ -210,9 +211,9 @@ class Tree:
         self.last_level = list(range(first, len(self.tokens)))
         self.level_count += 1
         more = self.level_count < self.max_levels
-        self.expand(self.shape.next_frontier(self) if more else [])
+        self.set_frontier(self.shape.next_frontier(self) if more else [])
 
-    def expand(self, nodes: list[int]) -> None:
+    def set_frontier(self, nodes: list[int]) -> None:
         """Make ``nodes`` the frontier: each gets the next slot in the draft's caches."""
         self.frontier = nodes
         for node in nodes:

@@ -118,7 +118,7 @@ def decode_on_each_rank(family, names, out):
         target = tensor_parallel.load_part(family / name, "cpu", "float64")
         found[name] = decode(target, family / name, tensor_parallel.make_shared_decoder)
         found[name]["held"] = sum(p.numel() for p in target.model.layers.parameters())
-        found[name]["heads"] = target.new_cache(8).keys.shape[2]
+        found[name]["heads"] = target.new_cache(8).keys.shape[2] // target.config.head_dim
     torch.save(found, out / f"{dist.get_rank()}.pt")
 
 

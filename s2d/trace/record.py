@@ -207,7 +207,7 @@ class Recorder:
         for each in self.own_exits:
             if len(text) <= each.max_positions:
                 prediction = each.predict(tree)
-                probs = prediction.spread(prediction.probs, each.vocab_size)
+                probs = prediction.scatter(prediction.probs, each.vocab_size)
                 said.append((each.exit_layer, probs[0].cpu()))
         for each in self.own_exits:  # the same text may be asked about again
             each.keep(len(text) - 1, [])
