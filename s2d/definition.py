@@ -100,8 +100,7 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         token = (p / chance.at([position])[0]).argmax().item()
         return token, token in children
     for token in children:  # rejection sampling
-        accepted, _ = chance.flip((p[token] / q[token])[None])  # with probability min(1, p / q)
-        if accepted:
+        if chance.flip((p[token] / q[token])[None]):  # with probability min(1, p / q)
             return token, True
         p = (p - q).clamp(min=0.0)  # the residual distribution
         p = p / p.sum()  # not 0: p <= q everywhere means p = q, and then nothing is rejected

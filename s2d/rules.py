@@ -287,8 +287,7 @@ class Rejection(Sampled):
         """
         for child in children:
             token = tokens[child]
-            passed, _ = self.draws.flip((p[token] / q[token])[None])
-            if passed:
+            if self.draws.flip((p[token] / q[token])[None]):
                 return child, p
             p = residual(p, q)
             q = without(q, token)
@@ -305,7 +304,7 @@ class Rejection(Sampled):
         q = torch.stack([tree.q[parent] for parent in tree.parents])  # (N, V)
         index = torch.tensor(tree.tokens, device="cpu")[:, None]
         ratios = (p[:-1].gather(1, index) / q.gather(1, index))[:, 0]  # (N,)
-        passed, _ = self.draws.flip(ratios)
+        passed = self.draws.flip(ratios)
         # The first that is rejected ends the chain: with [True, True, False, True], two are kept.
         kept = int(passed.cumprod(dim=0).sum())
         rest = p[kept] if kept == count else residual(p[kept], q[kept])

@@ -85,14 +85,13 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
-    def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Flip a coin for each of ``probabilities`` (N,); 1 or more is certainly heads.
+    def uniform(self, like: Tensor) -> Tensor:
+        """Numbers in [0, 1), in the shape and dtype of ``like``."""
+        return torch.empty_like(like).uniform_(generator=self.generator)
 
-        Returns which show heads, (N,) bool, and the uniform numbers that decided it (N,), for pages
-        that show them.
-        """
-        numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
-        return numbers < probabilities, numbers
+    def flip(self, probabilities: Tensor) -> Tensor:
+        """Flip a coin for each of ``probabilities`` (N,), 1 or more is certain: (N,) bool."""
+        return self.uniform(probabilities) < probabilities
 
     def draw(self, probs: Tensor) -> Tensor:
         """Distributions (R, V) -> a token drawn from each (R,).
@@ -101,7 +100,7 @@ class Draws:
         sums would lose rare tokens; ``torch.multinomial`` would draw V numbers per token.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
-        numbers = 1.0 - torch.empty_like(sums[:, :1]).uniform_(generator=self.generator)  # (0, 1]
+        numbers = 1.0 - self.uniform(sums[:, :1])  # (0, 1]
         return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
 
     def candidates(self, probs: Tensor, count: int) -> Tensor:

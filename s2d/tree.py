@@ -9,7 +9,7 @@ tree with one node in each level.
              └─ 1 ─── 4 ─── 6        row of the target's logits    1   2   3   4   5   6   7
 
 - **Nodes** are numbered in the order in which they were proposed, so parents come before children.
-  In the place of a node, CONTEXT, which is -1, is the end of the context.
+  Where a node is asked for, CONTEXT, which is -1, stands for the end of the context.
 - The draft's KV caches hold the context and, after it, one **slot** for each node on which the
   draft ran: here 0, 1, 2 and 4.
 - Before a tree is sent to the target, its least probable nodes may be left out; the others are then
@@ -35,7 +35,7 @@ class Shape:
     Attributes:
         depth: the number of levels.
         capacity: never are there more slots than this, and never are more nodes sent.
-        sends_all: whether all proposed nodes are sent to the target.
+        sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
     """
 
     depth: int
@@ -48,7 +48,9 @@ class Shape:
 
     def next_frontier(self, tree: "Tree") -> list[int]:
         """The nodes of the last level that get children, in ascending order; none ends drafting."""
-        return [node for node in tree.last_level if tree.probs[node] >= tree.stop]
+        last = tree.level_count - 1
+        level = [node for node, depth in enumerate(tree.depths) if depth == last]
+        return [node for node in level if tree.probs[node] >= tree.stop]
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
         """The nodes for the target to check, in ascending order, each with its parent."""
@@ -106,6 +108,9 @@ class FixedShape(Shape):
         return ancestor_mask(parents)  # some node has fewer children
 
 
+NO_NODES = FixedShape(())  # the shape of an empty tree
+
+
 @dataclass(frozen=True)
 class GrowingShape(Shape):
     """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
@@ -127,13 +132,13 @@ class GrowingShape(Shape):
         return self.top_k
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        return most_probable(super().next_frontier(tree), tree.probs, self.top_k)
+        return top_nodes(super().next_frontier(tree), tree.probs, self.top_k)
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
-        return most_probable(super().nodes_to_send(tree), tree.probs, self.size)
+        return top_nodes(super().nodes_to_send(tree), tree.probs, self.size)
 
 
-def most_probable(nodes: list[int], probs: list[float], count: int) -> list[int]:
+def top_nodes(nodes: list[int], probs: list[float], count: int) -> list[int]:
     """The ``count`` most probable of ``nodes``, in ascending order.
 
     A child is no more probable than its parent. Of equally probable nodes the first ones are taken,
@@ -154,7 +159,6 @@ class Tree:
             proposed it (roots.py).
         q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
             rule tests them against it.
-        last_level: the nodes of the newest level.
         frontier: the nodes that get children next; at first the context alone.
         slots: by node that was in a frontier, its slot in the draft's caches; CONTEXT for CONTEXT.
         slot_tokens, slot_parents: by slot; parents are slots as well.
@@ -175,7 +179,6 @@ class Tree:
         self.exit_layers: list[int | None] = []
         self.q: dict[int, Tensor] = {}
         self.level_count = 0
-        self.last_level: list[int] = []
         self.frontier = [CONTEXT] if self.max_levels > 0 else []
         self.slots = {CONTEXT: CONTEXT}  # so that the parents of the first slots are the context
         self.slot_tokens: list[int] = []
@@ -197,7 +200,6 @@ class Tree:
             q: what the children were drawn from (V,), one for each node of the frontier, or none.
         """
         self.q.update(zip(self.frontier, q))
-        first = len(self.tokens)
         for parent, own_tokens, own_probs in zip(self.frontier, tokens, probs):
             parent_prob = 1.0 if parent == CONTEXT else self.probs[parent]
             for token, prob in zip(own_tokens, own_probs):
@@ -208,7 +210,6 @@ class Tree:
                 # probable than its parent, or it would be sent without it.
                 self.probs.append(parent_prob * min(prob, 1.0))
                 self.exit_layers.append(exit_layer)
-        self.last_level = list(range(first, len(self.tokens)))
         self.level_count += 1
         more = self.level_count < self.max_levels
         self.set_frontier(self.shape.next_frontier(self) if more else [])
@@ -224,12 +225,14 @@ class Tree:
     def prune(self) -> None:
         """Keep the nodes that the shape sends, numbered anew. The tree grows no more."""
         self.frontier = []
-        self.last_level = []
         kept = self.shape.nodes_to_send(self)
-        if len(kept) == len(self.tokens):
-            return
+        if len(kept) < len(self.tokens):
+            self.restrict_to(kept)
+
+    def restrict_to(self, kept: list[int], root: int = CONTEXT) -> None:
+        """Keep the nodes ``kept`` below ``root``, which becomes CONTEXT, and number them anew."""
         number = {node: new for new, node in enumerate(kept)}
-        number[CONTEXT] = CONTEXT
+        number[root] = CONTEXT
         self.parents = [number[self.parents[node]] for node in kept]
         self.tokens = [self.tokens[node] for node in kept]
         self.depths = [self.depths[node] for node in kept]
@@ -254,3 +257,7 @@ class Tree:
             tokens.append(self.tokens[node])
             node = self.parents[node]
         return tokens[::-1]
+
+
+def empty_tree(context: list[int]) -> Tree:
+    return Tree(context, NO_NODES, max_levels=0)

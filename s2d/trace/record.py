@@ -65,10 +65,10 @@ class NotedDraws:
         self.inner = inner
         self.numbers = numbers
 
-    def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        shown, numbers = self.inner.flip(probabilities)
+    def flip(self, probabilities: Tensor) -> Tensor:
+        numbers = self.inner.uniform(probabilities)
         self.numbers += numbers.tolist()
-        return shown, numbers
+        return numbers < probabilities
 
     def draw(self, probs: Tensor) -> Tensor:
         return self.inner.draw(probs)
