@@ -34,7 +34,7 @@ from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, as_json, compare, report
 from s2d.decoder import Decoder, Step
 from s2d.files import read_parts, refuse_other_than_file
-from s2d.generation import fit, make_decoder
+from s2d.generation import fit_costs, make_decoder, prepare_models
 from s2d.model import Llama
 from s2d.notices import tell, tell_of_next_pass
 from s2d.options import Options, Settings, resolve
@@ -235,7 +235,6 @@ def load(args: Namespace, choice: Choice) -> Models:
 
         target = load_part(choice.target, args.device, args.dtype)
         make = make_shared_decoder
-        settings = replace(settings, fit_costs=False)  # every process would measure other ones
         each = f", in each of {get_world_size()} processes"
     else:
         target = load_model(choice.target, args.device, args.dtype, graphs=args.graphs)
@@ -252,7 +251,9 @@ def load(args: Namespace, choice: Choice) -> Models:
                 graphs=args.graphs,
                 layers=settings.exits[-1],
             )
-    settings = fit(settings, target, draft, batch=args.batch if args.prompts else 1)
+    prepare_models(settings, target, draft)
+    if args.stop is None and not is_initialized():  # every process would measure other costs
+        settings = fit_costs(settings, target, batch=args.batch if args.prompts else 1)
     return Models(choice, target, draft, tokenizer, raw, args.system, settings, make)
 
 

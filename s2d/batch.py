@@ -35,28 +35,12 @@ def generate_many(
     a prompt that cannot be started, with its number, once those before it have been yielded; and
     for options that cannot be run, and damaged weights.
     """
-    finished = as_finished(target, prompts, draft, method, batch, **options)
+    settings = settings_for(target, draft, Options(method, **options), batch)
+    finished = decode_many(target, enumerate(prompts), draft, settings, batch)
     for number, result in enumerate(in_order(finished)):
         if isinstance(result, ValueError):
             raise ValueError(f"prompt {number}: {result}")
         yield result
-
-
-def as_finished(
-    target: Llama,
-    prompts: Iterable[list[int]],
-    draft: Llama | None = None,
-    method: str | None = None,
-    batch: int = 8,
-    seed: int = 0,
-    **options: Any,
-) -> Iterator[tuple[int, Generation | ValueError]]:
-    """As ``generate_many``, but yields (i, the answer to prompt i) as soon as it has ended.
-
-    If a prompt cannot be run, its ValueError is yielded, and the others go on.
-    """
-    settings = settings_for(target, draft, Options(method, seed=seed, **options), batch)
-    yield from decode_many(target, enumerate(prompts), draft, settings, batch)
 
 
 def in_order(
@@ -80,7 +64,11 @@ def decode_many(
     batch: int,
     make: Callable[..., Decoder] = make_decoder,
 ) -> Iterator[tuple[int, Generation | ValueError]]:
-    """``as_finished`` for ``settings`` and pairs (i, prompt); ``make``: see ``make_decoder``."""
+    """From pairs (i, prompt), yield (i, the answer) as soon as it has ended.
+
+    If a prompt cannot be run, its ValueError is yielded, and the others go on. ``make``: see
+    ``make_decoder``.
+    """
     active: dict[int, Decoder] = {}
     for index, prompt in prompts:
         own = replace(settings, seed=settings.seed + index)
@@ -109,7 +97,7 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Gener
 
 
 def run_together(target: Llama, inputs: list[Inputs], caches: list[KVCache]) -> list[Tensor]:
-    """One pass of ``target`` over the ``inputs`` of several Decoders: logits (N+1, V) of each.
+    """One pass of ``target`` over the ``inputs`` of several Decoders: logits (last, V) of each.
 
     As ``Llama.forward``, but attention alone is computed for each prompt, on its own cache.
     """

@@ -3,8 +3,8 @@
 A small network is asked about each node that the draft predicted from (Improved MCSD, arXiv
 2409.10644, "decision model"). Its answers take the place of the rule's estimates: a path that is
 not likely enough to be accepted is not continued, and drafting stops when there is no other. A
-draft that stops keeps every token it has drawn, so the output stays exact (see rules.py). How one
-is trained: train/decision.py.
+draft that stops keeps every token it has drawn, so the output stays exact (see
+``rules.Rejection``). How one is trained: train/decision.py.
 """
 
 import json

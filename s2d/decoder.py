@@ -1,4 +1,4 @@
-"""The loop of speculative decoding, once, for every method: draft, verify, roll back.
+"""The loop of speculative decoding, whatever drafts: draft, one target pass, verify, roll back.
 
 A ``Decoder`` is one generation, and ``Decoder.__iter__`` is the algorithm. The top of tree.py
 explains nodes and rows.
@@ -17,16 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .devices import to_device
 from .draft import SortedDraft
-from .mask import positions_and_mask
+from .mask import MAX_UNREAD, positions_and_mask
 from .model import LlamaConfig
 from .options import Settings
 from .rules import Rule
-from .tree import FixedShape, Tree
-
-# If more positions than this are unread, as with a long prompt, a step reads them and drafts
-# nothing: the mask of a tree after them would grow with their square.
-PREFILL = 256
-NO_NODES = FixedShape(())  # the shape of an empty tree
+from .tree import Tree, empty_tree
 
 
 class TargetCache(Protocol):
@@ -64,7 +59,7 @@ class Inputs:
     """What a target's pass reads: the rest of the context, and a tree."""
 
     tokens: Tensor  # (1, T)
-    last: int  # the logits of so many last positions are needed; roots.py has one fewer
+    last: int  # the logits of so many last positions are needed
     positions: Tensor | None  # (T,)
     mask: Tensor | None  # (T, S+T)
 
@@ -181,12 +176,14 @@ class Decoder:
         self.limit = limit
         self.settings = settings
         self.prompt_length = len(context)
-        self.ended = ""  # or why, see ``Generation``
+        self.ended = ""  # why it has ended, see ``Generation``
         self.is_last = None if settings.stop_at is None else settings.stop_at.begin()
         self.stats = Stats()
         self.cache = target.new_cache(limit + (0 if drafter is None else drafter.shape.capacity))
-        self.began_at = 0.0  # the step; in seconds of ``time.perf_counter``
+        # When the step began, was drafted, and had its logits, by ``time.perf_counter``.
+        self.began_at = 0.0
         self.drafted_at = 0.0
+        self.scored_at = 0.0
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
@@ -199,14 +196,14 @@ class Decoder:
     def draft(self) -> Tree:
         """Draft a tree of tokens that may follow the context."""
         self.began_at = time.perf_counter()
-        tree = self.drafted_tree()
+        tree = self.make_tree()
         self.drafted_at = time.perf_counter()
         return tree
 
-    def drafted_tree(self) -> Tree:
+    def make_tree(self) -> Tree:
         n = len(self.context)
-        if self.drafter is None or n - self.cache.length > PREFILL:
-            return Tree(self.context, NO_NODES, max_levels=0)
+        if self.drafter is None or n - self.cache.length > MAX_UNREAD:  # plain decoding, or prefill
+            return empty_tree(self.context)
         # One position is for the bonus token. The draft model may have fewer positions than the
         # target, but never reads the last level, hence + 1. If no level is left, nothing is
         # drafted.
@@ -216,7 +213,10 @@ class Decoder:
         return tree
 
     def run_target(self, tree: Tree) -> Tensor:
-        """The target's logits (N+1, V) after the context and after each node of ``tree``."""
+        """The target's logits (N+1, V) after the context and after each node of ``tree``.
+
+        Those after the context are missing if the target has read all of it (roots.py).
+        """
         inputs = self.inputs(tree)
         return self.target(
             tokens=inputs.tokens,
@@ -234,20 +234,22 @@ class Decoder:
         positions, mask = positions_and_mask(
             read, n, tree.parents, device, self.target.dtype, tree.shape.ancestors
         )
-        tokens = to_device([self.context[read:] + tree.tokens], device)  # (1, T)
-        return Inputs(tokens, 1 + len(tree.tokens), positions, mask)
+        tokens = self.context[read:] + tree.tokens  # (T,)
+        # After the context's last token, unless it was read before (roots.py), and after each node.
+        last = min(1 + len(tree.tokens), len(tokens))
+        return Inputs(to_device([tokens], device), last, positions, mask)
 
     def accept(self, tree: Tree, logits: Tensor) -> Step:
         """Accept a path of ``tree``, by the target's ``logits`` (N+1, V), and emit its tokens."""
         check_finite(logits)  # a GPU is waited for here
-        scored_at = time.perf_counter()
+        self.scored_at = time.perf_counter()
         # 3. Verify: which path of the tree is accepted, and the target's own token after it.
         accepted, bonus = self.verify(tree, logits)
         # 4. Roll back: both models forget what was not accepted.
         self.roll_back(tree, accepted)
         # 5. Emit: the tokens of the path and the bonus token, up to the answer's end.
         tokens = [tree.tokens[node] for node in accepted]
-        return self.emit(tree, logits, accepted, [*tokens, bonus], scored_at)
+        return self.emit(tree, logits, accepted, [*tokens, bonus])
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         """The accepted nodes of ``tree``, and the bonus token; see ``Rule.verify``."""
@@ -260,9 +262,7 @@ class Decoder:
         if self.drafter is not None:
             self.drafter.keep(tree, accepted)
 
-    def emit(
-        self, tree: Tree, logits: Tensor, accepted: list[int], tokens: list[int], scored_at: float
-    ) -> Step:
+    def emit(self, tree: Tree, logits: Tensor, accepted: list[int], tokens: list[int]) -> Step:
         """Append ``tokens``, up to the answer's last, to the context, and make a Step of all this.
 
         The last is EOS, or the one that completes a stop string.
@@ -286,7 +286,7 @@ class Decoder:
             accepted,
             tokens,
             draft_seconds=self.drafted_at - self.began_at,
-            target_seconds=scored_at - self.drafted_at,
+            target_seconds=self.scored_at - self.drafted_at,
             seconds=time.perf_counter() - self.began_at,
         )
         self.stats.add(step)

@@ -1,12 +1,15 @@
 """S2D by definition: whole models over the whole text, for fixed trees and exits with layers.
 
-The definition that the fast code is compared with, for prompts of up to 256 tokens, which the fast
-code reads in one pass (``decoder.PREFILL``). It has no KV cache, no mask and no batch, and a tree
-is a dictionary of its paths. ``chance`` is one of two things, which sampling.py explains. With
-``Noise``, which draft and target share, each step must equal the fast code's, token for token. With
-``Draws``, for rejection sampling, tests go through all outcomes, and their probabilities must be
-the target's. The temperature is above 0; greedy decoding is temperature 1 with noise that is 1
-everywhere, as then the token with the largest p / e is the one with the largest p.
+The definition that the fast code is compared with. It has no KV cache, no mask and no batch, and a
+tree is a dictionary of its paths. ``chance`` is the ``Noise`` that draft and target share, and each
+step must equal the fast code's, token for token. Or it is the ``Draws`` of rejection sampling, and
+tests go through all outcomes, whose probabilities must be the target's. The temperature is above 0;
+greedy decoding is temperature 1 with noise that is 1 everywhere, as then the token with the largest
+p / e is the one with the largest p.
+
+What the fast code does besides: it drafts nothing in its first step if the prompt has more than 256
+tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft model; vocabularies of
+draft and target may differ in length (``options.PADDING``).
 
 ``python -m s2d.definition`` shows some steps of a miniature, next to those of the fast code.
 """
@@ -19,7 +22,7 @@ from torch import Tensor
 
 from .model import Llama
 from .options import Settings
-from .sampling import Draws, Noise
+from .sampling import Draws, Noise, draft_scores
 
 TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
 
@@ -76,7 +79,7 @@ def propose(
             q = settings.distribution(row)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
-                scores = q / e.sqrt()  # √e, as q is only near p: see ``rules.SharedNoise``
+                scores = draft_scores(q, e)
                 children = scores.topk(width).indices
                 estimates = scores / scores.sum()
             else:
@@ -97,8 +100,7 @@ def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) 
         token = (p / chance.at([position])[0]).argmax().item()
         return token, token in children
     for token in children:  # rejection sampling
-        accepted, _ = chance.flip((p[token] / q[token])[None])  # with probability min(1, p / q)
-        if accepted:
+        if chance.flip((p[token] / q[token])[None]):  # with probability min(1, p / q)
             return token, True
         p = (p - q).clamp(min=0.0)  # the residual distribution
         p = p / p.sum()  # not 0: p <= q everywhere means p = q, and then nothing is rejected
@@ -130,8 +132,8 @@ def generate(
         while accepted and not ended:
             logits = logits_after(target, [*context, *path])
             p = settings.distribution(logits)
-            own = proposed.get(tuple(path), NOTHING)
-            token, accepted = verify(p, own, len(context) + len(path), chance)
+            drafted = proposed.get(tuple(path), NOTHING)
+            token, accepted = verify(p, drafted, len(context) + len(path), chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
         yield proposed, path

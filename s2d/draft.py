@@ -15,14 +15,12 @@ from torch import Tensor
 
 from .cache import enlarge, move_up, next_size
 from .devices import to_device
-from .mask import positions_and_mask
+from .mask import MAX_UNREAD, positions_and_mask
 from .model import Llama
 from .notices import tell
 from .rules import Prediction, Proposal, Rule
 from .sampling import warp
 from .tree import Shape, Tree
-
-WINDOW = 256  # positions of context that a segment runs at a time, so that masks stay small
 
 
 class Exit(Protocol):
@@ -95,8 +93,8 @@ class LayerExit:
 
     def predict(self, tree: Tree) -> Prediction:
         n = len(tree.context)
-        while n - self.cache.length > WINDOW:
-            self.read(tree, end=self.cache.length + WINDOW)
+        while n - self.cache.length > MAX_UNREAD:
+            self.read(tree, end=self.cache.length + MAX_UNREAD)
         self.read(tree, end=n + len(tree.slot_tokens))
         # At temperature 1, so that thresholds mean the same at any temperature.
         logits = self.model.logits(self.frontier_hidden(tree))
@@ -116,7 +114,7 @@ class LayerExit:
     def read(self, tree: Tree, end: int) -> None:
         """Run the segment on what is unread, up to entry ``end`` of its cache.
 
-        The entries are for the context and, after it, for the slots of the expanded nodes.
+        The entries are for the context and, after it, for the slots of ``tree``.
         """
         start = self.cache.length
         context_end = min(len(tree.context), end)
@@ -135,14 +133,13 @@ class LayerExit:
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
         if end > self.hidden.shape[1]:
-            self.hidden = enlarge(self.hidden, 1, next_size(end, self.capacity))
+            self.hidden = enlarge(self.hidden, next_size(end, self.capacity))
         self.hidden[:, start:end] = hidden
 
     def keep(self, n: int, slots: list[int]) -> None:
         """As the protocol says. What stays is the beginning of the new context.
 
-        Accepted nodes that have no slot, since they were not expanded, are read later as context,
-        and so is the bonus token.
+        Accepted nodes that have no slot are read later as context, and so is the bonus token.
         """
         # Those that it has read: none, if it lags behind the context.
         held = [slot for slot in slots if n + slot < self.cache.length]
@@ -157,7 +154,7 @@ class SortedDraft:
         exits: in the order of their layers, the fewest first.
         thresholds: one per exit, a confidence above it is enough; that of the last is not asked.
         shape: of the trees.
-        stop: a node whose path has an estimated probability below it is not expanded.
+        stop: a node whose path has an estimated probability below it gets no children.
         decision: a decision model, whose estimates take the place of the rule's.
     """
 
@@ -174,7 +171,7 @@ class SortedDraft:
         self.shape = shape
         self.stop = stop
         self.decision = decision
-        self.max_positions = min(each.max_positions for each in exits)
+        self.max_positions = min(exit_.max_positions for exit_ in exits)
         self.is_silent = False  # it drafts no more
 
     def new_tree(self, context: list[int], max_levels: int) -> Tree:
@@ -195,25 +192,25 @@ class SortedDraft:
             probs = proposal.probs
             if self.decision is not None:
                 probs = self.decision.judge(used, tree, prediction, proposal)
-            # A token with a low estimate stays in the tree, but nothing is drafted after it. For a
-            # token that was drawn must be sent (see rules.py).
+            # A token with a low estimate stays in the tree, as one that was drawn must be sent (see
+            # ``rules.Rejection``); but nothing is drafted after it.
             tree.add_level(proposal.tokens, probs, used.exit_layer, proposal.q)
         tree.prune()
 
     def predict(self, tree: Tree) -> tuple[Exit, Prediction]:
         """The first exit that is confident enough, or the last, and its prediction.
 
-        Exits are chosen before tokens are drawn (see rules.py).
+        Exits are chosen before tokens are drawn (see ``rules.Rejection``).
         """
         *earlier, last = self.exits
-        for each, threshold in zip(earlier, self.thresholds):  # the last one's is left over
-            prediction = each.predict(tree)
+        for exit_, threshold in zip(earlier, self.thresholds):  # the last one's is left over
+            prediction = exit_.predict(tree)
             if prediction.confidence > threshold:
-                return each, prediction  # the layers after it are not run
+                return exit_, prediction  # the layers after it are not run
         return last, last.predict(tree)
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
         """Roll back to the context and the ``accepted`` nodes of ``tree``."""
         slots = [tree.slots[node] for node in accepted if node in tree.slots]
-        for each in self.exits:
-            each.keep(len(tree.context), slots)
+        for exit_ in self.exits:
+            exit_.keep(len(tree.context), slots)

@@ -25,8 +25,8 @@ def read_text(path: Path) -> str:
 def read_parts(path: Path | str) -> str:
     """The text of a file in UTF-8 of many parts, such as lines, of which some may be spoilt.
 
-    What is not UTF-8 in a part is surrogates in it, which a tokenizer refuses: so it does not spoil
-    the others. Raises ValueError for UTF-16, in which all are spoilt.
+    What is not UTF-8 becomes surrogates, which a tokenizer refuses: so no other part is spoilt.
+    Raises ValueError for UTF-16, in which all are spoilt.
     """
     text = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape")
     if text.startswith(("\udcff\udcfe", "\udcfe\udcff")) and "\0" in text:
@@ -42,25 +42,6 @@ def read_json(path: Path, missing: Any = None) -> Any:
         return dict(json.loads(read_text(path)))
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} holds no JSON object ({error})") from None
-
-
-def names_of(folder: Path | str) -> list[Path]:
-    """The absolute paths of a folder: of a link, its own name, then what it links to, to the end.
-
-    What is next to a folder, or in its name, is looked for in this order. If ``new`` is a link to
-    ``old``, and that a link to the folder ``model``, they are new, old, model.
-    """
-    real = os.path.realpath(folder)
-    in_shell = os.path.join(os.environ.get("PWD", ""), folder)  # which knows the link after a cd
-    names: list[str] = []
-    for name in map(os.path.abspath, (in_shell, folder)):
-        while name not in names:
-            names.append(name)
-            if os.path.islink(name):
-                place = os.path.realpath(os.path.dirname(name))
-                name = os.path.abspath(os.path.join(place, os.readlink(name)))
-    names.append(real)
-    return [Path(name) for name in dict.fromkeys(names) if os.path.realpath(name) == real]
 
 
 def refuse_other_than_utf8(path: Path | str) -> None:
@@ -137,7 +118,9 @@ def claimed(path: Path | str) -> Iterator[None]:
             import fcntl  # only Unix has it
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+                raise BlockingIOError  # this one was removed, and there is another one
+        except (BlockingIOError, FileNotFoundError):
             raise ValueError(
                 f"another program is writing {path}; wait for its end, or name another"
             ) from None
@@ -146,8 +129,8 @@ def claimed(path: Path | str) -> Iterator[None]:
         try:
             yield
         finally:
-            file.close()  # Windows removes no open file
-            lock.unlink(missing_ok=True)
+            with suppress(PermissionError):  # Windows removes no open file
+                lock.unlink(missing_ok=True)  # before the lock ends, or it might be another's
             with suppress(OSError):  # one that is not empty stays
                 for folder in made:
                     folder.rmdir()

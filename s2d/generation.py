@@ -53,32 +53,43 @@ def start(
 
 
 def settings_for(target: Target, draft: Llama | None, options: Options, batch: int = 1) -> Settings:
-    """``options`` with nothing left to decide, for ``batch`` prompts that share a target pass."""
+    """``options`` with nothing left to decide, for ``batch`` prompts that share a target pass.
+
+    Raises ValueError for what cannot be run with these models.
+    """
+    batch = check_whole("batch", batch, 1)
     if draft is None:
         settings = resolve(options, target.config)
     else:
         settings = resolve(options, target.config, draft.config, drafting_of(draft))
-    return fit(settings, target, draft, batch)
+    prepare_models(settings, target, draft)
+    if options.stop is None:
+        settings = fit_costs(settings, target, batch)
+    return settings
 
 
-def fit(settings: Settings, target: Target, draft: Llama | None, batch: int = 1) -> Settings:
-    """``settings`` for these models; ValueError if they do not fit together.
-
-    For exit 0 alone, the shape and ``stop`` by what passes of the target cost.
-    """
-    batch = check_whole("batch", batch, 1)
+def prepare_models(settings: Settings, target: Target, draft: Llama | None) -> None:
+    """Move the decision model to the others' device; ValueError if they do not fit together."""
     if draft is not None and settings.method != "ar":
         if draft.device != target.device:
             places = f"{draft.device} and {target.device}"
             raise ValueError(f"draft and target must be on one device, not on {places}")
         if settings.decision is not None:
             settings.decision.prepare_for(draft)
-    if settings.fit_costs:
-        from .ngram.costs import fit_shape  # exit 0's own
 
-        shape, stop = fit_shape(target, settings.shape, settings.stop, batch)
-        settings = replace(settings, shape=shape, stop=stop, fit_costs=False)
-    return settings
+
+def fit_costs(settings: Settings, target: Target, batch: int) -> Settings:
+    """If exit 0 drafts alone, its shape and ``stop`` by what passes of the target cost.
+
+    Not under rejection sampling, whose text depends on what is drafted and must not depend on
+    clocks. With ``init="target"`` the first level has no estimates of exit 0's.
+    """
+    if settings.exits != (0,) or settings.rule != "noise" or settings.init != "draft":
+        return settings
+    from .ngram.costs import fit_shape  # exit 0's own
+
+    shape, stop = fit_shape(target, settings.shape, settings.stop, batch)
+    return replace(settings, shape=shape, stop=stop)
 
 
 def make_decoder(
@@ -149,20 +160,20 @@ def make_drafter(
     """The draft that ``settings`` ask for, with room for a context of ``limit`` tokens."""
     exits: list[Exit] = []
     previous = None
-    for each in settings.exits:
-        if each == 0:
+    for exit_ in settings.exits:
+        if exit_ == 0:
             from .ngram.table import TableExit  # exit 0
 
             exits.append(TableExit(settings.datastore, target.device))
-        elif isinstance(each, int):
+        elif isinstance(exit_, int):
             previous = LayerExit(
                 draft,
                 previous,
-                exit_layer=each,
+                exit_layer=exit_,
                 capacity=limit + settings.shape.capacity,
                 vocab_size=target.config.vocab_size,
             )
             exits.append(previous)
         else:
-            exits.append(each)
+            exits.append(exit_)
     return SortedDraft(exits, settings.thresholds, settings.shape, settings.stop, settings.decision)

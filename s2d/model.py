@@ -240,10 +240,14 @@ class Llama(nn.Module):
 
     def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
         """An empty KV cache of ``capacity`` entries for layers first..end-1."""
-        layers = len(self.model.layers[first:end])
-        config = self.config
-        shape = (layers, 1, capacity, config.num_key_value_heads, config.head_dim)
-        return KVCache(shape, self.device, self.dtype)
+        return KVCache(
+            layer_count=len(self.model.layers[first:end]),
+            capacity=capacity,
+            heads=self.config.num_key_value_heads,
+            head_dim=self.config.head_dim,
+            device=self.device,
+            dtype=self.dtype,
+        )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""

@@ -37,11 +37,11 @@ def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
 
 def tell_of_next_pass(layers: nn.ModuleList, what: str) -> None:
     """Tell how far the next pass through ``layers`` is, layer by layer, if it takes long."""
-    done = progress(layers, what, len(layers))
-    next(done)  # the first layer begins
+    begun = progress(layers, what, len(layers))
+    next(begun)  # the first layer begins
 
     def count_layer(*_: Any) -> None:
-        next(done, None)  # the last layer ends it
+        next(begun, None)  # the next one begins, if there is one
 
     hooks = [layer.register_forward_hook(count_layer) for layer in layers]
 

@@ -21,7 +21,7 @@ from .draft import DecisionModel, Exit
 from .model import Llama, LlamaConfig
 from .rules import Rule
 from .sampling import warp
-from .tree import FixedShape, GrowingShape, Shape
+from .tree import NO_NODES, FixedShape, GrowingShape, Shape
 
 METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 RULES = ("noise", "rejection")
@@ -56,7 +56,7 @@ class Drafting:
         """How the first ``layers`` alone draft: from the exits before their end, and from there."""
         if layers >= self.exits[-1]:
             return self
-        exits = tuple(each for each in self.exits if each < layers)
+        exits = tuple(exit_ for exit_ in self.exits if exit_ < layers)
         return replace(
             self, exits=(*exits, layers), thresholds=(*self.thresholds[: len(exits)], 0.0)
         )
@@ -145,8 +145,6 @@ class Settings:
 
     Attributes:
         shape: of the trees, also of chains.
-        fit_costs: whether the size of exit 0's trees, and ``stop``, may be chosen by what passes of
-            the target cost (ngram/costs.py).
     """
 
     method: str
@@ -163,7 +161,6 @@ class Settings:
     decision: DecisionModel | None
     rule: str | Rule
     datastore: Any
-    fit_costs: bool
     stop_at: Ending | None
 
     def distribution(self, logits: Tensor) -> Tensor:
@@ -205,36 +202,42 @@ def resolve(
     temperature = check_number("temperature", options.temperature, 0, 1e38)
     if temperature != 0:
         check_number("temperature, if not 0", temperature, 1e-6, 1e38)
-    if options.method == "ar":
-        drafts: dict[str, Any] = dict(
-            method="ar",
-            exits=(),
-            thresholds=(),
-            shape=FixedShape(()),
-            init="draft",
-            stop=0.0,
-            decision=None,
-            datastore=None,
-            fit_costs=False,
-        )
-    else:
-        drafts = resolve_draft(options, target_config.vocab_size, draft_config, drafting)
-    return Settings(
+    plain = Settings(
+        method="ar",
         max_new_tokens=check_whole("max_new_tokens", options.max_new_tokens, 1),
         temperature=temperature,
         top_p=check_number("top_p", options.top_p, 1e-40, 1),
         top_k=check_whole("top_k", options.top_k, 0),
         seed=check_whole("seed", options.seed, 0),
+        exits=(),
+        thresholds=(),
+        shape=NO_NODES,
+        init="draft",
+        stop=0.0,
+        decision=None,
         rule=options.rule,
+        datastore=None,
         stop_at=options.stop_at,
-        **drafts,
+    )
+    if options.method == "ar":
+        return plain
+    return add_draft(
+        plain,
+        options,
+        vocab_size=target_config.vocab_size,
+        draft_config=draft_config,
+        drafting=drafting,
     )
 
 
-def resolve_draft(
-    options: Options, vocab_size: int, draft_config: LlamaConfig | None, drafting: Drafting | None
-) -> dict[str, Any]:
-    """The fields of Settings that say how to draft."""
+def add_draft(
+    plain: Settings,
+    options: Options,
+    vocab_size: int,
+    draft_config: LlamaConfig | None,
+    drafting: Drafting | None,
+) -> Settings:
+    """The settings of ``plain`` decoding, with a draft as ``options`` ask for."""
     if draft_config is not None and not same_vocabulary(draft_config, vocab_size):
         sizes = f"{draft_config.vocab_size} and {vocab_size} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
@@ -249,7 +252,8 @@ def resolve_draft(
         tree_is_best = table_alone and options.draft_length is None
         method = "s2d-tree" if options.tree is not None or tree_is_best else "s2d"
     shape = resolve_shape(options, method, drafting, vocab_size)
-    if options.decision is not None and not all(isinstance(each, int) and each for each in exits):
+    with_layers = [exit_ for exit_ in exits if isinstance(exit_, int) and exit_ > 0]
+    if options.decision is not None and len(with_layers) < len(exits):
         raise ValueError("a decision model judges exits with layers; exit 0 has none")
     is_chain = isinstance(shape, FixedShape) and max(shape.widths) == 1
     if options.stop is not None:
@@ -258,8 +262,8 @@ def resolve_draft(
         stop = options.decision.threshold
     else:
         stop = drafting.stop if is_chain or table_alone else 0.0
-    may_fit = table_alone and options.stop is None
-    return dict(
+    return replace(
+        plain,
         method=method,
         exits=exits,
         thresholds=resolve_thresholds(options, exits, drafting),
@@ -268,9 +272,6 @@ def resolve_draft(
         stop=stop,
         decision=options.decision,
         datastore=options.datastore,
-        # Not under rejection sampling, whose text depends on what is drafted and must not depend on
-        # clocks. With ``init="target"`` the first level has no estimates of exit 0's.
-        fit_costs=may_fit and options.rule == "noise" and options.init == "draft",
     )
 
 
@@ -292,11 +293,11 @@ def resolve_exits(
         return drafting.exits if several else drafting.exits[-1:]
     depth = 0 if draft_config is None else draft_config.num_hidden_layers
     exits: list[int | Exit] = []
-    for each in asked:
-        if isinstance(each, type) or not hasattr(each, "predict"):
-            each = check_whole(f"exits of {depth} draft layers", each, 0, depth)
-        exits.append(each)
-    layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
+    for exit_ in asked:
+        if isinstance(exit_, type) or not hasattr(exit_, "predict"):
+            exit_ = check_whole(f"exits of {depth} draft layers", exit_, 0, depth)
+        exits.append(exit_)
+    layers = [exit_ if isinstance(exit_, int) else exit_.exit_layer for exit_ in exits]
     if not exits or layers != sorted(set(layers)):
         raise ValueError(f"exits must increase, got {layers}")
     return tuple(exits)
@@ -311,15 +312,15 @@ def resolve_thresholds(
             raise ValueError(f"{len(exits)} exits, but {len(asked)} thresholds")
         return tuple(check_number("thresholds", each, 0, 1) for each in asked)
     trained = dict(zip(drafting.exits, drafting.thresholds))
-    as_trained = tuple(each for each in exits if each != 0) == drafting.exits
+    as_trained = tuple(exit_ for exit_ in exits if exit_ != 0) == drafting.exits
     thresholds = []
-    for each in exits[:-1]:
-        if each == 0:
+    for exit_ in exits[:-1]:
+        if exit_ == 0:
             threshold = TABLE_THRESHOLD
-        elif not isinstance(each, int):
+        elif not isinstance(exit_, int):
             threshold = THRESHOLD
         else:
-            threshold = trained.get(each, THRESHOLD)
+            threshold = trained.get(exit_, THRESHOLD)
             # After an exit with a threshold of 0 no deeper one is reached. The last exit that was
             # trained has that threshold; it gets another one if deeper exits are asked for.
             if threshold == 0 and not as_trained:

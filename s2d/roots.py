@@ -3,22 +3,23 @@
 The last pass already gave the target's distribution for the next position, and so the first token
 of the next tree, which the draft only extends (Improved MCSD, arXiv 2409.10644, "target
 initialized"). As published, with ``rule="rejection"``, there are several such roots: the target's
-likeliest tokens at temperature 0, else tokens that are drawn from its distribution. Every root
-counts as accepted, and the longest path below one wins (``LongestPath``): that is not lossless,
-unless there is one root. With shared noise there is one, the token that the target takes, and the
-text stays its own.
+likeliest tokens or, above temperature 0 in trees of a fixed shape, tokens that are drawn. Every
+root counts as accepted, and the longest path below one wins (``LongestPath``): that is not
+lossless, unless there is one root. With shared noise there is one, the token that the target takes,
+and the text stays its own.
 """
 
 import time
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
-from .decoder import NO_NODES, Decoder, Step, check_finite
+from .decoder import Decoder, Step, check_finite
 from .mask import CONTEXT
 from .rules import Greedy, Prediction, Proposal, Rejection, TargetDraws, without
-from .tree import Tree
+from .tree import Tree, empty_tree
 
 
 class RootsDecoder(Decoder):
@@ -30,10 +31,10 @@ class RootsDecoder(Decoder):
     roots: Sequence[int] = ()  # of the next tree; the first one is the target's choice
     after_context: Tensor | None = None  # logits (V,) for the token after the context
 
-    def drafted_tree(self) -> Tree:
+    def make_tree(self) -> Tree:
         n = len(self.context)
         if not self.roots:
-            return Tree(self.context, NO_NODES, max_levels=0)
+            return empty_tree(self.context)
         # One level more than a Decoder's: no bonus token needs a position. The first level, the
         # roots, costs the draft nothing, so there is always room for it.
         levels = min(self.limit - n, self.drafter.max_positions - n + 1)
@@ -44,11 +45,11 @@ class RootsDecoder(Decoder):
         return tree
 
     def accept(self, tree: Tree, logits: Tensor) -> Step:
+        """As a Decoder's, but ``logits`` are (N, V) after the first step."""
         check_finite(logits)
-        scored_at = time.perf_counter()
+        self.scored_at = time.perf_counter()
         if self.after_context is not None:
-            # The target has read all of the context before, so this pass began with the roots and
-            # gave N rows.
+            # The target had read all of the context, so its logits are only after the nodes.
             logits = torch.cat((self.after_context[None], logits))
         accepted, bonus = self.verify(tree, logits)
         self.roll_back(tree, accepted)
@@ -56,7 +57,7 @@ class RootsDecoder(Decoder):
         self.after_context = logits[last_row]
         self.choose_roots(bonus)
         tokens = [tree.tokens[node] for node in accepted]
-        return self.emit(tree, logits, accepted, tokens, scored_at)
+        return self.emit(tree, logits, accepted, tokens)
 
     def choose_roots(self, bonus: int) -> None:
         """The roots of the next tree, of which the target has already taken ``bonus``."""
@@ -110,15 +111,12 @@ class LongestPath:
 
 
 def subtree(tree: Tree, root: int) -> tuple[list[int], Tree]:
-    """The nodes below ``root``, and the tree of these after the context and ``root``."""
-    below = Tree([*tree.context, tree.tokens[root]], tree.shape, max_levels=0)
-    inner = {root: CONTEXT}  # node of the whole tree -> node of the tree below
+    """The nodes below ``root``, and a tree of these for a rule to verify."""
+    inside = {root}
     for node, parent in enumerate(tree.parents):
-        if parent in inner:
-            inner[node] = len(below.tokens)
-            below.tokens.append(tree.tokens[node])
-            below.parents.append(inner[parent])
-            below.depths.append(tree.depths[node] - 1)
-    below.q = {inner[node]: q for node, q in tree.q.items() if node in inner}
-    nodes = [node for node in inner if node != root]
+        if parent in inside:
+            inside.add(node)
+    nodes = sorted(inside - {root})
+    below = copy(tree)
+    below.restrict_to(nodes, root)
     return nodes, below

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .mask import CONTEXT, is_chain
-from .sampling import Draws, Noise, warp
+from .sampling import Draws, Noise, draft_scores, warp
 from .tree import Tree
 
 
@@ -35,27 +35,27 @@ class Prediction(NamedTuple):
 
     An exit with layers has a column for each token of the vocabulary; but none for the last ones,
     if the draft model's vocabulary is smaller than the target's. Exit 0 knows few tokens, and names
-    those that its columns stand for. ``choose``, ``spread`` and ``children`` hide the difference.
+    those that its columns stand for. ``gather``, ``scatter`` and ``to_lists`` hide the difference.
     """
 
     probs: Tensor  # (R, K) at temperature 1, without top-k and top-p; the sum may be below 1
     confidence: float  # the largest probability in any row; 0 if nothing is known
     tokens: Tensor | None = None  # (K,) those of the columns; None: column i is token i
 
-    def choose(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """Of rows over the vocabulary (R, V), the columns of this prediction (R, K)."""
         if self.tokens is None:
             return rows[:, : self.probs.shape[1]]
         return rows[:, self.tokens]
 
-    def spread(self, rows: Tensor, vocab_size: int) -> Tensor:
+    def scatter(self, rows: Tensor, vocab_size: int) -> Tensor:
         """Rows for the columns (R, K) -> rows over the vocabulary (R, V), 0 elsewhere."""
         if self.tokens is None:
             return F.pad(rows, (0, vocab_size - rows.shape[1]))
         wide = rows.new_zeros(len(rows), vocab_size)
         return wide.index_copy(1, self.tokens.to(rows.device), rows)
 
-    def children(self, columns: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    def to_lists(self, columns: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
         """The tokens of ``columns`` (R, C), and their ``probs`` (R, C), as lists.
 
         Those with probability 0 are left out. A GPU is waited for once.
@@ -151,7 +151,7 @@ class Greedy:
 def best_children(prediction: Prediction, scores: Tensor, count: int) -> Proposal:
     """The ``count`` children with the largest ``scores`` (R, K), which are their estimates too."""
     probs, columns = scores.topk(min(count, scores.shape[1]))
-    return Proposal(*prediction.children(columns, probs))
+    return Proposal(*prediction.to_lists(columns, probs))
 
 
 class Sampled:
@@ -184,17 +184,15 @@ class SharedNoise(Sampled):
         self.noise = noise
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        """The children are the tokens with the largest q / √e.
+        """The children are the tokens with the largest ``draft_scores``.
 
-        q is only near p. Of these tokens more are accepted than of those with the largest q, and in
-        growing trees more than of those with the largest q / e: that was measured (bench/README.md,
-        "tuned"). The estimate of a child is its share of the sum of all scores. It is rough, and
-        not derived. Tokens that exit 0 does not know have no score; instead, the probability that
-        it leaves to them is added to the sum.
+        The estimate of a child is its share of the sum of all scores. It is rough, and not derived.
+        Tokens that exit 0 does not know have no score; instead, the probability that it leaves to
+        them is added to the sum.
         """
-        noise = prediction.choose(self.noise.at(positions))  # (R, K)
+        noise = prediction.gather(self.noise.at(positions))  # (R, K)
         known = prediction.probs.sum(dim=-1, keepdim=True)  # (R, 1); 1 for exits with layers
-        scores = self.draft_distribution(prediction) * known / noise.sqrt()
+        scores = draft_scores(self.draft_distribution(prediction) * known, noise)
         total = scores.sum(dim=-1, keepdim=True) + (1.0 - known).clamp(min=0.0)
         return best_children(prediction, scores / total, count)
 
@@ -238,6 +236,11 @@ class TargetDraws(Sampled):
 class Rejection(Sampled):
     """Rejection sampling: a token x from q is accepted with probability min(1, p(x) / q(x)).
 
+    The text follows p under two conditions. Each tested token was drawn from q: it breaks if tokens
+    are the argmax of q, or are sorted or dropped once they are known. And no decision about a
+    token, such as its exit or whether to draft it at all, depended on the token itself: a chain may
+    end because its last token was surprising, but must send that token.
+
     Everything is computed on the CPU, where ``draws`` come from, so that this waits for a GPU once
     per level and once per pass.
     """
@@ -251,10 +254,10 @@ class Rejection(Sampled):
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         q = self.draft_distribution(prediction).cpu()  # (R, K)
-        # Of a row of zeros, after which nothing is known, ``children`` leaves out what is drawn.
+        # Of a row of zeros, after which nothing is known, ``to_lists`` leaves out what is drawn.
         columns = self.draws.candidates(q, min(count, q.shape[1]))
-        tokens, probs = prediction.children(columns, q.gather(1, columns))
-        return Proposal(tokens, probs, prediction.spread(q, self.vocab_size).unbind())
+        tokens, probs = prediction.to_lists(columns, q.gather(1, columns))
+        return Proposal(tokens, probs, prediction.scatter(q, self.vocab_size).unbind())
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         p = self.distribution(logits).cpu()  # (N+1, V)
@@ -281,16 +284,10 @@ class Rejection(Sampled):
         replacement. If all are rejected, the bonus token is drawn from what is left of p. The
         token that comes out of this follows p (Chen et al. 2023, arXiv 2302.01318, theorem 1; for
         several children Jeon et al. 2024, arXiv 2402.14160).
-
-        That holds under two conditions. Each tested token was drawn from q: it breaks if tokens are
-        the argmax of q, or are sorted or dropped once they are known. And no decision about a
-        token, such as its exit or whether to draft it at all, depended on the token itself: a chain
-        may end because its last token was surprising, but must send that token.
         """
         for child in children:
             token = tokens[child]
-            passed, _ = self.draws.flip((p[token] / q[token])[None])
-            if passed:
+            if self.draws.flip((p[token] / q[token])[None]):
                 return child, p
             p = residual(p, q)
             q = without(q, token)
@@ -307,7 +304,7 @@ class Rejection(Sampled):
         q = torch.stack([tree.q[parent] for parent in tree.parents])  # (N, V)
         index = torch.tensor(tree.tokens, device="cpu")[:, None]
         ratios = (p[:-1].gather(1, index) / q.gather(1, index))[:, 0]  # (N,)
-        passed, _ = self.draws.flip(ratios)
+        passed = self.draws.flip(ratios)
         # The first that is rejected ends the chain: with [True, True, False, True], two are kept.
         kept = int(passed.cumprod(dim=0).sum())
         rest = p[kept] if kept == count else residual(p[kept], q[kept])

@@ -33,9 +33,9 @@ def warp(logits: Tensor, temperature: float, top_p: float = 1.0, top_k: int = 0)
 class Noise:
     """Exponential noise e (V,) for each position of a text, from the seed and the position alone.
 
-    The token with the largest p / e is a draw from p, and the one with the largest q / e is a draw
-    from q. If p and q are alike, the two are often the same token (Daliri et al. 2024, arXiv
-    2408.07978). It is the Gumbel-max trick, since -log e has a Gumbel distribution.
+    The token with the largest p / e is a draw from p: the Gumbel-max trick, since -log e has a
+    Gumbel distribution. A draft that knows e often guesses which token that is (Daliri et al. 2024,
+    arXiv 2408.07978).
     """
 
     def __init__(
@@ -66,6 +66,16 @@ class Noise:
         self.rows = {position: row for position, row in self.rows.items() if position >= before}
 
 
+def draft_scores(q: Tensor, e: Tensor) -> Tensor:
+    """q / √e: the draft proposes the tokens with the largest, for a target that takes p / e.
+
+    q is only near p. Of these tokens more are accepted than of those with the largest q, and in
+    growing trees more than of those with the largest q / e: that was measured (bench/README.md,
+    "tuned").
+    """
+    return q / e.sqrt()
+
+
 class Draws:
     """The random numbers of rejection sampling, one after another from one seed.
 
@@ -75,14 +85,13 @@ class Draws:
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
 
-    def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        """Flip a coin for each of ``probabilities`` (N,); 1 or more is certainly heads.
+    def uniform(self, like: Tensor) -> Tensor:
+        """Numbers in [0, 1), in the shape and dtype of ``like``."""
+        return torch.empty_like(like).uniform_(generator=self.generator)
 
-        Returns which show heads, (N,) bool, and the uniform numbers that decided it (N,), for pages
-        that show them.
-        """
-        numbers = torch.empty_like(probabilities).uniform_(generator=self.generator)
-        return numbers < probabilities, numbers
+    def flip(self, probabilities: Tensor) -> Tensor:
+        """Flip a coin for each of ``probabilities`` (N,), 1 or more is certain: (N,) bool."""
+        return self.uniform(probabilities) < probabilities
 
     def draw(self, probs: Tensor) -> Tensor:
         """Distributions (R, V) -> a token drawn from each (R,).
@@ -91,7 +100,7 @@ class Draws:
         sums would lose rare tokens; ``torch.multinomial`` would draw V numbers per token.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
-        numbers = 1.0 - torch.empty_like(sums[:, :1]).uniform_(generator=self.generator)  # (0, 1]
+        numbers = 1.0 - self.uniform(sums[:, :1])  # (0, 1]
         return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
 
     def candidates(self, probs: Tensor, count: int) -> Tensor:

@@ -1,19 +1,20 @@
 """Token trees: many continuations of one context, checked by the target in a single pass.
 
 A ``Tree`` is drafted level by level. The nodes of a level all have the same depth: they are the
-children of the *frontier*, the nodes of the level before that the draft *expands*. A chain is a
+children of the *frontier*, those nodes of the level before on which the draft runs. A chain is a
 tree with one node in each level.
 
     context ─┬─ 0 ─┬─ 2 ─── 5        node                          0   1   2   3   4   5   6
-             │     └─ 3              slot, in order of expansion   0   1   2   ·   3   ·   ·
+             │     └─ 3              slot in the draft's caches    0   1   2   ·   3   ·   ·
              └─ 1 ─── 4 ─── 6        row of the target's logits    1   2   3   4   5   6   7
 
 - **Nodes** are numbered in the order in which they were proposed, so parents come before children.
-- The draft's KV caches hold the context and, after it, one **slot** for each expanded node. Here
-  the draft ran on 0, 1, 2 and 4.
+  Where a node is asked for, CONTEXT, which is -1, stands for the end of the context.
+- The draft's KV caches hold the context and, after it, one **slot** for each node on which the
+  draft ran: here 0, 1, 2 and 4.
 - Before a tree is sent to the target, its least probable nodes may be left out; the others are then
-  numbered anew. The target's logits have N+1 **rows**: row 0 is about the token after the context,
-  and row i + 1 about the token after node i.
+  numbered anew. The target's logits have N+1 **rows**: row node + 1 is about the token after a
+  node, so row 0 about the token after the context.
 """
 
 from collections.abc import Sequence
@@ -33,8 +34,8 @@ class Shape:
 
     Attributes:
         depth: the number of levels.
-        capacity: the draft never expands more nodes than this, and never are more sent.
-        sends_all: whether all proposed nodes are sent to the target.
+        capacity: never are there more slots than this, and never are more nodes sent.
+        sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
     """
 
     depth: int
@@ -46,8 +47,10 @@ class Shape:
         raise NotImplementedError
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        """The nodes of the last level to expand, in ascending order; none ends drafting."""
-        return [node for node in tree.last_level if tree.probs[node] >= tree.stop]
+        """The nodes of the last level that get children, in ascending order; none ends drafting."""
+        last = tree.level_count - 1
+        level = [node for node, depth in enumerate(tree.depths) if depth == last]
+        return [node for node in level if tree.probs[node] >= tree.stop]
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
         """The nodes for the target to check, in ascending order, each with its parent."""
@@ -105,13 +108,16 @@ class FixedShape(Shape):
         return ancestor_mask(parents)  # some node has fewer children
 
 
+NO_NODES = FixedShape(())  # the shape of an empty tree
+
+
 @dataclass(frozen=True)
 class GrowingShape(Shape):
     """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
-    As in the authors' code, after EAGLE-2 (Li et al. 2024, arXiv 2406.16858): each level expands
-    the ``top_k`` most probable nodes of the level before and gives each its ``top_k`` best
-    children. Of all nodes, the ``size`` most probable are sent.
+    As in the authors' code, after EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the ``top_k`` most
+    probable nodes of each level get their ``top_k`` best children. Of all nodes, the ``size`` most
+    probable are sent.
     """
 
     top_k: int
@@ -126,13 +132,13 @@ class GrowingShape(Shape):
         return self.top_k
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        return most_probable(super().next_frontier(tree), tree.probs, self.top_k)
+        return top_nodes(super().next_frontier(tree), tree.probs, self.top_k)
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
-        return most_probable(super().nodes_to_send(tree), tree.probs, self.size)
+        return top_nodes(super().nodes_to_send(tree), tree.probs, self.size)
 
 
-def most_probable(nodes: list[int], probs: list[float], count: int) -> list[int]:
+def top_nodes(nodes: list[int], probs: list[float], count: int) -> list[int]:
     """The ``count`` most probable of ``nodes``, in ascending order.
 
     A child is no more probable than its parent. Of equally probable nodes the first ones are taken,
@@ -153,16 +159,15 @@ class Tree:
             proposed it (roots.py).
         q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
             rule tests them against it.
-        last_level: the nodes of the newest level.
-        frontier: the nodes to expand next; at first the context alone.
-        slots: by expanded node, its slot in the draft's caches; and CONTEXT for CONTEXT.
+        frontier: the nodes that get children next; at first the context alone.
+        slots: by node that was in a frontier, its slot in the draft's caches; CONTEXT for CONTEXT.
         slot_tokens, slot_parents: by slot; parents are slots as well.
     """
 
     def __init__(
         self, context: list[int], shape: Shape, max_levels: int, stop: float = 0.0
     ) -> None:
-        """``stop``: a node whose path is less probable is not expanded."""
+        """``stop``: a node whose path is less probable gets no children."""
         self.context = context
         self.shape = shape
         self.stop = stop
@@ -174,7 +179,6 @@ class Tree:
         self.exit_layers: list[int | None] = []
         self.q: dict[int, Tensor] = {}
         self.level_count = 0
-        self.last_level: list[int] = []
         self.frontier = [CONTEXT] if self.max_levels > 0 else []
         self.slots = {CONTEXT: CONTEXT}  # so that the parents of the first slots are the context
         self.slot_tokens: list[int] = []
@@ -196,7 +200,6 @@ class Tree:
             q: what the children were drawn from (V,), one for each node of the frontier, or none.
         """
         self.q.update(zip(self.frontier, q))
-        first = len(self.tokens)
         for parent, own_tokens, own_probs in zip(self.frontier, tokens, probs):
             parent_prob = 1.0 if parent == CONTEXT else self.probs[parent]
             for token, prob in zip(own_tokens, own_probs):
@@ -207,12 +210,11 @@ class Tree:
                 # probable than its parent, or it would be sent without it.
                 self.probs.append(parent_prob * min(prob, 1.0))
                 self.exit_layers.append(exit_layer)
-        self.last_level = list(range(first, len(self.tokens)))
         self.level_count += 1
         more = self.level_count < self.max_levels
-        self.expand(self.shape.next_frontier(self) if more else [])
+        self.set_frontier(self.shape.next_frontier(self) if more else [])
 
-    def expand(self, nodes: list[int]) -> None:
+    def set_frontier(self, nodes: list[int]) -> None:
         """Make ``nodes`` the frontier: each gets the next slot in the draft's caches."""
         self.frontier = nodes
         for node in nodes:
@@ -223,12 +225,14 @@ class Tree:
     def prune(self) -> None:
         """Keep the nodes that the shape sends, numbered anew. The tree grows no more."""
         self.frontier = []
-        self.last_level = []
         kept = self.shape.nodes_to_send(self)
-        if len(kept) == len(self.tokens):
-            return
+        if len(kept) < len(self.tokens):
+            self.restrict_to(kept)
+
+    def restrict_to(self, kept: list[int], root: int = CONTEXT) -> None:
+        """Keep the nodes ``kept`` below ``root``, which becomes CONTEXT, and number them anew."""
         number = {node: new for new, node in enumerate(kept)}
-        number[CONTEXT] = CONTEXT
+        number[root] = CONTEXT
         self.parents = [number[self.parents[node]] for node in kept]
         self.tokens = [self.tokens[node] for node in kept]
         self.depths = [self.depths[node] for node in kept]
@@ -253,3 +257,7 @@ class Tree:
             tokens.append(self.tokens[node])
             node = self.parents[node]
         return tokens[::-1]
+
+
+def empty_tree(context: list[int]) -> Tree:
+    return Tree(context, NO_NODES, max_levels=0)

@@ -30,8 +30,7 @@ class EveryOutcome(Draws):
 
     def flip(self, probabilities):
         heads = [min(1.0, probability) for probability in probabilities.tolist()]
-        shown = torch.tensor([self.choose([1.0 - p, p]) == 1 for p in heads])
-        return shown, probabilities
+        return torch.tensor([self.choose([1.0 - p, p]) == 1 for p in heads])
 
     def draw(self, probs):
         return torch.tensor([self.choose((row / row.sum()).tolist()) for row in probs])

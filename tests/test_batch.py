@@ -9,9 +9,11 @@ from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
 
 from s2d import batch as batching
 from s2d import generate, generate_many
-from s2d.batch import as_finished
+from s2d.batch import decode_many
+from s2d.generation import settings_for
 from s2d.model import Llama
 from s2d.ngram.datastore import Datastore
+from s2d.options import Options
 from s2d.tree import GrowingShape
 
 EXITS = dict(exits=(1, 2, 3), thresholds=(0.5, 0.5, 0.0))
@@ -25,6 +27,11 @@ CHAIN, BUSH, GROWN = (
 @pytest.fixture(scope="module")
 def models():
     return nearly_equal(1, num_hidden_layers=3, **EXITS)
+
+
+def as_finished(target, prompts, draft=None, batch=8, **options):
+    settings = settings_for(target, draft, Options(**options), batch)
+    return decode_many(target, enumerate(prompts), draft, settings, batch)
 
 
 def some_options(rng, store):

@@ -41,7 +41,7 @@ def grown(drafter, context, levels=20):
 @pytest.mark.parametrize("seed", range(4))
 def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
     """Random trees of which some nodes are expanded, at any exit; a path is kept, and again."""
-    monkeypatch.setattr("s2d.draft.WINDOW", 8)
+    monkeypatch.setattr("s2d.draft.MAX_UNREAD", 8)
     rng, model = random.Random(f"{exits} {seed}"), random_llama(seed)
     shape = GrowingShape(top_k=9, depth=20, size=30)
     drafter = sorted_draft(model, exits, [0.0] * len(exits), shape)
@@ -56,7 +56,7 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
             if level > 0:  # else what follows the context
                 previous = [i for i in range(size) if parents[i] in tree.frontier]
                 chosen = rng.sample(previous, rng.randrange(len(previous) + 1))
-                tree.expand(chosen)
+                tree.set_frontier(chosen)
                 if not tree.frontier:
                     break
             exit = rng.choice(drafter.exits)
@@ -79,7 +79,7 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
 
 
 def test_an_exit_that_lags_behind_reads_the_context_in_windows(monkeypatch):
-    monkeypatch.setattr("s2d.draft.WINDOW", 8)
+    monkeypatch.setattr("s2d.draft.MAX_UNREAD", 8)
     model, tokens, widths = random_llama(3), random_tokens(0, 46), []
     drafter = sorted_draft(model, (1, 4), [0.0, 0.0], CHAIN)
     last = model.model.layers[3]

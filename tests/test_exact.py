@@ -331,23 +331,23 @@ def test_caches_grow_with_the_text_and_not_with_what_it_may_become(monkeypatch):
     """Each entry is copied about once; the text stays."""
     copied = []
 
-    def counted(rows, dim, size):
-        copied.append(rows.shape[dim])
-        return enlarge(rows, dim, size)
+    def counted(rows, size):
+        copied.append(rows.shape[1])
+        return enlarge(rows, size)
 
     target, draft = nearly_equal(1, eos_token_ids=(), max_position_embeddings=50_000)
     options = dict(exits=[2, 4], thresholds=[0.3, 0.0], tree=GrowingShape(3, 4, 9))
     expected = generate(target, [3, 1], draft, max_new_tokens=200, **options)
     monkeypatch.setattr("s2d.cache.enlarge", counted)
     monkeypatch.setattr("s2d.draft.enlarge", counted)
-    monkeypatch.setattr("s2d.cache.PIECE", 16)
+    monkeypatch.setattr("s2d.cache.MIN_SIZE", 16)
     decoder = start(target, [3, 1], draft, max_new_tokens=40_000, **options)
     for _ in decoder:
         if len(decoder.tokens) >= 200:
             break
     assert decoder.tokens[:200] == expected.tokens
     parts = [decoder.cache, *(each.cache for each in decoder.drafter.exits)]
-    assert all(200 <= part.keys.shape[3] <= 500 for part in parts)
+    assert all(200 <= part.keys.shape[1] <= 500 for part in parts)
     assert all(200 <= each.hidden.shape[1] <= 500 for each in decoder.drafter.exits)
     grown = 2 * len(parts) + 2  # tensors: keys and values of each, hidden states at each exit
     assert grown * 100 < sum(copied) < grown * 500 and len(copied) <= grown * 6

@@ -11,14 +11,8 @@ import torch
 from helpers import raises_line, run_and_kill
 from safetensors.torch import save_file
 
-from s2d.files import (
-    claimed,
-    names_of,
-    refuse_existing,
-    refuse_other_than_file,
-    staged_file,
-    staged_folder,
-)
+from s2d.checkpoint.names import names_of
+from s2d.files import claimed, refuse_existing, refuse_other_than_file, staged_file, staged_folder
 
 
 def test_a_folder_appears_whole_and_is_never_replaced(tmp_path):
@@ -110,6 +104,21 @@ def test_where_there_are_no_locks_that_is_said_and_work_goes_on(
         (tmp_path / "out").touch()
     assert os.listdir(tmp_path) == ["out"]
     assert capsys.readouterr().err.count("there are no locks here") == 1
+
+
+def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path, monkeypatch):
+    """The program that had it has just ended, and another one may have made a new one."""
+    lock = tmp_path / ".out.lock"
+    for then in (lambda: None, lock.touch):
+
+        def ends(*_):
+            lock.unlink()
+            then()  # noqa: B023
+
+        monkeypatch.setattr("fcntl.flock", ends)
+        with pytest.raises(ValueError, match="another program is writing"):
+            with claimed(tmp_path / "out"):
+                pass
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

@@ -105,7 +105,7 @@ def test_the_answers_are_what_the_project_does():
     assert (answers.ancestor_mask(parents) == ancestor_mask(parents)).all()
     rows = torch.randn(9, 2, generator=generator)
     kept = answers.kept_rows(rows, 3, [0, 2, 4])
-    move_up(rows, 3, [0, 2, 4])
+    move_up(rows[None], 3, [0, 2, 4])
     assert torch.equal(kept, rows[:6])
 
 

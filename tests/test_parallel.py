@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
 
 import pytest
 import torch
@@ -30,8 +29,8 @@ from s2d import load_model, notices
 from s2d.batch import decode_many
 from s2d.checkpoint import check_device, save_model
 from s2d.cli import terminal, torchrun
-from s2d.generation import make_decoder, settings_for
-from s2d.options import Options
+from s2d.generation import make_decoder
+from s2d.options import Options, drafting_of, resolve
 from s2d.speed import tensor_parallel
 from s2d.speed.ranks import is_rank_0, new_sums_group, own_device
 from s2d.train import __main__ as train
@@ -67,8 +66,8 @@ def decode(target, folder, make):
     logits = []
     said = []
     for prompt, options in CASES:
-        settings = settings_for(target, layers, Options(max_new_tokens=6, seed=3, **options))
-        settings = replace(settings, fit_costs=False)
+        options = Options(max_new_tokens=6, seed=3, **options)
+        settings = resolve(options, target.config, layers.config, drafting_of(layers))
         decoder = make(target, prompt, draft, settings)
         logits += [step.logits for step in decoder]
         said.append(what_was_said(decoder.result()))
@@ -90,7 +89,7 @@ def decode_on_each_rank(family, names, out):
         target = tensor_parallel.load_part(family / name, "cpu", "float64")
         found[name] = decode(target, family / name, tensor_parallel.make_shared_decoder)
         found[name]["held"] = sum(p.numel() for p in target.model.layers.parameters())
-        found[name]["heads"] = target.new_cache(8).keys.shape[2]
+        found[name]["heads"] = target.new_cache(8).keys.shape[2] // target.config.head_dim
     torch.save(found, out / f"{dist.get_rank()}.pt")
 
 

@@ -33,7 +33,7 @@ def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
         while tree.frontier:
             rows = torch.stack([q(tuple(tree.path(node))) for node in tree.frontier])
             drawn = draws.candidates(rows, widths[tree.level_count])
-            drawn, probs = Prediction(rows, 1.0).children(drawn, rows.gather(1, drawn))
+            drawn, probs = Prediction(rows, 1.0).to_lists(drawn, rows.gather(1, drawn))
             tree.add_level(drawn, probs, exit_layer=1, q=rows.unbind())
         if change is not None:
             tree.tokens = change(tree.tokens, q(()))

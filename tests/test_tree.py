@@ -34,15 +34,16 @@ def test_the_mask_of_a_fixed_shape_is_made_once_and_sliced(widths):
 
 
 def test_the_pictures_of_the_docstrings():
-    parents = [-1, -1, 0, 0, 2]
+    parents = [-1, -1, 0, 0, 1, 2, 4]
     positions, mask = positions_and_mask(4, 5, parents[:3], *CPU)
     assert positions.tolist() == [4, 5, 5, 6]
     for name, row in zip("e012", mask.tolist(), strict=True):
         row = " ".join("x" if each == 0 else "." for each in row)
         assert f"{name}     {row[:7]}   {row[8:]} " in positions_and_mask.__doc__
-    lines = [line for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 4"))]
+    lines = [line for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 6"))]
+    lines = [line for line in lines if "." in line]
     for line, row in zip(lines, ancestor_mask(parents), strict=True):
-        assert line.split()[-5:] == [str(j) if seen else "." for j, seen in enumerate(row)]
+        assert line.split()[-7:] == [str(j) if seen else "." for j, seen in enumerate(row)]
 
 
 def test_the_picture_of_the_numberings():
@@ -57,7 +58,7 @@ def test_the_picture_of_the_numberings():
     lines = s2d.tree.__doc__.splitlines()
     for name, found in (
         ("node  ", list(range(7))),
-        ("slot,", [tree.slots.get(node, "·") for node in range(7)]),
+        ("slot in the", [tree.slots.get(node, "·") for node in range(7)]),
         ("row of", [node + 1 for node in range(7)]),
     ):
         [line] = [line for line in lines if name in line]
@@ -165,8 +166,8 @@ class LargestTensor(TorchDispatchMode):
 @pytest.mark.parametrize("method", ["s2d", "s2d-tree"])
 def test_no_tensor_grows_with_the_square_of_the_context(method, monkeypatch):
     """Four times the context: the largest tensor, the caches', four times. Segments lag behind."""
-    monkeypatch.setattr(draft, "WINDOW", 32)
-    monkeypatch.setattr(decoder, "PREFILL", 32)
+    monkeypatch.setattr(draft, "MAX_UNREAD", 32)
+    monkeypatch.setattr(decoder, "MAX_UNREAD", 32)
     largest = {}
     for length in (256, 1024):
         sizes = dict(max_position_embeddings=2 * length, num_hidden_layers=3, eos_token_ids=())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, product, takewhile
 
-from ..decoder import PREFILL
+from ..mask import MAX_UNREAD
 
 Curve = dict[int, float]  # {rows: seconds of a pass over so many}, rows in ascending order
 Segment = tuple[int, int]  # (layers before it, layers up to its exit)
@@ -122,7 +122,7 @@ def simulate(chain: Chain, texts: list[Text], costs: Costs) -> Outcome:
         while place < len(text.guesses):
             n = text.prompt_length + place
             drafted: list[bool] = []
-            if n - read <= PREFILL:  # otherwise a step reads the prompt and drafts nothing
+            if n - read <= MAX_UNREAD:  # otherwise a step reads the prompt and drafts nothing
                 drafted, draft_seconds = draft_chain(chain, text, place, exits_read, costs)
                 seconds += draft_seconds
             seconds += interpolate(costs.target, n - read + len(drafted)) + costs.rest

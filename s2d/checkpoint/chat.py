@@ -16,7 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..files import names_of, read_text
+from ..files import read_text
+from .names import names_of
 
 VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. "

@@ -10,7 +10,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ..files import names_of
 from ..model import LlamaConfig
 from ..notices import tell
 from ..options import same_vocabulary
@@ -97,6 +96,25 @@ def find_draft(
     if table_asked:
         words += f"; and {table}"
     return FoundDraft(Path(draft), datastore, words)
+
+
+def names_of(folder: Path | str) -> list[Path]:
+    """The absolute paths of a folder: its own and, if that is a link, those it leads to, in order.
+
+    If ``new`` is a link to ``old``, and that a link to the folder ``model``, they are new, old,
+    model. What is next to a folder, or in its name, is looked for in this order.
+    """
+    real = os.path.realpath(folder)
+    in_shell = os.path.join(os.environ.get("PWD", ""), folder)  # which knows the link after a cd
+    names: list[str] = []
+    for name in map(os.path.abspath, (in_shell, folder)):
+        while name not in names:
+            names.append(name)
+            if os.path.islink(name):
+                place = os.path.realpath(os.path.dirname(name))
+                name = os.path.abspath(os.path.join(place, os.readlink(name)))
+    names.append(real)
+    return [Path(name) for name in dict.fromkeys(names) if os.path.realpath(name) == real]
 
 
 def is_same_folder(one: Path | str, other: Path | str) -> bool:

@@ -14,7 +14,7 @@ import torch
 from ..decoder import Target
 from ..model import Llama
 from ..timing import time_calls, timed_once
-from ..tree import GrowingShape, Shape, Tree, most_probable
+from ..tree import GrowingShape, Shape, Tree, top_nodes
 
 SIZES = 1, 2, 4, 8, 16  # rows of the passes that are timed
 CONTEXT = 400  # cached positions that they attend to
@@ -37,7 +37,7 @@ class PayingShape(GrowingShape):
     def nodes_to_send(self, tree: Tree) -> list[int]:
         nodes = super().nodes_to_send(tree)
         probs = sorted((tree.probs[node] for node in nodes), reverse=True)
-        return most_probable(nodes, tree.probs, best_node_count(probs, self.costs))
+        return top_nodes(nodes, tree.probs, best_node_count(probs, self.costs))
 
 
 def fit_shape(target: Target, shape: Shape, stop: float, batch: int) -> tuple[Shape, float]:

@@ -87,9 +87,9 @@ def make_shared_decoder(
 class SharedDecoder(Decoder):
     """A Decoder on every rank, which drafts and verifies on rank 0."""
 
-    def drafted_tree(self) -> Tree:
+    def make_tree(self) -> Tree:
         if is_rank_0():
-            tree = super().drafted_tree()
+            tree = super().make_tree()
         else:
             tree = Tree(self.context, self.settings.shape, max_levels=0)
         sent = from_rank_0(lambda: {name: getattr(tree, name) for name in SENT})

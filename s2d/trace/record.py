@@ -65,10 +65,10 @@ class NotedDraws:
         self.inner = inner
         self.numbers = numbers
 
-    def flip(self, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-        shown, numbers = self.inner.flip(probabilities)
+    def flip(self, probabilities: Tensor) -> Tensor:
+        numbers = self.inner.uniform(probabilities)
         self.numbers += numbers.tolist()
-        return shown, numbers
+        return numbers < probabilities
 
     def draw(self, probs: Tensor) -> Tensor:
         return self.inner.draw(probs)
@@ -207,7 +207,7 @@ class Recorder:
         for each in self.own_exits:
             if len(text) <= each.max_positions:
                 prediction = each.predict(tree)
-                probs = prediction.spread(prediction.probs, each.vocab_size)
+                probs = prediction.scatter(prediction.probs, each.vocab_size)
                 said.append((each.exit_layer, probs[0].cpu()))
         for each in self.own_exits:  # the same text may be asked about again
             each.keep(len(text) - 1, [])
