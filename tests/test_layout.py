@@ -1,6 +1,7 @@
 """Weights laid out anew for matmuls of a few rows: the same values; what is chosen, and refused."""
 
 import json
+import weakref
 
 import pytest
 import torch
@@ -110,6 +111,26 @@ def test_a_tied_head_that_is_packed_counts_in_memory_and_not_as_parameters(monke
     assert placement(model) == "cpu, float32, 9.6 M parameters, 0.04 GB of weights"
     assert quicken(model) == "packed"
     assert placement(model) == "cpu, float32, 9.6 M parameters, 0.08 GB of weights"
+
+
+@pytest.mark.skipif(
+    "packed" not in usable_layouts(torch.float32), reason="PyTorch cannot pack weights here"
+)
+def test_plain_weights_are_freed_one_after_another(monkeypatch):
+    """In memory is one copy of the weights, but for those of a single attention or MLP."""
+    choose(monkeypatch, packed=[0.9] * 5)
+    model = random_llama(0).float()
+    plain = [weakref.ref(weight) for weight in layout.linear_weights(model)]
+    alive = []
+
+    def pack(weight):
+        alive.append(sum(each() is not None for each in plain))
+        return packed(weight)
+
+    packed = layout.pack
+    monkeypatch.setattr(layout, "pack", pack)
+    quicken(model)
+    assert len(alive) == len(plain) and alive[0] == len(plain) and alive[-1] <= 3
 
 
 def test_what_was_timed_is_kept(tmp_path, monkeypatch):

@@ -74,17 +74,21 @@ LAYOUTS = {  # name: what lays a weight out, and what multiplies rows by it
 
 def quicken(model: nn.Module) -> str:
     """Lay out the weights of ``model``, which is on a CPU, anew; returns the layout's name."""
-    weights = linear_weights(model)
-    names = usable_layouts(model.dtype)
-    if "columns" in names and sum(weight.nbytes for weight in weights) < SMALL:
-        name = "columns"
-    else:
-        name = choose_layout(weights, names)
-    for parent in list(model.modules()):
+    name = layout_for(linear_weights(model), usable_layouts(model.dtype))
+    # Nothing may hold the plain weights meanwhile, so that each is freed when it has been copied.
+    parents = [module for module in model.modules() if not isinstance(module, nn.Linear)]
+    for parent in parents:
         for child, linear in list(parent.named_children()):
             if isinstance(linear, nn.Linear):
                 lay_out(parent, child, linear, name)
     return name
+
+
+def layout_for(weights: list[Tensor], names: list[str]) -> str:
+    """Which of the layouts ``names`` the ``weights`` of a model get."""
+    if "columns" in names and sum(weight.nbytes for weight in weights) < SMALL:
+        return "columns"
+    return choose_layout(weights, names)
 
 
 def lay_out(parent: nn.Module, child: str, linear: nn.Linear, name: str) -> None:
