@@ -1,6 +1,6 @@
 """What full-size models take here: not a test, and not run by CI.
 
-    python tests/full_size.py make DIR [--shape 7b]     # random weights, 19 GB for 7b
+    python tests/full_size.py make DIR [--shape 7b]     # random weights, 13.5 GB for 7b
     python tests/full_size.py measure DIR               # a table in markdown
 
 The target has a published shape and random weights. Its layers after the 6th change little, and
