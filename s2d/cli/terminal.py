@@ -72,9 +72,8 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         per_exit = []
         for exit_layer, counted in accepted["per_exit"].items():
             asked, sure, drafted_here, right = counted.values()
-            per_exit.append(
-                f"{exit_layer}: asked {asked}, sure {sure}, drafted {drafted_here}, right {right}"
-            )
+            words = f"asked {asked}, sure {sure}, drafted {drafted_here}, right {right}"
+            per_exit.append(f"exit {exit_layer}: {words}")
         lines.append(f"exits          {'; '.join(per_exit)}")
     if colors:
         legend = [paint(f"exit {exit_layer}", color) for exit_layer, color in colors.items()]
