@@ -118,6 +118,15 @@ def test_right_answers_are_right_and_mistakes_are_told_by_name(answer):
     assert len(sentences) == len(MISTAKES[answer]) >= 4
 
 
+@pytest.mark.parametrize("found", [None, "a", np.array(["a"]), {}, torch.ones(2), 10**400])
+def test_whatever_a_function_returns_is_judged(found):
+    for answer in MISTAKES:
+        judged = judge(answer.__name__, lambda *arguments: found)
+        assert f"yours is {found!r}" in judged or "yours is [1.0, 1.0]" in judged
+    p = torch.ones(3).requires_grad_()
+    assert judge("residual", lambda *pair: answers.residual(*pair) * p[0]) == "right!"
+
+
 def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
     refuses(main, capsys, "is no regular file; name another", "--out", tmp_path)
     refuses(main, capsys, "required: --out")

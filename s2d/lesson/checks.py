@@ -97,12 +97,21 @@ def judge(name: str, function: Callable[..., Any]) -> str:
 
 def same(found: Any, expected: Any) -> bool:
     """Whether two results have one shape and, but for rounding, one value."""
-    try:
-        found = np.asarray(found, dtype=float)
-    except (TypeError, ValueError):
+    found = as_numbers(found)
+    expected = as_numbers(expected)
+    if found is None or found.shape != expected.shape:
         return False
-    expected = np.asarray(expected, dtype=float)
-    return found.shape == expected.shape and np.allclose(found, expected, rtol=0, atol=1e-6)
+    return np.allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def as_numbers(value: Any) -> np.ndarray | None:
+    """``value`` as an array, or None if it is nothing of the kind."""
+    try:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().double()
+        return np.asarray(value, dtype=float)
+    except Exception:  # whatever a learner's function returns
+        return None
 
 
 def call_of(name: str, case: Case) -> str:
@@ -111,6 +120,5 @@ def call_of(name: str, case: Case) -> str:
 
 def text_of(value: Any) -> str:
     """A result or an argument, briefly."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        value = torch.as_tensor(value).double().mul(1000).round().div(1000).tolist()
-    return repr(value)
+    numbers = as_numbers(value) if isinstance(value, torch.Tensor | np.ndarray) else None
+    return repr(value) if numbers is None else repr(numbers.round(3).tolist())
