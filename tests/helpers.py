@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from s2d.model import Llama, LlamaConfig
 from s2d.options import Drafting
@@ -172,13 +172,13 @@ def fork(folder, ranks, function, *arguments):
     They have loaded what this process has, so that nothing is imported again. What they print is
     in the files out and err in ``folder``.
     """
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    # As torchrun does, this process holds the store, so that it outlives a rank that fails.
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 
     def run_as(rank):
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "x"}
+        names |= {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "x"}
+        names |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
         os.environ.update({name: str(value) for name, value in names.items()})
         sys.stdout = open(folder / "out", "a")
         sys.stderr = open(folder / "err", "a", buffering=1)
