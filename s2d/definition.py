@@ -8,10 +8,7 @@ greedy decoding is temperature 1 with noise that is 1 everywhere, as then the to
 p / e is the one with the largest p.
 
 What the fast code does besides: it drafts nothing in its first step if the prompt has more than 256
-tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft model; vocabularies of
-draft and target may differ in length (``options.PADDING``).
-
-``python -m s2d.definition`` shows some steps of a miniature, next to those of the fast code.
+tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft model.
 """
 
 from collections.abc import Iterator
@@ -21,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .model import Llama
-from .options import Settings
+from .options import Options
 from .sampling import Draws, Noise, draft_scores
 
 TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
@@ -37,17 +34,17 @@ def logits_after(model: Llama, context: list[int], layers: int | None = None) ->
 
 
 def choose_exit(
-    draft: Llama, contexts: list[list[int]], settings: Settings
+    draft: Llama, contexts: list[list[int]], options: Options
 ) -> tuple[int, Tensor, float]:
     """The first exit that is confident enough, or the last one.
 
     Its confidence is the largest probability after any of the R ``contexts`` (lists of ids): to be
     sure about one of them is enough. Returns the exit, its logits (R, V) and its confidence.
     """
-    for exit_layer, threshold in zip(settings.exits, settings.thresholds):
+    for exit_layer, threshold in zip(options.exits, options.thresholds):
         logits = torch.stack([logits_after(draft, context, exit_layer) for context in contexts])
         confidence = logits.softmax(dim=-1).max().item()
-        if confidence > threshold or exit_layer == settings.exits[-1]:
+        if confidence > threshold or exit_layer == options.exits[-1]:
             return exit_layer, logits, confidence
 
 
@@ -62,7 +59,7 @@ NOTHING = Proposed([], None)
 
 
 def propose(
-    draft: Llama, context: list[int], levels: int, settings: Settings, chance: Noise | Draws
+    draft: Llama, context: list[int], levels: int, options: Options, chance: Noise | Draws
 ) -> dict[TokenPath, Proposed]:
     """What is proposed after each path of tokens, in at most so many ``levels``."""
     proposed: dict[TokenPath, Proposed] = {}
@@ -71,12 +68,12 @@ def propose(
     for level in range(levels):
         if not frontier:
             break
-        width = settings.shape.width(level)  # children per path; a chain has one
+        width = options.shape.width(level)  # children per path; a chain has one
         contexts = [[*context, *path] for path in frontier]
-        _, logits, _ = choose_exit(draft, contexts, settings)
+        _, logits, _ = choose_exit(draft, contexts, options)
         longer: dict[TokenPath, float] = {}
         for (path, path_prob), row in zip(frontier.items(), logits):
-            q = settings.distribution(row)
+            q = options.distribution(row)
             if isinstance(chance, Noise):
                 e = chance.at([len(context) + len(path)])[0]
                 scores = draft_scores(q, e)
@@ -89,7 +86,7 @@ def propose(
             proposed[path] = Proposed(children, q)
             for token in children:
                 longer[*path, token] = path_prob * estimates[token].item()
-        frontier = {path: prob for path, prob in longer.items() if prob >= settings.stop}
+        frontier = {path: prob for path, prob in longer.items() if prob >= options.stop}
     return proposed
 
 
@@ -115,7 +112,7 @@ def generate(
     draft: Llama,
     context: list[int],
     limit: int,
-    settings: Settings,
+    options: Options,
     chance: Noise | Draws,
 ) -> Iterator[tuple[dict[TokenPath, Proposed], list[int]]]:
     """Yield what each step proposes and the tokens that it emits.
@@ -125,53 +122,16 @@ def generate(
     ended = False
     while len(context) < limit and not ended:
         # A step ends with a token of the target's own (the bonus token), which needs a position.
-        levels = min(settings.shape.depth, limit - len(context) - 1)
-        proposed = propose(draft, context, levels, settings, chance)
+        levels = min(options.shape.depth, limit - len(context) - 1)
+        proposed = propose(draft, context, levels, options, chance)
         path: list[int] = []
         accepted = True  # whether the path's last token was accepted; it may then go on
         while accepted and not ended:
             logits = logits_after(target, [*context, *path])
-            p = settings.distribution(logits)
+            p = options.distribution(logits)
             drafted = proposed.get(tuple(path), NOTHING)
             token, accepted = verify(p, drafted, len(context) + len(path), chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
         yield proposed, path
         context = [*context, *path]
-
-
-@torch.inference_mode()
-def show() -> None:
-    """Some steps of a miniature: which exit proposed what, and what was accepted."""
-    from pathlib import Path
-
-    from .checkpoint import load_model
-    from .checkpoint.tokenizer import Tokenizer
-    from .generation import make_decoder, settings_for
-    from .options import Options
-
-    weights = Path(__file__).parent.parent / "weights"
-    target = load_model(weights / "mini-13b", dtype="float64")
-    draft = load_model(weights / "mini-draft", dtype="float64")
-    tokenizer = Tokenizer(weights / "mini-13b")
-    prompt = tokenizer.encode_chat(["Tell me a story about a fox."])
-    options = Options(method="s2d", temperature=1.0, max_new_tokens=24)
-    settings = settings_for(target, draft, options)
-    noise = Noise(settings.seed, target.config.vocab_size, "cpu", torch.float64)
-    fast = make_decoder(target, prompt, draft, settings)
-    context = prompt
-    steps = generate(target, draft, context, len(prompt) + 24, settings, noise)
-    for number, ((proposed, emitted), step) in enumerate(zip(steps, fast), start=1):
-        print(f"step {number}")
-        for path in proposed:
-            exit_layer, _, confidence = choose_exit(draft, [[*context, *path]], settings)
-            words = tokenizer.decode([*path, *proposed[path].children])
-            print(f"  exit {exit_layer} is {confidence:.0%} sure, and proposes {words!r}")
-        print(f"  accepted {len(step.accepted)}; emitted {tokenizer.decode(emitted)!r}")
-        same = emitted == step.tokens
-        print(f"  the fast code emits {'the same' if same else 'something else: A FAULT'}")
-        context = [*context, *emitted]
-
-
-if __name__ == "__main__":
-    show()

@@ -1,6 +1,4 @@
-"""The mask builder: which position attends to which when a model reads a tree after its context."""
-
-from collections.abc import Callable
+"""The mask: which tokens a token attends to when a model reads a tree."""
 
 import numpy as np
 import torch
@@ -8,83 +6,72 @@ from torch import Tensor
 
 from .devices import to_device
 
-CONTEXT = -1  # the parent of the nodes of the first level
-# Positions of context that a pass with a mask may read: the mask grows with their square.
+# How many tokens of the context one pass with a mask may read: the mask grows with their square.
 MAX_UNREAD = 256
 
 
-def ancestor_mask(parents: list[int]) -> np.ndarray:
-    """Parents (N,), each before its children -> (N, N) bool: which node attends to which.
+def add_nodes(ancestors: np.ndarray, parents: list[int]) -> np.ndarray:
+    """The ancestor matrix of a tree that gets one more node below each of ``parents``.
 
-    A node attends to all that its parent attends to, and to itself.
+    Row i says which nodes node i attends to: its ancestors and itself. The matrix grows with the
+    tree, level by level, and every pass uses a slice of it ("dynamic sliced mask", arXiv
+    2409.10644).
 
-        context ─┬─ 0 ─┬─ 2 ─── 5        node  parent   attends to
-                 │     └─ 3                0     -1     0 . . . . . .
-                 └─ 1 ─── 4 ─── 6          1     -1     . 1 . . . . .
-                                           2      0     0 . 2 . . . .
-                                           3      0     0 . . 3 . . .
-                                           4      1     . 1 . . 4 . .
-                                           5      2     0 . 2 . . 5 .
-                                           6      4     . 1 . . 4 . 6
+        0 ─┬─ 1 ─┬─ 3 ─── 6        node  parent   attends to
+           │     └─ 4                0     -1     0 . . . . . . .
+           └─ 2 ─── 5 ─── 7          1      0     0 1 . . . . . .
+                                     2      0     0 . 2 . . . . .
+                                     3      1     0 1 . 3 . . . .
+                                     4      1     0 1 . . 4 . . .
+                                     5      2     0 . 2 . . 5 . .
+                                     6      3     0 1 . 3 . . 6 .
+                                     7      5     0 . 2 . . 5 . 7
     """
-    mask = np.eye(len(parents), dtype=bool)
-    for node, parent in enumerate(parents):
-        if parent != CONTEXT:
-            mask[node] |= mask[parent]
-    return mask
-
-
-def is_chain(parents: list[int]) -> bool:
-    """Whether each node follows the one before it."""
-    return parents == list(range(-1, len(parents) - 1))
+    old = len(ancestors)
+    size = old + len(parents)
+    larger = np.zeros((size, size), dtype=bool)
+    larger[:old, :old] = ancestors
+    larger[old:, :old] = ancestors[parents]  # a node attends to whatever its parent attends to,
+    larger[old:, old:] = np.eye(len(parents), dtype=bool)  # and to itself
+    return larger
 
 
 def positions_and_mask(
-    read: int,
-    context_length: int,
-    parents: list[int],
-    device: torch.device,
-    dtype: torch.dtype,
-    ancestors: Callable[[list[int]], np.ndarray] = ancestor_mask,
+    read: int, context_length: int, ancestors: np.ndarray, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What a model needs to read the rest of a context and the nodes of a tree after it.
+    """What a model needs to read the rest of a context and some nodes of a tree after it.
 
     Args:
-        read: how many positions, of context and tree, are in the model's cache.
-        context_length: how many tokens of context there are, or are to be read now.
-        parents: of the N nodes, or slots, after them: numbers from 0 to N-1, or CONTEXT.
+        read: how many entries the model's cache holds. It holds the context first, then nodes.
+        context_length: the number of tokens in the context. The last of them is node 0.
+        ancestors: the ancestor matrix (N+1, N+1) of node 0 and of N nodes that are read after it.
         device, dtype: of the model.
-        ancestors: makes the ancestor mask (N, N) of ``parents``.
 
-    Returns position ids (T,) and a mask (T, read+T) for the T = context_length + N - read positions
-    that the model has not read. Either may be None, for the default of ``run_layers``. With the
-    first three nodes of ``ancestor_mask``'s tree after the context a b c d e, if a b c d has been
-    read:
+    Returns the positions (T,) and the mask (T, read+T) of the T = context_length + N - read entries
+    that are not read yet. Both are None if ``Llama.run_layers`` needs none. An example: the context
+    is a b c d e, so e is node 0. The nodes 1, 2 and 3 of the tree above follow, and the model has
+    read a b c d.
 
-                a b c d   e 0 1 2
+                a b c d   e 1 2 3
           e     x x x x   x . . .      position 4
-          0     x x x x   x x . .               5
-          1     x x x x   x . x .               5
-          2     x x x x   x x . x               6
+          1     x x x x   x x . .               5
+          2     x x x x   x . x .               5
+          3     x x x x   x x . x               6
 
-    If node 0 has been read as well, the rows of e and 0 are missing.
+    If node 1 has been read as well, the rows of e and 1 are missing.
     """
-    N = len(parents)
-    T = context_length + N - read
-    chain = is_chain(parents)
-    if chain and (read == 0 or T == 1):
+    root = context_length - 1  # the entry of node 0
+    end = root + len(ancestors)
+    is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
+    if is_chain and (read == 0 or end - read == 1):
         return None, None  # plain causal attention, or one row that attends to everything
-    # Causal: row i attends to columns 0..read+i. That is right for the context, and for a chain.
-    visible = np.tri(T, read + T, k=read, dtype=bool)
-    positions = None
-    if not chain:
-        # The row of a node attends to the whole context, and to the node and its ancestors.
-        nodes = np.arange(max(0, read - context_length), N)  # those that were not read
-        of_nodes = ancestors(parents)[nodes]  # (unread, N)
-        visible[T - len(nodes) :, context_length:] = of_nodes
-        # The first level is right after the context, and each other node one after its parent.
-        positions = np.arange(read, read + T)
-        positions[T - len(nodes) :] = context_length - 1 + of_nodes.sum(axis=1)
-        positions = to_device(positions, device)
+    # Row i attends to the columns 0..read+i. That is right for the context.
+    visible = np.tri(end - read, end, k=read, dtype=bool)
+    positions = np.arange(read, end)
+    # The row of a node attends to the whole context, to the node's ancestors and to the node.
+    unread = ancestors[max(0, read - root) :]
+    visible[-len(unread) :, root:] = unread
+    positions[-len(unread) :] = root + unread.sum(axis=1) - 1  # one after the parent's position
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-    return positions, mask.masked_fill_(to_device(~visible, device), -torch.inf)
+    mask.masked_fill_(to_device(~visible, device), -torch.inf)
+    return to_device(positions, device), mask

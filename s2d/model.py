@@ -17,6 +17,11 @@ from torch import Tensor, nn
 
 from .cache import KVCache
 
+# On a GPU, cuDNN's attention plans for tens of milliseconds for each new length of the text, and in
+# decoding every length is new. So the other kernels are used.
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+ROPE_LENGTH = 4096  # positions whose cosines and sines are there when a model is made
 WIDE = 1024  # H·D from which it pays on a CPU to fold groups of heads, see ``attend``
 
 
@@ -55,8 +60,8 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, eps=self.eps) * self.weight
 
 
-def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding at every position, (positions, D) each.
+def rope_table(config: LlamaConfig, count: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding at the first ``count`` positions, (count, D) each.
 
     From Su et al. 2021, arXiv 2104.09864, section 3.4; but as in Hugging Face's checkpoints,
     dimension i rotates together with i + D/2.
@@ -74,8 +79,8 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
         turns = context / (2 * math.pi / frequencies)
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         scaled = (1.0 - kept) * frequencies / config.rope_factor + kept * frequencies
-    positions = torch.arange(config.max_position_embeddings, dtype=torch.float32, device="cpu")
-    angles = torch.outer(positions, scaled)  # (positions, D/2)
+    positions = torch.arange(count, dtype=torch.float32, device="cpu")
+    angles = torch.outer(positions, scaled)  # (count, D/2)
     cos = angles.cos()
     sin = angles.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
@@ -83,13 +88,8 @@ def rope_table(config: LlamaConfig) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to x (B, H, T, D), with ``cos`` and ``sin`` (T, D)."""
-    return x * cos + rotate_half(x) * sin
-
-
-def rotate_half(x: Tensor) -> Tensor:
-    """(a, b) -> (-b, a), for the two halves of the last dimension."""
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 class Attention(nn.Module):
@@ -226,7 +226,8 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
-        cos, sin = rope_table(config)
+        # For the positions that are common; ``rope`` makes it longer when it is asked for others.
+        cos, sin = rope_table(config, min(config.max_position_embeddings, ROPE_LENGTH))
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
 
@@ -240,21 +241,20 @@ class Llama(nn.Module):
 
     def new_cache(self, capacity: int, first: int = 0, end: int | None = None) -> KVCache:
         """An empty KV cache of ``capacity`` entries for layers first..end-1."""
-        return KVCache(
-            layer_count=len(self.model.layers[first:end]),
-            capacity=capacity,
-            heads=self.config.num_key_value_heads,
-            head_dim=self.config.head_dim,
-            device=self.device,
-            dtype=self.dtype,
-        )
+        layers = len(self.model.layers[first:end])
+        sizes = (layers, capacity, self.config.num_key_value_heads, self.config.head_dim)
+        return KVCache(*sizes, device=self.device, dtype=self.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens (B, T) -> hidden states (B, T, hidden) that enter layer 0."""
         return self.model.embed_tokens(tokens)
 
-    def rope(self, positions: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding at ``positions`` (T,): (T, D) each."""
+    def rope(self, positions: Tensor | slice, count: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding at ``positions`` (T,), below ``count``."""
+        if len(self.rope_cos) < count:
+            with torch.inference_mode(False):  # so that a training pass can use it, too
+                table = rope_table(self.config, 2 * count)
+                self.rope_cos, self.rope_sin = (x.to(self.device, self.dtype) for x in table)
         return self.rope_cos[positions], self.rope_sin[positions]
 
     def run_layers(
@@ -283,7 +283,7 @@ class Llama(nn.Module):
             raise ValueError(f"{T} positions after a cache of {S} need a mask")
         if positions is None:
             positions = slice(S, S + T)
-        rope = self.rope(positions)  # (T, D) each
+        rope = self.rope(positions, S + T)  # (T, D) each
         for layer, block in enumerate(islice(self.model.layers, first, end)):
             hidden = block(hidden, rope, mask, cache, layer)
         if cache is not None:

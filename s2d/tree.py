@@ -1,40 +1,44 @@
-"""Token trees: many continuations of one context, checked by the target in a single pass.
+"""Token trees: many continuations of one text, which the target checks in a single pass.
 
-A ``Tree`` is drafted level by level. The nodes of a level all have the same depth: they are the
-children of the *frontier*, those nodes of the level before on which the draft runs. A chain is a
-tree with one node in each level.
+A tree is drafted level by level. A chain is a tree with one node in each level. Its text so far is
+called the context.
 
-    context ─┬─ 0 ─┬─ 2 ─── 5        node                          0   1   2   3   4   5   6
-             │     └─ 3              slot in the draft's caches    0   1   2   ·   3   ·   ·
-             └─ 1 ─── 4 ─── 6        row of the target's logits    1   2   3   4   5   6   7
+    depth  0     1     2     3
+           0 ─┬─ 1 ─┬─ 3 ─── 6
+              │     └─ 4
+              └─ 2 ─── 5 ─── 7
 
-- **Nodes** are numbered in the order in which they were proposed, so parents come before children.
-  Where a node is asked for, CONTEXT, which is -1, stands for the end of the context.
-- The draft's KV caches hold the context and, after it, one **slot** for each node on which the
-  draft ran: here 0, 1, 2 and 4.
-- Before a tree is sent to the target, its least probable nodes may be left out; the others are then
-  numbered anew. The target's logits have N+1 **rows**: row node + 1 is about the token after a
-  node, so row 0 about the token after the context.
+There is one numbering. Node 0 is the root: it is the last token of the context. The nodes 1 to N
+are drafted tokens in the order in which they were proposed, so parents come before their children.
+Row i of the target's logits is about the token that follows node i. A node at depth d is d
+positions after the root.
+
+The draft does not read all nodes, but only those that get children. They are *expanded*: here 0, 1,
+2, 3 and 5. The draft's caches hold the context and, from node 0 on, the nodes in ``Tree.expanded``.
+
+Before a tree is sent to the target, its least probable nodes may be left out. The others are then
+numbered anew, from 0 to N again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from operator import mul
 
 import numpy as np
 from torch import Tensor
 
-from .mask import CONTEXT, ancestor_mask
+from .mask import add_nodes
+
+NO_PARENT = -1  # the parent of the root
 
 
 class Shape:
     """How a tree grows. A subclass has the first two attributes and ``width``.
 
     Attributes:
-        depth: the number of levels.
-        capacity: never are there more slots than this, and never are more nodes sent.
+        depth: the number of levels below the root.
+        capacity: the tree never has more expanded nodes than this, and never sends more nodes.
         sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
     """
 
@@ -42,31 +46,26 @@ class Shape:
     capacity: int
     sends_all = False
 
-    def width(self, level: int) -> int:
-        """How many children each node of the frontier gets, in a level counted from 0."""
+    def width(self, depth: int) -> int:
+        """How many children a node at this depth gets."""
         raise NotImplementedError
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        """The nodes of the last level that get children, in ascending order; none ends drafting."""
-        last = tree.level_count - 1
-        level = [node for node, depth in enumerate(tree.depths) if depth == last]
-        return [node for node in level if tree.probs[node] >= tree.stop]
+        """Which nodes of the last level get children, in ascending order."""
+        nodes = enumerate(zip(tree.depths, tree.probs))
+        return [node for node, (d, prob) in nodes if d == tree.depth and prob >= tree.stop]
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
-        """The nodes for the target to check, in ascending order, each with its parent."""
+        """Which nodes the target checks, in ascending order, each with its parent."""
         return list(range(len(tree.tokens)))
-
-    def ancestors(self, parents: list[int]) -> np.ndarray:
-        """The ancestor mask (N, N) of nodes, or of slots, with these ``parents`` (N,)."""
-        return ancestor_mask(parents)
 
 
 @dataclass(frozen=True)
 class FixedShape(Shape):
-    """The context gets ``widths[0]`` children, each of these gets ``widths[1]``, and so on.
+    """The root gets ``widths[0]`` children, each of them gets ``widths[1]``, and so on.
 
-    (1, 1, 1) is a chain of three, (4, 1, 1) a fork of four chains: the k-config of multi-candidate
-    speculative decoding (arXiv 2401.06706, section 3). All nodes are sent.
+    (1, 1, 1) is a chain of three tokens. (4, 1, 1) is a fork of four chains: the k-config of
+    multi-candidate speculative decoding (arXiv 2401.06706, section 3). All nodes are sent.
     """
 
     widths: tuple[int, ...]
@@ -79,45 +78,19 @@ class FixedShape(Shape):
 
     @property
     def capacity(self) -> int:
-        return sum(accumulate(self.widths, mul))
+        return sum(accumulate(self.widths, mul))  # (4, 2, 1): 4 + 8 + 8 nodes
 
-    def width(self, level: int) -> int:
-        return self.widths[level]
-
-    @cached_property
-    def parents(self) -> list[int]:
-        """The parents of all nodes, if each has as many children as it may."""
-        parents = []
-        level = [CONTEXT]
-        for width in self.widths:
-            first = len(parents)
-            for node in level:
-                parents += [node] * width
-            level = range(first, len(parents))
-        return parents
-
-    @cached_property
-    def whole_mask(self) -> np.ndarray:
-        return ancestor_mask(self.parents)
-
-    def ancestors(self, parents: list[int]) -> np.ndarray:
-        """Made once, and sliced for every pass ("dynamic sliced mask", arXiv 2409.10644)."""
-        N = len(parents)
-        if parents == self.parents[:N]:
-            return self.whole_mask[:N, :N]
-        return ancestor_mask(parents)  # some node has fewer children
-
-
-NO_NODES = FixedShape(())  # the shape of an empty tree
+    def width(self, depth: int) -> int:
+        return self.widths[depth]
 
 
 @dataclass(frozen=True)
 class GrowingShape(Shape):
-    """A shape that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
+    """A tree that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
     As in the authors' code, after EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the ``top_k`` most
-    probable nodes of each level get their ``top_k`` best children. Of all nodes, the ``size`` most
-    probable are sent.
+    probable nodes of each level get their ``top_k`` best children. In the end the ``size`` most
+    probable of all nodes are sent.
     """
 
     top_k: int
@@ -128,61 +101,60 @@ class GrowingShape(Shape):
     def capacity(self) -> int:
         return max(self.size, self.top_k * self.depth)
 
-    def width(self, level: int) -> int:
+    def width(self, depth: int) -> int:
         return self.top_k
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        return top_nodes(super().next_frontier(tree), tree.probs, self.top_k)
+        return most_probable(super().next_frontier(tree), tree.probs, self.top_k)
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
-        return top_nodes(super().nodes_to_send(tree), tree.probs, self.size)
+        return [0, *most_probable(range(1, len(tree.tokens)), tree.probs, self.size)]
 
 
-def top_nodes(nodes: list[int], probs: list[float], count: int) -> list[int]:
-    """The ``count`` most probable of ``nodes``, in ascending order.
+def most_probable(nodes: Iterable[int], probs: list[float], count: int) -> list[int]:
+    """The ``count`` most probable ``nodes``, in ascending order.
 
-    A child is no more probable than its parent. Of equally probable nodes the first ones are taken,
-    so that a parent is taken before its child.
+    A child is never more probable than its parent. Of equally probable nodes the first ones are
+    taken, so a parent is taken before its child.
     """
     ranked = sorted(nodes, key=lambda node: probs[node], reverse=True)
     return sorted(ranked[:count])
 
 
 class Tree:
-    """The tree of one step; see the picture at the top of this file.
+    """The tree of one step. The top of this file has a picture.
 
     Attributes:
-        tokens, parents, depths: by node; depths count from 0.
-        probs: by node, the estimated probability that its path is accepted: the product of what
-            the rule, or a decision model, estimates for its tokens.
-        exit_layers: by node, which exit proposed it, by its number of layers; None if the target
-            proposed it (roots.py).
-        q: for a node or CONTEXT, the distribution (V,) that its children were drawn from, if the
-            rule tests them against it.
-        frontier: the nodes that get children next; at first the context alone.
-        slots: by node that was in a frontier, its slot in the draft's caches; CONTEXT for CONTEXT.
-        slot_tokens, slot_parents: by slot; parents are slots as well.
+        depth: the depth of the last level.
+        tokens, parents, depths: by node.
+        probs: by node, the estimated probability that its path is accepted: the product of the
+            estimates for the tokens on the path.
+        exit_layers: by node, the number of layers before the exit that proposed it. It is None for
+            the root and for nodes that the target proposed.
+        ancestors: the ancestor matrix (N+1, N+1), see ``mask.add_nodes``.
+        q: by node, the distribution (V,) that its children were drawn from, if the rule tests them
+            against it.
+        frontier: the nodes that get children next; at first the root.
+        expanded: all nodes that were in the frontier, in the order of the draft's caches. A node
+            that was left out is None.
     """
 
-    def __init__(
-        self, context: list[int], shape: Shape, max_levels: int, stop: float = 0.0
-    ) -> None:
-        """``stop``: a node whose path is less probable gets no children."""
+    def __init__(self, context: list[int], shape: Shape, max_depth: int, stop: float = 0.0) -> None:
+        """A node whose path is less probable than ``stop`` gets no children."""
         self.context = context
         self.shape = shape
+        self.max_depth = min(max_depth, shape.depth)
         self.stop = stop
-        self.max_levels = min(max_levels, shape.depth)
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.depths: list[int] = []
-        self.probs: list[float] = []
-        self.exit_layers: list[int | None] = []
+        self.depth = 0
+        self.tokens = [context[-1]]
+        self.parents = [NO_PARENT]
+        self.depths = [0]
+        self.probs = [1.0]
+        self.exit_layers: list[int | None] = [None]
+        self.ancestors = np.ones((1, 1), dtype=bool)
         self.q: dict[int, Tensor] = {}
-        self.level_count = 0
-        self.frontier = [CONTEXT] if self.max_levels > 0 else []
-        self.slots = {CONTEXT: CONTEXT}  # so that the parents of the first slots are the context
-        self.slot_tokens: list[int] = []
-        self.slot_parents: list[int] = []
+        self.frontier = [0] if self.max_depth > 0 else []
+        self.expanded: list[int | None] = [0]
 
     def add_level(
         self,
@@ -191,73 +163,64 @@ class Tree:
         exit_layer: int | None,
         q: Sequence[Tensor] = (),
     ) -> None:
-        """Give each node of the frontier children, and choose the next frontier.
+        """Give the nodes of the frontier children, and choose the next frontier.
 
         Args:
-            tokens: of the children, one list for each node of the frontier.
-            probs: of each child, the estimated probability that it is accepted after its parent.
-            exit_layer: of the exit that proposed them; None: the target did.
-            q: what the children were drawn from (V,), one for each node of the frontier, or none.
+            tokens: for each node of the frontier, the tokens of its children.
+            probs: likewise, the estimated probability that a child is accepted after its parent.
+            exit_layer: which exit proposed them, see ``exit_layers``.
+            q: for each node of the frontier, what its children were drawn from (V,); or nothing.
         """
-        self.q.update(zip(self.frontier, q))
-        for parent, own_tokens, own_probs in zip(self.frontier, tokens, probs):
-            parent_prob = 1.0 if parent == CONTEXT else self.probs[parent]
-            for token, prob in zip(own_tokens, own_probs):
+        first = len(self.tokens)
+        for parent, child_tokens, child_probs in zip(self.frontier, tokens, probs):
+            for token, prob in zip(child_tokens, child_probs):
                 self.tokens.append(token)
                 self.parents.append(parent)
-                self.depths.append(self.level_count)
-                # A sum of probabilities may be rounded to more than 1; no child may then be more
-                # probable than its parent, or it would be sent without it.
-                self.probs.append(parent_prob * min(prob, 1.0))
-                self.exit_layers.append(exit_layer)
-        self.level_count += 1
-        more = self.level_count < self.max_levels
-        self.set_frontier(self.shape.next_frontier(self) if more else [])
+                # Rounding may bring ``prob`` above 1. A child that is more probable than its parent
+                # could be sent without it.
+                self.probs.append(self.probs[parent] * min(prob, 1.0))
+        count = len(self.tokens) - first
+        self.depth += 1
+        self.depths += [self.depth] * count
+        self.exit_layers += [exit_layer] * count
+        self.ancestors = add_nodes(self.ancestors, self.parents[first:])
+        self.q.update(zip(self.frontier, q))
+        more = self.depth < self.max_depth
+        self.expand(self.shape.next_frontier(self) if more else [])
 
-    def set_frontier(self, nodes: list[int]) -> None:
-        """Make ``nodes`` the frontier: each gets the next slot in the draft's caches."""
+    def expand(self, nodes: list[int]) -> None:
+        """Make ``nodes`` the frontier. The draft reads them next."""
         self.frontier = nodes
-        for node in nodes:
-            self.slots[node] = len(self.slot_tokens)
-            self.slot_tokens.append(self.tokens[node])
-            self.slot_parents.append(self.slots[self.parents[node]])
+        self.expanded += nodes
 
     def prune(self) -> None:
-        """Keep the nodes that the shape sends, numbered anew. The tree grows no more."""
+        """Leave out the nodes that the shape does not send. The tree grows no more."""
         self.frontier = []
         kept = self.shape.nodes_to_send(self)
         if len(kept) < len(self.tokens):
             self.restrict_to(kept)
 
-    def restrict_to(self, kept: list[int], root: int = CONTEXT) -> None:
-        """Keep the nodes ``kept`` below ``root``, which becomes CONTEXT, and number them anew."""
+    def restrict_to(self, kept: list[int]) -> None:
+        """Leave out all nodes but ``kept``, and number these anew. ``kept[0]`` becomes the root."""
         number = {node: new for new, node in enumerate(kept)}
-        number[root] = CONTEXT
-        self.parents = [number[self.parents[node]] for node in kept]
+        self.parents = [number.get(self.parents[node], NO_PARENT) for node in kept]
         self.tokens = [self.tokens[node] for node in kept]
         self.depths = [self.depths[node] for node in kept]
         self.probs = [self.probs[node] for node in kept]
         self.exit_layers = [self.exit_layers[node] for node in kept]
-        self.slots = {number[node]: slot for node, slot in self.slots.items() if node in number}
+        self.ancestors = self.ancestors[kept][:, kept]
         self.q = {number[node]: q for node, q in self.q.items() if node in number}
+        self.expanded = [number.get(node) for node in self.expanded]
 
     def children(self, parent: int) -> list[int]:
-        """The nodes whose parent is the node ``parent``, or CONTEXT."""
+        """The nodes below the node ``parent``, in the order in which they were proposed."""
         return [node for node, above in enumerate(self.parents) if above == parent]
 
-    def next_positions(self, nodes: list[int]) -> list[int]:
-        """The positions of the tokens that follow each of ``nodes`` or CONTEXT."""
-        n = len(self.context)
-        return [n if node == CONTEXT else n + self.depths[node] + 1 for node in nodes]
-
     def path(self, node: int) -> list[int]:
-        """The tokens from the first level down to ``node``."""
-        tokens = []
-        while node != CONTEXT:
-            tokens.append(self.tokens[node])
-            node = self.parents[node]
-        return tokens[::-1]
+        """The drafted tokens from the first level down to ``node``; none for the root."""
+        nodes = np.flatnonzero(self.ancestors[node]).tolist()
+        return [self.tokens[each] for each in nodes[1:]]
 
-
-def empty_tree(context: list[int]) -> Tree:
-    return Tree(context, NO_NODES, max_levels=0)
+    def next_positions(self, nodes: Iterable[int]) -> list[int]:
+        """For each of ``nodes``, the position in the text of the token that follows it."""
+        return [len(self.context) + self.depths[node] for node in nodes]

@@ -38,14 +38,6 @@ def mini():
     return functools.cache(lambda name: load_model(WEIGHTS / name, dtype="float64"))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory):
-    """Costs are timed anew."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="session")
 def tokenizer():
     return Tokenizer(WEIGHTS / "mini-7b")

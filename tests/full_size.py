@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from s2d import generate, load_model  # noqa: E402
 from s2d.checkpoint import empty_model, placement  # noqa: E402
 from s2d.checkpoint.config import config_to_dict  # noqa: E402
-from s2d.files import staged_folder  # noqa: E402
+from s2d.checkpoint.files import staged  # noqa: E402
 from s2d.model import LlamaConfig  # noqa: E402
 from s2d.options import Drafting  # noqa: E402
 
@@ -98,7 +98,7 @@ def make(folder: Path, shape: str) -> None:
     """Write DIR/target and DIR/draft, a file for each layer."""
     config = config_of(shape)
     generator = torch.Generator().manual_seed(0)
-    with staged_folder(folder) as stage:
+    with staged(folder) as stage:
         (stage / "target").mkdir()
         files = {}
         for name, parameter in empty_model(config).named_parameters():

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 from s2d.checkpoint import check_device  # noqa: E402
+from s2d.checkpoint.files import staged  # noqa: E402
 from s2d.cli.program import Parser  # noqa: E402
-from s2d.files import staged_file  # noqa: E402
 
 LIMITS = {  # seconds of each part on a GPU, eight minutes in all
     "machine": 20,
@@ -49,9 +49,9 @@ def run_parts(commands: dict[str, tuple[list[str], float]], out: Path) -> int:
         for name, (command, limit) in commands.items():
             print(f"\n== {name}", file=log, flush=True)
             report[name] = run_part(command, limit, log)
-            with staged_file(out / "gpu.json") as stage:
+            with staged(out / "gpu.json") as stage:
                 stage.write_text(json.dumps(report, indent=1) + "\n")
-            with staged_file(out / "gpu.md") as stage:
+            with staged(out / "gpu.md") as stage:
                 stage.write_text("\n".join(as_table(*each) for each in report.items()))
             print(as_table(name, report[name]), flush=True)
     return int(any(part["ended"] != "ok" for part in report.values()))

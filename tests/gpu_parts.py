@@ -33,7 +33,6 @@ sys.path.insert(0, str(ROOT))
 from s2d import generate  # noqa: E402
 from s2d.bench.peers import as_transformers, run_peer  # noqa: E402
 from s2d.checkpoint import empty_model  # noqa: E402
-from s2d.decoder import inference  # noqa: E402
 from s2d.generation import start  # noqa: E402
 from s2d.mask import positions_and_mask  # noqa: E402
 from s2d.model import Llama, LlamaConfig  # noqa: E402
@@ -251,7 +250,7 @@ def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> fl
     """Seconds of a chain of ``rows`` rows through layers first..end-1 and the LM head."""
     S = setup.context
     place = dict(device=setup.device, dtype=setup.dtype)
-    with inference(setup.device):
+    with torch.inference_mode():
         cache = model.new_cache(S + rows, first, end)
         context = torch.randn(1, S, model.config.hidden_size, **place)
         model.run_layers(context, first, end, cache=cache)

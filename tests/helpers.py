@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,8 +77,8 @@ class ByLastToken:
     def __init__(self, threshold=0.5):
         self.threshold = threshold
 
-    def judge(self, used, tree, prediction, proposal):
-        answers = (used.frontier_hidden(tree).sum(dim=-1) % 1.0).tolist()
+    def judge(self, prediction, proposal):
+        answers = (prediction.hidden.sum(dim=-1) % 1.0).tolist()
         return [[answer] * len(probs) for answer, probs in zip(answers, proposal.probs)]
 
     def prepare_for(self, draft):
@@ -229,10 +230,10 @@ def claim_accelerators(monkeypatch, kind, count):
 
 
 def random_parents(rng, size):
-    """Parents of a random tree of ``size`` nodes numbered level by level."""
-    parents, level, below = [], [-1], []
-    while len(parents) < size:
-        wanted = min(size - len(parents), rng.randrange(1, 7))
+    """Parents of a random tree of a root and ``size`` nodes numbered level by level."""
+    parents, level, below = [-1], [0], []
+    while len(parents) < size + 1:
+        wanted = min(size + 1 - len(parents), rng.randrange(1, 7))
         below = list(range(len(parents), len(parents) + wanted))
         parents += sorted(rng.choice(level) for _ in below)
         level = below
@@ -240,9 +241,18 @@ def random_parents(rng, size):
 
 
 def path_of(parents, node):
-    """Nodes from the root down to ``node``, by climbing."""
+    """Nodes below the root, which is node 0, down to ``node``, by climbing."""
     path = []
-    while node >= 0:
+    while node > 0:
         path.append(node)
         node = parents[node]
     return path[::-1]
+
+
+def ancestors_of(parents):
+    """The ancestor matrix of a tree with these ``parents``, row by row."""
+    mask = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask

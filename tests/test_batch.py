@@ -7,13 +7,11 @@ from functools import partial
 import pytest
 from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
 
-from s2d import batch as batching
 from s2d import generate, generate_many
-from s2d.batch import decode_many
-from s2d.generation import settings_for
 from s2d.model import Llama
-from s2d.ngram.datastore import Datastore
 from s2d.options import Options
+from s2d.speed import batch as batching
+from s2d.speed.batch import decode_many
 from s2d.tree import GrowingShape
 
 EXITS = dict(exits=(1, 2, 3), thresholds=(0.5, 0.5, 0.0))
@@ -30,11 +28,10 @@ def models():
 
 
 def as_finished(target, prompts, draft=None, batch=8, **options):
-    settings = settings_for(target, draft, Options(**options), batch)
-    return decode_many(target, enumerate(prompts), draft, settings, batch)
+    return decode_many(target, enumerate(prompts), draft, Options(**options), batch)
 
 
-def some_options(rng, store):
+def some_options(rng):
     """Any that go together."""
     shape = rng.choice([dict(method="ar"), dict(method="sd", draft_length=3), CHAIN, BUSH, GROWN])
     options = dict(shape, seed=rng.randrange(99), max_new_tokens=rng.choice((1, 7, 30, 50)))
@@ -44,8 +41,6 @@ def some_options(rng, store):
     method = options["method"]
     if method in ("s2d", "s2d-tree") and rng.random() < 0.5:
         options["exits"] = rng.choice(([0], [0, 2, 3], [2, 3]))
-        if options["exits"][0] == 0 and rng.random() < 0.5:
-            options["datastore"] = store
     if method != "ar":
         options["init"] = rng.choice(("draft", "draft", "target"))
         options["stop"] = rng.choice([None, 0.0, 0.3])
@@ -78,9 +73,8 @@ def together(models, prompts, options, batch):
 def test_each_text_is_the_one_alone(models, part):
     """And so is how it came about: random methods, options, prompts and numbers of them."""
     rng, seen = random.Random(part), set()
-    store = Datastore(random_tokens(0, 300), end=5)
     for _ in range(20):
-        options, prompts = some_options(rng, store), some_prompts(rng)
+        options, prompts = some_options(rng), some_prompts(rng)
         found = together(models, prompts, options, rng.randint(1, 8))
         assert len(found) == len(prompts)
         for index, (prompt, each) in enumerate(zip(prompts, found)):
@@ -89,7 +83,7 @@ def test_each_text_is_the_one_alone(models, part):
             assert each.stats.accept_lengths == expected.stats.accept_lengths
             assert each.stats.exit_counts == expected.stats.exit_counts
             assert (each.ended, each.exact) == (expected.ended, expected.exact)
-            assert each.settings.seed == options["seed"] + index
+            assert each.options.seed == options["seed"] + index
             assert each.stats.seconds > each.stats.target_seconds > 0
             seen.add(each.ended)
     assert seen == {"eos", "length", "context"}

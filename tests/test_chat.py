@@ -16,7 +16,7 @@ from vocabularies import (
 )
 
 from s2d import Tokenizer
-from s2d.checkpoint.chat import VICUNA_SYSTEM, ChatTemplate, VicunaFormat
+from s2d.checkpoint.chat import VICUNA_SYSTEM
 
 HEADERS = """{{ bos_token }}{% for message in messages %}<|start|>{{ message['role'] }}<|/start|>
 
@@ -55,7 +55,7 @@ def test_vicunas_format(tokenizer):
     assert tokenizer.encode_chat(said) == [*first, tokenizer.eos_id, *second]
     rounds = list(tokenizer.rounds(said))
     assert tokenizer.decode(rounds[0][1]) == "Hello" and rounds[0][1][-1] == tokenizer.eos_id
-    assert rounds[1] == (second, [])
+    assert len(rounds) == 1
     brief = tokenizer.encode("Be brief. USER: Hi ASSISTANT:")
     assert tokenizer.encode_chat(["Hi"], system="Be brief.") == brief
     assert tokenizer.encode_chat(["Hi"], system="") == tokenizer.encode("USER: Hi ASSISTANT:")
@@ -63,7 +63,7 @@ def test_vicunas_format(tokenizer):
 
 def test_a_template_is_the_folders_own_or_vicunas(tmp_path):
     folder = sentencepiece_folder(tmp_path / "vicuna-7b-v1.5", {})
-    assert isinstance(Tokenizer(folder).chat_format, VicunaFormat)
+    assert "Vicuna" in Tokenizer(folder).chat_format.name
     first = "{{ messages[0]['content'] }}"
     several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": f"{first}!"}]
     by_name = {"tool_use": "no", "default": f"{first};"}
@@ -74,10 +74,10 @@ def test_a_template_is_the_folders_own_or_vicunas(tmp_path):
     assert Tokenizer(folder).chat_format.render(messages(["Hi"])) == "Hi."
     link = tmp_path / "vicuna-13b"  # as into a cache, whose folders are called by checksums
     link.symlink_to(sentencepiece_folder(tmp_path / "0a1b", {}))
-    assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
+    assert "Vicuna" in Tokenizer(link).chat_format.name
     assert Tokenizer(tmp_path / "0a1b").chat_format is None
     (tmp_path / "mine").symlink_to(WEIGHTS / "mini-7b")
-    assert isinstance(Tokenizer(tmp_path / "mine").chat_format, VicunaFormat)
+    assert "Vicuna" in Tokenizer(tmp_path / "mine").chat_format.name
 
 
 def test_a_folder_without_a_format(tmp_path):
@@ -88,7 +88,7 @@ def test_a_folder_without_a_format(tmp_path):
     assert ours.encode_prompt(["Hi"]) == ours.encode("Hi")
     said = ["Hi", "Hello", "And you?"]
     assert ours.encode_prompt(said) == ours.encode("Hi\n\nHello</s>\n\nAnd you?")
-    (prompt, answer), _ = ours.rounds(said)
+    [(prompt, answer)] = ours.rounds(said)
     assert prompt == ours.encode("Hi") and ours.decode(answer) == "\n\nHello"
     assert answer[-1] == ours.eos_id
 
@@ -101,17 +101,17 @@ def test_what_messages_are(tokenizer):
         assert tokenizer.encode_chat(same) == expected
     brief = tokenizer.encode_chat([system, hi])
     assert brief == tokenizer.encode_chat("Hi", system="Be brief.") != expected
-    assert list(tokenizer.rounds([system, hi])) == [(brief, [])]
+    assert list(tokenizer.rounds([system, hi])) == []
     for wrong in ([], None, 7, b"Hi", [7], [None], ["Hi", hi], [["Hi"]], [{}], [system]):
         raises_line(tokenizer.encode_chat, ValueError, "expected texts, user and", wrong)
     for content in (None, ["Hi"], 7):
         raises_line(
             tokenizer.encode_chat, ValueError, "expected texts", [hi | {"content": content}]
         )
-    raises_line(tokenizer.encode_chat, ValueError, "in turn; message 2 is of 'user'", [hi, hi])
-    raises_line(tokenizer.encode_chat, ValueError, "given twice", [system, hi], "Be brief.")
+    raises_line(tokenizer.encode_chat, ValueError, "user and assistant in turn", [hi, hi])
+    raises_line(tokenizer.encode_chat, ValueError, "at most one system", [system, hi], "Be brief.")
     for wrong in (system, ["Be brief."], b"Be brief.", 5):
-        raises_line(tokenizer.encode_chat, ValueError, "expected a text as the", "Hi", wrong)
+        raises_line(tokenizer.encode_chat, ValueError, "expected texts", "Hi", wrong)
 
 
 @pytest.mark.parametrize("template", [HEADERS, MARKED])
@@ -155,7 +155,7 @@ def test_rounds_by_a_template_are_the_whole_in_pieces(trained):
     assert all(answer[-1] == ours.eos_id and answer.count(ours.eos_id) == 1 for _, answer in rounds)
     whole = [token for prompt, answer in rounds for token in (*prompt, *answer)]
     assert ours.encode_chat(said[:3]) == whole[: -len(rounds[1][1])]
-    assert list(ours.rounds(said[:1])) == [(ours.encode_chat(said[:1]), [])]
+    assert list(ours.rounds(said[:1])) == []
 
 
 def slow_rounds(tokenizer, said):
@@ -233,10 +233,8 @@ def test_rounds_are_what_a_model_is_given_and_has_to_write(tmp_path, template, a
         given = ours.encode_chat(THOUGHTS[: 2 * turn + 1])
         assert given in (prompt, [*before, *prompt])  # it is whole, or it goes on
         before = [*given, *answer]
-        assert answer == ours.encode_after(answers[turn], prompt[-1])
+        assert answer == ours.encode(answers[turn], after=prompt[-1])
     assert len(rounds) == 2
-    [(prompt, answer)] = ours.rounds(["Hi"])
-    assert (prompt, answer) == (rounds[0][0], [])
 
 
 @pytest.mark.parametrize("config", [{}, {"legacy": True}, {"add_prefix_space": False}])
@@ -260,8 +258,8 @@ def test_rounds_of_both_kinds_of_tokenizer_are_the_same(tmp_path, config):
 def test_what_cannot_be_divided_into_rounds(tmp_path):
     said = messages(["Hi", "Hello"])
     for template, wrong, message in (
-        ("{{ messages[0]['content'] }}", said, "leaves out what the assistant says"),
-        ("{% if messages | length > 1 %}x{% endif %}", said, "leaves nothing of what the user"),
+        ("{{ messages[0]['content'] }}", said, "does not write an answer whole"),
+        ("{% if messages | length > 1 %}x{% endif %}", said, "does not write an answer whole"),
         ("x", said[1:], "the assistant speaks first"),
     ):
         folder = sentencepiece_folder(tmp_path / "m", {"chat_template": template})
@@ -294,9 +292,6 @@ def test_a_folder_of_several_templates_without_a_default_is_refused(tmp_path):
     raises_line(ask, ValueError, "templates called rag, tool_use, but")
     change_json(tmp_path / "tokenizer_config.json", chat_template={"rag": "x"})
     raises_line(ask, ValueError, "templates called rag, but")
-    (tmp_path / "additional_chat_templates").mkdir()
-    (tmp_path / "additional_chat_templates/tools.jinja").write_text("z")
-    raises_line(ask, ValueError, "templates called tools, but no default")
     (tmp_path / "chat_template.jinja").write_text("default")
     assert Tokenizer(tmp_path).chat_format.render(messages(["Hi"])) == "default"
 
@@ -334,4 +329,4 @@ def test_a_template_that_fails(trained, template, message):
     tokenizer = Tokenizer(trained)
     with pytest.raises(ValueError, match=re.escape(message)):
         tokenizer.encode_chat(["Hi"], "Be brief.")
-    assert isinstance(tokenizer.chat_format, ChatTemplate)
+    assert tokenizer.chat_format.is_own

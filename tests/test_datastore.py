@@ -4,18 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import TINY, WEIGHTS, raises_line
+from helpers import ROOT, TINY, WEIGHTS, program, raises_line
 from safetensors.torch import load_file, save_file
 
+import run
 from s2d.checkpoint.config import read_config
-from s2d.checkpoint.names import datastore_path
+from s2d.checkpoint.names import find_datastore
 from s2d.ngram.datastore import load_datastore, save_datastore
+from s2d.train import __main__ as train
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(61, torch.uint16), (100_000, torch.int32)])
 def test_documents_end_with_one_end_token_and_nothing_is_read_across(tmp_path, size, dtype):
     file, config = tmp_path / "store", replace(TINY, vocab_size=size)
-    assert save_datastore(file, [[5, 6], [size - 1, 7, 2]], config) == 6
+    save_datastore(file, [[5, 6], [size - 1, 7]], config)
     tokens = load_file(file)["tokens"]
     assert tokens.dtype == dtype and tokens.tolist() == [5, 6, 2, size - 1, 7, 2]
     datastore = load_datastore(file, config)
@@ -40,6 +42,23 @@ def test_what_is_no_datastore(tmp_path):
 
 
 def test_the_shipped_one_is_where_run_looks_for_it():
-    file, config = datastore_path(WEIGHTS / "smollm2-135m"), read_config(WEIGHTS / "mini-7b")
+    file, config = find_datastore(WEIGHTS / "smollm2-135m"), read_config(WEIGHTS / "mini-7b")
     assert load_datastore(file, replace(config, vocab_size=49152)).followers([])[0]
     assert file.stat().st_size < 2 * 10**6
+
+
+def test_a_text_that_is_in_it_is_drafted(tmp_path, capsys):
+    """The commands of the READMEs, on what the target itself wrote."""
+    question = ["--target", WEIGHTS / "mini-7b", "--prompt", "Tell me a story."]
+    assert program(run.main, *question, "--method", "ar", "--max-new-tokens", 48) == 0
+    (tmp_path / "a.txt").write_text(capsys.readouterr().out.split("\n\n")[0])
+    out = tmp_path / "store.safetensors"
+    line = ["text", "--target", WEIGHTS / "mini-7b", "--from", tmp_path / "a.txt", ROOT / "LICENSE"]
+    assert program(train.main, *line, "--out", out) == 0
+    assert "2 documents" in capsys.readouterr().err
+    steps = []
+    for more in ([], ["--datastore", out]):
+        more = [*question, "--exits", 0, "--max-new-tokens", 48, *more]
+        assert program(run.main, *more) == 0
+        steps.append(int(capsys.readouterr().out.split("steps")[1].split(",")[0]))
+    assert steps[1] < 0.7 * steps[0]

@@ -8,7 +8,7 @@ from helpers import DEVICE, path_of, random_llama, random_parents, random_tokens
 
 from s2d import generate
 from s2d.draft import LayerExit, SortedDraft
-from s2d.mask import CONTEXT
+from s2d.mask import add_nodes
 from s2d.rules import Greedy, Prediction
 from s2d.tree import FixedShape, GrowingShape, Tree
 
@@ -26,15 +26,13 @@ def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
     exits, previous = [], None
     for layer in layers:
         room = capacity + shape.capacity
-        previous = LayerExit(model, previous, layer, room, model.config.vocab_size)
+        previous = LayerExit(model, previous, layer, room)
         exits.append(previous)
     return SortedDraft(exits, thresholds, shape, **options)
 
 
 def grown(drafter, context, levels=20):
-    tree = drafter.new_tree(context, levels)
-    drafter.grow(tree, Greedy())
-    return tree
+    return drafter.grow(drafter.new_tree(context, levels), Greedy())
 
 
 @pytest.mark.parametrize("exits", [(4,), (2, 4), (1, 2, 3), (1, 2, 3, 4)])
@@ -48,22 +46,25 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
     context, caught_up = random_tokens(seed, rng.randrange(1, 20)), 0
     while len(context) < 80:
         size = rng.randrange(1, 20)
-        parents = list(range(-1, size - 1)) if rng.random() < 0.3 else random_parents(rng, size)
-        tree = Tree(context, shape, max_levels=20)
-        tree.tokens, tree.parents = [rng.randrange(4) for _ in parents], parents
-        tree.depths = [len(path_of(parents, node)) - 1 for node in range(size)]
-        for level in range(rng.randrange(max(tree.depths) + 1)):
+        parents = list(range(-1, size)) if rng.random() < 0.3 else random_parents(rng, size)
+        tree = Tree(context, shape, max_depth=20)
+        tree.tokens = [context[-1], *(rng.randrange(4) for _ in parents[1:])]
+        tree.parents = parents
+        tree.depths = [len(path_of(parents, node)) for node in range(size + 1)]
+        for parent in parents[1:]:
+            tree.ancestors = add_nodes(tree.ancestors, [parent])
+        for level in range(rng.randrange(max(tree.depths))):
             if level > 0:  # else what follows the context
-                previous = [i for i in range(size) if parents[i] in tree.frontier]
+                previous = [i for i in range(size + 1) if parents[i] in tree.frontier]
                 chosen = rng.sample(previous, rng.randrange(len(previous) + 1))
-                tree.set_frontier(chosen)
+                tree.expand(chosen)
                 if not tree.frontier:
                     break
             exit = rng.choice(drafter.exits)
             layers = [each.exit_layer for each in drafter.exits]
             # No confidence, or every one, is above this.
             drafter.thresholds = [0.0 if layer >= exit.exit_layer else 1.0 for layer in layers]
-            end = len(context) + len(tree.slot_tokens)
+            end = len(context) - 1 + len(tree.expanded)
             caught_up += end - exit.cache.length > len(tree.frontier)
             used, prediction = drafter.predict(tree)
             paths = [context + tree.path(node) for node in tree.frontier]
@@ -71,8 +72,7 @@ def test_every_exit_equals_a_cache_free_forward(exits, seed, monkeypatch):
             expected = torch.stack(expected).softmax(dim=-1)
             assert used is exit and (prediction.probs - expected).abs().max() < 1e-10
             assert prediction.confidence == pytest.approx(expected.max().item(), abs=1e-10)
-        reached = set(tree.slots)
-        last = rng.choice([CONTEXT, *(i for i in range(size) if parents[i] in reached)])
+        last = rng.choice([0, *(i for i in range(size + 1) if parents[i] in tree.expanded)])
         drafter.keep(tree, path_of(parents, last))
         context = context + tree.path(last) + [7]
     assert caught_up > 2
@@ -98,7 +98,7 @@ def test_no_layers_run_behind_the_exit_that_drafts():
     for seed in range(20):
         runs.clear()
         drafter = sorted_draft(model, exits, thresholds, CHAIN)
-        [exit] = grown(drafter, random_tokens(seed, 12), levels=1).exit_layers
+        [_, exit] = grown(drafter, random_tokens(seed, 12), levels=1).exit_layers
         assert runs == list(range(1, exit + 1))
         left.add(exit)
     assert left == set(exits)
@@ -134,10 +134,11 @@ def test_a_growing_tree_is_the_published_one(seed):
         probs = grown_by_definition(model, context, shape)
         nodes = range(len(tree.tokens))
         paths = [tuple(tree.path(node)) for node in nodes]
+        probs[()] = 1.0  # the root
         assert sorted(paths) == sorted(probs)
         assert [len(path) for path in paths] == sorted(len(path) for path in paths)
         assert tree.probs == pytest.approx([probs[path] for path in paths])
-        leaves = [node for node in nodes if node not in tree.slots]
+        leaves = [node for node in nodes if node not in tree.expanded]
         last = max(leaves, default=0)
         drafter.keep(tree, path_of(tree.parents, last))
         held = len(paths[last]) - len(leaves[:1])
@@ -166,7 +167,7 @@ class Counting:
         following = [(token + 1) % 61 for token in last]
         return Prediction(torch.eye(61, device=DEVICE)[following], confidence=0.6)
 
-    def keep(self, n, slots):
+    def keep(self, n, entries):
         pass
 
 

@@ -10,8 +10,6 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from functools import cache, partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,8 +20,9 @@ import run
 from s2d import find_draft, generate, load_model
 from s2d.bench import __main__ as bench
 from s2d.bench.methods import parse_method
-from s2d.bench.speed import read_plan, refuse_unfit, runs_of
+from s2d.bench.speed import load_pairs
 from s2d.checkpoint import save_model
+from s2d.checkpoint.load import cut_drafting
 from s2d.options import METHODS
 from s2d.train import __main__ as train
 
@@ -102,8 +101,8 @@ def test_layers_that_are_read_draft_as_the_whole_model_does():
     cut = load_model(WEIGHTS / "mini-draft", layers=3).drafting
     assert cut.exits == (2, 3) and cut.thresholds == (whole.thresholds[0], 0.0)
     assert (cut.length, cut.stop, cut.tree) == (whole.length, whole.stop, whole.tree)
-    assert whole.within(4) == whole and cut.within(4) == cut
-    assert whole.within(1).exits == (1,)
+    assert cut_drafting(whole, 4) == whole and cut_drafting(cut, 4) == cut
+    assert cut_drafting(whole, 1).exits == (1,)
 
 
 def test_a_target_is_not_its_own_draft_with_all_of_its_layers(whole, tmp_path, capsys):
@@ -128,10 +127,7 @@ def test_the_benchmark_reads_a_draft_once_up_to_its_last_exit(whole, cut):
     methods = {"ar": parse_method("ar", None)}
     for name in ("sd:exits=2", "s2d:exits=1,4", f"sd:exits=3:draft={whole}"):
         methods[name] = parse_method(name, cut)
-    plan = read_plan("tiny", whole, methods)
-    refuse_unfit(plan, [{"turns": ["Hi"]}], Namespace(temperature=[0.0], max_new_tokens=8))
-    runs = runs_of(plan, cache(partial(load_model, dtype="float64")))
-    models = {name: SimpleNamespace(**each.keywords) for name, each in runs.items()}
+    models = load_pairs(whole, methods, Namespace(device="cpu", dtype="float64"))
     assert models["sd:exits=2"].draft is models["s2d:exits=1,4"].draft
     assert len(models["sd:exits=2"].draft.model.layers) == 4
     itself = models[f"sd:exits=3:draft={whole}"]
@@ -146,7 +142,7 @@ import run
 def measure(line):
     before = memory()
     args = run.parse(line.split())
-    models = run.load(args, run.choose(args))
+    models = run.load(args)
     return memory() - before
 
 def memory():

@@ -69,7 +69,7 @@ def test_a_draft_that_is_named_must_be_there_and_one_that_is_found_must_fit(fold
 def test_what_is_damaged_is_one_line(folder, capsys):
     file = folder / "tokenizer_config.json"
     read = json.loads(file.read_text())
-    for template, message in (("{{", "the chat template of"), ([5], "have no names and texts")):
+    for template, message in (("{{", "the chat template of"), ([5], "but no default one")):
         file.write_text(json.dumps(read | {"chat_template": template}))
         refuses(bench.main, capsys, message, *HF, folder)
     file.write_text(json.dumps(read))
@@ -88,7 +88,7 @@ def test_faults_are_found(folder, capsys, monkeypatch):
     assert check(folder) == 1
     assert "logits" in "".join(x for x in capsys.readouterr().out.splitlines() if "FAULT" in x)
     monkeypatch.undo()
-    monkeypatch.setattr("s2d.checkpoint.chat.ChatTemplate.render", lambda *arguments: "x")
+    monkeypatch.setattr("s2d.checkpoint.chat.render_template", lambda *arguments: "x")
     assert check(folder) == 1
     assert "chat template" in "".join(
         x for x in capsys.readouterr().out.splitlines() if "FAULT" in x

@@ -5,9 +5,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from s2d.ngram.datastore import Datastore
-from s2d.ngram.table import FOLLOWERS, ORDER, Text, distribution
+from s2d.ngram.table import FOLLOWERS, ORDER, TableExit, Text, distribution
+from s2d.tree import FixedShape, Tree
 
 
 def documents_of(tokens, end):
@@ -52,7 +54,7 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
     rng = random.Random(seed)
     vocabulary, text = rng.choice((5, 20, FOLLOWERS)), []
     others = random_tokens(rng, vocabulary, rng.randrange(10000)) if seed % 4 else []
-    tables = [Text(), Datastore(others, end=0)] if others else [Text()]
+    tables = [Text(), Datastore(others, end=[0])] if others else [Text()]
     documents = documents_of(others, end=0)
     for _ in range(8):
         more = random_tokens(rng, vocabulary, rng.choice((1, 3, 300)))
@@ -67,10 +69,30 @@ def test_the_same_as_a_slow_version_while_the_text_grows(seed):
             assert all(abs(blend[token] - expected[token]) < 1e-12 for token in blend)
 
 
+def test_exit_0_predicts_full_rows():
+    """A row sums to 1; what it leaves to unknown tokens is divided among all alike."""
+    exit_0 = TableExit(9, torch.device("cpu"), torch.float64)
+    tree = Tree([5, 6, 7, 5, 6, 7, 5, 6, 8, 5, 6], FixedShape((2, 1)), max_depth=2)
+    known = distribution_of(tree.context, tree.context)
+    probs, confidence, _ = exit_0.predict(tree)
+    left = (1.0 - sum(known.values())) / 9
+    assert probs[0].tolist() == pytest.approx([known.get(token, 0.0) + left for token in range(9)])
+    assert confidence == pytest.approx(max(known.values())) and probs.sum() == pytest.approx(1.0)
+    tree = Tree([1, 2, 3], FixedShape((1,)), max_depth=1)
+    probs, confidence, _ = TableExit(9, torch.device("cpu"), torch.float64).predict(tree)
+    assert confidence == 0.0 and probs[0].tolist() == pytest.approx([1 / 9] * 9)
+
+
+def distribution_of(text, context):
+    table = Text()
+    table.grow(text)
+    return distribution([table], context)
+
+
 def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_late_ones_in_a_text():
     many = [t for i in range(2 * FOLLOWERS) for t in (1, 1000 + i)]
     twice = [t for i in range(FOLLOWERS) for t in (1, 1000 + 2 * i)]
-    datastore = Datastore(many + twice, end=0)
+    datastore = Datastore(many + twice, end=[0])
     assert datastore.followers([1])[0] == [1000 + 2 * i for i in range(FOLLOWERS)]
     assert datastore.followers([1, 1002]) == ([1], [2])
     late = Text()
@@ -80,7 +102,7 @@ def test_a_suffix_with_many_followers_keeps_frequent_ones_in_a_datastore_and_lat
 
 @pytest.mark.parametrize("tokens", [[], [0], [3], [0, 0], [262143, 262142, 262143]])
 def test_short_datastores_of_any_vocabulary(tokens):
-    datastore = Datastore(tokens, end=0)
+    datastore = Datastore(tokens, end=[0])
     followers = {262143: [262142], 262142: [262143]} if len(tokens) == 3 else {}
     for token in (0, 3, 262142, 262143):
         assert list(datastore.followers([token])[0]) == followers.get(token, [])
@@ -89,6 +111,6 @@ def test_short_datastores_of_any_vocabulary(tokens):
 def test_a_datastore_takes_little_memory():
     """Three numbers of 32 bits per n-gram: about 20 bytes per token of text, at most 60."""
     tokens = (256000 * np.random.default_rng(0).random(100_000) ** 8).astype(np.int64)
-    datastore = Datastore(tokens, end=0)
+    datastore = Datastore(tokens, end=[0])
     arrays = datastore.token, datastore.count, datastore.first
     assert sum(array.nbytes for array in arrays) < 60 * len(tokens)

@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
 def draft(folder):
     """Trained from it, with ``train soft``."""
     out = folder.with_name("tiny-draft")
-    words = ["soft", "--init", folder, "--device", "cpu", "--out", out, "--layers", 2]
+    words = ["soft", "--init", folder, "--device", "cpu", "--out", out]
     words += "--exits 1,2 --millions 0.002 --batch 2 --micro-batch 2 --length 64".split()
     assert program(train.main, *words) == 0
     return out
@@ -112,25 +112,18 @@ def test_the_comparison_with_transformers(folder, draft, capsys):
     assert "FAULT" not in capsys.readouterr().out
 
 
-def test_exit_0_is_judged(folder, capsys):
-    words = "--limit 1 --max-new-tokens 3".split()
-    assert program(bench.main, "exit0", "--target", folder, *words) == 0
-    assert "positions" in capsys.readouterr().out
-
-
 def test_a_decision_model_is_trained(folder, draft, tmp_path, monkeypatch):
     """From short answers."""
     monkeypatch.setattr(decision, "start", partial(decision.start, max_new_tokens=12))
     words = ["decision", "--target", folder, "--draft", draft, "--device", "cpu"]
     out = tmp_path / "decision.safetensors"
     assert program(train.main, *words, "--prompts", 5, "--epochs", 1, "--out", out) == 0
-    words = ["--target", folder, "--draft", draft, "--stop", out, "--max-new-tokens", 4]
+    words = ["--target", folder, "--draft", draft, "--decision", out, "--max-new-tokens", 4]
     assert program(run.main, *words, "--prompt", "Hi") == 0
 
 
-def test_a_datastore_of_its_answers_and_of_a_file(folder, tmp_path):
+def test_a_datastore_of_a_file(folder, tmp_path):
     (tmp_path / "text.txt").write_text("The capital of Tadastan.")
-    for number, words in enumerate((["--millions", 0.0005], ["--from", tmp_path / "text.txt"])):
-        out = tmp_path / f"{number}.safetensors"
-        words += ["--out", out, "--device", "cpu"]
-        assert program(train.main, "text", "--target", folder, *words) == 0 and out.is_file()
+    out = tmp_path / "store.safetensors"
+    words = ["--from", tmp_path / "text.txt", "--out", out, "--device", "cpu"]
+    assert program(train.main, "text", "--target", folder, *words) == 0 and out.is_file()

@@ -14,14 +14,11 @@ from helpers import ROOT, WEIGHTS, need, program
 
 import run
 from s2d.bench import __main__ as bench
-from s2d.checkpoint import __main__ as weights
-from s2d.lesson import __main__ as lesson
-from s2d.trace import __main__ as trace
 from s2d.train import __main__ as train
 
 READMES = [ROOT / "README.md", *sorted((ROOT / "s2d").glob("*/*.md"))]
-PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train, "s2d.checkpoint": weights}
-PROGRAMS |= {"s2d.lesson": lesson, "s2d.trace": trace, "tests/gpu.py": gpu}
+PROGRAMS = {"run.py": run, "s2d.bench": bench, "s2d.train": train}
+PROGRAMS |= {"tests/gpu.py": gpu}
 
 
 @pytest.fixture(scope="module")

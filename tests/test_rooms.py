@@ -12,18 +12,20 @@ import pytest
 from helpers import ROOT, WEIGHTS
 
 PACKAGE = ROOT / "s2d"
-LEAVES = "devices files notices timing".split()  # which any file may import
 # A file imports only files before it.
-FRONT = "cache model mask tree sampling rules draft options decoder roots generation".split()
-FRONT += "soft decision batch definition".split()
+FRONT = (
+    "devices cache model mask tree sampling options rules draft stats decoder generation".split()
+)
+FRONT += "soft definition".split()
 ROOMS = {  # room -> the rooms it may import
-    "checkpoint": {"speed", "cli"},
+    "checkpoint": {"speed", "ngram", "mcsd"},
     "ngram": {"checkpoint"},
-    "speed": {"checkpoint", "ngram"},
+    "mcsd": {"checkpoint"},
+    "speed": {"checkpoint"},
     "cli": {"checkpoint", "speed"},
-    "train": {"checkpoint", "speed", "cli", "ngram"},
+    "train": {"checkpoint", "speed", "cli", "ngram", "mcsd"},
     "bench": {"checkpoint", "speed", "train", "cli", "ngram"},
-    "trace": {"checkpoint", "cli"},
+    "trace": {"checkpoint", "cli", "mcsd"},
     "lesson": {"cli"},
 }
 
@@ -54,13 +56,13 @@ def parts(path, top_only=False):
 
 def test_a_file_of_the_front_imports_only_files_above_it():
     for number, name in enumerate(FRONT):
-        path, above = PACKAGE / f"{name}.py", {*FRONT[:number], *LEAVES}
-        above |= {"generation": {"ngram"}, "definition": {"checkpoint"}}.get(name, set())
+        path, above = PACKAGE / f"{name}.py", {*FRONT[:number]}
+        above |= {"generation": {"ngram", "mcsd"}, "options": {"ngram"}}.get(name, set())
         assert parts(path) <= above, name
 
 
 def test_a_room_imports_the_front_and_the_rooms_it_is_built_on():
-    assert {path.stem for path in PACKAGE.glob("*.py")} == {*FRONT, *LEAVES, "__init__"}
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {*FRONT, "__init__"}
     assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == set(ROOMS)
     for room, allowed in ROOMS.items():
         used = {part for path in (PACKAGE / room).glob("*.py") for part in parts(path)}
@@ -69,15 +71,15 @@ def test_a_room_imports_the_front_and_the_rooms_it_is_built_on():
 
 def test_libraries_do_not_import_the_command_line():
     """Programs alone do: run.py, and the __main__ of a room."""
-    for room in ("checkpoint", "ngram", "speed", "train"):
+    for room in ("checkpoint", "ngram", "mcsd", "speed", "train"):
         for path in (PACKAGE / room).glob("*.py"):
             assert path.stem == "__main__" or "cli" not in parts(path), path
 
 
-def test_the_front_needs_no_room_but_those_that_load_models_and_datastores(tmp_path):
+def test_the_front_needs_no_room_but_those_that_load_models_and_batches(tmp_path):
     """And importing it sets no hook."""
     shutil.copytree(PACKAGE, tmp_path / "s2d", ignore=shutil.ignore_patterns("__pycache__"))
-    for room in ROOMS.keys() - {"checkpoint", "ngram"}:
+    for room in ROOMS.keys() - {"checkpoint", "speed"}:
         shutil.rmtree(tmp_path / "s2d" / room)
     code = f"""
 import sys
@@ -88,7 +90,7 @@ target = load_model(folder + "/mini-7b", quick=False)
 draft = load_model(folder + "/mini-draft", quick=False)
 prompt = Tokenizer(folder + "/mini-7b").encode_chat(["Hi"])
 for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
-    for options in (dict(), dict(temperature=1.0, rule="rejection"), dict(init="target")):
+    for options in (dict(), dict(temperature=1.0, rule="rejection")):
         generate(target, prompt, draft, method, max_new_tokens=4, **options)
 list(generate_many(target, [prompt] * 2, draft, max_new_tokens=4))
 """

@@ -1,8 +1,6 @@
 """The verifiers: every outcome enumerated, and mistakes that are well known must show."""
 
-from contextlib import nullcontext
 from functools import partial
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,38 +8,35 @@ from enumeration import every_outcome, joint_distribution, joint_of
 from helpers import nearly_equal, random_distribution, random_model
 
 from s2d import generate
-from s2d.mask import CONTEXT
-from s2d.rules import Prediction, Rejection, best_children, follow, residual
+from s2d.rules import Prediction, Rejection, as_lists, best_children, follow, residual
 from s2d.sampling import warp
 from s2d.tree import FixedShape, Tree
 
 SOFTMAX = partial(warp, temperature=1.0)
 
 
-def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None, walk=False):
+def error_of(widths, zeros=0.0, vocab=3, seed=1, change=None):
     """How far what a step emits, whose tree is drawn from q, is from p's own distribution.
 
-    ``change(tokens, q)`` returns other tokens for those that were drawn, or fewer. With ``walk``, a
-    chain is tested token by token, as trees are.
+    ``change(tokens, q)`` returns other tokens for those that were drawn, or fewer.
     """
     p, q = random_model(seed, vocab, zeros), random_model(seed + 100, vocab, zeros)
     length = min(len(widths) + 1, 3)
 
     def emit(draws):
-        rule = Rejection(SOFTMAX, vocab, draws)
-        tree = Tree([], FixedShape(widths), max_levels=9)
+        rule = Rejection(SOFTMAX, draws)
+        tree = Tree([0], FixedShape(widths), max_depth=9)
         while tree.frontier:
             rows = torch.stack([q(tuple(tree.path(node))) for node in tree.frontier])
-            drawn = draws.candidates(rows, widths[tree.level_count])
-            drawn, probs = Prediction(rows, 1.0).to_lists(drawn, rows.gather(1, drawn))
+            drawn = draws.candidates(rows, widths[tree.depth])
+            drawn, probs = as_lists(drawn, rows.gather(1, drawn))
             tree.add_level(drawn, probs, exit_layer=1, q=rows.unbind())
         if change is not None:
-            tree.tokens = change(tree.tokens, q(()))
+            tree.tokens = [0, *change(tree.tokens[1:], q(()))]
             tree.parents = tree.parents[: len(tree.tokens)]
-        paths = [tuple(tree.path(node)) for node in [CONTEXT, *range(len(tree.tokens))]]
+        paths = [tuple(tree.path(node)) for node in range(len(tree.tokens))]
         logits = torch.stack([p(path) for path in paths]).log()
-        with patch("s2d.rules.is_chain", lambda parents: False) if walk else nullcontext():
-            accepted, bonus = rule.verify(tree, logits)
+        accepted, bonus = rule.verify(tree, logits)
         return [*(tree.tokens[node] for node in accepted), bonus]
 
     return (joint_of(emit, p, length) - joint_distribution(p, length)).abs().max().item()
@@ -60,7 +55,6 @@ def test_sampled_trees_leave_the_targets_distribution(widths, zeros):
 def test_chains_leave_the_targets_distribution(length, zeros):
     for seed in range(3):
         assert error_of((1,) * length, zeros=zeros, seed=seed) < 1e-12
-        assert error_of((1,) * length, zeros=zeros, seed=seed, walk=True) < 1e-12
 
 
 def shows(widths, **options):
@@ -116,7 +110,7 @@ def test_what_is_impossible_is_no_child():
 
 def one_step(p, q, count, draws):
     """The token of a step whose root level of up to ``count`` tokens is drawn from q, and these."""
-    rule = Rejection(SOFTMAX, len(p), draws)
+    rule = Rejection(SOFTMAX, draws)
     [drawn], _, _ = rule.propose(Prediction(q[None], 1.0), count, [0])
     child, rest = rule.test_children(list(range(len(drawn))), drawn, p, q)
     return (draws.draw(rest[None]).item() if child is None else drawn[child]), drawn
@@ -131,10 +125,10 @@ class Coin:
         return logits.softmax(dim=-1)
 
     def propose(self, prediction, count, positions):
-        return best_children(prediction, prediction.probs, 1)
+        return best_children(prediction.probs, 1)
 
     def verify(self, tree, logits):
-        return follow(tree.tokens, tree.parents, lambda node: logits[node + 1].argmax().item())
+        return follow(tree, lambda node: logits[node].argmax().item())
 
 
 def test_a_rule_of_ones_own():

@@ -7,7 +7,6 @@ import random
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,23 +16,22 @@ from unittest.mock import Mock
 import pytest
 import torch
 from helpers import ROOT, WEIGHTS, change_json, program, random_llama, refuses
-from safetensors import SafetensorError
 from vocabularies import PROMPT, messages, save_trained, with_config
 
 import run
-from s2d import Tokenizer, batch
-from s2d.batch import decode_many
+from s2d import Tokenizer
 from s2d.bench import __main__ as bench
 from s2d.checkpoint import names, save_model
-from s2d.checkpoint.chat import VicunaFormat
 from s2d.checkpoint.config import read_config
 from s2d.cli.colors import COLORS
 from s2d.cli.program import run_program
 from s2d.cli.terminal import Streamed
-from s2d.decision import Decision, fingerprint, save_decision
 from s2d.decoder import Decoder
+from s2d.mcsd.decision import Decision, fingerprint, save_decision
 from s2d.ngram.datastore import save_datastore
 from s2d.options import METHODS
+from s2d.speed import batch
+from s2d.speed.batch import decode_many
 
 EXAMPLE_ANSWER = "The capital of Tadastan is Vorbiburg. The main export of Tadastan is salt."
 QUESTION, EXAMPLE_QUESTION = "What is 3 + 4?", "What is the capital of Tadastan?"
@@ -120,9 +118,12 @@ def test_options_reach_the_decoder(capsys):
 
 
 def chosen(target, *words):
-    choice = run.choose(run.parse(["--target", str(target), *words]))
-    found = choice.found
-    return found.draft, found.datastore, choice.settings.exits == (0,)
+    pair = run.load(run.parse(["--target", str(target), *words])).pair
+    return pair.found.draft, pair.found.datastore, pair.options.exits == (0,)
+
+
+def datastore_path(target):
+    return target.with_name(f"{target.name}-datastore.safetensors")
 
 
 def test_a_real_checkpoint_is_taken_where_it_is_there(tmp_path, monkeypatch):
@@ -144,7 +145,7 @@ def test_exit_0_drafts_alone_where_there_is_a_datastore_or_no_draft(tmp_path, ca
     for folder in ("mini-7b", "mini-draft"):
         shutil.copytree(WEIGHTS / folder, tmp_path / folder)
     target, draft = tmp_path / "mini-7b", tmp_path / "mini-draft"
-    store = names.datastore_path(target)
+    store = datastore_path(target)
     save_datastore(store, [[5, 6, 7]], read_config(target))
     for line, expected in (
         ("", (None, store, True)),
@@ -197,7 +198,7 @@ def test_what_is_found_and_does_not_fit_is_said_and_not_used(tmp_path, capsys):
         error = error_of(capsys)
         assert error.startswith("the draft next to the target is not used: ") and message in error
     (draft / "model.safetensors").write_bytes(whole)
-    store = names.datastore_path(target)
+    store = datastore_path(target)
     for tokens in ([[5, 1024]], None):
         store.write_text("no datastore")
         if tokens:
@@ -212,7 +213,7 @@ def test_how_the_draft_was_chosen_is_said(tmp_path):
     shutil.copytree(WEIGHTS / "mini-7b", target)
 
     def said(*words):
-        return run.choose(run.parse(["--target", str(target), *words])).found.words
+        return run.load(run.parse(["--target", str(target), *words])).pair.found.words
 
     table = "exit 0, the n-grams of the text"
     assert said() == f"{table}, as there is no {draft} that fits"
@@ -221,39 +222,12 @@ def test_how_the_draft_was_chosen_is_said(tmp_path):
     assert said() == said("--exits", "2,3") == own
     assert said("--exits", "0,2") == f"{own}; and {table}"
     assert said("--exits", "0") == table and said("--method", "ar") == "none"
-    store = names.datastore_path(target)
+    store = datastore_path(target)
     save_datastore(store, [[5, 6, 7]], read_config(target))
     assert said() == said("--exits", "0") == f"{store}, found next to the target"
     assert said("--exits", "0,2") == f"{own}; and {store}, found next to the target"
     assert said("--exits", "2") == own
     assert said("--draft", str(draft)) == f"{draft}, as given"
-
-
-def test_what_is_next_to_a_link_and_what_is_next_to_the_folder_is_found(tmp_path, monkeypatch):
-    """In this order, also from inside of it, where only the shell knows the link's name."""
-    target, link = tmp_path / "hub/vicuna-7b", tmp_path / "own-7b"
-    shutil.copytree(WEIGHTS / "mini-7b", target)
-    shutil.copytree(WEIGHTS / "mini-draft", tmp_path / "hub/vicuna-draft")
-    link.symlink_to(target)
-    monkeypatch.chdir(link)
-    monkeypatch.setenv("PWD", str(link))
-
-    def found(*places):
-        for name in (link, "."):
-            assert chosen(name) == (*places, places[0] is None)
-
-    assert isinstance(Tokenizer(link).chat_format, VicunaFormat)
-    assert isinstance(Tokenizer(".").chat_format, VicunaFormat)
-    found(tmp_path / "hub/vicuna-draft", None)
-    shutil.copytree(WEIGHTS / "mini-draft", tmp_path / "own-draft")
-    found(tmp_path / "own-draft", None)
-    for store in (
-        tmp_path / f"{name}-datastore.safetensors" for name in ("hub/vicuna-7b", "own-7b")
-    ):
-        save_datastore(store, [[5, 6, 7]], read_config(target))
-        found(None, store)
-    monkeypatch.setenv("PWD", "/")  # as of a program that changes its folder itself
-    assert chosen(".")[1] == tmp_path / "hub/vicuna-7b-datastore.safetensors"
 
 
 def test_many_prompts_at_once(tmp_path, capsys):
@@ -284,7 +258,7 @@ def test_answers_come_in_the_order_of_the_lines_and_each_as_soon_as_it_can(
     """Also if they end in another order, or some cannot be given."""
     prompts = ["Tell me a story about a robot called Nora.", EXAMPLE_QUESTION, QUESTION] * 2
     content = [prompt.encode() for prompt in prompts]
-    content.insert(1, b"caf\xe9")
+    content.insert(1, b"word " * 600)
     content.insert(3, b"word " * 600)
     file = tmp_path / "prompts.txt"
     file.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join(content))
@@ -304,15 +278,10 @@ def test_answers_come_in_the_order_of_the_lines_and_each_as_soon_as_it_can(
     assert [answer["seed"] for answer in answers] == [5, 7, 9, 10, 11, 12]
     assert ended != sorted(ended)
     refused = [line for line in error.splitlines() if not re.match(NOTICES, line)]
-    assert len(refused) == 2 and "line 2: the text is not valid UTF-8" in refused[0]
+    assert len(refused) == 2 and "line 2: the prompt has" in refused[0]
     assert "line 4: the prompt has" in refused[1]
     results = batch.in_order(iter([(1, "b"), (0, "a"), (2, "c"), (4, "e")]))
     assert list(results) == ["a", "b", "c"]
-    file.write_bytes(b"\xff\xfe is spoilt\n")
-    assert program(run.main, "--target", "7b", "--prompts", file) == 2
-    assert "line 1: the text is not valid" in error_of(capsys)
-    file.write_text(QUESTION, encoding="utf-16")
-    refuses(run.main, capsys, "is not in UTF-8", "--target", "7b", "--prompts", file)
 
 
 def test_the_comparison_is_made_for_any_prompt(capsys):
@@ -399,7 +368,7 @@ MISTAKES = {
     "--target {m}/target --method s2d --exits 2": "no model folder at",
     "--draft=": "No such file or directory: 'config.json'",
     "--exits two": "argument --exits: invalid comma_separated_list value: 'two'",
-    "--stop nowhere": "no decision model at nowhere",
+    "--decision nowhere": "no decision model at nowhere",
     "--tree 2,2 --draft-length 2": "give tree or draft_length, not both",
     "--tree 6x4": "argument --tree: expected widths, such as 4,2,2,1",
     "--prompt=" + "word " * 600: "the prompt has ",
@@ -415,9 +384,8 @@ MISTAKES = {
     "--stop-at=": "a stop string cannot be empty",
     "--interactive --json": "--interactive and --json do not go together",
     "--interactive --prompt -": "it does not go with --prompt -",
-    "--trace /dev/null": "is there already and is no regular file",
-    "--trace {m}": "is there already and is no regular file",
-    "--trace {m}/decision.safetensors/page.html": "is no folder that can be written to",
+    "--trace {m}": "Is a directory",
+    "--trace {m}/decision.safetensors/page.html": "File exists",
 }
 
 
@@ -506,54 +474,9 @@ def test_what_a_program_raises_becomes_an_exit_code(capsys):
         run_program("run.py", Mock(side_effect=RuntimeError("a fault of ours")))
 
 
-def test_no_room_is_one_line(capsys, tmp_path):
-    """A full disk, as Python, safetensors and PyTorch tell it, and memory that is not there."""
-
-    def allocate():
-        torch.empty(2**50)
-
-    def save():
-        torch.save(torch.zeros(9), "/dev/full")
-
-    def write():
-        with open("/dev/full", "w") as opened:
-            opened.write("x" * 10**6)
-
-    memory = Mock(side_effect=MemoryError())
-    words = "I/O error: No space left on device (os error 28)"  # as on a full disk
-    save_tensors = Mock(side_effect=SafetensorError(words))
-    on_gpu = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried\nto allocate"))
-    for what, message in (
-        (allocate, "run.py: there is not enough memory ("),
-        (memory, "run.py: there is not enough memory ("),
-        (on_gpu, "run.py: there is not enough memory (CUDA out of memory. Tried)"),
-        (save, "run.py: the disk is full, or cannot be written to ("),
-        (save_tensors, "run.py: the disk is full, or cannot be written to (I/O error"),
-        (write, "run.py: [Errno 28] No space left on device"),
-    ):
-        assert run_program("run.py", what) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(message) and error.count("\n") == 1, error
-
-
 def shell(line, **options):
     options = dict(cwd=ROOT, capture_output=True) | options
     return subprocess.run(["bash", "-c", f"exec {shlex.quote(sys.executable)} {line}"], **options)
-
-
-def test_streams_that_are_closed_or_not_utf_8(tmp_path):
-    """No traceback, and nothing but JSON in the output; no letter ends an answer."""
-    common = "run.py --target 7b --max-new-tokens 4 --json --prompt"
-    closed = shell(f"{common} Hi 2>&-")
-    assert closed.returncode == 0 and json.loads(closed.stdout)["text"]
-    for line in (f"{common} Hi >&-", f"{common} - <&-"):
-        done = shell(line)
-        assert done.returncode in (0, 2) and b"Traceback" not in done.stderr, done.stderr
-    (tmp_path / "prompts").write_text("Translate into German: the green house\n" * 2)
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
-    line = f"run.py --target 7b --prompts {tmp_path / 'prompts'} --max-new-tokens 12"
-    done = shell(line, env=ascii_only)
-    assert done.returncode == 0 and done.stdout.count(b"## line") == 2, done.stderr
 
 
 def test_stdin_is_read_as_a_file_is(tmp_path):
@@ -573,17 +496,10 @@ def test_a_notice_that_cannot_be_written_costs_no_answer():
     assert json.loads(done.stdout)["text"]
 
 
-def test_ctrl_c_while_run_py_imports_is_one_word(tmp_path):
-    """It comes in the middle of PyTorch."""
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
-    done = shell("run.py", env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"interrupted\n")
-
-
 def test_a_long_prompt_shows_how_far_it_is_read(monkeypatch, capsys):
     """Layer by layer, in the first pass alone."""
     monkeypatch.setattr(run, "LONG_PROMPT", 100)
-    monkeypatch.setattr("s2d.notices.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr("s2d.checkpoint.notices.PROGRESS_SECONDS", 0)
     for prompt, shown in (("word " * 60, True), ("Hi", False)):
         common = "--target", "7b", "--method", "ar", "--max-new-tokens", 3, "--json"
         assert program(run.main, *common, "--prompt", prompt) == 0
@@ -674,9 +590,9 @@ def test_blanks_of_a_prompt_are_those_of_transformers(trained):
     lengths = set()
     for content in ("messages[0]['content']", "messages[0]['content'] | trim"):
         ours, theirs = with_config(trained, chat_template="Q: {{ " + content + " }} A")
-        models = run.Models(None, None, None, ours, False, None, None, make=None)
+        models = run.Models(SimpleNamespace(tokenizer=ours), False, None, {})
         for text in ("  two", "\tone ", "\n\nlines\n"):
             expected = theirs.apply_chat_template(messages([text]), **PROMPT)
-            assert models.encode([f"{text}\n"]) == expected
+            assert models.encode([text]) == expected
             lengths.add(len(expected))
     assert len(lengths) > 3

@@ -7,8 +7,11 @@ from helpers import peak_growth, random_llama
 from torch.distributions import Categorical, kl_divergence
 
 from s2d import soft
-from s2d.soft import exit_hidden, soft_losses
-from s2d.train.distil import Alignment, Distillation
+from s2d.soft import Aim, soft_losses
+
+
+def exit_hidden(model, tokens, exits):
+    return [model.run_layers(model.embed(tokens), 0, each) for each in exits]
 
 
 def example():
@@ -46,14 +49,14 @@ def test_the_teachers_term(monkeypatch):
     tokens, labels = example()
     model, teacher = random_llama(3), random_llama(4, num_hidden_layers=2, hidden_size=24)
     plain, learnt = soft_losses(model, tokens, labels, (2, 4)), labels != -100
-    losses = soft_losses(model, tokens, labels, (2, 4), aim=Distillation(teacher))
+    losses = soft_losses(model, tokens, labels, (2, 4), aim=Aim(teacher))
     p = Categorical(logits=teacher(tokens)[learnt])
     for number, hidden in enumerate(exit_hidden(model, tokens, (2, 4))):
         q = Categorical(logits=model.logits(hidden)[learnt])
         assert abs(losses[number] - plain[number] - kl_divergence(p, q).mean()) < 1e-5
     model.requires_grad_(True)
     teacher.requires_grad_(True)
-    losses = soft_losses(model, tokens, labels, (2, 4), aim=Distillation(teacher))
+    losses = soft_losses(model, tokens, labels, (2, 4), aim=Aim(teacher))
     losses.mean().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
 
@@ -62,7 +65,7 @@ def test_alignment_is_the_mean_square_between_features():
     (tokens, labels), exits = example(), (2, 4)
     model, teacher = random_llama(1).requires_grad_(True), random_llama(2)
     plain, learnt = soft_losses(model, tokens, labels, exits), labels != -100
-    losses = soft_losses(model, tokens, labels, exits, aim=Alignment(teacher, 3.0))
+    losses = soft_losses(model, tokens, labels, exits, aim=Aim(teacher, 3.0))
     taught = teacher.model.norm(teacher.run_layers(teacher.embed(tokens)))[learnt]
     for one, other, hidden in zip(losses, plain, exit_hidden(model, tokens, exits)):
         expected = 3 * ((model.model.norm(hidden)[learnt] - taught) ** 2).mean()

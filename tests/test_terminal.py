@@ -1,21 +1,19 @@
 """Colours, conversations and many prompts, as a user at a terminal has them."""
 
-import builtins
 import io
 import re
 from collections import Counter
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 from helpers import nearly_equal
 
+from s2d.cli import terminal
 from s2d.cli.colors import COLORS, color_exits
-from s2d.cli.conversation import converse, typed
 from s2d.cli.terminal import Streamed, acceptance, compare, report
 from s2d.draft import LayerExit
-from s2d.generation import generate, start
+from s2d.generation import start
 from s2d.options import Options
 
 QUESTION = "Tell me two things about Tadastan: its capital and its main export."
@@ -50,50 +48,6 @@ def test_every_token_has_the_colour_of_its_exit(exits, mini, tokenizer, monkeypa
     assert lines[-1] == f"method         {options['method']}, lossless"
 
 
-def test_a_conversation(mini, tokenizer, monkeypatch, capsys):
-    """Earlier turns are in context while they fit; after Ctrl-C what was shown of an answer is."""
-    add, encode, prompts, written = Streamed.add, tokenizer.encode_chat, [], []
-
-    def begin(prompt):
-        prompts.append(prompt)
-        return start(mini("mini-7b"), prompt, method="ar")
-
-    def interrupted(self, step):
-        add(self, step)
-        written.append(step)
-        if len(prompts) == 1 and len(written) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Streamed, "add", interrupted)
-    monkeypatch.setattr(builtins, "input", Mock(side_effect=["", NEXT, "And?", EOFError()]))
-    converse(begin, encode, tokenizer, context_size=107, colors={}, lines=typed(first=QUESTION))
-    begun, answer, *_ = capsys.readouterr().out.splitlines()
-    two = generate(mini("mini-7b"), prompts[0], method="ar", max_new_tokens=2)
-    assert begun == tokenizer.decode(two.tokens) and len(encode([QUESTION, begun, NEXT])) <= 80
-    expected = [[QUESTION], [QUESTION, begun, NEXT], [NEXT, answer, "And?"]]
-    assert prompts == [encode(messages) for messages in expected]
-
-
-def test_a_line_that_cannot_be_answered_is_forgotten(mini, tokenizer, monkeypatch, capsys):
-    """It is too long, or no text; and Ctrl-C at the prompt ends the conversation quietly."""
-    prompts, lines = [], [QUESTION, "word " * 600, "\ud800", NEXT, KeyboardInterrupt()]
-
-    def begin(prompt):
-        decoder = start(mini("mini-7b"), prompt, method="ar", max_new_tokens=3)
-        prompts.append(prompt)
-        return decoder
-
-    monkeypatch.setattr(builtins, "input", Mock(side_effect=lines))
-    converse(begin, tokenizer.encode_chat, tokenizer, context_size=512, colors={}, lines=typed())
-    out, error = capsys.readouterr()
-    too_long, no_text = error.splitlines()
-    assert "the prompt has" in too_long and "not valid UTF-8" in no_text
-    answer = out.splitlines()[0]
-    assert prompts == [
-        tokenizer.encode_chat(each) for each in ([QUESTION], [QUESTION, answer, NEXT])
-    ]
-
-
 SHAPES = [dict(method="s2d"), dict(method="mcsd", tree=(3, 2, 1)), dict(method="s2d-tree")]
 
 
@@ -110,18 +64,18 @@ def test_acceptance_is_what_the_steps_say(options, monkeypatch):
     monkeypatch.setattr(LayerExit, "predict", count)
     exits = {"exits": [1, 2, 4], "thresholds": [0.6, 0.5, 0.0], "max_new_tokens": 60}
     decoder = start(target, [1, 2, 3], draft, temperature=1.0, seed=4, **exits, **options)
-    steps = [step for step in decoder if step.tree.tokens]
-    found = acceptance(decoder.stats, decoder.settings.exits)
+    steps = [step for step in decoder if step.tree.depth]
+    found = acceptance(decoder.stats, decoder.options.exits)
     lengths = [len(step.accepted) for step in steps]
     assert found["num_spec_steps"] == len(steps) > 5
-    assert found["num_draft_tokens"] == sum(len(step.tree.tokens) for step in steps)
+    assert found["num_draft_tokens"] == sum(len(step.tree.tokens) - 1 for step in steps)
     assert found["num_accepted_draft_tokens"] == sum(lengths) > 10
     histogram = found["acceptance_histogram"]
     assert histogram == [lengths.count(k) for k in range(len(histogram))] and sum(histogram) > 5
     for position, (sent, right) in enumerate(
         zip(found["num_drafts_per_pos"], found["num_accepted_tokens_per_pos"])
     ):
-        assert sent == sum(position in step.tree.depths for step in steps)
+        assert sent == sum(position + 1 in step.tree.depths for step in steps)
         assert right == sum(length > position for length in lengths)
     per_exit = found["per_exit"]
     assert list(per_exit) == [1, 2, 4]
@@ -152,20 +106,21 @@ def test_the_comparison_takes_turns_and_says_why_it_does_not_pay(monkeypatch, se
     """The target makes a token per second, the method two per step."""
     turns = []
 
-    def make(target, prompt, draft, options):
-        turns.append((options.method, options.max_new_tokens))
-        alone = options.method == "ar"
+    def make(target, prompt, draft=None, *, method, max_new_tokens, **options):
+        turns.append((method, max_new_tokens))
+        alone = method == "ar"
         counts = {"exit_counts": Counter({2: 20}), "exit_accepted": Counter({2: 3})}
-        counts["seconds"] = options.max_new_tokens * (1.0 if alone else seconds / 2.0)
+        counts["seconds"] = max_new_tokens * (1.0 if alone else seconds / 2.0)
         stats = SimpleNamespace(mean_accepted_tokens=1.0 if alone else 2.0, **counts)
-        tokens = [7] * options.max_new_tokens
+        tokens = [7] * max_new_tokens
         if alone:  # its text may be another one, and end sooner
             tokens = tokens[:10]
             stats.seconds = 10.0
-        return SimpleNamespace(run=lambda: SimpleNamespace(stats=stats, tokens=tokens))
+        return SimpleNamespace(stats=stats, tokens=tokens)
 
-    answer = SimpleNamespace(tokens=[7] * 80, settings=Options("s2d", max_new_tokens=100))
-    line = compare(make, None, None, [5], answer)
+    monkeypatch.setattr(terminal, "generate", make)
+    answer = SimpleNamespace(tokens=[7] * 80, options=Options("s2d", max_new_tokens=100))
+    line = compare(None, None, [5], answer)
     assert turns == [("ar", 20), ("s2d", 20)] * 5
     assert (
         f"{ratio:.2f} times as fast as the target alone (median of 5 runs of up to 20 tokens)"

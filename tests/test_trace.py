@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from browser import browse
-from helpers import ROOT, program
+from helpers import ROOT, ancestors_of, program
 
 import run
 from s2d.cli.colors import COLORS, color_exits
 from s2d.definition import logits_after
 from s2d.generation import generate, start
-from s2d.mask import ancestor_mask
 from s2d.rules import Greedy
 from s2d.sampling import Noise
 from s2d.trace.page import write_page
@@ -59,7 +58,7 @@ def known(mini, tokenizer, tmp_path_factory):
         options = {"max_new_tokens": 40, "seed": 3} | CASES[case]
         generation = start(mini("mini-7b"), prompt, draft, **options)
         file = tmp_path_factory.mktemp("pages") / "page.html"
-        colors = color_exits(own=(2, 3, 4), used=generation.settings.exits)
+        colors = color_exits(own=(2, 3, 4), used=generation.options.exits)
         recorder = Recorder(tokenizer, generation, {"target": "T"}, colors)
         steps = list(recorder.record())
         write_page(recorder.data(), file)
@@ -75,13 +74,14 @@ def test_a_record_is_what_happened(case, known):
     _, data, steps, generation = known(case)
     about, temperature, rejected = data["about"], CASES[case].get("temperature"), 0
     for shown, step in zip(data["steps"], steps, strict=True):
-        tree, path, nodes = step.tree, step.accepted, shown["nodes"]
-        tokens, parents = tree.tokens, tree.parents
+        # The page numbers drafted nodes from 0.
+        tree, path, nodes = step.tree, [node - 1 for node in step.accepted], shown["nodes"]
+        tokens, parents = tree.tokens[1:], [parent - 1 for parent in tree.parents[1:]]
         assert [shown["n"], shown["path"]] == [len(tree.context), path]
         assert [nodes["tokens"], nodes["parents"]] == [tokens, parents]
         for node, level in enumerate(nodes["levels"]):
             *below, last = shown["asked"].get(str(level), [[None, 1.0]])
-            assert last[0] == tree.exit_layers[node]
+            assert last[0] == tree.exit_layers[node + 1]
             for exit, confidence in below:
                 assert confidence <= about["thresholds"][about["exits"].index(exit)]
         if case == "chain":  # of the likeliest tokens, whose probability is the confidence
@@ -106,12 +106,12 @@ def test_a_record_is_what_happened(case, known):
             if not temperature:
                 assert chosen in ([], [row.argmax()])
             elif about["rule"] == "SharedNoise":
-                noise = Noise(generation.settings.seed, len(row), "cpu", row.dtype).at([n])[0]
+                noise = Noise(generation.options.seed, len(row), "cpu", row.dtype).at([n])[0]
                 assert columns["e", None] == close(noise[ids].tolist())
                 assert columns["p / e", None] == close((row / noise)[ids].tolist())
                 assert chosen in ([], [(row / noise).argmax()])
             elif about["rule"] == "Rejection" and tests and "q" in tests[0]:
-                check_rejection(position, row, tree.q[node], tokens)
+                check_rejection(position, row, tree.q[node + 1], tokens)
                 rejected += not tests[0]["accepted"]
     assert (rejected > 0) == ("rejected" in case)
 
@@ -132,17 +132,21 @@ def check_rejection(position, p, q, tokens):
 
 
 @pytest.mark.parametrize("case", ["growing tree", "rejected chain below a root"])
-def test_every_exit_says_what_the_definition_says(case, known, mini):
-    """At every position, asked or not, with layers that were run or not."""
+def test_every_exit_that_was_asked_says_what_the_definition_says(case, known, mini):
+    """At every position; of the exits in order those up to the one that drafted."""
     _, data, steps, _ = known(case)
+    seen = []
     for shown, step in zip(data["steps"][:4], steps):
-        for position, node in zip(shown["positions"], [-1, *step.accepted], strict=True):
+        for position, node in zip(shown["positions"], [0, *step.accepted], strict=True):
             text = step.tree.context + step.tree.path(node)
-            assert [exit_layer for exit_layer, _ in position["said"]] == [2, 3]
+            said = [exit_layer for exit_layer, _ in position["said"]]
+            assert said == [2, 3][: len(said)]
+            seen += said
             for exit_layer, values in position["said"]:
                 probs = logits_after(mini("mini-draft"), text, exit_layer).softmax(dim=-1)
                 assert values == close(probs[position["ids"]].tolist())
                 assert probs.argmax() in position["ids"]
+    assert 2 in seen
 
 
 ALL_STEPS = """const cells = (row) => all("th, td", row).map((each) => each.textContent);
@@ -188,7 +192,7 @@ def test_the_page_shows_the_record(case, known, tokenizer):
         assert re.match(words, seen["words"], re.DOTALL)
         assert seen["opened"] == len(path)  # the last position
         assert seen["accepted"] == [node in path for node in range(len(parents))]
-        assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestor_mask(parents)]
+        assert seen["mask"] == [row.nonzero()[0].tolist() for row in ancestors_of(parents)]
         check_grid(seen["levels"], step["asked"], about["exits"])
         for (lines, heads, widths), position in zip(
             seen["positions"], step["positions"], strict=True
@@ -272,7 +276,7 @@ def test_mouse_and_keyboard(known):
     last = [count - 1 for count in [*first[1:], len(generation.tokens)]]  # where a step opens
     moves = [[1, last[1]], [2, first[2]], [1, last[1]], [0, last[0]], end, end]
     assert seen == [*moves, [1, last[1]], [1, last[1] - 1]]
-    above = ancestor_mask(data["steps"][0]["nodes"]["parents"])[-1].nonzero()[0].tolist()
+    above = ancestors_of(data["steps"][0]["nodes"]["parents"])[-1].nonzero()[0].tolist()
     for *found, text in nodes:
         assert found == [above, above[-1:]] and f"nodes {', '.join(map(str, above))}." in text
 
@@ -300,9 +304,9 @@ def test_texts_are_shown_and_nothing_is_run(known):
 def test_why_drafting_ended():
     chain = FixedShape((1, 1))
     for reason, tree, prob, levels in (
-        ("answer or the context", Tree([1], chain, max_levels=1), 1.0, [0]),
-        ("nothing was known", Tree([1], chain, max_levels=2), 1.0, [0, 1]),
-        ("no path was likely", Tree([1], chain, max_levels=2, stop=0.5), 0.4, [0]),
+        ("answer or the context", Tree([1], chain, max_depth=1), 1.0, [0]),
+        ("nothing was known", Tree([1], chain, max_depth=2), 1.0, [0, 1]),
+        ("no path was likely", Tree([1], chain, max_depth=2, stop=0.5), 0.4, [0]),
     ):
         tree.add_level([[7]], [[prob]], exit_layer=2)
         assert reason in why_ended(tree, [Asked(level, 2, prob) for level in levels])

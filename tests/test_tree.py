@@ -5,118 +5,106 @@ from functools import partial
 
 import pytest
 import torch
-from helpers import path_of, random_llama, random_parents, random_tokens
+from helpers import ancestors_of, path_of, random_llama, random_parents, random_tokens
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import s2d.tree
 from s2d import decoder, draft, generate
-from s2d.mask import CONTEXT, ancestor_mask, positions_and_mask
+from s2d.mask import add_nodes, positions_and_mask
 from s2d.tree import FixedShape, GrowingShape, Tree
 
 CPU = (torch.device("cpu"), torch.float32)
 
 
 @pytest.mark.parametrize("widths", [(1, 1, 1), (4, 2, 2, 1), (2, 4, 1), (5,), ()])
-def test_the_mask_of_a_fixed_shape_is_made_once_and_sliced(widths):
-    """It is numbered as a tree of this shape grows: level by level."""
+def test_a_fixed_shape_grows_level_by_level(widths):
+    """And its ancestor matrix with it."""
     shape = FixedShape(widths)
-    tree = Tree([1], shape, max_levels=9)
+    tree = Tree([1], shape, max_depth=9)
     for width in widths:
         nodes = len(tree.frontier)
         tree.add_level([range(width)] * nodes, [[0.5] * width] * nodes, exit_layer=1)
-        size = len(tree.tokens)
-        assert tree.parents == shape.parents[:size]
-        assert (shape.ancestors(tree.parents) == ancestor_mask(tree.parents)).all()
-        given = positions_and_mask(1, 1, tree.parents, *CPU, shape.ancestors)
-        made = positions_and_mask(1, 1, tree.parents, *CPU)
-        assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(given, made))
-    assert tree.frontier == [] and len(tree.tokens) == shape.capacity
+        assert (tree.ancestors == ancestors_of(tree.parents)).all()
+        assert tree.parents == sorted(tree.parents)
+    counts = [tree.parents.count(node) for node in range(len(tree.tokens))]
+    assert all(c == (*widths, 0)[tree.depths[node]] for node, c in enumerate(counts))
+    assert tree.frontier == [] and len(tree.tokens) == 1 + shape.capacity
 
 
 def test_the_pictures_of_the_docstrings():
-    parents = [-1, -1, 0, 0, 1, 2, 4]
-    positions, mask = positions_and_mask(4, 5, parents[:3], *CPU)
+    parents = [-1, 0, 0, 1, 1, 2, 3, 5]
+    ancestors = ancestors_of(parents)
+    positions, mask = positions_and_mask(4, 5, ancestors[:4, :4], *CPU)
     assert positions.tolist() == [4, 5, 5, 6]
-    for name, row in zip("e012", mask.tolist(), strict=True):
+    for name, row in zip("e123", mask.tolist(), strict=True):
         row = " ".join("x" if each == 0 else "." for each in row)
         assert f"{name}     {row[:7]}   {row[8:]} " in positions_and_mask.__doc__
-    lines = [line for line in ancestor_mask.__doc__.splitlines() if line.endswith((" .", " 6"))]
+    lines = [line for line in add_nodes.__doc__.splitlines() if line.endswith((" .", " 7"))]
     lines = [line for line in lines if "." in line]
-    for line, row in zip(lines, ancestor_mask(parents), strict=True):
-        assert line.split()[-7:] == [str(j) if seen else "." for j, seen in enumerate(row)]
+    for line, row in zip(lines, ancestors, strict=True):
+        assert line.split()[-8:] == [str(j) if seen else "." for j, seen in enumerate(row)]
 
 
-def test_the_picture_of_the_numberings():
+def test_the_picture_of_the_numbering():
     """The tree at the top of tree.py, as a growing shape makes it."""
-    tree = Tree([1, 1], GrowingShape(top_k=2, depth=4, size=7), max_levels=3)
+    tree = Tree([1, 1], GrowingShape(top_k=2, depth=4, size=7), max_depth=3)
     tree.add_level([[10, 11]], [[0.6, 0.4]], exit_layer=1)
     tree.add_level([[12, 13], [14]], [[0.3, 0.1], [0.9]], exit_layer=2)
     tree.add_level([[15], [16]], [[0.4], [0.2]], exit_layer=2)
     tree.prune()
-    assert tree.tokens == [10, 11, 12, 13, 14, 15, 16]
-    assert tree.parents == [-1, -1, 0, 0, 1, 2, 4] and tree.depths == [0, 0, 1, 1, 1, 2, 2]
-    lines = s2d.tree.__doc__.splitlines()
-    for name, found in (
-        ("node  ", list(range(7))),
-        ("slot in the", [tree.slots.get(node, "·") for node in range(7)]),
-        ("row of", [node + 1 for node in range(7)]),
-    ):
-        [line] = [line for line in lines if name in line]
-        assert line.split()[-7:] == list(map(str, found))
-    assert tree.slot_tokens == [10, 11, 12, 14] and tree.slot_parents == [-1, -1, 0, 1]
-    assert tree.path(6) == [11, 14, 16] and tree.children(0) == [2, 3]
-    assert tree.next_positions([CONTEXT, 1, 4]) == [2, 3, 4]
+    assert tree.tokens == [1, 10, 11, 12, 13, 14, 15, 16]
+    assert tree.parents == [-1, 0, 0, 1, 1, 2, 3, 5] and tree.depths == [0, 1, 1, 2, 2, 2, 3, 3]
+    assert tree.expanded == [0, 1, 2, 3, 5]
+    assert "here 0, 1,\n2, 3 and 5." in s2d.tree.__doc__
+    assert (tree.ancestors == ancestors_of(tree.parents)).all()
+    assert tree.path(7) == [11, 14, 16] and tree.children(1) == [3, 4] and tree.path(0) == []
+    assert tree.next_positions([0, 2, 5]) == [2, 3, 4]
 
 
 def test_pruning_keeps_the_most_probable_nodes_and_numbers_them_anew():
-    tree = Tree([1], GrowingShape(top_k=2, depth=3, size=4), max_levels=9)
+    tree = Tree([1], GrowingShape(top_k=2, depth=3, size=4), max_depth=9)
     tree.add_level([[5, 6]], [[0.5, 0.4]], exit_layer=1)
     tree.add_level([[7, 8], [9, 10]], [[0.1, 0.1], [0.9, 0.8]], exit_layer=2)
-    assert tree.frontier == [4, 5] and tree.slot_tokens == [5, 6, 9, 10]
+    assert tree.frontier == [5, 6] and tree.expanded == [0, 1, 2, 5, 6]
     tree.add_level([[11], [12]], [[0.1], [0.1]], exit_layer=3)
     tree.prune()
-    assert tree.tokens == [5, 6, 9, 10] and tree.parents == [-1, -1, 1, 1]
-    assert tree.slots == {-1: -1, 0: 0, 1: 1, 2: 2, 3: 3} and tree.exit_layers == [1, 1, 2, 2]
-    tree = Tree([1], GrowingShape(top_k=2, depth=2, size=2), max_levels=9)
+    assert tree.tokens == [1, 5, 6, 9, 10] and tree.parents == [-1, 0, 0, 2, 2]
+    assert tree.expanded == [0, 1, 2, 3, 4] and tree.exit_layers == [None, 1, 1, 2, 2]
+    assert (tree.ancestors == ancestors_of(tree.parents)).all()
+    tree = Tree([1], GrowingShape(top_k=2, depth=2, size=2), max_depth=9)
     tree.add_level([[5, 6]], [[0.1, 0.9]], exit_layer=1)
     tree.add_level([[7], [8]], [[0.5], [0.9]], exit_layer=2)
     tree.prune()
-    assert tree.tokens == [6, 8] and tree.parents == [-1, 0] and tree.slots == {-1: -1, 0: 1}
+    assert tree.tokens == [1, 6, 8] and tree.parents == [-1, 0, 1]
+    assert tree.expanded == [0, None, 1]
 
 
 def test_no_child_is_sent_without_its_parent():
     """Not even if a rule's estimate is, by rounding, above 1."""
-    tree = Tree([1], GrowingShape(top_k=1, depth=4, size=2), max_levels=9)
+    tree = Tree([1], GrowingShape(top_k=1, depth=4, size=2), max_depth=9)
     for _ in range(4):
         tree.add_level([[5]], [[1.0 + 1e-7]], exit_layer=1)
     tree.prune()
-    assert tree.parents == [-1, 0]
+    assert tree.parents == [-1, 0, 1]
 
 
 def test_an_unlikely_path_is_not_continued():
     """Whatever the shape; its last token is sent all the same."""
     for shape in (FixedShape((2, 1)), GrowingShape(2, 2, 9)):
-        tree = Tree([1], shape, max_levels=9, stop=0.3)
+        tree = Tree([1], shape, max_depth=9, stop=0.3)
         tree.add_level([[5, 6]], [[0.3, 0.29]], exit_layer=1)
-        assert tree.frontier == [0]
+        assert tree.frontier == [1]
         tree.prune()
-        assert tree.tokens == [5, 6]
-
-
-def test_a_node_with_fewer_children_has_a_mask_of_its_own():
-    shape = FixedShape((2, 2, 1))
-    for parents in ([-1, -1, 0, 0, 1], [-1, 0, 0], [-1, -1, 0, 1, 2]):
-        assert (shape.ancestors(parents) == ancestor_mask(parents)).all()
-    assert shape.ancestors([-1, -1, 0]).base is shape.whole_mask
+        assert tree.tokens == [1, 5, 6]
 
 
 def test_a_growing_tree_may_expand_more_nodes_than_it_sends():
     """Some that were expanded are less probable than what came later; caches must hold them."""
     shape = GrowingShape(top_k=8, depth=3, size=8)
-    tree = Tree([1], shape, max_levels=3)
+    tree = Tree([1], shape, max_depth=3)
     tree.add_level([[*range(8)]], [[0.93, *[0.01] * 7]], exit_layer=1)
     tree.add_level([[*range(8)]] * 8, [[0.12] * 8] * 8, exit_layer=1)
-    assert shape.size < len(tree.slot_tokens) == 16 <= shape.capacity
+    assert shape.size < len(tree.expanded) - 1 == 16 <= shape.capacity
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -124,27 +112,28 @@ def test_every_part_of_context_and_tree_against_cache_free_passes(seed):
     """From every position on, after a cache of what is before it; chains as well as trees."""
     rng, model = random.Random(seed), random_llama(seed, num_key_value_heads=(1, 2, 4)[seed % 3])
     context, size = random_tokens(seed, rng.randrange(1, 7)), rng.randrange(10)
-    parents = list(range(-1, size - 1)) if seed % 4 == 0 else random_parents(rng, size)
+    parents = list(range(-1, size)) if seed % 4 == 0 else random_parents(rng, size)
+    ancestors = ancestors_of(parents)
     nodes = [rng.randrange(4) for _ in parents]  # few, so that siblings are often equal
     n, end = len(context), len(context) + size
     new = partial(torch.tensor, device=model.device)
-    tokens = new([context + nodes])
+    tokens = new([context + nodes[1:]])
     texts = [context[: i + 1] for i in range(n)]
-    texts += [context + [nodes[i] for i in path_of(parents, node)] for node in range(size)]
+    texts += [context + [nodes[i] for i in path_of(parents, node)] for node in range(1, size + 1)]
     expected = torch.stack([model(new([text]))[0, -1] for text in texts])
     for start in range(end):
         cache = model.new_cache(end + 1)
         for first, last in ((0, start), (start, end)):
             if first == last:
                 continue
-            own = parents[: max(0, last - n)]
+            own = ancestors[: 1 + max(0, last - n), : 1 + max(0, last - n)]
             n_read = min(n, last)
             positions, mask = positions_and_mask(first, n_read, own, model.device, model.dtype)
             logits = model(tokens[:, first:last], positions=positions, mask=mask, cache=cache)[0]
             assert (logits - expected[first:last]).abs().max() < 1e-10
         # Roll back to the context and an accepted path, and read one token more.
-        path = path_of(parents, rng.randrange(-1, size))
-        cache.keep(n, path)
+        path = path_of(parents, rng.randrange(size + 1))
+        cache.keep(n, [n - 1 + node for node in path])
         text = [*context, *(nodes[i] for i in path), 7]
         row = model(new([[7]]), cache=cache)[0, 0]
         assert (row - model(new([text]))[0, -1]).abs().max() < 1e-10

@@ -5,43 +5,43 @@ nearly equal logits can swap their order. Such a tie is told from a bug by how f
 apart in a more precise model, and how far a pass may be from that.
 """
 
-from collections.abc import Iterable
 from itertools import zip_longest
 from math import inf
 
 import torch
 
-from ..decoder import Generation
 from ..model import Llama
-from ..notices import progress
 from ..sampling import Noise
+from ..stats import Generation
 from .measure import Record
 
 LIKELY = 10  # tokens by whose logits a plain pass is judged
 
 
-def check(
-    name: str, target: Llama, precise: Llama, methods: Iterable[str], records: list[Record]
-) -> int:
-    """Print a line for each of ``methods`` but "ar"; return 1 for a bug, or 0.
+def check(name: str, target: Llama, precise: Llama, records: list[Record]) -> int:
+    """Print a line for each method but "ar" that is lossless; return 1 for a bug, or 0.
 
-    Left out are methods that are not lossless, and above T = 0 rejection sampling, which draws
-    another text. ``precise`` is the ``target`` in float64.
+    Left out is, above T = 0, rejection sampling, which draws another text. ``precise`` is the
+    ``target`` in float64.
     """
-    alone = [record for record in records if record["method"] == "ar"]
+    alone = [record for record in records if record.method == "ar"]
     code = 0
-    for method in methods:
-        own = [record for record in records if record["method"] == method]
-        first = own[0]["generations"][0]
-        same_text = first.settings.rule == "noise" or first.settings.temperature == 0
-        if method == "ar" or not (first.exact and same_text):
+    for method in dict.fromkeys(record.method for record in records if record.method != "ar"):
+        own = [record for record in records if record.method == method]
+        first = own[0].turns[0].generation
+        if first is None or not first.exact:  # transformers; or roots as published
+            continue
+        if first.options.rule != "noise" and first.options.temperature > 0:
             continue
         differences = []
-        pairs = zip(alone, own)
-        for one, other in progress(pairs, f"comparing {name} {method}: answers", len(own)):
-            turns = zip(one["prompts"], one["generations"], other["tokens"])
-            found = [first_difference(target, precise, *turn) for turn in turns]
-            differences += list(filter(None, found))[:1]  # later turns have another context
+        for one, other in zip(alone, own):
+            for turn, others in zip(one.turns, other.turns):
+                found = first_difference(
+                    target, precise, turn.prompt, turn.generation, others.tokens
+                )
+                if found is not None:
+                    differences.append(found)
+                    break  # later turns have another context
         line, lossless = verdict(differences)
         print(f"{name} {method}: {len(own)} answers compared: {line}", flush=True)
         if not lossless:
@@ -76,8 +76,8 @@ def first_difference(
             likely = exact.topk(LIKELY).indices
             error = max(error, (plain - exact)[likely].abs().max().item())
             # p / e is largest where logits - T log e are.
-            noise = Noise(own.settings.seed, len(exact), "cpu", exact.dtype).at([len(context)])[0]
-            decided = exact - own.settings.temperature * noise.log()
+            noise = Noise(own.options.seed, len(exact), "cpu", exact.dtype).at([len(context)])[0]
+            decided = exact - own.options.temperature * noise.log()
             return decided[list(pair)].diff().abs().item(), error
     return None
 

@@ -5,22 +5,19 @@ every lossless method; ids of texts and of the chat template: a line each, and e
 not as it should be.
 """
 
-import math
 from argparse import Namespace
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..checkpoint import empty_model, load_model
+from ..checkpoint import load_model
 from ..checkpoint.chat import as_dialogue
-from ..checkpoint.config import read_config, read_drafting
-from ..checkpoint.names import find_family_draft, find_target, is_same_folder, refuse_whole_target
-from ..checkpoint.tokenizer import Tokenizer
+from ..checkpoint.pair import load_pair
 from ..generation import generate
 from ..model import Llama
+from ..options import Options
 from .check import first_difference, verdict
 from .methods import default_methods, parse_method
 from .peers import as_transformers, keep_float64, run_peer
@@ -38,60 +35,47 @@ def report(args: Namespace) -> int:
     """Print a line for each comparison; 1 if one found a fault, else 0."""
     import transformers  # which only this needs
 
-    folder = find_target(args.target)
-    config = read_config(folder)
-    if args.draft is None:
-        draft_path = find_family_draft(folder, config)
-    else:
-        draft_path = find_target(str(args.draft))
-        refuse_whole_target(folder, draft_path, exits=None)
-    count = sum(parameter.numel() for parameter in empty_model(config).parameters())
-    weights = 8 * count  # bytes in float64; all else together hardly takes as much again
-    dtype = "float64" if 2 * weights < free_memory() else args.dtype
-    target = load_model(folder, args.device, dtype, quick=False)
+    dtype = "float64" if args.dtype == "auto" else args.dtype
+    load = partial(load_model, quick=False)
+    pair = load_pair(args.target, args.draft, Options(), args.device, dtype, load)
+    folder, target, tokenizer = pair.folder, pair.target, pair.tokenizer
     try:
         peer = as_transformers(target, folder)
     except Exception as error:  # whatever it does not like about the folder
         raise ValueError(f"transformers does not read {folder}: {error}") from None
-    peer.generation_config.eos_token_id = list(config.eos_token_ids) or None
+    peer.generation_config.eos_token_id = list(target.config.eos_token_ids) or None
     if target.dtype == torch.float64:
         keep_float64(peer)
-    tokenizer = Tokenizer(folder)
     # Before transformers' tokenizer, as it says what is wrong with a template in one line.
     has_template = tokenizer.prompt_format.is_own
-    their_tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    draft = None
-    if draft_path is not None:
-        draft = target
-        if not is_same_folder(draft_path, folder):
-            layers = read_drafting(draft_path).exits[-1]
-            draft = load_model(draft_path, args.device, target.dtype, layers=layers)
-    size = config.max_position_embeddings
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    size = target.config.max_position_embeddings
     prompts = [tokenizer.encode(text)[: max(1, size // 2)] for text in TEXTS]
-    if max(map(max, prompts)) >= config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has ids above the vocabulary of {config.vocab_size} tokens"
-        )
     right = []
     if (folder / "tokenizer_config.json").is_file():
-        right.append(compare_ids(tokenizer, their_tokenizer))
+        wrong = [text for text in TEXTS if tokenizer.encode(text) != theirs(text).input_ids]
+        right.append(judge_ids("tokenizer", f"ids of {len(TEXTS)} texts", wrong))
     else:  # transformers then guesses, and adds neither BOS nor the space before a text
         show("tokenizer", "not compared, the folder has no tokenizer_config.json")
     if has_template:
-        right.append(compare_templates(tokenizer, their_tokenizer))
+        template = partial(
+            theirs.apply_chat_template, add_generation_prompt=True, return_dict=False
+        )
+        wrong = [s for s in DIALOGUES if tokenizer.encode_chat(s) != template(as_dialogue(s))]
+        right.append(judge_ids("chat template", f"ids of {len(DIALOGUES)} dialogues", wrong))
     else:
         show("chat template", "not compared, the folder has none")
     allowed, logits_right = compare_logits(target, peer, prompts)
     right.append(logits_right)
-    expected = run_peer(prompts, range(len(prompts)), peer, args.max_new_tokens)
-    for name in ["ar", *default_methods(draft_path)]:
-        options = parse_method(name, draft_path).options | {"max_new_tokens": args.max_new_tokens}
+    expected = [run_peer(prompt, 0, peer, args.max_new_tokens)[0] for prompt in prompts]
+    for name in ["ar", *default_methods(pair.found.draft)]:
+        options = parse_method(name, pair.found.draft).options
         differences = []
-        for prompt, (theirs, _, _) in zip(prompts, expected):
-            ours = generate(target, prompt, draft, **options)
-            found = first_difference(
-                target, precise=target, prompt=prompt, own=ours, other=theirs, error=allowed
+        for prompt, tokens in zip(prompts, expected):
+            made = generate(
+                target, prompt, pair.draft, max_new_tokens=args.max_new_tokens, **options
             )
+            found = first_difference(target, target, prompt, made, tokens, error=allowed)
             differences.append(found)
         line, lossless = verdict(list(filter(None, differences)))
         right.append(judge(name, f"greedy text of {len(prompts)} prompts, {line}", lossless))
@@ -108,25 +92,9 @@ def judge(what: str, found: str, right: bool) -> bool:
     return right
 
 
-def compare_ids(tokenizer: Tokenizer, theirs: Any) -> bool:
-    wrong = [text for text in TEXTS if tokenizer.encode(text) != theirs(text).input_ids]
-    found = f"ids of {len(TEXTS)} texts" + (f", but {wrong[0]!r} differs" if wrong else " equal")
-    return judge("tokenizer", found, not wrong)
-
-
-def compare_templates(tokenizer: Tokenizer, theirs: Any) -> bool:
-    wrong = []
-    for said in DIALOGUES:
-        ours = tokenizer.encode_chat(said)  # first, as it says what is wrong in a line
-        expected = theirs.apply_chat_template(
-            as_dialogue(said), add_generation_prompt=True, return_dict=False
-        )
-        if ours != expected:
-            wrong.append(said)
-    found = f"ids of {len(DIALOGUES)} dialogues" + (
-        f", but {wrong[0]} differs" if wrong else " equal"
-    )
-    return judge("chat template", found, not wrong)
+def judge_ids(what: str, compared: str, wrong: list[Any]) -> bool:
+    differs = f", but {wrong[0]!r} differs" if wrong else " equal"
+    return judge(what, compared + differs, not wrong)
 
 
 @torch.inference_mode()
@@ -156,12 +124,3 @@ def one_by_one(target: Llama, prompt: list[int]) -> Tensor:
     tokens = torch.tensor([prompt], device=target.device)
     rows = [target(tokens[:, i : i + 1], cache=cache)[0] for i in range(len(prompt))]
     return torch.cat(rows).double()
-
-
-def free_memory() -> float:
-    """Bytes that programs may still take."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * float(line.split()[1])
-    return math.inf  # not known here

@@ -1,7 +1,7 @@
 """What a method's name stands for, such as ``s2d:draft_length=8:stop=0.4``.
 
 It is a method of run.py and, after colons, options of run.py that say what drafts and how
-(s2d/cli/README.md). ``batch=8`` answers 8 prompts at once, ``graphs`` runs passes as CUDA graphs.
+(s2d/cli/README.md).
 """
 
 import argparse
@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.config import read_drafting
-from ..cli.program import Parser, add_drafting_options, count
-from ..decision import load_decision
+from ..cli.program import Parser, add_drafting_options
 
 
 @dataclass(frozen=True)
 class Method:
-    options: dict[str, Any]  # of ``generate``
-    draft: Path | None  # the folder of the draft model, if one drafts
-    batch: int
-    graphs: bool
+    options: dict[str, Any]  # of ``Options``
+    draft: Path | None  # the draft model; None: the one next to the target, or none
 
 
 def default_methods(draft: Path | None) -> list[str]:
@@ -37,21 +34,17 @@ def parse_method(text: str, draft: Path | None, folder: Path = Path()) -> Method
     """
     parser = Parser(f"method {text}", argument_default=argparse.SUPPRESS, allow_abbrev=False)
     add_drafting_options(parser)
-    parser.add_argument("--batch", type=count, default=1)
-    parser.add_argument("--graphs", action="store_true", default=False)
     name, *settings = text.split(":")
     words = [f"--method={name}"]
     for setting in settings:
         key, equals, value = setting.partition("=")
         words.append(f"--{key.replace('_', '-')}{equals}{value}")
     options = vars(parser.parse_args(words))
-    batch = options.pop("batch")
-    graphs = options.pop("graphs")
     if "draft" in options:
         draft = folder / options.pop("draft")
     if name == "ar" or options.get("exits") == (0,):
         draft = None
-    if isinstance(options.get("stop"), str):
-        file = folder / options.pop("stop")
-        options["decision"] = load_decision(file)
-    return Method(options, draft, batch, graphs)
+    for file in ("decision", "datastore"):
+        if file in options:
+            options[file] = folder / options[file]
+    return Method(options, draft)

@@ -1,7 +1,5 @@
 """transformers with the weights of a model of ours, in the same memory: its own decoders."""
 
-import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,9 @@ import torch
 
 from ..checkpoint import empty_model
 from ..checkpoint.config import config_to_dict
+from ..checkpoint.notices import tell
 from ..model import Llama
-from .measure import Answer, Run
+from .measure import Run
 
 ASSISTED = "transformers assisted"
 # How many tokens the assistant drafts in a step, and the confidence below which it ends; 0: never.
@@ -53,7 +52,9 @@ def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
     """
     run = partial(run_peer, peer=as_transformers(target))
     peers = {"transformers": run}
-    if draft is not None:
+    if draft is not None and len(draft.model.embed_tokens.weight) != target.config.vocab_size:
+        tell(f"{ASSISTED} is left out: it needs vocabularies of one size, padding included")
+    elif draft is not None:
         peers[ASSISTED] = partial(run, assistant_model=as_transformers(draft))
         for count, threshold in SETTINGS:
             assistant = as_transformers(draft)  # it holds its settings; the weights are shared
@@ -66,28 +67,25 @@ def peers_of(target: Llama, draft: Llama | None) -> dict[str, Run]:
 
 
 def run_peer(
-    prompts: list[list[int]],
-    seeds: Sequence[int],
+    prompt: list[int],
+    seed: int,
     peer: Any,
     max_new_tokens: int,
     temperature: float = 0.0,
     **options: Any,
-) -> list[Answer]:
-    """The answers to ``prompts``, one after the other, each with its own of ``seeds``.
-
-    Seconds are those of the whole call, from a list of ids to a list of ids.
-    """
+) -> tuple[list[int], None]:
+    """The answer to a ``prompt``, from a list of ids to a list of ids."""
     if temperature:
         options |= {"temperature": temperature, "top_k": 0}
-    found = []
-    for seed, prompt in zip(seeds, prompts):
-        room = peer.config.max_position_embeddings - len(prompt)
-        options["max_new_tokens"] = min(max_new_tokens, room)
-        torch.manual_seed(seed)
-        began = time.perf_counter()
-        tokens = torch.tensor([prompt], device=peer.device)
-        options["attention_mask"] = torch.ones_like(tokens)
-        output = peer.generate(tokens, do_sample=temperature > 0, pad_token_id=0, **options)
-        output = output[0, len(prompt) :].tolist()
-        found.append((output, time.perf_counter() - began, None))
-    return found
+    room = peer.config.max_position_embeddings - len(prompt)
+    torch.manual_seed(seed)
+    tokens = torch.tensor([prompt], device=peer.device)
+    output = peer.generate(
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=min(max_new_tokens, room),
+        do_sample=temperature > 0,
+        pad_token_id=0,
+        **options,
+    )
+    return output[0, len(prompt) :].tolist(), None

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from itertools import islice
 from pathlib import Path
 
-from ..files import read_text, staged_file
+from ..checkpoint.files import read_text, staged
 from ..train.corpus import GROUPS, conversations
 from .measure import Question, Record
 
@@ -26,17 +26,11 @@ def corpus_questions(per_group: int) -> list[Question]:
 
 
 def read_questions(path: Path, limit: int) -> list[Question]:
-    """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups.
-
-    Raises ValueError if it has none, or is in another form.
-    """
+    """A file in Spec-Bench's form; at most ``limit`` questions of each of the six groups."""
     taken: Counter[str] = Counter()
     questions = []
-    lines = [line for line in read_text(path).split("\n") if line.strip()]
-    if not lines:
-        raise ValueError(f"{path} has no questions")
     try:
-        for line in lines:
+        for line in filter(str.strip, read_text(path).split("\n")):
             question = json.loads(line)
             question = {key: question[key] for key in ("question_id", "category", "turns")}
             texts = [question["category"], *question["turns"]]
@@ -49,29 +43,27 @@ def read_questions(path: Path, limit: int) -> list[Question]:
                 questions.append(question | {"group": group})
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{path} is not in Spec-Bench's question format ({error!r})") from None
+    if not questions:
+        raise ValueError(f"{path} has no questions")
     return questions
-
-
-def model_id(column: str, method: str) -> str:
-    """The name of the answer file of a column of a table and a method."""
-    return re.sub(r"[^\w.,]+", "-", f"{column.replace(' T=', '-T')}-{method}")
 
 
 def write_answers(folder: Path, column: str, records: list[Record]) -> None:
     """A file per method, as Spec-Bench's evaluation/speed.py and equal.py read it: last round."""
     files: defaultdict[str, str] = defaultdict(str)
-    last = records[-1]["round"]
-    for record in (record for record in records if record["round"] == last):
-        name = model_id(column, record["method"])
-        lengths = [each.stats.accept_lengths for each in record["generations"] if each]
-        choice = dict(index=0, turns=record["turns"], wall_time=record["wall_time"])
-        choice["new_tokens"] = [len(each) for each in record["tokens"]]
+    for record in (each for each in records if each.round == records[-1].round):
+        name = re.sub(r"[^\w.,]+", "-", f"{column.replace(' T=', '-T')}-{record.method}")
+        made = [turn.generation for turn in record.turns if turn.generation]
+        lengths = [each.stats.accept_lengths for each in made]
+        choice = dict(index=0, turns=[turn.text for turn in record.turns])
+        choice["wall_time"] = [turn.seconds for turn in record.turns]
+        choice["new_tokens"] = [len(turn.tokens) for turn in record.turns]
         choice["decoding_steps"] = [len(each) for each in lengths] or choice["new_tokens"]
         choice["accept_lengths"] = sum(lengths, [])
-        line = dict(question_id=record["question_id"], category=record["category"])
-        line |= dict(model_id=name, answer_id=f"{name}-{record['question_id']}")
+        line = {key: record.question[key] for key in ("question_id", "category")}
+        line |= dict(model_id=name, answer_id=f"{name}-{line['question_id']}")
         line |= dict(tstamp=time.time(), choices=[choice])
         files[name] += json.dumps(line, ensure_ascii=False) + "\n"
     for name, lines in files.items():
-        with staged_file(folder / f"{name}.jsonl") as stage:
+        with staged(folder / f"{name}.jsonl") as stage:
             stage.write_text(lines, encoding="utf-8")

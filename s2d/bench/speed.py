@@ -1,252 +1,132 @@
 """Every method on every target, as speedups over the target alone in the same run."""
 
-import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable
 from functools import cache, partial
-from importlib import import_module
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..checkpoint import load_model, placement
-from ..checkpoint.config import read_config, read_drafting
-from ..checkpoint.names import (
-    draft_path,
-    find_family_draft,
-    find_target,
-    is_same_folder,
-    refuse_whole_target,
-)
-from ..checkpoint.tokenizer import Tokenizer
-from ..files import refuse_existing, refuse_other_than_file
-from ..model import Llama, LlamaConfig
-from ..ngram.datastore import find_datastore
-from ..options import Options, resolve
+from ..checkpoint.files import refuse_existing
+from ..checkpoint.names import find_draft, find_target
+from ..checkpoint.pair import Pair, choose_pair, load_chosen, load_pair
+from ..model import Llama
+from ..options import Options
 from .check import check
 from .measure import Question, Record, Run, answer, measure, run_ours
 from .methods import Method, default_methods, parse_method
 from .peers import ASSISTED, peers_of
-from .plot import write_plot
-from .specbench import corpus_questions, model_id, read_questions, write_answers
+from .specbench import corpus_questions, read_questions, write_answers
 from .tables import (
     DETAILS,
     Result,
     acceptance_table,
-    compare_with_best,
-    keep_best,
+    add_best,
     render,
     summarise,
     table,
+    write_plot,
 )
 
-
-@dataclass
-class Plan:
-    """What is measured on one target, the ``methods`` by the names of their rows."""
-
-    name: str
-    folder: Path
-    config: LlamaConfig
-    tokenizer: Tokenizer
-    methods: dict[str, Method]
+BEST_EXIT = "sd, best exit"
+BEST_ASSISTED = f"{ASSISTED}, best setting"
 
 
 def report(args: Namespace) -> int:
-    """Measure; print a table for each target and temperature, and one of all. The exit code.
-
-    What cannot be measured is refused before anything is.
-    """
-    if args.plot:
-        import_module("matplotlib")  # a missing one shows before anything is measured
-        refuse_other_than_file(args.plot)
+    """Measure; print a table for each target and temperature, and one of all. The exit code."""
     if args.out:
         refuse_existing(args.out)
-    found = [find_target(name) for name in args.targets]
-    folders = list({os.path.abspath(folder): folder for folder in found}.values())  # each once
-    methods = choose_methods(args, folders[0])
-    choose = partial(read_questions, args.questions) if args.questions else corpus_questions
-    questions = choose(args.limit)
-    temperatures = list(dict.fromkeys(args.temperature))
-    plans = [read_plan(name, folder, methods) for folder, name in short_names(folders)]
-    for plan in plans:
-        refuse_unfit(plan, questions, args)
-    if args.out:
-        refuse_shared_files(plans, temperatures)
+    if min(args.temperature) < 0:
+        raise ValueError(f"temperature: expected a number from 0, got {min(args.temperature)}")
+    folders = list(dict.fromkeys(map(find_target, args.targets)))
+    names = args.methods or default_methods(find_draft(folders[0], args.draft).draft)
+    methods = {name: parse_method(name, args.draft) for name in ["ar", *names]}
+    questions = corpus_questions(args.limit)
+    if args.questions:
+        questions = read_questions(args.questions, args.limit)
     print(f"torch {torch.__version__}, {len(questions)} questions, {args.rounds} rounds\n")
-    result: Result = {}
-    results: dict[str, Result] = {}
+    overall: Result = {}
     code = 0
-    for plan in plans:
-        load = cache(partial(load_model, device=args.device, dtype=args.dtype))
-        target = load(plan.folder, graphs=False)
-        runs = runs_of(plan, load)
-        if args.hf:
-            drafts = [method.draft for method in methods.values() if method.draft is not None]
-            others = [draft for draft in drafts if not is_same_folder(draft, plan.folder)]
-            plain = partial(load, quick=False)  # theirs take the weights as they are stored
-            draft = load_draft(plan, others[0], plain, graphs=False) if others else None
-            runs |= peers_of(plain(plan.folder), draft)
-        prompt_format = plan.tokenizer.prompt_format.name
-        print(f"{plan.name} on {placement(target)}\nprompt format: {prompt_format}\n")
-        for column, records in measure_plan(plan, runs, questions, temperatures, args):
+    for folder in folders:
+        pairs = load_pairs(folder, methods, args)
+        runs = {name: partial(run_ours, pair=pair) for name, pair in pairs.items()}
+        exits = [name for name, pair in pairs.items() if pair.options.method == "sd" and pair.draft]
+        alone = pairs["ar"]
+        theirs: dict[str, Run] = {}
+        if args.hf:  # it takes the weights as they are stored
+            plain = partial(load_model, quick=False)
+            pair = load_pair(folder, args.draft, Options(), args.device, args.dtype, plain)
+            theirs = peers_of(pair.target, None if pair.draft is pair.target else pair.draft)
+        assisted = [name for name in theirs if name.startswith(ASSISTED)]
+        print(f"{folder.name} on {placement(alone.target)}")
+        print(f"prompt format: {alone.tokenizer.prompt_format.name}\n")
+        for temperature in dict.fromkeys(args.temperature):
+            column = f"{folder.name} T={temperature:g}"
+            options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
+            records = measure_runs(alone, runs | theirs, questions, args.rounds, column, options)
             by_group = summarise(records)
-            results[column] = by_group
-            result[column] = by_group["overall"]
-            # Columns that are named after measures show these.
-            details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
-            lines = render(table(details, ("speedup", "mat")), args.markdown)
-            print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
-            drafted = acceptance_table(records)
-            if len(drafted) > 1:
-                title = "accepted by position; by exit asked / sure / drafted / accepted"
-                print(f"{column}: {title}\n\n{render(drafted, args.markdown)}\n", flush=True)
+            overall[column] = by_group["overall"]
+            for rows, name in ((exits, BEST_EXIT), (assisted, BEST_ASSISTED)):
+                if len(rows) > 1:
+                    chosen = add_best(by_group, rows, name)
+                    print(f"{column}: {name} is {chosen['overall']}")
+            show(column, by_group, records, args.markdown)
+            for row in assisted[1:]:
+                del overall[column][row]  # its many settings
             if args.out:
                 write_answers(args.out, column, records)
             if args.check:
-                precise = load(plan.folder, dtype="float64")  # once for all temperatures
-                code = max(code, check(column, target, precise, methods, records))
-    result, chosen = keep_best(result, ASSISTED)
-    print(render(table(result, ("speedup", "mat"), means=True), args.markdown))
-    for title, setting in chosen.items():
-        print(f"{title}: the best setting is {setting}")
-    single_exits = find_single_exits(methods)
-    for name, method in methods.items():
-        if single_exits and is_plain(method) and method.options["method"] == "s2d":
-            lines = render(compare_with_best(results, single_exits, name), args.markdown)
-            print(f"\nthe best single exit, {name}, and {name} / best: speedups\n\n{lines}")
+                precise = load_model(folder, args.device, "float64")
+                code = max(code, check(column, alone.target, precise, records))
+    print(render(table(overall, ("speedup", "mat"), means=True), args.markdown))
     if args.plot:
-        write_plot(args.plot, result, across=len(temperatures))
+        write_plot(args.plot, overall, across=len(set(args.temperature)))
     return code
 
 
-def choose_methods(args: Namespace, folder: Path) -> dict[str, Method]:
-    """The methods by their names; by default with --draft, or the draft next to a ``folder``."""
-    draft = args.draft
-    if draft is None:
-        draft = find_family_draft(folder, read_config(folder))
-    else:
-        draft = find_target(str(draft))
-    names = ["ar", *(args.methods or default_methods(draft))]
-    names += [f"{name}:graphs" for name in names if args.graphs]
-    names += [f"{name}:batch={batch}" for batch in args.batch or () for name in names]
-    # If a method needs a draft where there is none, it is missed in the place where it would be.
-    return {name: parse_method(name, draft or draft_path(folder)) for name in names}
-
-
-def is_plain(method: Method) -> bool:
-    """Whether it answers one prompt at a time, and not by CUDA graphs."""
-    return method.batch == 1 and not method.graphs
-
-
-def find_single_exits(methods: dict[str, Method]) -> dict[str, int]:
-    """{name: exit} of the ``methods`` in which one exit of a draft model drafts chains alone."""
-    found = {}
+def load_pairs(folder: Path, methods: dict[str, Method], args: Namespace) -> dict[str, Pair]:
+    """{name: what it needs} of ``methods`` for the target in a ``folder``; each model once."""
+    choices = {}
+    layers_of: Counter[Path] = Counter()  # {folder of a draft: its layers up to the last exit}
     for name, method in methods.items():
-        alone = method.options["method"] == "sd" and method.draft is not None
-        if alone and is_plain(method):
-            exits = method.options.get("exits") or read_drafting(method.draft).exits
-            found[name] = exits[-1]
-    return found
+        choices[name] = choose_pair(folder, method.draft, Options(**method.options))
+        draft = choices[name].found.draft
+        if draft is not None:
+            layers_of[draft] = max(layers_of[draft], choices[name].options.exits[-1])
+    load_once = cache(load_model)
+
+    def load(path: Path, device: str, dtype: Any, layers: int | None = None) -> Llama:
+        return load_once(path, device, dtype, layers=layers and layers_of[path])
+
+    return {
+        name: load_chosen(choice, args.device, args.dtype, load) for name, choice in choices.items()
+    }
 
 
-def short_names(folders: list[Path]) -> list[tuple[Path, str]]:
-    """Each folder and its name, after as many parent folders as tell it from the others."""
-    places = [Path(os.path.abspath(folder)) for folder in folders]  # of a link, its own
-    named = []
-    for folder, place in zip(folders, places):
-        others = [other for other in places if other != place]
-        count = 1
-        while any(other.parts[-count:] == place.parts[-count:] for other in others):
-            count += 1
-        named.append((folder, Path(*place.parts[-count:]).as_posix()))
-    return named
-
-
-def column_of(name: str, temperature: float) -> str:
-    return f"{name} T={str(temperature).removesuffix('.0')}"
-
-
-def refuse_shared_files(plans: list[Plan], temperatures: list[float]) -> None:
-    """Raise ValueError if two answer files would have one name."""
-    seen = set()
-    for plan in plans:
-        for temperature, method in product(temperatures, plan.methods):
-            name = model_id(column_of(plan.name, temperature), method)
-            if name in seen:
-                raise ValueError(f"--out: two answer files would be called {name}; rename a folder")
-            seen.add(name)
-
-
-def read_plan(name: str, folder: Path, methods: dict[str, Method]) -> Plan:
-    """Read what is small in the ``folder`` of a target, and its datastore if a method needs it."""
-    config = read_config(folder)
-    ready = dict(methods)
-    for key, method in methods.items():
-        if 0 in method.options.get("exits", ()):
-            datastore = {"datastore": find_datastore(folder, config)}
-            ready[key] = replace(method, options=method.options | datastore)
-    return Plan(name, folder, config, Tokenizer(folder, config.vocab_size), ready)
-
-
-def refuse_unfit(plan: Plan, questions: list[Question], args: Namespace) -> None:
-    """Raise ValueError for what cannot be measured."""
-    prompts = [plan.tokenizer.encode_prompt(question["turns"][:1]) for question in questions]
-    if all(len(prompt) >= plan.config.max_position_embeddings for prompt in prompts):
-        raise ValueError(f"no question fits the context of {plan.folder}")
-    for (name, method), temperature in product(plan.methods.items(), args.temperature):
-        draft = ()
-        if method.draft is not None:
-            draft = read_config(method.draft), read_drafting(method.draft)
-        options = method.options | {"temperature": temperature}
-        try:
-            if method.draft is not None:
-                refuse_whole_target(plan.folder, method.draft, options.get("exits"))
-            resolve(Options(**options, max_new_tokens=args.max_new_tokens), plan.config, *draft)
-        except ValueError as error:
-            raise ValueError(f"{plan.folder}, {name}: {error}") from None
-
-
-def runs_of(plan: Plan, load: Callable[..., Llama]) -> dict[str, Run]:
-    """{name: run} of the methods of a ``plan``; ``load`` loads each model once."""
-    runs = {}
-    for name, method in plan.methods.items():
-        models = {"target": load(plan.folder, graphs=method.graphs), "draft": None}
-        if method.draft is not None:
-            models["draft"] = load_draft(plan, method.draft, load, method.graphs)
-        runs[name] = partial(run_ours, batch=method.batch, **models, **method.options)
-    return runs
-
-
-def load_draft(plan: Plan, draft: Path, load: Callable[..., Llama], graphs: bool) -> Llama:
-    """The model in the folder ``draft``, up to the last exit that any method of a ``plan`` uses.
-
-    A target that drafts for itself is loaded once.
-    """
-    if is_same_folder(draft, plan.folder):
-        return load(plan.folder, graphs=graphs)
-    last_exits = []
-    for method in plan.methods.values():
-        if method.draft == draft:
-            exits = method.options.get("exits") or read_drafting(draft).exits
-            last_exits.append(exits[-1])
-    return load(draft, graphs=graphs, layers=max(last_exits))
-
-
-def measure_plan(
-    plan: Plan,
-    runs: dict[str, Run],
+def measure_runs(
+    pair: Pair,
+    runs: dict[str, Callable[..., Any]],
     questions: list[Question],
-    temperatures: Iterable[float],
-    args: Namespace,
-) -> Iterator[tuple[str, list[Record]]]:
-    """Yield (column, records) for each of ``temperatures``, over ``args.rounds``."""
-    at_once = max(method.batch for method in plan.methods.values())
-    ask = partial(answer, plan.tokenizer, plan.config.max_position_embeddings)
-    for temperature in temperatures:
-        column = column_of(plan.name, temperature)
-        options = dict(temperature=temperature, max_new_tokens=args.max_new_tokens)
-        ready = {name: partial(run, **options) for name, run in runs.items()}
-        yield column, measure(ready, questions, args.rounds, column, ask, at_once)
+    rounds: int,
+    column: str,
+    options: dict[str, Any],
+) -> list[Record]:
+    """The records of ``runs``, with these ``options``, on questions for the target of ``pair``."""
+    ready = {name: partial(run, **options) for name, run in runs.items()}
+    ask = partial(answer, pair.tokenizer, pair.target.config.max_position_embeddings)
+    return measure(ready, questions, rounds, column, ask)
+
+
+def show(column: str, by_group: Result, records: list[Record], markdown: bool) -> None:
+    """Print two tables: speedups by group, and what was accepted."""
+    # Columns that are named after measures show these.
+    details = by_group | dict.fromkeys(DETAILS, by_group["overall"])
+    lines = render(table(details, ("speedup", "mat")), markdown)
+    print(f"{column}: speedup / mean accepted tokens\n\n{lines}\n", flush=True)
+    drafted = acceptance_table(records)
+    if len(drafted) > 1:
+        title = "accepted by position; by exit asked / sure / drafted / accepted"
+        print(f"{column}: {title}\n\n{render(drafted, markdown)}\n", flush=True)

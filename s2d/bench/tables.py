@@ -1,47 +1,55 @@
-"""From records to a Result, and from that to a table."""
+"""From records to a Result, and from that to a table or a picture."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
 from itertools import product
+from pathlib import Path
 from statistics import mean, median
 
 from ..cli.terminal import acceptance, rates_by_position
-from ..decoder import Generation, Stats
+from ..stats import Generation, Stats
 from ..train.corpus import GROUPS
 from .measure import Record
 
 Cell = dict[str, float]  # {measure: value}
 Result = dict[str, dict[str, Cell]]  # {column: {row: cell}}
 
-DETAILS = ("lowest", "highest", "tokens/s", "accepted", "layers", "draft time", "target time")
-FORMATS = dict.fromkeys(("speedup", "lowest", "highest", "mat", "log-probability"), ".2f")
-FORMATS |= dict.fromkeys(("accepted", "right", "draft time", "target time"), ".0%")
-FORMATS |= {"tokens/s": ".1f", "layers": ".1f", "µs": ".0f"}
+FORMATS = dict.fromkeys(("speedup", "lowest", "highest", "mat"), ".2f")
+FORMATS |= dict.fromkeys(("accepted", "same text", "draft time"), ".0%")
+FORMATS |= {"tokens/s": ".1f", "layers": ".1f"}
+DETAILS = ("lowest", "highest", "tokens/s", "same text", "accepted", "layers", "draft time")
 
 
 def summarise(records: list[Record]) -> Result:
     """A Result whose columns are the groups and "overall", and whose rows are the methods.
 
     Speedups are ratios of tokens per second to "ar" in the same round: the median over rounds, the
-    lowest and the highest.
+    lowest and the highest. The same text is the share of answers that are those of "ar".
     """
     result: Result = {}
-    methods = dict.fromkeys(record["method"] for record in records)
+    methods = dict.fromkeys(record.method for record in records)
     for group, method in product((*GROUPS, "overall"), methods):
-        inside = [r for r in records if group in (r["group"], "overall")]
-        own = [r for r in inside if r["method"] == method]
+        inside = [r for r in records if group in (r.question["group"], "overall")]
+        own = [r for r in inside if r.method == method]
         if not own:
             continue
+        alone = [r for r in inside if r.method == "ar"]
         speeds = speed_by_round(own)
-        alone = speed_by_round(r for r in inside if r["method"] == "ar")
-        ratios = [speeds[number] / alone[number] for number in speeds]
+        speeds_alone = speed_by_round(alone)
+        ratios = [speeds[number] / speeds_alone[number] for number in speeds]
         cell = {"speedup": median(ratios), "lowest": min(ratios), "highest": max(ratios)}
         cell["tokens/s"] = median(speeds.values())
-        if own[0]["generations"][0]:  # transformers has none
-            cell |= count(each for record in own for each in record["generations"])
+        same = [tokens_of(one) == tokens_of(other) for one, other in zip(own, alone)]
+        cell["same text"] = mean(same)
+        if own[0].turns[0].generation:  # transformers has none
+            cell |= count(turn.generation for record in own for turn in record.turns)
         result.setdefault(group, {})[method] = cell
     return result
+
+
+def tokens_of(record: Record) -> list[list[int]]:
+    return [turn.tokens for turn in record.turns]
 
 
 def add_up(generations: Iterable[Generation]) -> Stats:
@@ -63,7 +71,6 @@ def count(generations: Iterable[Generation]) -> Cell:
         "accepted": stats.acceptance_rate,
         "layers": layers / max(1, stats.exit_counts.total()),
         "draft time": stats.draft_seconds / stats.seconds,
-        "target time": stats.target_seconds / stats.seconds,
     }
 
 
@@ -72,8 +79,8 @@ def speed_by_round(records: Iterable[Record]) -> dict[int, float]:
     tokens: Counter[int] = Counter()
     seconds: Counter[int] = Counter()
     for record in records:
-        tokens[record["round"]] += sum(map(len, record["tokens"]))
-        seconds[record["round"]] += sum(record["wall_time"])
+        tokens[record.round] += sum(len(turn.tokens) for turn in record.turns)
+        seconds[record.round] += sum(turn.seconds for turn in record.turns)
     return {number: tokens[number] / seconds[number] for number in tokens}
 
 
@@ -96,61 +103,13 @@ def table(result: Result, measures: Iterable[str], means: bool = False) -> list[
     return lines
 
 
-def keep_best(result: Result, name: str) -> tuple[Result, dict[str, str]]:
-    """(``result`` with few rows for the many settings of a method, {column: the fastest setting}).
-
-    The row ``name`` has the method's defaults and stays. Rows called ``name:setting`` make room for
-    one that has, in each column, the fastest of them all.
-    """
-    kept: Result = {}
+def add_best(result: Result, rows: list[str], name: str) -> dict[str, str]:
+    """Add a row ``name`` that has, in each column, the fastest of ``rows``: {column: which}."""
     chosen = {}
     for title, column in result.items():
-        kept[title] = {}
-        own = [row for row in column if row.partition(":")[0] == name]
-        for row, cell in column.items():
-            if row not in own or row == name:
-                kept[title][row] = cell
-            if row == name:
-                best = fastest(column, own)
-                chosen[title] = best.partition(":")[2] or "as by default"
-                kept[title][f"{name}, best setting"] = column[best]
-    return kept, chosen
-
-
-def fastest(column: dict[str, Cell], rows: list[str]) -> str:
-    return max(rows, key=lambda row: column[row]["speedup"])
-
-
-def compare_with_best(
-    results: dict[str, Result], single_exits: dict[str, int], name: str
-) -> list[list[str]]:
-    """What is lost by not knowing which single exit is best: ``name`` next to the best of them.
-
-    Args:
-        results: as of ``summarise``, {target and temperature: {group: {row: cell}}}.
-        single_exits: {row: the exit that drafts alone}.
-        name: the row that chooses exits by itself.
-
-    A row is a group of tasks. A cell has the fastest single exit, its speedup, that of ``name``,
-    and how many times as fast ``name`` is; the last column has the mean of the latter.
-    """
-    lines = [["", *results, "mean"]]
-    for group in (*GROUPS, "overall"):
-        line = [group]
-        ratios = []
-        for by_group in results.values():
-            if group not in by_group:  # no question of this group
-                line.append("")
-                continue
-            column = by_group[group]
-            best = fastest(column, list(single_exits))
-            alone = column[best]["speedup"]
-            own = column[name]["speedup"]
-            ratios.append(own / alone)
-            line.append(f"exit {single_exits[best]} {alone:.2f} / {own:.2f} / {own / alone:.2f}")
-        if ratios:
-            lines.append([*line, f"{mean(ratios):.2f}"])
-    return lines
+        chosen[title] = max(rows, key=lambda row: column[row]["speedup"])  # noqa: B023
+        column[name] = column[chosen[title]]
+    return chosen
 
 
 def acceptance_table(records: list[Record]) -> list[list[str]]:
@@ -160,24 +119,18 @@ def acceptance_table(records: list[Record]) -> list[list[str]]:
     ``cli.terminal.acceptance``.
     """
     found = {}
-    for method in dict.fromkeys(record["method"] for record in records):
-        generations = []
-        for record in records:
-            if record["method"] == method:
-                generations += record["generations"]
-        if generations[0] and generations[0].settings.exits:  # transformers has none, ar no exits
-            exits = generations[0].settings.exits
-            found[method] = acceptance(add_up(generations), exits)
+    for method in dict.fromkeys(record.method for record in records):
+        own = [turn.generation for r in records if r.method == method for turn in r.turns]
+        if own[0] and own[0].options.exits:  # transformers has none, ar no exits
+            found[method] = acceptance(add_up(own), own[0].options.exits)
     depth = max((len(each["num_drafts_per_pos"]) for each in found.values()), default=0)
     layers = sorted({layer for each in found.values() for layer in each["per_exit"]})
-    positions = [str(position) for position in range(1, depth + 1)]
-    lines = [["", *positions, *(f"exit {layer}" for layer in layers)]]
+    lines = [["", *map(str, range(1, depth + 1)), *(f"exit {layer}" for layer in layers)]]
     for method, each in found.items():
         rates = [f"{rate:.0%}" for rate in rates_by_position(each)]
         line = [method, *rates, *[""] * (depth - len(rates))]
         for layer in layers:
-            counts = each["per_exit"].get(layer, {})
-            line.append(" / ".join(map(str, counts.values())))
+            line.append(" / ".join(map(str, each["per_exit"].get(layer, {}).values())))
         lines.append(line)
     return lines
 
@@ -190,3 +143,22 @@ def render(lines: list[list[str]], markdown: bool = False) -> str:
     widths = [max(map(len, column)) for column in zip(*lines)]
     padded = [[cell.ljust(width) for cell, width in zip(line, widths)] for line in lines]
     return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def write_plot(file: Path, result: Result, across: int) -> None:
+    """Speedups as bars, a panel for each column, ``across`` of them in a line. By matplotlib."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row for column in result.values() for row in column))
+    down = -(-len(result) // across)
+    size = (0.09 * max(map(len, names)) + 3 * across, (0.6 + 0.24 * len(names)) * down)
+    figure = Figure(size, layout="constrained")
+    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).flat
+    for axes, (title, column) in zip(grid, result.items()):
+        values = [cell["speedup"] for cell in column.values()]
+        bars = axes.barh([names.index(name) for name in column], values)
+        axes.bar_label(bars, fmt="%.2f", padding=3)
+        axes.set_yticks(range(len(names)), names)
+        axes.set(title=title, ylim=(len(names) - 0.5, -0.5))
+    figure.supxlabel("speedup over the target alone (ar)")
+    figure.savefig(file)

@@ -3,35 +3,29 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..files import read_json, staged_folder
 from ..model import Llama
-from ..notices import progress, tell
-from ..options import default_drafting, drafting_of
-from .config import config_to_dict, read_config, read_drafting, read_generation_config
-from .shards import read_tensors
+from ..options import Drafting
+from .config import config_to_dict, read_config, read_drafting
+from .files import read_json, refuse_existing, staged
+from .notices import progress, tell
 
-ROTARY = ".rotary_emb."  # in the names of tables in old checkpoints, which are computed here
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16")}
 # What a model is spoken to with, and where its answers end: copied with its weights.
-COMPANIONS = (
-    "tokenizer.model",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
+COMPANIONS = "tokenizer.model tokenizer.json tokenizer_config.json special_tokens_map.json".split()
+COMPANIONS += "added_tokens.json chat_template.jinja generation_config.json".split()
 # The name and shape of a tensor -> the slices of it to load.
 Share = Callable[[str, tuple[int, ...]], slice | tuple[slice, ...]]
 
@@ -41,7 +35,6 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str = "auto",
     share: Share | None = None,
-    graphs: bool = False,
     quick: bool = True,
     layers: int | None = None,
 ) -> Llama:
@@ -51,46 +44,61 @@ def load_model(
         device: see ``check_device``.
         dtype: see ``choose_dtype``.
         share: name and shape of a tensor -> the slices of it to load (tensor_parallel.py).
-        graphs: on a CUDA GPU, passes over a few tokens are CUDA graphs (speed/graphs.py), captured
-            when they are first needed. Afterwards the model must not be moved, cast or changed.
-        quick: on a CPU, lay the weights out anew for matmuls of a few rows (speed/layout.py). The
-            model may then be for inference alone: say False if it is to be trained, changed, moved
-            or saved.
+        quick: on a CPU, lay weights out anew for matmuls of a few rows (speed/layout.py).
         layers: how many of the first layers to read: a draft needs those up to its last exit. The
             others need not be in the folder. Exits after them are left out.
 
-    What the folder has that is not needed or cannot be read is left out, and said on stderr. Raises
-    FileNotFoundError, or ValueError for what is not a Llama this project can run.
+    Tensors that no layer needs are left out, and said on stderr. Raises FileNotFoundError, or
+    ValueError for what is not a Llama this project can run.
     """
     path = Path(path)
     device = check_device(device)
     config = read_config(path)
     dtype = choose_dtype(dtype, device, path)
-    drafting = read_drafting(path)
-    tell_of_generation_config(path)
-    stored_layers = config.num_hidden_layers
-    if layers is not None:
-        if not 0 < layers <= stored_layers:
-            raise ValueError(f"{path} has {stored_layers} layers, not {layers}")
-        config = replace(config, num_hidden_layers=layers)
-        drafting = drafting.within(layers)
-    kind: type[Llama] = Llama
-    if graphs:
-        if device.type != "cuda":
-            raise ValueError(f"CUDA graphs are for a CUDA GPU, not for {device}")
-        from ..speed.graphs import GraphedLlama
-
-        kind = GraphedLlama
-    # Whether LM head and embedding are one is known when it is known which of them are stored.
-    model = empty_model(replace(config, tie_word_embeddings=False), kind)
-    model.drafting = drafting
-    missing, left_out = read_parameters(
-        model, path, device=device, dtype=dtype, stored_layers=stored_layers, share=share
-    )
-    if config.tie_word_embeddings:
-        tie_head(model, missing, path)
+    parts = [f"model.layers.{layer}." for layer in range(config.num_hidden_layers)]
+    layers = len(parts) if layers is None else layers
+    if not 0 < layers <= len(parts):
+        raise ValueError(f"{path} has {len(parts)} layers, not {layers}")
+    config = replace(config, num_hidden_layers=layers)
+    model = empty_model(config)
+    model.drafting = cut_drafting(read_drafting(path), layers)
+    tied = config.tie_word_embeddings
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
+    missing = set(shapes) - ({HEAD} if tied else set())
+    not_read = tuple(parts[layers:])
+    # A tensor in one of these parts that the model lacks, as a bias, would change what it computes.
+    read = (*parts[:layers], "model.embed_tokens.", "model.norm.", "lm_head.")
+    left_out = []
+    stored = read_tensors(path, not_read)
+    for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
+        if name in shapes:
+            if tuple(tensor.shape) != shapes[name] or tensor.dtype not in DTYPES.values():
+                found = f"{tuple(tensor.shape)} in {tensor.dtype}; expected {shapes[name]}"
+                raise ValueError(f"{file}: {name} is {found}, not quantised")
+            if share is not None:
+                tensor = tensor[share(name, shapes[name])].contiguous()
+            tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
+            module, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor, requires_grad=False))
+            missing.discard(name)
+        elif ".rotary_emb." in name:  # a table in an old checkpoint, which is computed here
+            continue
+        elif name.startswith(read):
+            raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
+        else:
+            left_out.append(name)
     if missing:
         raise ValueError(f"{path} has no tensor {min(missing)}, which config.json asks for")
+    if tied:
+        head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
+        if not head.is_meta and share is None and not torch.equal(head, embedding):
+            raise ValueError(
+                f"{path}: config.json ties the LM head to the embedding, but they differ; if both "
+                "are meant, write tie_word_embeddings false there"
+            )
+        if head.is_meta or share is None:
+            model.lm_head.weight = embedding
     if left_out:
         some = ", ".join(sorted(left_out)[:2]) + (", ..." if len(left_out) > 2 else "")
         tell(f"{path}: config.json does not ask for all tensors; left out {len(left_out)}: {some}")
@@ -102,109 +110,69 @@ def load_model(
     return model
 
 
-def tell_of_generation_config(path: Path) -> None:
-    """Say it if ``read_config`` left generation_config.json out, as it cannot be read."""
-    try:
-        read_generation_config(path)
-    except (ValueError, OSError) as error:
-        tell(f"{error}; left out, so that answers end where config.json says")
+def cut_drafting(drafting: Drafting, layers: int) -> Drafting:
+    """How the first ``layers`` alone draft: from the exits before their end, and from there."""
+    if layers >= drafting.exits[-1]:
+        return drafting
+    exits = tuple(exit_ for exit_ in drafting.exits if exit_ < layers)
+    thresholds = (*drafting.thresholds[: len(exits)], 0.0)
+    return replace(drafting, exits=(*exits, layers), thresholds=thresholds)
 
 
-def read_parameters(
-    model: Llama,
-    path: Path,
-    device: torch.device,
-    dtype: torch.dtype,
-    stored_layers: int,
-    share: Share | None,
-) -> tuple[set[str], list[str]]:
-    """Read what is in the folder ``path`` into a model that has no memory yet.
+def read_tensors(folder: Path, not_read: tuple[str, ...]) -> Iterator[tuple[Path, str, Tensor]]:
+    """Yield (file, name, tensor) of the weights in ``folder``, with one file open at a time.
 
-    Of the folder's ``stored_layers`` the model may have only the first; the others are not read.
-    ``share`` is that of ``load_model``. Returns (the parameters that are not stored, the tensors
-    that were left out, as no layer needs them). Raises ValueError for a tensor that does not fit.
+    They are safetensors or pickled ``.bin``, one file or shards, mapped into memory: a tensor is
+    read when it is copied. Those whose names begin with ``not_read`` are left out, and files that
+    have no others need not be there.
     """
-    layers = model.config.num_hidden_layers
-    not_read = tuple(f"model.layers.{layer}." for layer in range(layers, stored_layers))
-    stored = (each for each in read_tensors(path) if not each[1].startswith(not_read))
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    missing = set(shapes)
-    left_out = []
-    for file, name, tensor in progress(stored, f"reading {path}: tensors", len(shapes)):
-        if name in shapes:
-            refuse_misfit(file, name, tensor, shapes[name])
-            if share is not None:
-                tensor = tensor[share(name, shapes[name])].contiguous()
-            tensor = tensor.to(device, dtype, copy=True)  # so that the file is not needed any more
-            module, _, leaf = name.rpartition(".")
-            parameter = nn.Parameter(tensor, requires_grad=False)
-            setattr(model.get_submodule(module), leaf, parameter)
-            missing.discard(name)
-        elif ROTARY in name:
-            continue
-        elif is_in_a_part(name, layers):
-            raise ValueError(f"{file} has the tensor {name!r}, which no such model has")
-        else:
-            left_out.append(name)
-    return missing, left_out
+    for file in find_files(folder, not_read):
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing")
+        try:
+            for name, tensor in read_file(file):
+                if not name.startswith(not_read):
+                    yield file, name, tensor
+        except Exception as error:  # reading a damaged file can fail in many ways
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{file} cannot be read: {reason}") from None
 
 
-def refuse_misfit(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise ValueError if a tensor does not have the ``shape``, or is quantised."""
-    plain = tensor.dtype in DTYPES.values() and not (tensor.is_sparse or tensor.is_meta)
-    if tuple(tensor.shape) != shape or not plain:
-        found = f"{tuple(tensor.shape)} in {tensor.dtype}"
-        raise ValueError(f"{file}: {name} is {found}; expected {shape}, not quantised")
-
-
-def is_in_a_part(name: str, layers: int) -> bool:
-    """Whether a tensor is in a part of a Llama with so many ``layers``.
-
-    One that the model does not have, such as a bias or the scale of quantised weights, would change
-    what that part computes.
-    """
-    parts = ["model.embed_tokens.", "model.norm.", "lm_head."]
-    parts += [f"model.layers.{layer}." for layer in range(layers)]
-    return name.startswith(tuple(parts))
-
-
-def tie_head(model: Llama, missing: set[str], path: Path) -> None:
-    """Make LM head and embedding one, by whichever of them is stored, as transformers does.
-
-    ``missing`` are the parameters that are not stored; the one of the two is taken out of it that
-    is not needed then. If both are stored and differ, config.json is wrong, and both are kept.
-    """
-    embedding = model.model.embed_tokens
-    head = model.lm_head
-    if "model.embed_tokens.weight" in missing and "lm_head.weight" not in missing:
-        missing.remove("model.embed_tokens.weight")
-        embedding.weight = head.weight
-    elif "lm_head.weight" in missing:
-        missing.remove("lm_head.weight")
-        head.weight = embedding.weight
-    elif torch.equal(head.weight, embedding.weight):
-        head.weight = embedding.weight
+def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) of a file. Nothing that a pickle holds is run."""
+    if file.suffix == ".bin":
+        # PyTorch's format from before version 1.6 is no zip file, and cannot be mapped.
+        state = torch.load(file, "cpu", weights_only=True, mmap=is_zipfile(file))
+        yield from ((name, tensor.detach()) for name, tensor in state.items())
     else:
-        tell(
-            f"{path}: config.json ties the LM head to the embedding, but they differ; both are kept"
-        )
-        return
-    model.config = replace(model.config, tie_word_embeddings=True)
+        with safe_open(file, framework="pt") as opened:
+            yield from ((name, opened.get_tensor(name)) for name in opened.keys())
+
+
+def find_files(folder: Path, not_read: tuple[str, ...]) -> list[Path]:
+    """The files with the weights of ``folder``, of the first kind that is there."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            files = read_json(index).get("weight_map")
+            if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
+                raise ValueError(f"{index} has no weight_map from names of tensors to files")
+            needed = {file for tensor, file in files.items() if not tensor.startswith(not_read)}
+            return [folder / file for file in sorted(needed)]
+    raise FileNotFoundError(f"{folder} has no model.safetensors and no pytorch_model.bin")
 
 
 class Uninitialised(TorchFunctionMode):
     """In this context the functions of torch.nn.init leave tensors as they are.
 
-    On the meta device their random numbers are for nothing, and drawing them would import PyTorch's
-    compiler, which takes most of a second.
+    On the meta device random numbers are for nothing, and drawing them would import PyTorch's
+    compiler, which takes seconds.
     """
 
     def __torch_function__(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__module__", None) == "torch.nn.init":
@@ -212,7 +180,7 @@ class Uninitialised(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def empty_model(config: Any, kind: type[nn.Module] = Llama) -> nn.Module:
+def empty_model(config: Any, kind: Callable[[Any], nn.Module] = Llama) -> nn.Module:
     """A Llama whose parameters have names and shapes but no memory yet.
 
     ``kind`` makes it of a ``config``: LlamaConfig, or that of transformers for transformers' Llama.
@@ -235,32 +203,32 @@ def save_model(
     """
     state = model.state_dict()
     if model.config.tie_word_embeddings:
-        del state["lm_head.weight"]
+        del state[HEAD]
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
-    with staged_folder(path) as stage:
+    own = model.drafting
+    if own == Drafting((model.config.num_hidden_layers,), (0.0,)):
+        own = None  # as it is without an entry in config.json
+    config = config_to_dict(model.config, dtype, own)
+    if learnt_from is not None:
+        config["learnt_from"] = learnt_from
+    with staged(refuse_existing(path)) as stage:
+        stage.mkdir()
         for name in COMPANIONS:
-            if tokenizer_from and (Path(tokenizer_from) / name).is_file():
-                shutil.copyfile(Path(tokenizer_from) / name, stage / name)
+            if tokenizer_from and Path(tokenizer_from, name).is_file():
+                shutil.copyfile(Path(tokenizer_from, name), stage / name)
         save_file(tensors, stage / "model.safetensors", metadata={"format": "pt"})
-        drafting = drafting_of(model)
-        if drafting == default_drafting(model.config):
-            drafting = None
-        config = config_to_dict(model.config, dtype, drafting)
-        if learnt_from is not None:
-            config["learnt_from"] = learnt_from
         (stage / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """A device's name, or "auto" -> torch.device; ValueError if it is not here.
+    """A device's name, or "auto": a CUDA GPU if there is one, else the CPU; ValueError: not here.
 
-    "auto" is a CUDA GPU if there is one, else the CPU. Other accelerators, such as "mps" or "xpu",
-    are used if they are named.
+    Other accelerators, such as "mps" or "xpu", are used if they are named.
     """
-    name = str(device)
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    kind = "" if accelerator is None else accelerator.type
+    found = torch.accelerator.current_accelerator(check_available=True)
+    kind = "" if found is None else found.type
     here = ["cpu", *(f"{kind}:{number}" for number in range(torch.accelerator.device_count()))]
+    name = str(device)
     if name == "auto":
         name = "cuda" if kind == "cuda" else "cpu"
     if name == kind:  # under torchrun each process has its own GPU
@@ -271,59 +239,34 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def choose_dtype(dtype: torch.dtype | str, device: torch.device, path: Path | str) -> torch.dtype:
-    """A dtype, its name, or "auto": config.json's in ``path``, float32 if that is not fast.
-
-    Raises ValueError for a dtype that is unknown, or that was asked for and the device lacks.
-    """
+    """A dtype, its name, or "auto": config.json's in ``path``, float32 if that is not fast."""
     if isinstance(dtype, torch.dtype):
-        return check_dtype(dtype, device)
-    raw = read_json(Path(path) / "config.json")
+        return dtype
+    raw = read_json(Path(path, "config.json"))
     own = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     name = str(own if dtype == "auto" else dtype)
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; expected auto or one of {', '.join(DTYPES)}")
-    if dtype == "auto" and not is_fast(DTYPES[name], device):
-        return torch.float32
-    return check_dtype(DTYPES[name], device)
-
-
-def check_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """``dtype``; ValueError if the device lacks it, as Apple's GPUs lack float64."""
-    if device.type in ("cpu", "cuda"):
-        return dtype
-    try:
-        torch.zeros(1, dtype=dtype, device=device)
-    except (TypeError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{device} cannot compute in {dtype}: {reason}") from None
-    return dtype
+    return torch.float32 if dtype == "auto" and not is_fast(DTYPES[name], device) else DTYPES[name]
 
 
 def is_fast(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a device computes in a dtype itself.
-
-    Apple's GPUs lack float64; some devices emulate half precision, slower than float32.
-    """
-    if dtype.itemsize > 2:
-        return dtype != torch.float64 or device.type != "mps"
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        return dtype == torch.float16 or capability >= (8, 0)  # T4 and V100 have no bfloat16
-    if device.type != "cpu":
-        return True
-    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return dtype == torch.bfloat16 and native
+    """Whether a device computes in a dtype itself, and does not emulate it."""
+    if device.type == "cpu":
+        native = torch.cpu.get_capabilities().get("avx512_bf16", False)
+        return dtype.itemsize > 2 or (dtype == torch.bfloat16 and native)
+    if device.type == "cuda" and dtype == torch.bfloat16:  # T4 and V100 lack it
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return device.type != "mps" or dtype != torch.float64
 
 
 def placement(model: Llama) -> str:
     """One line for people: where a model is, in which dtype, how large, and its memory."""
-    in_memory = sum(parameter.numel() for parameter in model.parameters())
-    size = in_memory * model.dtype.itemsize
-    count = in_memory
+    count = sum(parameter.numel() for parameter in model.parameters())
+    gigabytes = count * model.dtype.itemsize / 1e9
     head = model.lm_head.weight
     if model.config.tie_word_embeddings and head is not model.model.embed_tokens.weight:
         count -= head.numel()  # the embedding once more, packed (speed/layout.py)
-    dtype = str(model.dtype).removeprefix("torch.")
-    millions = f"{count / 1e6:,.1f} M parameters"
+    sizes = f"{count / 1e6:,.1f} M parameters, {gigabytes:.2f} GB of weights"
     untried = "" if model.device.type == "cpu" else " (untried: this has only run on CPUs)"
-    return f"{model.device}{untried}, {dtype}, {millions}, {size / 1e9:.2f} GB of weights"
+    return f"{model.device}{untried}, {str(model.dtype).removeprefix('torch.')}, {sizes}"

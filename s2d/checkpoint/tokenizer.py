@@ -6,24 +6,13 @@ A folder has SentencePiece's tokenizer.model or, for the package ``tokenizers``,
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..files import read_json, refuse_other_than_utf8
-from .chat import (
-    ChatFormat,
-    ChatTemplate,
-    Message,
-    PlainFormat,
-    VicunaFormat,
-    answer_after,
-    as_dialogue,
-    read_chat_format,
-)
-from .special import is_llama
-from .tokenizer_model import SentencePieceModel, fits
+from .chat import ChatFormat, Message, as_dialogue, plain_format, read_chat_format
+from .files import read_json
+from .tokenizer_model import SentencePieceModel, has_pieces
 
-if TYPE_CHECKING:
-    from .tokenizer_json import JsonModel  # not every model needs the package
+Messages = str | Iterable[str | Message]  # see ``as_dialogue``
 
 
 class Tokenizer:
@@ -34,7 +23,6 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path | str, vocab_size: int | None = None) -> None:
-        refuse_other_than_utf8(path)
         self.folder = Path(path)
         if not any((self.folder / f"tokenizer.{kind}").is_file() for kind in ("model", "json")):
             raise FileNotFoundError(f"{path} has no tokenizer.model and no tokenizer.json")
@@ -44,44 +32,32 @@ class Tokenizer:
         except ModuleNotFoundError:
             raise
         except Exception as error:
-            raise ValueError(f"the tokenizer in {path} is damaged ({error})") from None
-        self.names = self.model.names
-        self.eos = self.names.get("eos_token", "")
-        self.eos_id = self.model.eos_id
+            reason = error if isinstance(error, ValueError) else f"it is damaged ({error})"
+            raise ValueError(f"the tokenizer in {path} is not read: {reason}") from None
+        self.eos = self.model.names.get("eos_token", "")
+        self.eos_id = self.model.specials.get(self.eos)
         self.vocab_size = vocab_size
 
     @cached_property
-    def chat_format(self) -> ChatTemplate | VicunaFormat | None:
-        """The folder's own template; Vicuna's format, if the folder's name says so; or None.
-
-        Raises ValueError if templates cannot be read, or none of several is the default. A folder
-        of which only plain text is encoded is not asked.
-        """
-        return read_chat_format(self.folder, self.config, self.names)
+    def chat_format(self) -> ChatFormat | None:
+        """The folder's own template; Vicuna's format, if the folder's name says so; or None."""
+        return read_chat_format(self.folder, self.config, self.model.names)
 
     @property
     def prompt_format(self) -> ChatFormat:
         """The ``chat_format``; or plain text if the folder has none."""
-        return self.chat_format or PlainFormat(self.eos)
+        return self.chat_format or plain_format(self.eos)
 
-    def encode(self, text: str, with_bos: bool = True) -> list[int]:
-        """Text -> ids, BOS first where the model expects one.
+    def encode(self, text: str, with_bos: bool = True, after: int | None = None) -> list[int]:
+        """Text -> ids, BOS first where the model expects one; not if it goes on ``after`` an id.
 
         The text of a special token stands for that token wherever it occurs. Raises ValueError for
-        what is no text.
+        what is no text, or has a token that the model lacks, as it was only added here.
         """
-        return self.check_ids(self.model.encode(check_text(text), with_bos))
-
-    def encode_after(self, text: str, last_id: int) -> list[int]:
-        """The ids of a text that goes on after others, of which the last one is ``last_id``."""
-        return self.check_ids(self.model.encode_after(check_text(text), last_id))
-
-    def check_ids(self, ids: list[int]) -> list[int]:
-        """The ``ids``; ValueError if the model has no such token, as it was only added here."""
-        largest = max(ids, default=0)
-        if self.vocab_size is not None and largest >= self.vocab_size:
+        ids = self.model.encode(check_text(text), with_bos and after is None, after)
+        if self.vocab_size is not None and max(ids, default=0) >= self.vocab_size:
             raise ValueError(
-                f"the text has the token {largest} of the tokenizer in {self.folder}, but the "
+                f"the text has the token {max(ids)} of the tokenizer in {self.folder}, but the "
                 f"model has only tokens 0 to {self.vocab_size - 1}"
             )
         return ids
@@ -90,13 +66,9 @@ class Tokenizer:
         """Ids -> text; special tokens and unknown ids leave none, half a character is U+FFFD."""
         return self.model.decode([int(token) for token in ids])
 
-    def encode_chat(
-        self, messages: str | Iterable[str | Message], system: str | None = None
-    ) -> list[int]:
-        """A dialogue -> its ids in the folder's chat format.
+    def encode_chat(self, messages: Messages, system: str | None = None) -> list[int]:
+        """A dialogue -> its ids in the folder's chat format; after the user the assistant is next.
 
-        After the user's last message the assistant is next. ``messages`` are texts, user and
-        assistant in turn, or dictionaries of "role" and "content"; a single text is the user's.
         ``system`` says how the assistant is to answer. Raises ValueError if the folder has no chat
         format, or it cannot render this.
         """
@@ -107,73 +79,63 @@ class Tokenizer:
             )
         return self.encode_prompt(messages, system)
 
-    def encode_prompt(
-        self, messages: str | Iterable[str | Message], system: str | None = None
-    ) -> list[int]:
+    def encode_prompt(self, messages: Messages, system: str | None = None) -> list[int]:
         """As ``encode_chat``, but in plain text if the folder has no chat format."""
         return self.encode_rendered(self.prompt_format.render(as_dialogue(messages, system)))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """The ids of what ``prompt_format`` rendered; a template of the folder writes the BOS."""
-        return self.encode(text, with_bos=not self.prompt_format.is_own)
+        return self.encode(text, with_bos=not self.prompt_format.is_own)  # which writes the BOS
 
-    def rounds(
-        self, messages: str | Iterable[str | Message], system: str | None = None
-    ) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield (ids of the prompt, ids of the answer up to its EOS) of each round.
+    def rounds(self, messages: Messages) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield (ids of the prompt, ids of the answer up to its EOS) of each answer.
 
-        This is in the format of ``encode_prompt``; ``encode_chat`` says what ``messages`` are.
-
-        The ids of a prompt are those that a model is given, and the ids of the answer those that it
-        has to write then, also if another token would stand for the end of the one and the
-        beginning of the other together. Each prompt is only what follows the round before it; but
-        it is whole if the template has written that round otherwise since, as those do that leave
-        out what a model thought.
+        The prompt is what a model is given, and the answer what it has to write then, also if
+        another token would stand for the end of the one and the beginning of the other together. A
+        prompt is only what follows the round before it, or whole if the template has written that
+        otherwise since. ValueError if an answer is not written whole right after its prompt, as by
+        templates that leave out what the assistant thought.
         """
-        dialogue = as_dialogue(messages, system)
-        if dialogue[0]["role"] == "assistant":
-            raise ValueError("the assistant speaks first; expected a message to answer")
-        turns = [turn for turn, each in enumerate(dialogue) if each["role"] == "assistant"]
-        if dialogue[-1]["role"] != "assistant":
-            turns.append(len(dialogue))  # a last question, without an answer
-        done = None  # the text of the rounds so far, without the last EOS
-        last_id = None
-        for turn in turns:
+        dialogue = as_dialogue(messages)
+        done, last_id = "", None
+        for turn, message in enumerate(dialogue):
+            if message["role"] != "assistant":
+                continue
+            if turn == 0:
+                raise ValueError("the assistant speaks first; expected a message to answer")
             asked = self.prompt_format.render(dialogue[:turn])
-            if done is not None and asked.startswith(done):
-                rest = asked[len(done) :]
-                # ``done`` lacks the EOS of the last answer, whose id was yielded already; but some
-                # templates write an EOS only at the very end.
-                if last_id == self.eos_id:
-                    rest = rest.removeprefix(self.eos)
-                prompt = self.encode_after(rest, last_id)
-            else:
-                prompt = self.encode_rendered(asked)
-            if not prompt:
-                raise ValueError("the chat template leaves nothing of what the user says")
-            said = ""
-            answer = []
-            if turn < len(dialogue):
-                text = answer_after(asked, dialogue[: turn + 1], self.prompt_format)
-                said = text.split(self.eos)[0] if self.eos else text
-                end = self.eos if said != text else ""
-                answer = self.encode_after(said + end, prompt[-1])
+            answered = self.prompt_format.render(dialogue[: turn + 1])
+            said = answered[len(asked) :]
+            whole = answered.startswith(asked) and message["content"].strip() in said
+            if not asked or not whole:
+                raise ValueError(
+                    "the chat template does not write an answer whole after its prompt"
+                )
+            if self.eos in said:
+                said = said[: said.index(self.eos) + len(self.eos)] if self.eos else said
+            goes_on = last_id is not None and asked.startswith(done)
+            rest = asked.removeprefix(done)
+            prompt = self.encode(rest, after=last_id) if goes_on else self.encode_rendered(asked)
+            answer = self.encode(said, after=prompt[-1])
             yield prompt, answer
-            done = asked + said
-            last_id = (answer or prompt)[-1]
+            done, last_id = asked + said, (answer or prompt)[-1]
 
 
-def read_model(folder: Path, config: dict[str, Any]) -> "SentencePieceModel | JsonModel":
-    """What turns text into ids and back; ``config`` is what is in tokenizer_config.json.
+def read_model(folder: Path, config: dict[str, Any]) -> Any:
+    """What turns text into ids and back: a SentencePieceModel, or a JsonModel.
 
-    transformers reads a tokenizer.json, if there is one. A tokenizer.model next to it says the same
-    if the class is a Llama's, and then it is read, so that the package ``tokenizers`` is not
-    needed. But it may be left over from another model.
+    A tokenizer.model next to a tokenizer.json says the same if the class is a Llama's, and then it
+    is read, so that the package ``tokenizers`` is not needed; but it may be another model's.
     """
     content = read_json(folder / "tokenizer.json", missing={})
-    if not (folder / "tokenizer.json").is_file() or (is_llama(config) and fits(folder, content)):
+    name = config.get("tokenizer_class")
+    is_llama = name in ("LlamaTokenizer", "LlamaTokenizerFast")
+    if not content and name is not None and not is_llama:
+        raise ValueError(
+            f"tokenizer_class {name!r} has rules of its own; only LlamaTokenizer is known"
+        )
+    if not content or (is_llama and has_pieces(folder, content["model"]["vocab"])):
         return SentencePieceModel(folder, config, content)
-    from .tokenizer_json import JsonModel
+    from .tokenizer_json import JsonModel  # not every model needs the package
 
     return JsonModel(folder, config, content)
 
@@ -206,33 +168,26 @@ class TextStream:
 
     def push(self, ids: list[int], last: bool = False) -> str:
         """Take new ids; return the text that has become certain, with ``last`` all of it."""
-        text = self.held + self.decode_certain(ids, last)
-        end = find_first(text, self.stop_at)
-        if not last:
-            end = min(end, find_begun(text, self.stop_at))
+        self.waiting += ids
+        text = self.decode_waiting()
+        # Half a character, or bytes that are decoded together with those that follow.
+        is_open = text.endswith("\ufffd") or self.tokenizer.model.is_open(self.waiting)
+        if last or not is_open:
+            self.held += text
+            # A group without text of its own cannot show where the next one begins.
+            if self.tokenizer.decode(self.waiting):
+                self.before = []
+            self.before += self.waiting
+            self.waiting = []
+        text = self.held
+        end = find_stop(text, self.stop_at, begun=not last)
         self.held = text[end:]
         return text[:end]
 
     def has_stopped(self) -> bool:
         """Whether there is a stop string in the text of the ids so far."""
         text = self.held + self.decode_waiting()
-        return find_first(text, self.stop_at) < len(text)
-
-    def decode_certain(self, ids: list[int], last: bool) -> str:
-        self.waiting += ids
-        if not self.waiting:
-            return ""
-        if not last and self.tokenizer.model.is_open(self.waiting):
-            return ""
-        text = self.decode_waiting()
-        if text.endswith("\ufffd") and not last:  # half a character
-            return ""
-        # A group without text of its own cannot show where the next one begins.
-        if self.tokenizer.decode(self.waiting):
-            self.before = []
-        self.before += self.waiting
-        self.waiting = []
-        return text
+        return find_stop(text, self.stop_at) < len(text)
 
     def decode_waiting(self) -> str:
         """The text of the ids whose text is not certain yet, as if they were the last."""
@@ -240,43 +195,40 @@ class TextStream:
         return self.tokenizer.decode(self.before + self.waiting)[len(shown) :]
 
 
-def find_first(text: str, stop_at: Sequence[str]) -> int:
-    """Where the first of the stop strings begins in ``text``; its length if there is none.
+def find_stop(text: str, stop_at: Sequence[str], begun: bool = False) -> int:
+    """Where in ``text`` the first stop string is, or only its begin at the end; else the length.
 
-    >>> find_first("one two three", ["three", "two"])
-    4
+    >>> find_stop("one two th", ["three", "two"]), find_stop("one th", ["three"], begun=True)
+    (4, 4)
     """
-    return min((text.find(stop) for stop in stop_at if stop in text), default=len(text))
-
-
-def find_begun(text: str, stop_at: Sequence[str]) -> int:
-    """Where ``text`` ends with the first letters of a stop string; its length if it does not.
-
-    >>> find_begun("one two th", ["three", "two"])
-    8
-    """
-    longest = max(map(len, stop_at), default=0)
+    ends = [text.find(stop) for stop in stop_at if stop in text]
+    longest = max(map(len, stop_at), default=0) if begun else 0
     for start in range(max(0, len(text) - longest), len(text)):
-        if any(stop.startswith(text[start:]) for stop in stop_at):
-            return start
-    return len(text)
+        ends += [start for stop in stop_at if stop.startswith(text[start:])]
+    return min(ends, default=len(text))
 
 
 class StopStrings:
-    """Texts at which answers end: an ``options.Ending``.
+    """Texts at which answers end: see ``Options.stop_at``.
 
     An answer's tokens end with the one that completes a stop string, and its text ends before the
-    stop string, as in vLLM. Tokens are looked at one by one, so the draft makes no difference.
+    stop string, as in vLLM. Tokens are looked at one by one, so the draft makes no difference. A
+    special token, which leaves no text, is found by its id.
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-        """Raises ValueError if ``texts`` are no list of texts, or one of them is empty."""
+        """Raises ValueError if ``texts`` are no list of texts, or one of them cannot be found."""
         if isinstance(texts, str):
             raise ValueError(f"stop strings are a list of texts, not {texts!r}")
+        specials = tokenizer.model.specials
         self.tokenizer = tokenizer
-        self.texts = [check_text(text) for text in texts]
-        if "" in self.texts:
-            raise ValueError("a stop string cannot be empty")
+        self.texts = [check_text(text) for text in texts if text not in specials]
+        self.ids = {specials[text] for text in texts if text in specials}
+        for text in self.texts:
+            inside = [token for token in specials if token in text]
+            if not text or inside:
+                why = f"hold the special token {inside[0]!r} and other text" if text else "be empty"
+                raise ValueError(f"a stop string cannot {why}: {text!r}")
 
     def begin(self) -> Callable[[int], bool]:
         """What one answer asks about each of its tokens: whether it ends with it."""
@@ -284,10 +236,10 @@ class StopStrings:
 
         def is_last(token: int) -> bool:
             stream.push([token])
-            return stream.has_stopped()
+            return token in self.ids or stream.has_stopped()
 
         return is_last
 
     def cut(self, text: str) -> str:
         """The ``text`` of an answer, up to the first stop string."""
-        return text[: find_first(text, self.texts)]
+        return text[: find_stop(text, self.texts)]

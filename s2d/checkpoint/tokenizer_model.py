@@ -1,146 +1,117 @@
-"""tokenizer.model: SentencePiece's pieces, and the tokens that other files of its folder add."""
+"""tokenizer.model: SentencePiece's pieces, and the special and added tokens between them."""
 
 import re
-import unicodedata
-from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from sentencepiece import SentencePieceProcessor
 
-from .special import LLAMA_TOKENS, AddedToken, read_special_tokens, space_scheme, strips_space
+from .files import read_json
 
-# Appended to a tokenizer.model, these change one of its settings, normalizer_spec {
-# add_dummy_prefix }: whether a space is put before a text. In protobuf, the last value counts.
+# Appended to a tokenizer.model, these say whether a space is put before a text: in protobuf, the
+# last value of a setting, here normalizer_spec { add_dummy_prefix }, counts.
 WITH_PREFIX = b"\x1a\x02\x18\x01"
 NO_PREFIX = b"\x1a\x02\x18\x00"
-# Unicode's white space, of which Python knows four separators more.
-SPACES = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
-SPACES += "".join(map(chr, range(0x2000, 0x200B)))
-WORD = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl Pc".split()  # categories of what belongs to a word
-
-Finder = Callable[[str], Iterator[re.Match[str]]]
+# What protobuf has behind the text of a user-defined symbol: a score and this type.
+USER_DEFINED = re.compile(rb"\x15.{4}\x18\x04[\n\x12]", re.DOTALL)
+LLAMA_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+UNSUPPORTED = ("add_eos_token", "split_special_tokens", "sp_model_kwargs")
+Token = dict[str, Any]  # "content" and flags, as files write them
 
 
 class SentencePieceModel:
-    """Text <-> ids by the tokenizer.model in ``folder``."""
+    """Text <-> ids by the tokenizer.model in ``folder``, as transformers' LlamaTokenizer has it.
+
+    ``config`` is tokenizer_config.json, ``content`` tokenizer.json, empty if there is none.
+    ``names`` are {"eos_token": text, ...}, ``specials`` {text: id} of what leaves no text.
+    """
 
     def __init__(self, folder: Path, config: dict[str, Any], content: dict[str, Any]) -> None:
-        """``config`` is what is in tokenizer_config.json, ``content`` that in tokenizer.json."""
+        for key in UNSUPPORTED:
+            if config.get(key):
+                raise ValueError(f"{key} in tokenizer_config.json is not supported")
         proto = (folder / "tokenizer.model").read_bytes()
-        self.pieces = make_processor(proto)
+        if USER_DEFINED.search(proto):
+            raise ValueError("tokenizer.model has user-defined symbols, which are not supported")
         self.bare = make_processor(proto + NO_PREFIX)
-        self.strips_space = strips_space(config)
+        self.size = self.bare.vocab_size()
         scheme = space_scheme(config)
-        self.first = self.bare
-        self.later = self.bare
+        self.first = self.later = self.bare
         if scheme == "first":
             self.first = make_processor(proto + WITH_PREFIX)
         elif scheme == "always":
-            self.first = self.pieces
-            self.later = self.pieces
-        vocabulary = ids_of(self.pieces)
-        tokens = read_special_tokens(
-            folder, config, content, defaults=LLAMA_TOKENS, vocabulary=vocabulary
-        )
-        self.names = tokens.names
-        added = self.control_tokens() | tokens.added
-        for token in tokens.others:
-            new = max([len(vocabulary) - 1, *added]) + 1
-            added[vocabulary.get(token.text, new)] = token
-        self.by_text = {token.text: (number, token) for number, token in added.items()}
-        # Those that are not to be found in normalised text are found first.
-        every = [token for _, token in self.by_text.values()]
-        plain = [token.text for token in every if not token.normalized]
-        normalized = [token.text for token in every if token.normalized]
-        self.finders = [make_finder(texts) for texts in (plain, normalized) if texts]
-        self.text_of = {  # what an added token leaves when ids are decoded
-            number: "" if token.special else token.text for number, token in added.items()
-        }
-        self.bos_id, _ = self.by_text.get(tokens.names.get("bos_token"), (None, None))
-        self.eos_id, _ = self.by_text.get(tokens.names.get("eos_token"), (None, None))
+            self.first = self.later = make_processor(proto)
+        self.strips_space = scheme != "never"
+        tokens = self.read_added(folder, config, content)
+        known = {token["content"]: number for number, token in tokens.items()}
+        pieces = {self.bare.id_to_piece(number): number for number in range(self.size)}
+        named = read_named(folder, config)
+        for name, text in LLAMA_TOKENS.items():
+            if text in pieces or text in known:
+                named = {name: {"content": text}} | named
+        self.names = {name: token["content"] for name, token in named.items() if token["content"]}
+        for name, text in self.names.items():
+            if text not in known and text not in pieces:
+                raise ValueError(f"no file says the id of {name} {text!r}")
+            tokens.setdefault(known.get(text, pieces.get(text)), named[name])
+        self.added = {token["content"]: number for number, token in tokens.items()}
+        special = {token["content"] for token in tokens.values() if token.get("special")}
+        self.specials = {text: self.added[text] for text in (*special, *self.names.values())}
+        # What an added token leaves when ids are decoded.
+        self.text_of = {n: "" if text in self.specials else text for text, n in self.added.items()}
+        # Those that are not to be found in normalised text are found first, the longest before all.
+        groups: tuple[list[str], list[str]] = ([], [])
+        for token in (*tokens.values(), *named.values()):
+            for flag in ("lstrip", "rstrip", "single_word"):
+                if token.get(flag):
+                    raise ValueError(f"{flag} of the token {token['content']!r} is not supported")
+        for token in sorted(tokens.values(), key=lambda token: -len(token["content"])):
+            text = token["content"]
+            groups[bool(token.get("normalized", text not in self.specials))].append(re.escape(text))
+        self.splits = [re.compile(f"({'|'.join(group)})").split for group in groups if group]
+        self.bos_id = self.added.get(self.names.get("bos_token"))
         self.add_bos = config.get("add_bos_token", True)
-        # "single" is what a text becomes, such as [{"SpecialToken": ...}, {"Sequence": ...}].
         if content.get("post_processor"):  # which has the last word, whatever the config says
             self.add_bos = "SpecialToken" in content["post_processor"].get("single", [{}])[0]
 
-    def control_tokens(self) -> dict[int, AddedToken]:
-        """The model's own special tokens, which stand for themselves in a text."""
-        numbers = range(self.pieces.vocab_size())
-        control = [number for number in numbers if self.pieces.is_control(number)]
-        return {number: AddedToken(self.pieces.id_to_piece(number)) for number in control}
+    def read_added(
+        self, folder: Path, config: dict[str, Any], content: dict[str, Any]
+    ) -> dict[int, Token]:
+        """{id: token} of the model's own special tokens, and of those that files describe."""
+        control = filter(self.bare.is_control, range(self.size))
+        tokens = {n: {"content": self.bare.id_to_piece(n), "special": True} for n in control}
+        if config.get("added_tokens_decoder") is not None:
+            return tokens | {int(n): token for n, token in config["added_tokens_decoder"].items()}
+        for text, number in read_json(folder / "added_tokens.json", missing={}).items():
+            tokens[number] = {"content": text}
+        return tokens | {token["id"]: token for token in content.get("added_tokens", [])}
 
-    def encode(self, text: str, with_bos: bool) -> list[int]:
-        ids = self.encode_parts(text, self.first)
-        begins = with_bos and self.add_bos and self.bos_id is not None
-        return [self.bos_id, *ids] if begins else ids
-
-    def encode_after(self, text: str, last_id: int) -> list[int]:
-        """The ids of a text that goes on after others, of which the last one is ``last_id``."""
-        return self.encode_parts(text, self.later if last_id in self.text_of else self.bare)
-
-    def encode_parts(self, text: str, pieces: SentencePieceProcessor) -> list[int]:
-        """The ids of a text; if it does not begin with an added token, ``pieces`` begin it."""
-        parts: list[str | int] = [text]
-        for find in self.finders:
-            parts = [piece for part in parts for piece in self.divide(part, find)]
+    def encode(self, text: str, with_bos: bool, after: int | None) -> list[int]:
+        first = self.first
+        if after is not None:
+            first = self.later if after in self.text_of else self.bare
+        parts = [text]  # texts and added tokens in turn
+        for split in self.splits:
+            halves = (split(part) if place % 2 == 0 else [part] for place, part in enumerate(parts))
+            parts = [part for half in halves for part in half]
         ids: list[int] = []
-        for part in parts:
-            if isinstance(part, int):
-                ids.append(part)
+        for place, part in enumerate(parts):
+            if place % 2:
+                ids.append(self.added[part])
             elif part:
-                ids += (self.later if ids else pieces).encode(part)
-        return ids
-
-    def divide(self, part: str | int, find: Finder) -> Iterator[str | int]:
-        """The ids of the added tokens in a text, and the texts between them."""
-        if isinstance(part, int):
-            yield part
-            return
-        end = 0
-        for match in find(part):
-            number, token = self.by_text[match[0]]
-            start, stop = match.span()
-            if token.single_word and is_inside_a_word(part, start, stop):
-                continue
-            before = part[end:start]
-            yield before.rstrip(SPACES) if token.lstrip else before
-            yield number
-            end = stop
-            if token.rstrip:
-                end = len(part) - len(part[stop:].lstrip(SPACES))
-        yield part[end:]
+                ids += (self.later if ids else first).encode(part)
+        return [self.bos_id, *ids] if with_bos and self.add_bos and self.bos_id is not None else ids
 
     def decode(self, ids: list[int]) -> str:
-        parts = []
-        size = self.pieces.vocab_size()
-        for plain, run in groupby(ids, lambda token: token < size and token not in self.text_of):
-            if plain:
-                parts.append(self.bare.decode(list(run)))
-            else:
-                parts += [self.text_of.get(token, "") for token in run]
-        text = "".join(parts)
+        text = ""
+        for added, run in groupby(ids, self.text_of.__contains__):
+            known = [token for token in run if added or token < self.size]
+            text += "".join(map(self.text_of.get, known)) if added else self.bare.decode(known)
         return text.removeprefix(" ") if self.strips_space else text
 
     def is_open(self, ids: list[int]) -> bool:
-        """Whether what follows may change the text of ``ids``, but for half a character."""
         return False
-
-
-def ids_of(pieces: SentencePieceProcessor) -> dict[str, int]:
-    """{piece: its id}."""
-    return {pieces.id_to_piece(number): number for number in range(pieces.vocab_size())}
-
-
-def fits(folder: Path, content: dict[str, Any]) -> bool:
-    """Whether ``folder`` has a tokenizer.model with the pieces of its tokenizer.json."""
-    try:
-        pieces = ids_of(make_processor((folder / "tokenizer.model").read_bytes()))
-    except (OSError, RuntimeError):  # there is none, or it is not SentencePiece's, as Llama 3's
-        return False
-    vocabulary = content["model"]["vocab"]
-    return isinstance(vocabulary, dict) and pieces.items() <= vocabulary.items()
 
 
 def make_processor(proto: bytes) -> SentencePieceProcessor:
@@ -149,13 +120,37 @@ def make_processor(proto: bytes) -> SentencePieceProcessor:
     return processor
 
 
-def make_finder(texts: list[str]) -> Finder:
-    """What finds any of ``texts`` in a text; if one begins another, the longest."""
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))).finditer
+def has_pieces(folder: Path, vocabulary: Any) -> bool:
+    """Whether ``folder`` has a tokenizer.model whose pieces are in the ``vocabulary``."""
+    try:
+        pieces = make_processor((folder / "tokenizer.model").read_bytes())
+    except (OSError, RuntimeError):  # there is none, or it is not SentencePiece's, as Llama 3's
+        return False
+    ids = range(pieces.vocab_size())
+    known = isinstance(vocabulary, dict)
+    return known and all(vocabulary.get(pieces.id_to_piece(number)) == number for number in ids)
 
 
-def is_inside_a_word(text: str, start: int, stop: int) -> bool:
-    """Whether a word goes on right before ``start`` or right after ``stop``."""
-    around = text[max(0, start - 1) : start] + text[stop : stop + 1]
-    return any(unicodedata.category(each) in WORD for each in around)
+def read_named(folder: Path, config: dict[str, Any]) -> dict[str, Token]:
+    """{"eos_token": token, ...} that files name, all special; a token of None is none."""
+    said = config
+    if config.get("added_tokens_decoder") is None:
+        said = config | read_json(folder / "special_tokens_map.json", missing={})
+    extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+    if isinstance(extra, dict):
+        raise ValueError(f"extra_special_tokens is {extra!r:.60}; only a list is supported")
+    named = {k: v for k, v in said.items() if k.endswith("_token") and not k.startswith("add_")}
+    named |= {f"extra token {place}": token for place, token in enumerate(extra)}
+    named = {k: v if isinstance(v, dict) else {"content": v} for k, v in named.items()}
+    # Whatever else such a key may have, as a number, names no token.
+    return {k: v for k, v in named.items() if isinstance(v.get("content", ...), str | None)}
+
+
+def space_scheme(config: dict[str, Any]) -> str:
+    """Where a Llama's tokenizer puts a space, by its tokenizer_config.json.
+
+    "first": before a text; "always": before each part between two added tokens as well; "never".
+    """
+    if config.get("add_prefix_space") is False:
+        return "never"
+    return "always" if config.get("legacy") else "first"

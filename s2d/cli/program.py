@@ -1,16 +1,15 @@
 """What the command lines share: options, notices, and how a program ends."""
 
 import argparse
-import io
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..files import lack_of_room
-from ..notices import tell
+from ..checkpoint.notices import tell
 from ..options import METHODS
 from ..tree import GrowingShape
 
@@ -55,14 +54,6 @@ def parse_tree(text: str) -> tuple[int, ...] | GrowingShape:
         raise argparse.ArgumentTypeError(message) from None
 
 
-def parse_stop(text: str) -> float | str:
-    """A probability, or the name of a decision model's file."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
 def add_drafting_options(parser: Parser) -> None:
     """What drafts, and how: options of ``run.py``, and of a method's name in the benchmark."""
     add = parser.add_argument
@@ -72,10 +63,7 @@ def add_drafting_options(parser: Parser) -> None:
     add("--thresholds", type=comma_separated(float), help="confidence that is enough, per exit")
     add("--draft-length", type=int, metavar="N", help="of a chain; default: the draft's own")
     add("--tree", type=parse_tree, metavar="SHAPE", help="4,2,2,1: widths; 6x4x60: a growing tree")
-    init = "what proposes the first level of a tree"
-    add("--init", choices=("draft", "target"), default="draft", help=init)
-    stop = "drafting ends below this probability; or a decision model"
-    add("--stop", type=parse_stop, metavar="P|FILE", help=stop)
+    add("--stop", type=float, metavar="P", help="drafting ends below this probability")
     add(
         "--rejection",
         dest="rule",
@@ -84,14 +72,17 @@ def add_drafting_options(parser: Parser) -> None:
         default="noise",
         help="sampling as in the papers",
     )
+    add("--init", choices=("draft", "target"), default="draft", help="what gives a tree's roots")
+    add("--decision", type=Path, metavar="FILE", help="a decision model (mcsd/)")
+    add("--datastore", type=Path, metavar="FILE", help="texts for exit 0, by s2d.train text")
 
 
 def run_program(name: str, function: Callable[..., int | None], *arguments: Any) -> int:
     """The exit code of ``function(*arguments)``.
 
-    A user's mistake, a full disk and memory that is not there are one line on stderr, and 2.
+    A user's mistake is one line on stderr, and 2.
     """
-    open_streams()
+    warnings.showwarning = lambda message, *where: tell(message)
     try:
         code = function(*arguments) or 0
         sys.stdout.flush()
@@ -105,24 +96,3 @@ def run_program(name: str, function: Callable[..., int | None], *arguments: Any)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         tell(f"{name}: {error}")
         return 2
-    except Exception as error:
-        reason = lack_of_room(error)
-        if not reason:
-            raise
-        tell(f"{name}: {reason}")
-        return 2
-
-
-def open_streams() -> None:
-    """Closed streams become /dev/null, and no character raises that cannot be decoded or encoded.
-
-    Without this, Python would print notices to stdout when stderr is closed. Input is UTF-8 with or
-    without a byte order mark, as files are; what is not, the tokenizer refuses line by line.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")

@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from itertools import groupby
 from statistics import median
@@ -11,11 +12,12 @@ from typing import Any, TextIO
 
 import torch
 
+from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import TextStream, Tokenizer
-from ..decoder import Decoder, Generation, Stats, Step
 from ..draft import Exit
+from ..generation import generate
 from ..model import Llama
-from ..notices import tell
+from ..stats import Generation, Stats, Step
 from .colors import Color
 
 TURNS = 5  # of a comparison
@@ -66,7 +68,7 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         f"steps          {stats.steps}, with {stats.mean_accepted_tokens:.2f} tokens each",
     ]
     if drafted := stats.exit_counts.total():
-        accepted = acceptance(stats, generation.settings.exits)
+        accepted = acceptance(stats, generation.options.exits)
         rates = " ".join(f"{100 * rate:.0f}" for rate in rates_by_position(accepted))
         lines.append(f"draft tokens   {drafted}, accepted at positions 1, 2, ...: {rates} %")
         per_exit = []
@@ -83,7 +85,7 @@ def report(generation: Generation, colors: dict[int, Color], dtype: torch.dtype)
         kind = "not lossless (its rule is not)"
     elif dtype != torch.float64:
         kind += f", up to rounding in {str(dtype).removeprefix('torch.')}"
-    lines.append(f"method         {generation.settings.method}, {kind}")
+    lines.append(f"method         {generation.options.method}, {kind}")
     return "\n".join(lines)
 
 
@@ -95,9 +97,9 @@ def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
     deeper one drafts, and it is sure if it drafts the level itself, as the last one always does.
     Levels of which no node was sent are not counted.
     """
-    steps = stats.depth_sent[0]
-    depth = len(stats.depth_sent)
-    accepted = [stats.depth_accepted[position] for position in range(depth)]
+    steps = stats.depth_sent[1]
+    depths = range(1, len(stats.depth_sent) + 1)
+    accepted = [stats.depth_accepted[depth] for depth in depths]
     reached = [steps, *accepted, 0]  # at k: the steps with at least k accepted tokens
     layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
     per_exit = {}
@@ -111,11 +113,11 @@ def acceptance(stats: Stats, exits: Iterable[int | Exit]) -> dict[str, Any]:
     return {
         "mean_acceptance_length": 1 + stats.accepted_tokens / steps if steps else None,
         "draft_acceptance_rate": stats.accepted_tokens / stats.draft_tokens if steps else None,
-        "acceptance_histogram": [reached[k] - reached[k + 1] for k in range(depth + 1)],
+        "acceptance_histogram": [reached[k] - reached[k + 1] for k in range(len(depths) + 1)],
         "num_spec_steps": steps,
         "num_draft_tokens": stats.draft_tokens,
         "num_accepted_draft_tokens": stats.accepted_tokens,
-        "num_drafts_per_pos": [stats.depth_sent[position] for position in range(depth)],
+        "num_drafts_per_pos": [stats.depth_sent[depth] for depth in depths],
         "num_accepted_tokens_per_pos": accepted,
         "per_exit": per_exit,
     }
@@ -127,29 +129,21 @@ def rates_by_position(accepted: dict[str, Any]) -> list[float]:
     return [right / drafted for right, drafted in pairs]
 
 
-def compare(
-    make: Callable[..., Decoder],
-    target: Llama,
-    draft: Llama | None,
-    prompt: list[int],
-    answer: Generation,
-) -> str:
+def compare(target: Llama, draft: Llama | None, prompt: list[int], answer: Generation) -> str:
     """How fast an ``answer`` to the ids of a prompt was, next to the target alone.
-
-    ``make`` is ``make_decoder``, or takes its arguments.
 
     The target alone and the method take turns on the answer's first tokens. If the method does not
     pay, the text says why.
     """
     tell("timing the target alone and the method in turns, to compare")
     count = min(len(answer.tokens), max(16, len(answer.tokens) // 4))
-    drafted = replace(answer.settings, max_new_tokens=count)
-    alone = replace(drafted, method="ar")
+    drafted = vars(replace(answer.options, max_new_tokens=count))
+    alone = drafted | {"method": "ar"}
     turns_alone = []
     turns_drafted = []
     for _ in range(TURNS):
-        turns_alone.append(make(target, prompt, draft, alone).run())
-        turns_drafted.append(make(target, prompt, draft, drafted).run())
+        turns_alone.append(generate(target, prompt, **alone))
+        turns_drafted.append(generate(target, prompt, draft, **drafted))
     ratio = median_speed(turns_drafted) / median_speed(turns_alone)
     lines = f"speed          {ratio:.2f} times as fast as the target alone "
     lines += f"(median of {TURNS} runs of up to {count} tokens)"
@@ -167,25 +161,25 @@ def median_speed(turns: list[Generation]) -> float:
     return median(len(turn.tokens) / turn.stats.seconds for turn in turns)
 
 
-# What JSON says of the Settings, besides the method, the seed and the shape.
-SHOWN = "max_new_tokens temperature top_p top_k exits thresholds init stop rule".split()
+# What JSON says of the Options, besides the method, the seed and the shape.
+SHOWN = "max_new_tokens temperature top_p top_k exits thresholds stop rule".split()
 
 
 def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any]) -> str:
     """An answer and what it came from as one JSON object.
 
-    ``about``: model, draft, and what else was chosen besides the Decoder's own Settings; what it
-    says of "options" is added to those of the Settings, or takes their place.
+    ``about``: model, draft, and what else was chosen besides the Decoder's own Options; what it
+    says of "options" is added to those of the Options, or takes their place.
     """
     names = "steps mean_accepted_tokens accept_lengths acceptance_rate draft_levels seconds"
     stats = {name: getattr(generation.stats, name) for name in names.split()}
     stats["exit_counts"] = dict(sorted(generation.stats.exit_counts.items()))
     seconds = generation.stats.seconds or math.inf  # 0 if Ctrl-C came before the first step
     stats["tokens_per_second"] = len(generation.tokens) / seconds
-    stats["speculative_decoding"] = acceptance(generation.stats, generation.settings.exits)
-    settings = vars(generation.settings)
-    options = {name: settings[name] for name in SHOWN}
-    shape = generation.settings.shape
+    stats["speculative_decoding"] = acceptance(generation.stats, generation.options.exits)
+    chosen = vars(generation.options)
+    options = {name: chosen[name] for name in SHOWN}
+    shape = generation.options.shape
     options["shape"] = asdict(shape) if is_dataclass(shape) else str(shape)
     about = dict(about)
     options |= about.pop("options")
@@ -195,9 +189,18 @@ def as_json(generation: Generation, tokenizer: Tokenizer, about: dict[str, Any])
         "prompt_tokens": generation.prompt_length,
         "exact": generation.exact,
         "ended": generation.ended,
-        "method": generation.settings.method,
-        "seed": generation.settings.seed,
+        "method": generation.options.method,
+        "seed": generation.options.seed,
         "options": options,
         "stats": stats,
     }
     return json.dumps(about | answer, default=str)
+
+
+def about(args: Namespace, models: Any) -> dict[str, Any]:
+    """What JSON says about an answer of run.py besides the Decoder's own Options."""
+    dtype = str(models.pair.target.dtype).removeprefix("torch.")
+    options = {"system": args.system, "stop_at": args.stop_strings}
+    options |= {"datastore": args.datastore or models.pair.found.datastore}
+    options |= {"device": models.pair.target.device, "dtype": dtype}
+    return {"model": models.pair.folder, "draft": models.pair.found.draft, "options": options}

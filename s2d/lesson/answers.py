@@ -32,7 +32,7 @@ def choose_exit(confidences: Sequence[float], thresholds: Sequence[float]) -> in
 def ancestor_mask(parents: Sequence[int]) -> np.ndarray:
     """Each node attends to what its parent attends to, and to itself.
 
-    In the project: ``mask.ancestor_mask``.
+    In the project: ``mask.add_nodes``, level by level.
     """
     mask = np.eye(len(parents), dtype=bool)
     for node, parent in enumerate(parents):

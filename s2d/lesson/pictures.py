@@ -4,12 +4,11 @@ import io
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from ..decoder import Step
+from ..stats import Step
 from ..tree import Tree
 
 COLORS = "#00707a", "#9a5b00", "#8a2a8a", "#2e7d1f", "#2b55c4", "#b3261e"  # of exits, in order
@@ -19,6 +18,7 @@ P = "#2b6cb0"
 Q = "#c77a12"
 SIDE = 0.92  # of a box; they are 1 apart
 APART = 1.25  # levels of a tree
+CENTERED = dict(horizontalalignment="center", verticalalignment="center", fontsize=8)
 Texts = Callable[[int], str]  # a token -> what stands in its box
 
 
@@ -54,23 +54,24 @@ def color_of(exit_layer: int, exits: Sequence[int]) -> str:
 def draw_box(axes: Axes, x: float, y: float, text: str, color: str, filled: bool) -> None:
     face = color if filled else "white"
     axes.add_patch(Rectangle((x, y), SIDE, 0.8, facecolor=face, edgecolor=color, linewidth=1.3))
-    axes.text(
-        x + SIDE / 2,
-        y + 0.38,
-        text,
-        horizontalalignment="center",
-        verticalalignment="center",
-        fontsize=8,
-        color="white" if filled else color,
-    )
+    axes.text(x + SIDE / 2, y + 0.38, text, color="white" if filled else color, **CENTERED)
 
 
-def cell_grid(axes: Axes, columns: Sequence[str], rows: Sequence[str]) -> None:
-    """Name the columns and rows of a table of boxes around whole numbers."""
+def draw_grid(
+    values: np.ndarray, texts: np.ndarray, columns: Sequence[str], rows: Sequence[str], colors: str
+) -> Axes:
+    """A table of cells, coloured by their ``values`` from 0 to 1; NaN leaves a cell empty."""
+    axes = new_axes(0.4 * len(columns) + 1.1, 0.33 * len(rows) + 0.8)
+    places = range(len(columns)), range(len(rows))
+    axes.pcolormesh(*places, values, cmap=colors, vmin=0, vmax=1.3, edgecolors="white")
+    for (row, column), text in np.ndenumerate(texts):
+        dark = colors != "Greys" or values[row, column] >= 0.8
+        axes.text(column, row, text, color="white" if dark else "black", **CENTERED)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xticks(range(len(columns)), columns, rotation=60, fontsize=8)
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
+    return axes
 
 
 def plot_pass_times(counts: Sequence[int], seconds: Sequence[float]) -> Picture:
@@ -86,13 +87,13 @@ def plot_pass_times(counts: Sequence[int], seconds: Sequence[float]) -> Picture:
 
 def draw_chains(steps: Sequence[Step], piece: Texts) -> Picture:
     """A row for each step: the chain that was drafted, what of it was accepted, the bonus token."""
-    width = 1 + max(len(step.tree.tokens) for step in steps)
+    width = max(len(step.tree.tokens) for step in steps)  # node 0 is the end of the context
     axes = new_axes(0.75 * width, 0.33 * len(steps) + 0.4)
     for down, step in enumerate(steps):
-        for node, token in enumerate(step.tree.tokens):
-            draw_box(axes, node, -down, piece(token), COLORS[0], filled=node in step.accepted)
+        for node, token in enumerate(step.tree.tokens[1:], start=1):
+            draw_box(axes, node - 1, -down, piece(token), COLORS[0], filled=node in step.accepted)
         if len(step.tokens) > len(step.accepted):
-            after = len(step.tree.tokens)
+            after = len(step.tree.tokens) - 1
             draw_box(axes, after, -down, piece(step.tokens[-1]), TARGET, filled=True)
     axes.text(0, 1.1, "drafted", color=COLORS[0], fontsize=9, weight="bold")
     axes.text(width - 1, 1.1, "target", color=TARGET, fontsize=9, weight="bold")
@@ -130,16 +131,9 @@ def draw_acceptance(
     accepted = np.minimum(p, q)
     added = rejected * np.asarray(residual)
     often = q > p  # drafted too often
-    axes.bar(
-        tokens[often],
-        (q - p)[often],
-        0.75,
-        bottom=accepted[often],
-        color="none",
-        edgecolor=Q,
-        hatch="///",
-        label="drafted, rejected",
-    )
+    more = (q - p)[often]
+    hatched = dict(color="none", edgecolor=Q, hatch="///", label="drafted, rejected")
+    axes.bar(tokens[often], more, 0.75, bottom=accepted[often], **hatched)
     axes.bar(tokens, accepted, 0.75, color=COLORS[0], label="drafted, accepted")
     axes.bar(tokens, added, 0.75, bottom=accepted, color="#cfcfcf", label="from the residual")
     edges = np.arange(len(p) + 1) - 0.5
@@ -185,26 +179,16 @@ def draw_confidences(
         chosen: the exit that drafts, by position.
         names: of the tokens, by position.
     """
-    axes = new_axes(0.4 * len(names) + 1.1, 0.33 * len(exits) + 0.8)
-    axes.imshow(confidences, cmap="Greys", vmin=0, vmax=1.3, aspect="auto")
-    for row, values in enumerate(confidences):
-        for column, value in enumerate(values):
-            axes.text(
-                column,
-                row,
-                "1" if value >= 0.995 else f"{value:.2f}"[1:],
-                horizontalalignment="center",
-                verticalalignment="center",
-                fontsize=8,
-                color="black" if value < 0.8 else "white",
-            )
+    values = np.array(confidences)
+    shown = np.vectorize(lambda value: "1" if value >= 0.995 else f"{value:.2f}"[1:])(values)
+    rows = [f"exit {each}, threshold {own}" for each, own in zip(exits[:-1], thresholds)]
+    axes = draw_grid(values, shown, names, [*rows, f"exit {exits[-1]}, the last"], "Greys")
+    axes.invert_yaxis()
     for column, exit_layer in enumerate(chosen):
         corner = (column - 0.46, list(exits).index(exit_layer) - 0.46)
         color = color_of(exit_layer, exits)
         frame = Rectangle(corner, SIDE, SIDE, fill=False, linewidth=2.6, edgecolor=color)
         axes.add_patch(frame)
-    rows = [f"exit {each}, threshold {own}" for each, own in zip(exits[:-1], thresholds)]
-    cell_grid(axes, names, [*rows, f"exit {exits[-1]}, the last"])
     return Picture(axes.figure, f"Confidences; the exits that draft are {list(chosen)}.")
 
 
@@ -219,37 +203,17 @@ def draw_catch_up(
     ``reads``: exit, first position, and end of what was read, in the order of time. A position that
     was rolled back is read again; the last time counts.
     """
-    seen = {}
+    seen = np.full((len(exits), positions.stop), np.nan)
     prediction = 0
     for exit_layer, start, end in reads:
         if exit_layer == exits[0]:  # with which each prediction begins
             prediction += 1
-        for position in range(start, end):
-            seen[exit_layer, position] = prediction
-    shown = {
-        (row, column): seen[exit_layer, position]
-        for row, exit_layer in enumerate(exits)
-        for column, position in enumerate(positions)
-        if (exit_layer, position) in seen
-    }
-    first = min(shown.values())
-    span = max(1, max(shown.values()) - first)
-    axes = new_axes(0.4 * len(names) + 1.1, 0.33 * len(exits) + 0.8)
-    for (row, column), number in shown.items():
-        color = colormaps["viridis"](0.8 * (number - first) / span)
-        axes.add_patch(Rectangle((column - 0.46, row - 0.46), SIDE, SIDE, facecolor=color))
-        axes.text(
-            column,
-            row,
-            str(number),
-            horizontalalignment="center",
-            verticalalignment="center",
-            fontsize=8,
-            color="white",
-        )
-    axes.set(xlim=(-0.6, len(names) - 0.4), ylim=(-0.6, len(exits) - 0.4))
-    starts = [0, *exits[:-1]]
-    cell_grid(axes, names, [segment_name(start, end) for start, end in zip(starts, exits)])
+        seen[list(exits).index(exit_layer), start : min(end, positions.stop)] = prediction
+    seen = seen[:, positions.start :]
+    texts = np.vectorize(lambda each: "" if np.isnan(each) else f"{each:.0f}")(seen)
+    first, last = np.nanmin(seen), np.nanmax(seen)
+    rows = [segment_name(start, end) for start, end in zip([0, *exits[:-1]], exits)]
+    axes = draw_grid((seen - first) / max(1, last - first), texts, names, rows, "viridis")
     return Picture(axes.figure, "In which prediction each segment of layers read each token.")
 
 
@@ -261,7 +225,7 @@ def segment_name(start: int, end: int) -> str:
 def draw_tree(tree: Tree, accepted: Sequence[int], exits: Sequence[int], piece: Texts) -> Picture:
     """The tree that the target checked, in the colours of the exits; accepted nodes are filled."""
     heights = {}
-    waiting = tree.children(-1)[::-1]
+    waiting = tree.children(0)[::-1]
     leaves = 0
     while waiting:
         node = waiting.pop()
@@ -269,20 +233,22 @@ def draw_tree(tree: Tree, accepted: Sequence[int], exits: Sequence[int], piece: 
         children = tree.children(node)
         leaves += not children
         waiting += children[::-1]
-    width = APART * (1 + max(tree.depths))
+    width = APART * tree.depth
     axes = new_axes(1.1 * width, 0.3 * leaves + 0.4)
-    for node, parent in enumerate(tree.parents):
-        left = APART * tree.depths[node]
+    for node, parent in list(enumerate(tree.parents))[1:]:
+        left = APART * (tree.depths[node] - 1)
         down = heights[node]
         from_left = left - APART + SIDE
-        from_down = heights[parent] if parent >= 0 else 0
+        from_down = heights.get(parent, 0)
         axes.plot([from_left, left], [0.4 - from_down, 0.4 - down], color="#aaaaaa", linewidth=1)
         color = color_of(tree.exit_layers[node], exits)
         text = f"{node}: {piece(tree.tokens[node])}"
         draw_box(axes, left, -down, text, color, filled=node in accepted)
     axes.set(xlim=(SIDE - APART, width), ylim=(0.8 - leaves, 1))
     axes.axis("off")
-    return Picture(axes.figure, f"A tree of {len(tree.tokens)} nodes. Accepted: {list(accepted)}.")
+    return Picture(
+        axes.figure, f"A tree of {len(tree.tokens) - 1} nodes. Accepted: {list(accepted)}."
+    )
 
 
 def draw_mask(mask: np.ndarray) -> Picture:
@@ -293,5 +259,4 @@ def draw_mask(mask: np.ndarray) -> Picture:
     axes.set_xticks(nodes, nodes, fontsize=7)
     axes.set_yticks(nodes, nodes, fontsize=7)
     axes.set(xlabel="node that is attended to", ylabel="node that attends")
-
     return Picture(axes.figure, "The ancestor mask of the tree.")

@@ -1,7 +1,8 @@
-"""A datastore for exit 0: the n-grams of a fixed text, next to those of the text so far (table.py).
+"""A datastore: the n-grams of a fixed text, which exit 0 knows besides those of the text so far.
 
-Its file is safetensors with one tensor ``tokens`` (N,): documents, with an end-of-text token after
-each, so that nothing is read across two of them.
+That a fixed text predicts others is known as REST (He et al. 2023, arXiv 2311.08252). The file is
+safetensors with one tensor ``tokens`` (N,): documents, with an EOS token after each, so that
+nothing is read across two of them.
 """
 
 from bisect import bisect_left
@@ -10,43 +11,33 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
-from ..checkpoint.names import find_datastore_file, read_datastore
-from ..files import staged_file
+from ..checkpoint.files import staged
 from ..model import LlamaConfig
 from .table import FOLLOWERS, ORDER
 
 
-def find_datastore(folder: Path | str, config: LlamaConfig) -> "Datastore | None":
-    """The Datastore next to the model in ``folder``; None if there is none.
-
-    ``config`` is the model's. One that does not fit counts as none, which is said on stderr.
-    """
-    file = find_datastore_file(folder, config)
-    return None if file is None else load_datastore(file, config)
-
-
 def load_datastore(path: Path, config: LlamaConfig) -> "Datastore":
     """The Datastore in the file ``path`` for a target of ``config``; ValueError if it is none."""
-    return Datastore(read_datastore(path, config.vocab_size), config.eos_token_ids)
+    try:
+        tokens = load_file(path)["tokens"].to(torch.int32)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"{path} is no datastore, or is damaged ({error})") from None
+    if tokens.dim() != 1 or ((tokens < 0) | (tokens >= config.vocab_size)).any():
+        raise ValueError(f"{path} is no list of ids of a vocabulary of {config.vocab_size} tokens")
+    return Datastore(tokens, config.eos_token_ids)
 
 
-def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> int:
-    """Write lists of ids as the datastore of a target of ``config``; returns how many ids.
-
-    Raises ValueError if ``config`` has no EOS to end a document with.
-    """
+def save_datastore(path: Path, documents: list[list[int]], config: LlamaConfig) -> None:
+    """Write lists of ids as the datastore of a target of ``config``; ValueError: it has no EOS."""
     if not config.eos_token_ids:
         raise ValueError("the target has no EOS token, with which the documents of a datastore end")
-    end = config.eos_token_ids[0]
-    tokens: list[int] = []
-    for document in documents:
-        tokens += document if document[-1:] == [end] else [*document, end]
+    tokens = [token for document in documents for token in (*document, config.eos_token_ids[0])]
     dtype = torch.uint16 if config.vocab_size <= 2**16 else torch.int32
-    with staged_file(path) as stage:
+    with staged(path) as stage:
         save_file({"tokens": torch.tensor(tokens, dtype=dtype)}, stage)
-    return len(tokens)
 
 
 class Datastore:
@@ -69,9 +60,9 @@ class Datastore:
         end: the ids that end a document; no n-gram goes on after them.
     """
 
-    doubts = 3.0, 3.0, 3.0, 3.0  # by the suffix's length, as Text's
+    doubts = 3.0, 3.0, 3.0, 3.0  # by the suffix's length, see ``table.distribution``
 
-    def __init__(self, tokens: Sequence[int], end: int | Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int], end: Sequence[int]) -> None:
         tokens = np.asarray(tokens, dtype=np.int32)
         rows = [tokens]  # row n: the token n after each one; -1 after the end of its document
         for _ in range(ORDER):

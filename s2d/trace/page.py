@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint.files import staged
 from ..cli.colors import COLORS
-from ..files import staged_file
 
 FOLDER = Path(__file__).parent
 
@@ -19,7 +19,7 @@ def write_page(data: dict[str, Any], file: Path) -> None:
     for name in ("page.css", "page.js"):
         page = page.replace(f"@@{name}@@", (FOLDER / name).read_text("utf-8"))
     page = page.replace("@@colors@@", style_of_colors())
-    with staged_file(file) as stage:
+    with staged(file) as stage:
         stage.write_text(page.replace("@@data@@", script), encoding="utf-8")
 
 

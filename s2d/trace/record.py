@@ -1,8 +1,7 @@
 """What the page of an answer shows, as plain numbers.
 
 A ``Recorder`` reads it from the Steps of a Decoder. It wraps the exits and random draws of these by
-objects that note what passes through them, and it asks exits of its own, with caches of their own,
-what those would have said that nobody asked. Recording changes no answer.
+objects that note what passes through them. Recording changes no answer.
 """
 
 import math
@@ -16,15 +15,16 @@ from torch import Tensor
 
 from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.colors import Color
-from ..decoder import Decoder, Step, inference
+from ..decoder import Decoder
 from ..draft import Exit, LayerExit
-from ..mask import CONTEXT
-from ..roots import LongestPath
-from ..rules import Prediction, Rejection, Rule, SharedNoise, residual, without
+from ..mcsd.roots import LongestPath
+from ..rules import Prediction, Rejection, SharedNoise, residual, without
 from ..sampling import Draws
-from ..tree import FixedShape, Tree
+from ..stats import Step
+from ..tree import Tree
 
 LIKELIEST = 6  # of the vocabulary, the target's likeliest tokens are shown, and those in the tree
+Said = dict[tuple[int, ...], list[tuple[int, Tensor]]]  # path: exits, and what they said (V,)
 OPTIONS = "method temperature top_p top_k seed thresholds init".split()
 
 
@@ -38,24 +38,25 @@ class Asked:
 
 
 class NotedExit:
-    """An exit, and in ``asked`` what it was asked."""
+    """An exit, in ``asked`` what it was asked, and in ``said`` what it said after which path."""
 
-    def __init__(self, inner: Exit, asked: list[Asked]) -> None:
+    def __init__(self, inner: Exit, asked: list[Asked], said: Said) -> None:
         self.inner = inner
         self.asked = asked
+        self.said = said
         self.exit_layer = inner.exit_layer
         self.max_positions = inner.max_positions
 
     def predict(self, tree: Tree) -> Prediction:
         prediction = self.inner.predict(tree)
-        self.asked.append(Asked(tree.level_count, self.exit_layer, prediction.confidence))
+        self.asked.append(Asked(tree.depth, self.exit_layer, prediction.confidence))
+        if isinstance(self.inner, LayerExit):
+            for node, row in zip(tree.frontier, prediction.probs.cpu()):
+                self.said[tuple(tree.path(node))].append((self.exit_layer, row))
         return prediction
 
-    def keep(self, n: int, slots: list[int]) -> None:
-        self.inner.keep(n, slots)
-
-    def frontier_hidden(self, tree: Tree) -> Tensor:
-        return self.inner.frontier_hidden(tree)
+    def keep(self, n: int, entries: list[int]) -> None:
+        self.inner.keep(n, entries)
 
 
 class NotedDraws:
@@ -96,16 +97,17 @@ class Recorder:
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.prompt = decoder.context
-        exits = [] if decoder.drafter is None else decoder.drafter.exits
-        self.own_exits = copy_exits(exits, decoder.limit)
+        exits = decoder.drafter.exits
         self.asked: list[Asked] = []
-        if decoder.drafter is not None:
-            decoder.drafter.exits = [NotedExit(each, self.asked) for each in exits]
-        self.rule = rule_that_tests(decoder.rule)
+        self.said: Said = defaultdict(list)
+        decoder.drafter.exits = [NotedExit(each, self.asked, self.said) for each in exits]
+        self.rule = decoder.rule
+        if isinstance(self.rule, LongestPath) and self.rule.exact:  # one root: the inner rule tests
+            self.rule = self.rule.rule
         self.numbers: list[float] = []
         if isinstance(self.rule, Rejection):
             self.rule.draws = NotedDraws(self.rule.draws, self.numbers)
-        self.about = names | {name: getattr(decoder.settings, name) for name in OPTIONS}
+        self.about = names | {name: getattr(decoder.options, name) for name in OPTIONS}
         self.about["exits"] = [each.exit_layer for each in exits]
         self.about["colors"] = {each: color.name for each, color in colors.items()}
         self.about["rule"] = type(self.rule).__name__
@@ -115,9 +117,10 @@ class Recorder:
     def record(self) -> Iterator[Step]:
         """Yield the Steps of the decoder, recorded."""
         for step in self.decoder:
-            with inference(self.decoder.target.device):
+            with torch.inference_mode():
                 self.add(step)
             self.asked.clear()
+            self.said.clear()
             self.numbers.clear()
             yield step
 
@@ -125,13 +128,14 @@ class Recorder:
         """Record a Step that was just made."""
         tree = step.tree
         p = self.rule.distribution(step.logits).cpu()  # (N+1, V)
+        # The page numbers drafted nodes from 0. Their parent is -1 below the context.
         nodes = {
-            "tokens": tree.tokens,
-            "parents": tree.parents,
-            "levels": tree.depths,
-            "exits": tree.exit_layers,
-            "probs": short(tree.probs),
-            "p": short(p[[parent + 1 for parent in tree.parents], tree.tokens]),
+            "tokens": tree.tokens[1:],
+            "parents": [parent - 1 for parent in tree.parents[1:]],
+            "levels": [depth - 1 for depth in tree.depths[1:]],
+            "exits": tree.exit_layers[1:],
+            "probs": short(tree.probs[1:]),
+            "p": short(p[tree.parents[1:], tree.tokens[1:]]),
         }
         asked = defaultdict(list)  # level -> (exit layer, confidence) of each
         for each in self.asked:
@@ -143,15 +147,13 @@ class Recorder:
                 "n": len(tree.context),
                 "tokens": step.tokens,
                 "sources": step.sources,
-                "path": step.accepted,
+                "path": [node - 1 for node in step.accepted],
                 "nodes": nodes,
                 "asked": asked,
                 "ended": why_ended(tree, self.asked),
                 "positions": [
-                    self.position(
-                        step, node=node, accepted=accepted, p=p[node + 1], numbers=numbers
-                    )
-                    for node, accepted in zip([CONTEXT, *step.accepted], ends)
+                    self.position(step, node=node, accepted=accepted, p=p[node], numbers=numbers)
+                    for node, accepted in zip([0, *step.accepted], ends)
                 ],
                 "ms": short([1000 * step.draft_seconds, 1000 * step.target_seconds]),
             }
@@ -176,7 +178,7 @@ class Recorder:
             children = []
         elif accepted is None and not own:  # a RootsDecoder's
             note = "What the target chooses here is not emitted yet: it is a root of the next tree."
-        tests = [{"node": child, "accepted": child == accepted} for child in children]
+        tests = [{"node": child - 1, "accepted": child == accepted} for child in children]
         columns = [("p", None, p)]
         if isinstance(self.rule, LongestPath):  # the tests below all roots, on other paths too
             tests = []
@@ -185,13 +187,13 @@ class Recorder:
         elif isinstance(self.rule, SharedNoise):
             e = self.rule.noise.at(tree.next_positions([node]))[0].cpu()  # (V,)
             columns += [("e", None, e), ("p / e", None, p / e)]
-        said = self.ask_all(tree.context + tree.path(node))
+        said = self.said.get(tuple(tree.path(node)), [])
         likeliest = p.topk(min(LIKELIEST, len(p))).indices.tolist()
         favourites = [row.argmax().item() for _, row in said]
         drafted = [tree.tokens[child] for child in children]
         ids = list(dict.fromkeys([*drafted, *own, *likeliest, *favourites]))
         return {
-            "accepted": accepted,
+            "accepted": None if accepted is None else accepted - 1,
             "bonus": own[0] if own else None,
             "note": note,
             "ids": ids,
@@ -199,19 +201,6 @@ class Recorder:
             "columns": [(name, after, short(row[ids])) for name, after, row in columns],
             "said": [(exit_layer, short(row[ids])) for exit_layer, row in said],
         }
-
-    def ask_all(self, text: list[int]) -> list[tuple[int, Tensor]]:
-        """What each exit with layers says after ``text``: its number and probabilities (V,)."""
-        tree = Tree(text, FixedShape((1,)), max_levels=1)
-        said = []
-        for each in self.own_exits:
-            if len(text) <= each.max_positions:
-                prediction = each.predict(tree)
-                probs = prediction.scatter(prediction.probs, each.vocab_size)
-                said.append((each.exit_layer, probs[0].cpu()))
-        for each in self.own_exits:  # the same text may be asked about again
-            each.keep(len(text) - 1, [])
-        return said
 
     def data(self) -> dict[str, Any]:
         """All of it, to be written as JSON, with the text of every token."""
@@ -234,29 +223,6 @@ class Recorder:
         }
 
 
-def copy_exits(exits: list[Exit], capacity: int) -> list[LayerExit]:
-    """Those of ``exits`` that have layers, with caches of their own for ``capacity`` positions."""
-    copies: list[LayerExit] = []
-    for each in exits:
-        if isinstance(each, LayerExit):
-            previous = copies[-1] if copies else None
-            copies.append(
-                LayerExit(
-                    each.model,
-                    previous,
-                    exit_layer=each.exit_layer,
-                    capacity=capacity,
-                    vocab_size=each.vocab_size,
-                )
-            )
-    return copies
-
-
-def rule_that_tests(rule: Rule) -> Rule:
-    """The rule that tests nodes: with one root, ``LongestPath`` leaves that to the one inside."""
-    return rule.rule if isinstance(rule, LongestPath) and rule.exact else rule
-
-
 def shown_tests(
     tree: Tree, parent: int, accepted: int | None, p: Tensor, numbers: Iterator[float]
 ) -> tuple[list[dict], list[tuple]]:
@@ -272,7 +238,7 @@ def shown_tests(
         token = tree.tokens[child]
         shown.append(
             {
-                "node": child,
+                "node": child - 1,
                 "accepted": child == accepted,
                 "p": short(p[token].item()),
                 "q": short(q[token].item()),
@@ -293,11 +259,11 @@ def why_ended(tree: Tree, asked: list[Asked]) -> str:
     """Why a tree has no more levels."""
     if tree.shape.depth == 0:
         return "Nothing is drafted in this step."
-    if tree.level_count == tree.shape.depth:
+    if tree.depth == tree.shape.depth:
         return "Drafting ended with the last level of the tree."
-    if tree.level_count >= tree.max_levels:
+    if tree.depth >= tree.max_depth:
         return "Drafting ended where the answer or the context must end."
-    if any(each.level == tree.level_count for each in asked):
+    if any(each.level == tree.depth for each in asked):
         return "Drafting ended because nothing was known about the next token."
     return "Drafting ended because no path was likely enough to be followed."
 

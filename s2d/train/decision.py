@@ -1,91 +1,72 @@
-"""Training a decision model (decision.py): draft, let the target verify, learn from that.
+"""Training a decision model (mcsd/decision.py): draft, let the target verify, learn from that.
 
 Improved MCSD (arXiv 2409.10644, "decision model").
 """
 
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ..checkpoint import load_model
-from ..checkpoint.chat import Message
-from ..checkpoint.config import read_drafting
-from ..checkpoint.names import is_same_folder, refuse_whole_target
-from ..checkpoint.tokenizer import Tokenizer
-from ..decision import Decision, fingerprint, save_decision
-from ..decoder import Step
-from ..draft import LayerExit
-from ..files import read_json, refuse_other_than_file
+from ..checkpoint.notices import progress, tell
+from ..checkpoint.pair import Pair, load_pair
 from ..generation import start
+from ..mcsd.decision import Decision, fingerprint, save_decision
 from ..model import Llama
-from ..notices import progress, tell
+from ..options import Options
 from ..rules import Prediction, Proposal
-from ..tree import Tree
-from .dialogues import Counts, check_data, encode_dialogues
+from ..stats import Step
+from .dialogues import Counts, read_dialogues
 from .fit import Run
-from .self_text import ask, find_ways_to_ask
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
 FEATURES = tuple(LEARNING_RATE)
-DRAFT_LENGTH = 10
 THRESHOLD = 0.4  # drafting stops where no path is as likely to be accepted as this
 
 
-def collect(
-    decision: Decision, target: Llama, draft: Llama, prompts: list[list[int]]
-) -> tuple[Tensor, Tensor]:
+class Remember:
+    """A decision model that never stops; it notes what another one sees of each drafted token."""
+
+    threshold = 0.0
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.inputs: list[Tensor] = []
+
+    def judge(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
+        self.inputs.append(self.decision.inputs(prediction))
+        return proposal.probs
+
+    def prepare_for(self, draft: Llama) -> None:
+        pass
+
+
+def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
     """Features (M, F) and acceptance probabilities (M,) of every token drafted at T = 0 and 1.
 
     What is drafted are chains: the exits are asked once for each of their tokens.
     """
-    inputs: list[Tensor] = []
-    labels: list[Tensor] = []
-
-    class Remember:
-        """A decision model that never stops; it notes the features of each drafted token."""
-
-        threshold = 0.0
-
-        def judge(
-            self, used: LayerExit, tree: Tree, prediction: Prediction, proposal: Proposal
-        ) -> list[list[float]]:
-            inputs.append(decision.inputs(used, tree, prediction))
-            return proposal.probs
-
-        def prepare_for(self, draft: Llama) -> None:
-            pass
-
+    remember = Remember(decision)
+    labels = []
+    chains = dict(draft_length=10, rule="rejection", decision=remember)
     for temperature in (0.0, 1.0):
-        what = f"answers to draft for at temperature {temperature:g}"
-        for seed, prompt in enumerate(progress(prompts, what, len(prompts))):
-            steps = start(
-                target,
-                prompt,
-                draft,
-                temperature=temperature,
-                seed=seed,
-                draft_length=DRAFT_LENGTH,
-                rule="rejection",
-                decision=Remember(),
-            )
-            for step in steps:
+        for seed, prompt in enumerate(progress(prompts, "answers to draft for", len(prompts))):
+            how = chains | dict(temperature=temperature, seed=seed)
+            for step in start(pair.target, prompt, pair.draft, **how):
                 labels.append(acceptance_of(step, temperature))
-    return torch.cat(inputs), torch.cat(labels)
+    return torch.cat(remember.inputs), torch.cat(labels)
 
 
 def acceptance_of(step: Step, temperature: float) -> Tensor:
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
     logits = step.logits[:-1].float()  # (N, V)
-    tokens = torch.tensor(step.tree.tokens, device=logits.device)  # (N,)
+    tokens = torch.tensor(step.tree.tokens[1:], device=logits.device)  # (N,)
     if temperature == 0:
         return (logits.argmax(dim=-1) == tokens).float()
     p = logits.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
-    paths = logits.new_tensor([1.0, *step.tree.probs])  # (N + 1,), products of q along the chain
+    paths = logits.new_tensor(step.tree.probs)  # (N+1,), products of q along the chain
     q = paths[1:] / paths[:-1]
     return (p / q).clamp(max=1.0)
 
@@ -108,40 +89,21 @@ def fit_decision(
 
 
 def train_decision(
-    run: Run,
-    target: Path,
-    draft: Path,
-    features: str,
-    data: str | None = None,
-    prompts: int = 400,
-    epochs: int = 6,
+    run: Run, target: Path, draft: Path, features: str, data: str, prompts: int, epochs: int
 ) -> None:
-    """Learn from four fifths of the questions, say how good it is on the others, save.
-
-    ``prompts`` is how many there are at most. ``data`` is "mini", "self" (the target asks itself)
-    or a file of dialogues, by default what the draft has learnt from.
-    """
-    refuse_other_than_file(run.out)
-    if prompts < 5 or epochs < 1:
-        raise ValueError(f"expected 5 prompts, 1 epoch or more; got {prompts} and {epochs}")
-    refuse_whole_target(target, draft, exits=None)
-    data = data or read_data_of(draft)
-    check_data(data)
-    model = load_model(target, run.device)
-    drafter = model
-    if not is_same_folder(draft, target):
-        drafter = load_model(draft, run.device, layers=read_drafting(draft).exits[-1])
-    questions, counts = find_questions(target, model, data, prompts, run.seed)
+    """Learn from four fifths of ``prompts`` questions, say how good it is on the others, save."""
+    pair = load_pair(target, draft, Options(), run.device)
+    questions = find_questions(pair, data, prompts, run.seed)
     if len(questions) < 5:
-        raise ValueError(f"{data} gives {len(questions)} questions; expected 5 or more; {counts}")
+        raise ValueError(f"{data} gives {len(questions)} questions; expected 5 or more")
     torch.manual_seed(run.seed)
-    decision = Decision(features, drafter.config.hidden_size, THRESHOLD, fingerprint(drafter))
-    decision.to(run.device)
+    size = pair.draft.config.hidden_size
+    decision = Decision(features, size, THRESHOLD, fingerprint(pair.draft)).to(pair.draft.device)
     kept_out = len(questions) // 5
-    inputs, labels = collect(decision, model, drafter, questions[kept_out:])
+    inputs, labels = collect(decision, pair, questions[kept_out:])
     fit_decision(decision, inputs, labels, epochs, run.seed)
     learnt = len(labels)
-    inputs, labels = collect(decision, model, drafter, questions[:kept_out])
+    inputs, labels = collect(decision, pair, questions[:kept_out])
     with torch.inference_mode():
         right = (decision(inputs) > 0.5) == (labels > 0.5)
     print(
@@ -149,37 +111,17 @@ def train_decision(
         f"going on would be right about {(labels > 0.5).float().mean():.1%}"
     )
     save_decision(decision, run.out)
-    tell(
-        f"{run.out}: a decision model for {draft}; it learnt from {data}, {epochs} times {learnt} "
-        f"drafted tokens for {len(questions) - kept_out} questions, {kept_out} more were kept out; "
-        f"{counts}"
+    tell(f"{run.out}: it learnt from {data}, {epochs} times {learnt} drafted tokens")
+
+
+def find_questions(pair: Pair, data: str, count: int, seed: int) -> list[list[int]]:
+    """Prompts of at most ``count`` first questions of ``data``, with room for a draft."""
+    counts = Counts(pair.tokenizer.prompt_format.name)
+    room = pair.target.config.max_position_embeddings - 16
+    # Not the questions that the draft has learnt from, unless they are those of a file.
+    dialogues = read_dialogues(data, seed + 2, pair.tokenizer, counts)
+    prompts = (
+        pair.tokenizer.encode_prompt(each[: 1 + (each[0]["role"] == "system")])
+        for each, _ in dialogues
     )
-
-
-def read_data_of(draft: Path) -> str:
-    """The data that a draft has learnt from, by its config.json; "mini" if that says nothing."""
-    return str(read_json(draft / "config.json", missing={}).get("learnt_from", "mini"))
-
-
-def find_questions(
-    target: Path, model: Llama, data: str, count: int, seed: int
-) -> tuple[list[list[int]], Counts]:
-    """Prompts for ``model``, which is in the folder ``target``: at most ``count`` of ``data``."""
-    tokenizer = Tokenizer(target, model.config.vocab_size)
-    seed += 2  # not the questions that the draft has learnt from, unless they are those of a file
-    if data == "self":
-        with TemporaryDirectory() as folder:
-            return ask(find_ways_to_ask(tokenizer), model, count, seed, Path(folder))
-    counts = Counts(tokenizer.prompt_format.name)
-    encode = partial(encode_question, tokenizer, model.config.max_position_embeddings)
-    questions = islice(encode_dialogues(data, seed, encode, counts), count)
-    return list(questions), counts
-
-
-def encode_question(tokenizer: Tokenizer, context_size: int, dialogue: list[Message]) -> list[int]:
-    """The ids of a dialogue up to its first question; ValueError if no draft has room after it."""
-    asked = next(number for number, each in enumerate(dialogue, 1) if each["role"] == "user")
-    prompt = tokenizer.encode_prompt(dialogue[:asked])
-    if not 0 < len(prompt) < context_size - DRAFT_LENGTH:
-        raise ValueError(f"a question does not fit into a context of {context_size} tokens")
-    return prompt
+    return list(islice((prompt for prompt in prompts if len(prompt) < room), count))

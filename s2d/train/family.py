@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.chat import VICUNA_SYSTEM
+from ..checkpoint.files import refuse_existing
+from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
-from ..files import refuse_existing
 from ..model import Llama, LlamaConfig
-from ..notices import tell
 from ..options import Drafting
 from .corpus import conversations
-from .fit import Run, keep_settings
-from .nested import MINI, count_rows, cut, make_rows, train_and_save
+from .fit import Run
+from .nested import MINI, cut, make_rows, train_and_save
 
 VOCAB_SIZE = 1024
 
@@ -138,9 +138,6 @@ def train_mini(run: Run, millions: float | None = None) -> None:
     """Train all, each on so many ``millions`` of tokens or its own; --resume keeps those there."""
     if not run.resume:
         refuse_existing(run.out)
-    if millions is not None:
-        count_rows(millions, MINI)  # too few are refused before anything is written
-    keep_settings(run.out / "settings.json", {"millions": millions, "seed": run.seed})
     with tempfile.TemporaryDirectory(prefix="mini-") as folder:  # so it has Vicuna's format
         tokenizer = make_tokenizer(Path(folder), run.seed)
         members = ("mini-7b", "mini-draft", "mini-13b", "mini-70b")

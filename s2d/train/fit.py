@@ -4,38 +4,35 @@ All exits of a model learn together, by the SoFT loss (s2d/soft.py). Where torch
 processes, PyTorch's FSDP2 gives each a part of the weights, gradients and AdamW's state.
 """
 
-import json
 import math
-import shutil
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict
-from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from ..checkpoint import empty_model, is_fast
-from ..files import read_json, staged_file
+from ..checkpoint.files import staged
+from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..model import Llama
-from ..notices import PROGRESS_SECONDS, tell
-from ..soft import soft_losses
-from ..speed.ranks import from_rank_0
-from .distil import Distillation
+from ..soft import Aim, soft_losses
+from ..speed.tensor_parallel import from_rank_0
 
-CHECKPOINT_SECONDS = 120  # between two checkpoints, at least
-SAVING = 0.05  # the part of the time that saving them may take
+CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0, on the CPU
 
 Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
@@ -57,7 +54,7 @@ class Run:
     out: Path  # the folder or file that it writes
     device: str = "cpu"
     seed: int = 0
-    resume: bool = False  # from what is in the folder ``unfinished``
+    resume: bool = False  # from the file ``unfinished``
     mesh: DeviceMesh | None = None  # of the processes among which it is divided, if several
 
     @property
@@ -66,23 +63,8 @@ class Run:
 
     @property
     def unfinished(self) -> Path:
-        """The folder from which --resume goes on; it is there until ``out`` is written."""
+        """The file from which --resume goes on; it is there until ``out`` is written."""
         return self.out.with_name(f"{self.out.name}.checkpoint")
-
-
-def keep_settings(file: Path, settings: dict[str, Any]) -> None:
-    """Write what a folder is begun with to ``file`` in it; ValueError if that was something else.
-
-    Whatever can be resumed asks for this, so that nothing goes on with other settings.
-    """
-    text = json.dumps(settings)
-    if not file.is_file():
-        with staged_file(file) as stage:
-            stage.write_text(text)
-        return
-    found = read_json(file)
-    if found != json.loads(text):
-        raise ValueError(f"{file.parent} was begun with {found}, not {settings}")
 
 
 def fit(
@@ -91,7 +73,7 @@ def fit(
     rows: Rows,
     recipe: Recipe,
     run: Run,
-    distillation: Distillation | None = None,
+    aim: Aim | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
 
@@ -102,10 +84,16 @@ def fit(
     tokens, labels = rows
     device = model.device
     rank = 0 if run.mesh is None else run.mesh.get_local_rank()
-    check_batch(recipe, run.ranks)
-    settings = describe_training(model, exits, rows, recipe, run, distillation)
+    if recipe.batch % (run.ranks * recipe.micro_batch):
+        parts = f"{run.ranks} processes and micro-batches of {recipe.micro_batch}"
+        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
+    if run.unfinished.exists() and not run.resume:
+        raise ValueError(f"{run.unfinished} is there already; go on with --resume, or remove it")
+    data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
+    align = aim and (aim.align or "distributions")
+    settings = repr((replace(recipe, micro_batch=1), exits, run.seed, data, align))
     bf16 = recipe.bf16 and is_fast(torch.bfloat16, device)
-    objective = Objective(model, partial(soft_losses, exits=exits, aim=distillation))
+    objective = Objective(model, partial(soft_losses, exits=exits, aim=aim))
     if run.mesh is not None:
         shard(objective, run.mesh)
     optimizer = make_optimizer(model, recipe.weight_decay)
@@ -113,10 +101,7 @@ def fit(
     batches = order.split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
     done = load_checkpoint(run.unfinished, model, optimizer, settings) if run.resume else 0
-    began = time.monotonic()
-    told = began
-    saved = began
-    until_save = CHECKPOINT_SECONDS
+    began = told = saved = time.monotonic()
     for step in range(done, steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, recipe.lr)
@@ -136,51 +121,16 @@ def fit(
         optimizer.step()
         optimizer.zero_grad()
         now = time.monotonic()
-        due = now - saved > until_save
-        if from_rank_0(lambda due=due: due):  # clocks differ
+        if from_rank_0(lambda: now - saved > CHECKPOINT_SECONDS):  # noqa: B023 (clocks differ)
             save_checkpoint(run.unfinished, model, optimizer, step + 1, settings)
             saved = time.monotonic()
-            until_save = max(CHECKPOINT_SECONDS, (saved - now) / SAVING)
         if now - told > PROGRESS_SECONDS or step + 1 == steps:
             told = now
             speed = (step + 1 - done) / (now - began)
-            left = (steps - step - 1) / speed
             by_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
-            tell(
-                f"{run.out.name} step {step + 1}/{steps}, {speed:.2f} per second, {left:.0f} s "
-                f"left  {by_exit}"
-            )
+            left = (steps - step - 1) / speed
+            tell(f"{run.out.name} step {step + 1}/{steps}, {left:.0f} s left  {by_exit}")
         yield step + 1, losses
-
-
-def describe_training(
-    model: Llama,
-    exits: tuple[int, ...],
-    rows: Rows,
-    recipe: Recipe,
-    run: Run,
-    distillation: Distillation | None,
-) -> dict[str, Any]:
-    """All that decides what a training's losses are; a checkpoint of another one is no use."""
-    tokens, labels = rows
-    settings = asdict(recipe)
-    del settings["micro_batch"]  # which changes nothing
-    settings |= {"exits": exits, "seed": run.seed, "weights": compute_checksum(model)}
-    settings["data"] = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
-    if distillation is not None:
-        others = [value for name, value in vars(distillation).items() if name != "teacher"]
-        teacher = compute_checksum(distillation.teacher)
-        settings["aim"] = [repr(type(distillation)), teacher, *others]
-    return settings
-
-
-def compute_checksum(model: nn.Module) -> int:
-    """A number for the weights of a model, by fewer than two thousand of each tensor."""
-    total = 0
-    for parameter in model.parameters():
-        some = parameter.detach().flatten()[:: max(1, parameter.numel() // 1000)]
-        total = zlib.crc32(some.float().cpu().numpy().tobytes(), total)
-    return total
 
 
 def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
@@ -198,13 +148,6 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up over the first 4 % of the steps, then a cosine to a twentieth of the peak."""
     rising = min(1.0, (step + 1) / max(1, round(0.04 * steps)))
     return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
-
-
-def check_batch(recipe: Recipe, ranks: int) -> None:
-    """Raise ValueError if a batch cannot be divided among so many processes."""
-    if recipe.batch % (ranks * recipe.micro_batch):
-        parts = f"{ranks} processes and micro-batches of {recipe.micro_batch}"
-        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
 
 
 def order_rows(rows: int, epochs: int, seed: int, shuffle_first: bool) -> Tensor:
@@ -239,8 +182,7 @@ def gather(model: Llama, mesh: DeviceMesh | None) -> Llama | None:
     """The whole model, on the CPU, for rank 0; None for the others. Without a mesh it is itself."""
     if mesh is None:
         return model
-    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
-    state = state_dict.get_model_state_dict(model, options=options)
+    state = get_model_state_dict(model, options=WHOLE)
     if mesh.get_local_rank() > 0:
         return None
     whole = empty_model(model.config)
@@ -249,61 +191,29 @@ def gather(model: Llama, mesh: DeviceMesh | None) -> Llama | None:
     return whole
 
 
-def get_state(model: Llama, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    model_state, optimizer_state = state_dict.get_state_dict(model, optimizer)
-    return {"model_state_dict": model_state, "optim_state_dict": optimizer_state}
-
-
-@contextmanager
-def raise_plainly() -> Iterator[None]:
-    """Have PyTorch's checkpoints raise what went wrong; and not warn of a single process.
-
-    Its CheckpointException is no Exception, and its text is a traceback.
-    """
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
-        try:
-            yield
-        except CheckpointException as error:
-            (first, _), *_ = error.failures.values()
-            raise first from None
-
-
 def save_checkpoint(
-    folder: Path,
-    model: Llama,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    settings: dict[str, Any],
+    file: Path, model: Llama, optimizer: torch.optim.Optimizer, step: int, settings: str
 ) -> None:
-    """Write the state after ``step`` to ``folder/STEP``, each rank its part; older ones go then."""
-    stage = folder / "unfinished"
+    """Have rank 0 write the whole state after ``step``; a file before it is replaced."""
+    weights, state = get_state_dict(model, optimizer, options=WHOLE)
 
-    def finish() -> None:
-        keep_settings(folder / "settings.json", settings)
-        older = list(folder.glob("[0-9]*"))
-        stage.rename(folder / str(step))
-        for path in older:
-            shutil.rmtree(path)
+    def write() -> None:
+        with staged(file) as stage:
+            torch.save((settings, step, weights, state), stage)
 
-    state = get_state(model, optimizer)
-    try:
-        with raise_plainly():
-            dcp.save(state, checkpoint_id=stage, no_dist=not dist.is_initialized())
-    except (OSError, RuntimeError):
-        shutil.rmtree(stage, ignore_errors=True)  # it would take up a disk that may be full
-        raise
-    from_rank_0(finish)  # the other ranks wait for it
+    from_rank_0(write)  # the other ranks wait for it
 
 
 def load_checkpoint(
-    folder: Path, model: Llama, optimizer: torch.optim.Optimizer, settings: dict[str, Any]
+    file: Path, model: Llama, optimizer: torch.optim.Optimizer, settings: str
 ) -> int:
-    """Take the newest state in ``folder``, if any; returns the number of steps done."""
-    step = max((int(path.name) for path in folder.glob("[0-9]*")), default=0)
-    if step > 0:
-        keep_settings(folder / "settings.json", settings)
-        state = get_state(model, optimizer)
-        with raise_plainly():
-            dcp.load(state, checkpoint_id=folder / str(step), no_dist=not dist.is_initialized())
-        state_dict.set_state_dict(model, optimizer, **state)
+    """Take the state in ``file``, if it is there; returns the number of steps done."""
+    if not file.is_file():
+        return 0
+    begun, step, weights, state = torch.load(file, map_location="cpu", mmap=True)
+    if begun != settings:
+        raise ValueError(f"{file} was begun with {begun}, not {settings}")
+    set_state_dict(
+        model, optimizer, model_state_dict=weights, optim_state_dict=state, options=WHOLE
+    )
     return step

@@ -1,14 +1,14 @@
 """The decision model: how likely is the target to accept what the draft just predicted?
 
-A small network is asked about each node that the draft predicted from (Improved MCSD, arXiv
+A small network is asked about each node that the draft predicted from (improved MCSD, arXiv
 2409.10644, "decision model"). Its answers take the place of the rule's estimates: a path that is
 not likely enough to be accepted is not continued, and drafting stops when there is no other. A
-draft that stops keeps every token it has drawn, so the output stays exact (see
-``rules.Rejection``). How one is trained: train/decision.py.
+draft that stops keeps every token it has drawn, so the text stays exact (see ``rules.Rejection``).
 """
 
 import json
 import zlib
+from copy import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,11 +17,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .draft import LayerExit
-from .files import staged_file
-from .model import Llama
-from .rules import Prediction, Proposal
-from .tree import Tree
+from ..checkpoint.files import staged
+from ..model import Llama
+from ..rules import Prediction, Proposal, Rule
+
+
+def decided(rule: Rule, decision: "Decision") -> Rule:
+    """A copy of ``rule`` whose estimates are those of a ``decision`` model."""
+    rule = copy(rule)
+    propose = rule.propose
+
+    def propose_and_judge(prediction: Prediction, count: int, positions: list[int]) -> Proposal:
+        proposal = propose(prediction, count, positions)
+        return proposal._replace(probs=decision.judge(prediction, proposal))
+
+    rule.propose = propose_and_judge
+    return rule
 
 
 class Decision(nn.Module):
@@ -48,10 +59,10 @@ class Decision(nn.Module):
             layers.append(nn.ReLU())
         self.layers = nn.Sequential(*layers[:-1])
 
-    def inputs(self, used: LayerExit, tree: Tree, prediction: Prediction) -> Tensor:
-        """The features (R, F) of what the exit ``used`` predicts about the frontier of ``tree``."""
+    def inputs(self, prediction: Prediction) -> Tensor:
+        """The features (R, F) of what an exit predicts about R nodes."""
         if self.features == "hidden":
-            hidden = used.frontier_hidden(tree).float()
+            hidden = prediction.hidden.float()
             return hidden * torch.rsqrt(hidden.square().mean(dim=-1, keepdim=True))
         probs = prediction.probs.float()
         entropy = torch.special.entr(probs).sum(dim=-1, keepdim=True)
@@ -60,15 +71,13 @@ class Decision(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return self.layers(features).squeeze(-1).sigmoid()
 
-    def judge(
-        self, used: LayerExit, tree: Tree, prediction: Prediction, proposal: Proposal
-    ) -> list[list[float]]:
-        """See ``draft.DecisionModel``. An answer is about the first child of a node.
+    def judge(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
+        """Estimates for the children in ``proposal``. The network's are about first children.
 
         What that leaves is divided among the others in proportion to their own estimates.
         """
         judged = []
-        answers = self(self.inputs(used, tree, prediction)).tolist()
+        answers = self(self.inputs(prediction)).tolist()
         for prob, estimates in zip(answers, proposal.probs):
             others = estimates[1:]
             total = max(sum(others), 1e-9)
@@ -93,7 +102,7 @@ def save_decision(decision: Decision, path: Path) -> None:
     """Write one safetensors file, configuration included."""
     names = "features", "hidden_size", "threshold", "draft"
     config = {name: getattr(decision, name) for name in names}
-    with staged_file(path) as stage:
+    with staged(path) as stage:
         save_file(decision.state_dict(), stage, metadata={"decision": json.dumps(config)})
 
 

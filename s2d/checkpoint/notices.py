@@ -1,0 +1,25 @@
+"""Notices on stderr, and how far a long run is."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+PROGRESS_SECONDS = 10  # between two notices of a long run
+
+
+def tell(message: Any) -> None:
+    """A notice, one line on stderr; one that nobody can read costs no answer."""
+    with suppress(OSError):
+        print(" ".join(str(message).split()), file=sys.stderr, flush=True)
+
+
+def progress(items: Iterable, what: str, total: int | None = None) -> Iterator:
+    """Yield ``items``; of what takes long, tell every ten seconds how far it is."""
+    told = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - told >= PROGRESS_SECONDS:
+            told = time.monotonic()
+            tell(f"{what}: {done}" + (f" of {total}" if total else ""))
+        yield item

@@ -1,0 +1,104 @@
+"""A target and what drafts for it, as all programs load them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch.distributed import is_initialized
+
+from ..model import Llama
+from ..options import Options
+from .config import read_config, read_drafting
+from .load import load_model
+from .names import FoundDraft, find_draft, find_target, is_same_folder
+from .tokenizer import Tokenizer
+from .vocabulary import fit_vocabulary
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A target and what drafts for it, before models are loaded."""
+
+    folder: Path  # of the target
+    found: FoundDraft
+    options: Options  # with all defaults filled in
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class Pair(Choice):
+    target: Llama  # or, under torchrun, this process's part of one
+    draft: Llama | None
+
+
+def load_pair(
+    target: Path | str,
+    draft: Path | str | None = None,
+    options: Options = Options(),  # noqa: B008
+    device: str = "auto",
+    dtype: str = "auto",
+    load: Callable[..., Llama] = load_model,
+) -> Pair:
+    """What ``choose_pair`` chooses, loaded by ``load``."""
+    return load_chosen(choose_pair(target, draft, options), device, dtype, load)
+
+
+def choose_pair(
+    target: Path | str,
+    draft: Path | str | None = None,
+    options: Options = Options(),  # noqa: B008
+) -> Choice:
+    """Find the folders and check the ``options``.
+
+    By default the draft, or the datastore, is the one that ``find_draft`` finds. In ``options``,
+    ``decision`` and ``datastore`` may be files. Raises ValueError or FileNotFoundError for what
+    cannot be found, read or run.
+    """
+    folder = find_target(str(target))
+    config = read_config(folder)
+    found = FoundDraft(draft=None, datastore=None, words="none")
+    if options.method != "ar":
+        found = find_draft(folder, draft, options.exits)
+    datastore = options.datastore or found.datastore
+    if isinstance(datastore, Path):
+        from ..ngram.datastore import load_datastore
+
+        options = replace(options, datastore=load_datastore(datastore, config))
+    if isinstance(options.decision, Path):
+        from ..mcsd.decision import load_decision
+
+        options = replace(options, decision=load_decision(options.decision))
+    drafting = None
+    layers = 0
+    if found.draft is not None:
+        drafting = read_drafting(found.draft)
+        layers = read_config(found.draft).num_hidden_layers
+    options = options.filled(drafting)
+    for each in options.exits:
+        if isinstance(each, int) and not 0 <= each <= layers:
+            raise ValueError(f"exits of {layers} draft layers, got {each}")
+    return Choice(folder, found, options, Tokenizer(folder, config.vocab_size))
+
+
+def load_chosen(
+    choice: Choice, device: str, dtype: str, load: Callable[..., Llama] = load_model
+) -> Pair:
+    """Load the models of a ``choice``, each once, and no layer after the last exit that drafts.
+
+    torchrun's processes divide the target among them, and no draft.
+    """
+    found = choice.found.draft
+    divided = is_initialized()
+    if divided:
+        from ..speed.tensor_parallel import load_part
+
+        target = load_part(choice.folder, device, dtype)
+    else:
+        target = load(choice.folder, device, dtype)
+    draft = None
+    if found is not None and not divided and is_same_folder(found, choice.folder):
+        draft = target  # it drafts for itself: its first layers are in memory already
+    elif found is not None:
+        draft = load(found, device, target.dtype, layers=choice.options.exits[-1])
+        draft = fit_vocabulary(draft, target.config.vocab_size)
+    return Pair(**vars(choice), target=target, draft=draft)

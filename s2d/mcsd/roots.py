@@ -1,0 +1,97 @@
+"""Target-initialised roots: the first level of each tree comes from the target itself.
+
+The last pass already gave the target's distribution for the next position, and so the first token
+of the next tree, which the draft only extends (improved MCSD, arXiv 2409.10644, "target
+initialized"). As published, with ``rule="rejection"``, there are several such tokens, the roots:
+the target's likeliest tokens or, above temperature 0 in trees of a fixed shape, tokens that are
+drawn. Every root counts as accepted, and the longest path below one wins (``LongestPath``). With
+several roots this is not lossless. With shared noise there is one root, the token that the target
+takes, and the text stays the target's own.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from ..decoder import Decoder
+from ..rules import Prediction, Proposal, Rejection, Rule, without
+from ..tree import Tree
+
+
+class RootsDecoder(Decoder):
+    """A Decoder whose first step only finds roots.
+
+    No step emits its bonus token: that is the first root of the next tree, and may yet lose.
+    """
+
+    roots: Sequence[int] = ()  # of the next tree; the first one is the target's choice
+    after_context: Tensor | None = None  # the target's logits (V,) after the context
+
+    def draft(self) -> Tree:
+        """As a Decoder's, below a first level of the roots."""
+        if not self.roots:
+            return self.drafter.new_tree(self.context, max_depth=0)
+        # There is one level more than in a Decoder's tree, as no bonus token needs a position. The
+        # first level costs the draft nothing, so there is always room for it.
+        tree = self.drafter.new_tree(self.context, self.limit - len(self.context))
+        if not tree.frontier:
+            tree = Tree(self.context, self.drafter.shape, max_depth=1)
+        tree.add_level([list(self.roots)], [[1.0] * len(self.roots)], exit_layer=None)
+        return self.drafter.grow(tree, self.rule)
+
+    def checked(self, logits: Tensor) -> Tensor:
+        """As a Decoder's, with the row of node 0, which the target read in the step before."""
+        logits = super().checked(logits)
+        if self.after_context is None:
+            return logits
+        return torch.cat((self.after_context[None], logits))
+
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], list[int]]:
+        accepted, bonus = self.rule.verify(tree, logits)
+        self.after_context = logits[accepted[-1] if accepted else 0]
+        self.roots = [bonus]
+        if isinstance(self.rule, LongestPath):
+            p = self.rule.distribution(self.after_context).cpu()  # (V,)
+            self.roots += self.rule.other_roots(p, bonus, self.drafter.shape.width(0) - 1)
+        return accepted, [tree.tokens[node] for node in accepted]
+
+
+class LongestPath:
+    """Every root counts as accepted. Below each, ``rule`` finds a path; the longest wins.
+
+    As published, and not lossless: of two roots the one with the longer path is more probable.
+    """
+
+    def __init__(self, rule: Rule, roots: int) -> None:
+        self.rule = rule
+        self.exact = roots == 1
+        self.distribution = rule.distribution
+
+    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
+        return self.rule.propose(prediction, count, positions)
+
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+        logits = logits.cpu()  # so that a GPU is waited for once
+        walks = []
+        for root in tree.children(0):
+            nodes = [node for node, row in enumerate(tree.ancestors) if row[root]]
+            below = copy(tree)
+            below.restrict_to(nodes)  # ``root`` is node 0 of this tree
+            accepted, bonus = self.rule.verify(below, logits[nodes])
+            walks.append(([root, *(nodes[node] for node in accepted)], bonus))
+        if not walks:
+            return self.rule.verify(tree, logits)
+        return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first
+
+    def other_roots(self, p: Tensor, first: int, count: int) -> list[int]:
+        """Up to ``count`` tokens of p (V,) besides ``first``: the likeliest, or drawn ones."""
+        rest = without(p, first)
+        if count == 0:
+            return []
+        if isinstance(self.rule, Rejection):
+            others = self.rule.draws.candidates(rest[None], count)[0]
+        else:
+            others = rest.topk(min(count, len(rest))).indices
+        return [token for token in others.tolist() if rest[token] > 0]

@@ -1,0 +1,19 @@
+"""A datastore for exit 0: any texts, as ids of a target (ngram/datastore.py)."""
+
+from pathlib import Path
+
+from ..checkpoint.config import read_config
+from ..checkpoint.files import read_text
+from ..checkpoint.notices import tell
+from ..checkpoint.tokenizer import Tokenizer
+from ..ngram.datastore import save_datastore
+from .fit import Run
+
+
+def make_datastore(run: Run, target: Path, files: list[Path]) -> None:
+    """Write the texts of ``files`` to one that ``run.py --datastore`` reads."""
+    config = read_config(target)
+    tokenizer = Tokenizer(target, config.vocab_size)
+    documents = [tokenizer.encode(read_text(file)) for file in files]
+    save_datastore(run.out, documents, config)
+    tell(f"{run.out}: {len(documents)} documents, {sum(map(len, documents))} tokens")

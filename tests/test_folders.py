@@ -1,0 +1,117 @@
+"""Faults that were found in folders of public models, and what is refused, in one line."""
+
+import json
+
+import pytest
+import torch
+from helpers import WEIGHTS, change_json, raises_line, random_llama
+from safetensors.torch import load_file, save_file
+from vocabularies import added, save_byte_fallback, save_trained, sentencepiece_folder
+
+from s2d import StopStrings, Tokenizer, find_draft, load_model, model
+from s2d.checkpoint import save_model
+from s2d.checkpoint.config import config_from_dict
+from s2d.model import rope_table
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_shards_of_other_layers_need_not_be_there(tmp_path, suffix):
+    whole = random_llama(0).float()
+    for name in ("x-7b", "x-draft"):
+        save_model(whole, tmp_path / name, dtype=torch.float32)
+    draft = tmp_path / "x-draft"
+    tensors = load_file(draft / "model.safetensors")
+    (draft / "model.safetensors").unlink()
+    stem = {"safetensors": "model", "bin": "pytorch_model"}[suffix]
+    upper = {name for name in tensors if name.startswith(("model.layers.2.", "model.layers.3."))}
+    index = {name: f"{1 + (name in upper)}.{suffix}" for name in tensors}
+    (draft / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": index}))
+    lower = {name: tensor for name, tensor in tensors.items() if name not in upper}
+    (save_file if suffix == "safetensors" else torch.save)(lower, draft / f"1.{suffix}")
+    change_json(draft / "config.json", exit_layers=[1, 2])
+    assert find_draft(tmp_path / "x-7b").draft == draft
+    loaded = load_model(draft, layers=2)
+    assert loaded.model.layers[1].mlp.up_proj.weight.equal(whole.model.layers[1].mlp.up_proj.weight)
+    raises_line(load_model, FileNotFoundError, f"2.{suffix} is missing", draft)
+
+
+RAW = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=4)
+RAW |= dict(num_attention_heads=4, max_position_embeddings=64, model_type="qwen2")
+
+
+def test_windows_of_no_layer_and_biases_that_are_there_anyway():
+    plain = config_from_dict(RAW)
+    for more in (
+        dict(attention_bias=True),
+        dict(use_sliding_window=True, sliding_window=None, max_window_layers=0),
+        dict(use_sliding_window=True, sliding_window=16, max_window_layers=4),
+        dict(use_sliding_window=True, sliding_window=16, layer_types=["full_attention"] * 4),
+    ):
+        assert config_from_dict(RAW | more) == plain
+    for more in (dict(max_window_layers=3), dict(layer_types=["sliding_attention"] * 4)):
+        raises_line(
+            config_from_dict, ValueError, "sliding", RAW | {"use_sliding_window": True} | more
+        )
+    wrong = RAW | {"model_type": "qwen3", "attention_bias": True}
+    raises_line(config_from_dict, ValueError, "attention_bias is True", wrong)
+
+
+def test_the_table_of_the_rotary_embedding_grows(monkeypatch):
+    """As long as it is needed, and no longer; made in inference, it serves in training, too."""
+    monkeypatch.setattr(model, "ROPE_LENGTH", 4)
+    grown = random_llama(0)
+    assert len(grown.rope_cos) == 4
+    with torch.inference_mode():
+        found = grown(torch.arange(40)[None])
+    monkeypatch.undo()
+    assert found.equal(random_llama(0)(torch.arange(40)[None]))
+    assert 40 <= len(grown.rope_cos) < 128 and grown.rope_cos.dtype == torch.float64
+    assert grown.rope_cos[39].equal(rope_table(grown.config, 40)[0][39].double())
+    grown.requires_grad_()(torch.arange(40)[None]).sum().backward()
+
+
+def test_a_stop_string_that_is_a_special_token(tmp_path):
+    tokens = {"1024": added("<|im_end|>"), "2": added("</s>")}
+    tokenizer = Tokenizer(sentencepiece_folder(tmp_path, {"added_tokens_decoder": tokens}))
+    is_last = StopStrings(tokenizer, ["<|im_end|>", "x"]).begin()
+    assert [is_last(token) for token in (*tokenizer.encode("Hi"), 2, 1024)][-2:] == [False, True]
+    raises_line(StopStrings, ValueError, "special token '</s>' and other", tokenizer, ["</s>\n"])
+
+
+@pytest.mark.parametrize("value", [True, 3, ["a"], {"a": 1}])
+def test_keys_that_only_look_like_tokens(tmp_path, value):
+    ours = Tokenizer(sentencepiece_folder(tmp_path, {"use_mask_token": value}))
+    assert ours.encode("Hello") == Tokenizer(WEIGHTS / "mini-7b").encode("Hello")
+
+
+MODEL = [
+    (dict(added_tokens_decoder={"1024": added("<t>", rstrip=True)}), "rstrip of the token '<t>'"),
+    (dict(added_tokens_decoder={"1024": added("<t>", single_word=True)}), "single_word of the"),
+    (dict(bos_token=added("<s>", lstrip=True)), "lstrip of the token '<s>' is not supported"),
+    (dict(pad_token="<pad>"), "no file says the id of pad_token '<pad>'"),
+    (dict(extra_special_tokens={"image_token": "<i>"}), "only a list is supported"),
+    (dict(add_eos_token=True), "add_eos_token in tokenizer_config.json is not supported"),
+    (dict(tokenizer_class="CodeLlamaTokenizer"), "has rules of its own"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), MODEL)
+def test_tokenizers_that_are_refused(tmp_path, config, message):
+    raises_line(Tokenizer, ValueError, message, sentencepiece_folder(tmp_path, config))
+
+
+def test_tokenizer_jsons_that_are_refused(tmp_path):
+    file = save_trained(tmp_path) / "tokenizer_config.json"
+    for config, message in (
+        (dict(tokenizer_class="GemmaTokenizerFast"), "the rules of tokenizer_class 'GemmaTok"),
+        (dict(tokenizer_class="Qwen2Tokenizer", eos_token="<|eot|>"), "rules of tokenizer_class"),
+        (dict(added_tokens_decoder={"4": added("<|eot|>", rstrip=True)}), "tokenizer.json lacks"),
+    ):
+        file.write_text(json.dumps(config))
+        raises_line(Tokenizer, ValueError, message, tmp_path)
+    save_byte_fallback(tmp_path)
+    file.write_text(json.dumps(dict(tokenizer_class="LlamaTokenizer", legacy=False)))
+    raises_line(Tokenizer, ValueError, "the rules of tokenizer_class", tmp_path)
+    file.write_text(json.dumps(dict(tokenizer_class="LlamaTokenizer", legacy=True)))
+    with pytest.raises(ValueError, match="puts a space before each text"):
+        list(Tokenizer(tmp_path).rounds(["Hi", "a"]))
