@@ -8,7 +8,6 @@ from pathlib import Path
 
 from s2d import StopStrings, Tokenizer, start
 from s2d.checkpoint import DTYPES, placement
-from s2d.checkpoint.config import read_drafting
 from s2d.checkpoint.files import read_text
 from s2d.checkpoint.names import find_target, miniature_note
 from s2d.checkpoint.notices import tell
@@ -18,7 +17,7 @@ from s2d.cli.conversation import hold_conversation
 from s2d.cli.program import Parser, add_drafting_options, count, run_program
 from s2d.cli.terminal import Streamed, about, as_json, compare, report
 from s2d.decoder import Decoder
-from s2d.options import Options
+from s2d.options import Options, default_drafting
 from s2d.speed.tensor_parallel import from_rank_0, join_processes
 from s2d.stats import Step
 
@@ -125,7 +124,7 @@ def load(args: Namespace) -> Models:
     tell(f"prompt format: {'plain text (--raw)' if args.raw else tokenizer.prompt_format.name}")
     pair = load_chosen(chosen, args.device, args.dtype)
     tell(f"target on {placement(pair.target)}")
-    own = read_drafting(pair.found.draft).exits if pair.found.draft else ()
+    own = default_drafting(pair.draft.config).exits if pair.draft else ()
     return Models(pair, raw, args.system, color_exits(own=own, used=pair.options.exits))
 
 

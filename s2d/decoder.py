@@ -51,12 +51,16 @@ class Decoder:
         self.is_last = is_last
         self.prompt_length = len(context)
         self.ended = ""  # why the answer has ended, see ``Generation``
+        self.in_step = False  # stays True after an error, or Ctrl-C, in the middle of a step
         self.stats = Stats()
         self.cache = target.new_cache(limit + drafter.shape.capacity)
 
     def __iter__(self) -> Iterator[Step]:
         while not self.ended:
+            if self.in_step:
+                raise ValueError("this Decoder was interrupted within a step: start another one")
             with torch.inference_mode():  # not during the yield, when the caller's code runs
+                self.in_step = True
                 clock = Clock()
                 # 1. Draft a tree of tokens. If it has no node but the root, this is plain decoding.
                 tree = self.draft()
@@ -70,6 +74,7 @@ class Decoder:
                 self.roll_back(tree, accepted)
                 # 5. Emit: the tokens become a part of the context, up to the answer's end.
                 step = self.emit(tree, logits, accepted, tokens, clock)
+                self.in_step = False
             yield step
 
     def draft(self) -> Tree:

@@ -1,11 +1,11 @@
-"""S2D by definition: whole models over the whole text, for fixed trees and exits with layers.
+"""S2D by definition: whole models over the whole text, for exits with layers.
 
 The definition that the fast code is compared with. It has no KV cache, no mask and no batch, and a
 tree is a dictionary of its paths. ``chance`` is the ``Noise`` that draft and target share, and each
 step must equal the fast code's, token for token. Or it is the ``Draws`` of rejection sampling, and
 tests go through all outcomes, whose probabilities must be the target's. The temperature is above 0;
 greedy decoding is temperature 1 with noise that is 1 everywhere, as then the token with the largest
-p / e is the one with the largest p.
+p / e is the one with the largest p. ``python -m s2d.definition`` shows an example.
 
 What the fast code does besides: it drafts nothing in its first step if the prompt has more than 256
 tokens (``mask.MAX_UNREAD``), and nothing beyond the positions of the draft model.
@@ -20,6 +20,7 @@ from torch import Tensor
 from .model import Llama
 from .options import Options
 from .sampling import Draws, Noise, draft_scores
+from .tree import GrowingShape
 
 TokenPath = tuple[int, ...]  # from the first level down; () is the end of the context
 
@@ -58,17 +59,26 @@ class Proposed(NamedTuple):
 NOTHING = Proposed([], None)
 
 
+def likeliest(paths: dict[TokenPath, float], count: int) -> dict[TokenPath, float]:
+    """The ``count`` most probable paths, in their order; of equal ones the first."""
+    best = sorted(paths, key=lambda path: paths[path], reverse=True)[:count]
+    return {path: prob for path, prob in paths.items() if path in best}
+
+
 def propose(
     draft: Llama, context: list[int], levels: int, options: Options, chance: Noise | Draws
 ) -> dict[TokenPath, Proposed]:
     """What is proposed after each path of tokens, in at most so many ``levels``."""
     proposed: dict[TokenPath, Proposed] = {}
-    # path -> the estimated probability of its acceptance
+    # path -> the estimated probability of its acceptance: those that get children, and all
     frontier: dict[TokenPath, float] = {(): 1.0}
+    nodes: dict[TokenPath, float] = {}
+    shape = options.shape
+    grows = isinstance(shape, GrowingShape)
     for level in range(levels):
         if not frontier:
             break
-        width = options.shape.width(level)  # children per path; a chain has one
+        width = shape.width(level)  # children per path; a chain has one
         contexts = [[*context, *path] for path in frontier]
         _, logits, _ = choose_exit(draft, contexts, options)
         longer: dict[TokenPath, float] = {}
@@ -80,24 +90,37 @@ def propose(
                 children = scores.topk(width).indices
                 estimates = scores / scores.sum()
             else:
-                children = chance.candidates(q[None], width)[0]
+                # A growing tree takes the likeliest; other trees draw their children.
+                children = q.topk(width).indices if grows else chance.candidates(q[None], width)[0]
                 estimates = q
             children = [token for token in children.tolist() if q[token] > 0]
             proposed[path] = Proposed(children, q)
             for token in children:
                 longer[*path, token] = path_prob * estimates[token].item()
+        nodes |= longer
         frontier = {path: prob for path, prob in longer.items() if prob >= options.stop}
+        if grows:
+            frontier = likeliest(frontier, shape.top_k)
+    if grows:
+        sent = likeliest(nodes, shape.size)
+        for path, (children, q) in proposed.items():
+            proposed[path] = Proposed([token for token in children if (*path, token) in sent], q)
     return proposed
 
 
-def verify(p: Tensor, proposed: Proposed, position: int, chance: Noise | Draws) -> tuple[int, bool]:
+def verify(
+    p: Tensor, proposed: Proposed, position: int, options: Options, chance: Noise | Draws
+) -> tuple[int, bool]:
     """The next token, a draw from p (V,), and whether it is an accepted child."""
     children, q = proposed
     if isinstance(chance, Noise):  # the draft met the same noise
         token = (p / chance.at([position])[0]).argmax().item()
         return token, token in children
+    if isinstance(options.shape, GrowingShape):  # its children were not drawn, so p decides alone
+        token = chance.draw(p[None]).item()
+        return token, token in children
     for token in children:  # rejection sampling
-        if chance.flip((p[token] / q[token])[None]):  # with probability min(1, p / q)
+        if chance.flip((p[token] / q[token]).item()):  # with probability min(1, p / q)
             return token, True
         p = (p - q).clamp(min=0.0)  # the residual distribution
         p = p / p.sum()  # not 0: p <= q everywhere means p = q, and then nothing is rejected
@@ -130,8 +153,34 @@ def generate(
             logits = logits_after(target, [*context, *path])
             p = options.distribution(logits)
             drafted = proposed.get(tuple(path), NOTHING)
-            token, accepted = verify(p, drafted, len(context) + len(path), chance)
+            token, accepted = verify(p, drafted, len(context) + len(path), options, chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
         yield proposed, path
         context = [*context, *path]
+
+
+@torch.inference_mode()
+def show() -> None:
+    """Print the steps of an answer of a miniature: what each exit proposed, what was emitted."""
+    from .checkpoint.pair import load_pair
+
+    question = "What is the capital of Tadastan?"
+    asked = Options(method="s2d", temperature=1.0, seed=0)
+    pair = load_pair("13b", options=asked, dtype="float64")
+    options = pair.options
+    noise = Noise(options.seed, pair.target.config.vocab_size, "cpu", torch.float64)
+    context = pair.tokenizer.encode_chat([question])
+    print(f"{question} (temperature {options.temperature}, seed {options.seed})")
+    limit = len(context) + options.max_new_tokens
+    for proposed, emitted in generate(pair.target, pair.draft, context, limit, options, noise):
+        for path, (children, _) in proposed.items():
+            exit_layer, _, sure = choose_exit(pair.draft, [[*context, *path]], options)
+            words = pair.tokenizer.decode([*path, *children])
+            print(f"  exit {exit_layer} is {sure:.0%} sure, and proposes {words!r}")
+        print(f"emitted {pair.tokenizer.decode(emitted)!r}")
+        context = [*context, *emitted]
+
+
+if __name__ == "__main__":
+    show()

@@ -9,7 +9,7 @@ as well, and check with the others.
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -22,20 +22,21 @@ from .sampling import warp
 from .tree import Shape, Tree
 
 
+@runtime_checkable
 class Exit(Protocol):
     """A place where the draft may predict: ``LayerExit``, or an object of your own.
 
     An object that keeps something between calls serves one generation.
     """
 
-    exit_layer: int  # the number of layers before it; statistics call the exit by this number
+    exit_layer: int  # the number by which statistics call it; that of the layers before it
     max_positions: float  # the length of the longest text that it can read
 
     def predict(self, tree: Tree) -> Prediction:
-        """What follows each node of the frontier of ``tree``."""
+        """What follows each of the R nodes in the frontier of ``tree``."""
 
-    def keep(self, n: int, entries: list[int]) -> None:
-        """Roll back to the first ``n`` entries and, of the later ones, ``entries``."""
+    def keep(self, tree: Tree, accepted: list[int]) -> None:
+        """Forget all nodes of ``tree`` but the ``accepted`` path: now it is a part of the text."""
 
 
 class LayerExit:
@@ -97,8 +98,10 @@ class LayerExit:
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
         )
 
-    def keep(self, n: int, entries: list[int]) -> None:
+    def keep(self, tree: Tree, accepted: list[int]) -> None:
         """As the protocol says. An accepted node that was not read is read later, as context."""
+        n = len(tree.context)
+        entries = [n - 1 + i for i, node in enumerate(tree.expanded) if node in accepted]
         entries = [entry for entry in entries if entry < self.cache.length]
         self.cache.keep(n, entries)
         move_up(self.hidden, n, entries)
@@ -108,15 +111,22 @@ class SortedDraft:
     """A draft of sorted exits, from the cheapest on. Without exits it drafts nothing.
 
     Args:
-        exits: in the order of their layers, the fewest first.
+        vocab_size: V, the target's.
+        exits: in the order in which they are asked, the cheapest first.
         thresholds: one for each exit; a confidence above it is enough. The last exit always drafts.
         shape: of the trees.
         stop: a node whose path is less probable gets no children.
     """
 
     def __init__(
-        self, exits: list[Exit], thresholds: Sequence[float], shape: Shape, stop: float = 0.0
+        self,
+        vocab_size: int,
+        exits: list[Exit],
+        thresholds: Sequence[float],
+        shape: Shape,
+        stop: float = 0.0,
     ) -> None:
+        self.vocab_size = vocab_size
         self.exits = exits
         self.thresholds = thresholds
         self.shape = shape
@@ -153,14 +163,24 @@ class SortedDraft:
         """
         *earlier, last = self.exits
         for exit_, threshold in zip(earlier, self.thresholds):  # the last one's is left over
-            prediction = exit_.predict(tree)
+            prediction = self.ask(exit_, tree)
             if prediction.confidence > threshold:
                 return exit_, prediction  # the layers after this exit are not run
-        return last, last.predict(tree)
+        return last, self.ask(last, tree)
+
+    def ask(self, exit_: Exit, tree: Tree) -> Prediction:
+        """What ``exit_`` predicts; ValueError if that is not what an ``Exit`` returns."""
+        prediction = exit_.predict(tree)
+        found = tuple(prediction.probs.shape), prediction.probs.dtype
+        expected = (len(tree.frontier), self.vocab_size)
+        if found[0] != expected or found[1] not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"exit {exit_.exit_layer} predicts {found[0]} in {found[1]}; expected {expected}, a "
+                "row for each node of the frontier, in float32 or float64"
+            )
+        return prediction
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
-        """Roll back to the context and the ``accepted`` nodes of ``tree``."""
-        n = len(tree.context)
-        entries = [n - 1 + i for i, node in enumerate(tree.expanded) if node in accepted]
+        """Tell every exit which nodes of ``tree`` were accepted, from the top down."""
         for exit_ in self.exits:
-            exit_.keep(n, entries)
+            exit_.keep(tree, accepted)

@@ -9,7 +9,7 @@ import torch
 from .decoder import Decoder
 from .draft import Exit, LayerExit, SortedDraft
 from .model import Llama
-from .options import Options, drafting_of
+from .options import Options, make_options
 from .rules import Greedy, Rejection, Rule, SharedNoise, TargetDraws
 from .sampling import Draws, Noise
 from .stats import Generation
@@ -47,7 +47,10 @@ def start(
     **options: Any,
 ) -> Decoder:
     """As ``generate``, but nothing has happened yet: iterate over the Decoder that is returned."""
-    options = Options(method, **options).filled(None if draft is None else drafting_of(draft))
+    for name, model in (("target", target), ("draft", draft)):
+        if not isinstance(model, Llama) and (name, model) != ("draft", None):
+            raise ValueError(f"the {name} is a model of load_model, not {model!r:.60}")
+    options = make_options(method=method, **options).filled(draft and draft.config)
     context = as_ids(tokens, target.config.vocab_size)
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
@@ -121,4 +124,4 @@ def make_draft(target: Llama, draft: Llama | None, options: Options, limit: int)
     if previous is not None and draft.config.vocab_size != vocab_size:
         sizes = f"{draft.config.vocab_size} and {vocab_size} tokens"
         raise ValueError(f"draft and target must share a vocabulary, not have {sizes}")
-    return SortedDraft(exits, options.thresholds, options.shape, options.stop)
+    return SortedDraft(vocab_size, exits, options.thresholds, options.shape, options.stop)

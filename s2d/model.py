@@ -9,7 +9,6 @@ continue later from the hidden states there, as the exits of a sorted draft do (
 import math
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +16,27 @@ from torch import Tensor, nn
 
 from .cache import KVCache
 
-# On a GPU, cuDNN's attention plans for tens of milliseconds for each new length of the text, and in
-# decoding every length is new. So the other kernels are used.
-torch.backends.cuda.enable_cudnn_sdp(False)
-
 ROPE_LENGTH = 4096  # positions whose cosines and sines are there when a model is made
 WIDE = 1024  # H·D from which it pays on a CPU to fold groups of heads, see ``attend``
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """How a model drafts unless ``Options`` say otherwise: what only a draft's config.json has.
+
+    Attributes:
+        exits: the numbers of layers after which it may predict (draft.py).
+        thresholds: one per exit; a confidence above it is enough.
+        length: of a chain.
+        stop: a path of a chain whose estimated probability is below it is not continued.
+        tree: top_k, depth and size of a ``tree.GrowingShape``.
+    """
+
+    exits: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    length: int = 6
+    stop: float = 0.0
+    tree: tuple[int, int, int] = (10, 4, 60)
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class LlamaConfig:
     qk_norm: bool = False  # queries and keys are normalised by head, as in Qwen3
     bos_token_id: int | None = 1
     eos_token_ids: tuple[int, ...] = (2,)
+    drafting: Drafting | None = None  # of a draft with sorted exits
 
 
 class RMSNorm(nn.Module):
@@ -213,15 +228,11 @@ class Trunk(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole model; ``model(tokens)``, (B, T) -> (B, T, V), is the causal language model.
+    """The whole model; ``model(tokens)``, (B, T) -> (B, T, V), is the causal language model."""
 
-    ``drafting`` says how a draft model drafts by default (``options.Drafting``).
-    """
-
-    def __init__(self, config: LlamaConfig, drafting: Any = None) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.drafting = drafting
         self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:

@@ -32,14 +32,17 @@ The setting of the S2D paper is ``rule="rejection", stop=0`` (on the command lin
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from math import inf
 from numbers import Integral, Real
 from typing import Any
 
 from torch import Tensor
 
-from .model import Llama
+from .draft import Exit
+from .model import Drafting, LlamaConfig
+from .rules import Rule
 from .sampling import warp
 from .tree import FixedShape, GrowingShape, Shape
 
@@ -47,7 +50,10 @@ METHODS = ("ar", "sd", "mcsd", "s2d", "s2d-tree")
 MAX_NODES = 1024  # of a tree: a mask takes this number squared
 MCSD_TREE = (4, 2, 2, 1)  # the k-config of arXiv 2401.06706
 THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published one
-TABLE_THRESHOLD = 0.9  # of exit 0 before exits with layers, which know more; tuned on miniatures
+# Exit 0 before exits with layers, which know more: tuned on miniatures (bench/README.md, "tuned").
+TABLE_THRESHOLD = 0.9
+# Exit 0 alone: tuned on SmolLM2-135M with its datastore (bench/README.md, "tuned").
+TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(6, 4, 4))
 # The numbers that an option may be.
 RANGES = {
     "max_new_tokens": (1, inf),
@@ -60,33 +66,24 @@ RANGES = {
 }
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """How a model drafts unless options say otherwise: what only a draft's config.json has.
+def is_object(value: Any, protocol: type) -> bool:
+    """Whether ``value`` has the members of a ``protocol``, and is not a class that has them."""
+    return isinstance(value, protocol) and not isinstance(value, type)
 
-    Attributes:
-        exits: the numbers of layers after which it may predict (draft.py).
-        thresholds: one per exit; a confidence above it is enough.
-        length: of a chain.
-        stop: of a chain, or of exit 0 alone; see ``Options``.
-        tree: top_k, depth and size of a ``GrowingShape``.
+
+def default_thresholds(count: int) -> tuple[float, ...]:
+    """Thresholds of so many exits; the last one always drafts."""
+    return (THRESHOLD,) * (count - 1) + (0.0,)
+
+
+def default_drafting(config: LlamaConfig | None) -> Drafting:
+    """How the draft model of a ``config`` drafts by default; None stands for exit 0 alone.
+
+    A model without sorted exits drafts after its last layer.
     """
-
-    exits: tuple[int, ...]
-    thresholds: tuple[float, ...]
-    length: int = 6
-    stop: float = 0.0
-    tree: tuple[int, int, int] = (10, 4, 60)
-
-
-def drafting_of(model: Llama) -> Drafting:
-    """How ``model`` drafts by default. A model without sorted exits drafts after its last layer."""
-    return model.drafting or Drafting((model.config.num_hidden_layers,), (0.0,))
-
-
-def default_thresholds(exits: Sequence[Any], known: dict[int, float] | None = None) -> tuple:
-    """The ``known`` threshold of each exit, or THRESHOLD; the last exit always drafts."""
-    return (*((known or {}).get(exit_, THRESHOLD) for exit_ in exits[:-1]), 0.0)
+    if config is None:
+        return TABLE_ALONE
+    return config.drafting or Drafting(exits=(config.num_hidden_layers,), thresholds=(0.0,))
 
 
 @dataclass(frozen=True)
@@ -101,11 +98,12 @@ class Options:
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
         top_k: the number of tokens that may be sampled; 0 keeps all.
         seed: of all random numbers.
-        exits: the numbers of layers after which the draft may predict; 0 is the n-gram table. Any
-            object with the members of ``draft.Exit`` may stand among them.
+        exits: the numbers of layers after which the draft may predict, in ascending order; 0 is the
+            n-gram table. Any object with the members of ``draft.Exit`` may stand among them.
         thresholds: one per exit; a confidence above it is enough. The last exit always drafts.
         draft_length: tokens in a chain.
-        tree: the children of each node, by level, such as (4, 2, 2, 1); or a ``tree.Shape``.
+        tree: the children of each node, by level, such as (4, 2, 2, 1); or an object with the
+            members of ``tree.Shape``.
         stop: a probability. A path whose estimated probability is below it is not continued.
         rule: "noise" or "rejection" (see the table above), or an object with the members of
             ``rules.Rule``. At temperature 0 both names give the same text.
@@ -122,12 +120,12 @@ class Options:
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
-    exits: Sequence[Any] | None = None
+    exits: Sequence[int | Exit] | None = None
     thresholds: Sequence[float] | None = None
     draft_length: int | None = None
     tree: Sequence[int] | Shape | None = None
     stop: float | None = None
-    rule: Any = "noise"
+    rule: str | Rule = "noise"
     init: str = "draft"
     decision: Any = None
     datastore: Any = None
@@ -141,17 +139,20 @@ class Options:
                 raise ValueError(f"{name}: expected a number from {low} to {high}, got {value!r}")
         if self.method not in (None, *METHODS):
             raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
-        if self.rule not in ("noise", "rejection") and not hasattr(self.rule, "verify"):
+        if self.rule not in ("noise", "rejection") and not is_object(self.rule, Rule):
             raise ValueError(f"rule is 'noise', 'rejection' or a Rule, not {self.rule!r}")
         if self.init not in ("draft", "target"):
             raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
         if self.tree is not None and self.draft_length is not None:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
+        for each in () if self.exits is None else self.exits:
+            if not isinstance(each, Integral) and not is_object(each, Exit):
+                raise ValueError(f"exits are numbers of layers or Exits, not {each!r}")
 
-    def filled(self, drafting: Drafting | None) -> "Options":
+    def filled(self, config: LlamaConfig | None) -> "Options":
         """These options with all defaults filled in; ValueError for what cannot be run.
 
-        ``drafting`` is the draft model's. Without one, exit 0 drafts alone.
+        ``config`` is the draft model's. Without one, exit 0 drafts alone.
         """
         if self.method == "ar":
             nothing = FixedShape(())
@@ -159,9 +160,8 @@ class Options:
         exits = self.exits
         if exits is not None:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
-        table_alone = exits == (0,) or (exits is None and drafting is None)
-        if table_alone or drafting is None:
-            from .ngram.table import DRAFTING as drafting
+        table_alone = exits == (0,) or (exits is None and config is None)
+        drafting = TABLE_ALONE if table_alone else default_drafting(config)
         method = self.method
         if method is None:
             wants_tree = self.tree is not None or (table_alone and self.draft_length is None)
@@ -179,20 +179,26 @@ class Options:
         chosen = {"method": method, "exits": exits, "thresholds": thresholds, "stop": stop}
         return replace(self, tree=shape, draft_length=None, **chosen)
 
-    def choose_thresholds(self, exits: tuple, drafting: Drafting) -> tuple[float, ...]:
+    def choose_thresholds(
+        self, exits: tuple[int | Exit, ...], drafting: Drafting
+    ) -> tuple[float, ...]:
         """A threshold for each of ``exits``: what is asked for, or what the draft has."""
-        layers = [each if isinstance(each, int) else each.exit_layer for each in exits]
+        layers = [each for each in exits if isinstance(each, int)]
         if not exits or layers != sorted(set(layers)):
             raise ValueError(f"exits must increase, got {layers}")
         if self.thresholds is not None:
             if len(self.thresholds) != len(exits):
                 raise ValueError(f"{len(exits)} exits, but {len(self.thresholds)} thresholds")
             return tuple(self.thresholds)
-        known = dict(zip(drafting.exits, drafting.thresholds))
-        if tuple(each for each in exits if each != 0) != drafting.exits:
-            # A threshold of 0 hides the exits after it. It is right for the draft's last exit only.
-            known = {each: threshold for each, threshold in known.items() if threshold > 0}
-        return default_thresholds(exits, {0: TABLE_THRESHOLD} | known)
+        known = {0: TABLE_THRESHOLD} | dict(zip(drafting.exits, drafting.thresholds))
+        thresholds = []
+        for each in exits[:-1]:
+            if not isinstance(each, int):
+                raise ValueError(f"no threshold is known for the exit {each!r}: give thresholds")
+            # The draft's last exit has the threshold 0, which would hide exits that are given
+            # after it.
+            thresholds.append(known.get(each) or THRESHOLD)
+        return (*thresholds, 0.0)  # the last exit always drafts
 
     def choose_shape(self, method: str, drafting: Drafting) -> Shape:
         """The shape that is asked for, or the method's; ValueError if it is empty or too large."""
@@ -201,7 +207,10 @@ class Options:
             tree = {"mcsd": MCSD_TREE, "s2d-tree": GrowingShape(*drafting.tree)}.get(method)
         if tree is None:
             tree = (1,) * int(self.draft_length or drafting.length)
-        shape = tree if isinstance(tree, Shape) else FixedShape(tuple(tree))
+        try:
+            shape = tree if is_object(tree, Shape) else FixedShape(tuple(map(int, tree)))
+        except TypeError:
+            raise ValueError(f"a tree is a list of widths or a Shape, not {tree!r}") from None
         widths = [shape.width(depth) for depth in range(shape.depth)]
         if not widths or min(widths) < 1 or shape.capacity > MAX_NODES:
             raise ValueError(f"a tree has 1 to {MAX_NODES} nodes, which {tree} has not")
@@ -218,3 +227,14 @@ class Options:
         Not for temperature 0, at which nothing is drawn.
         """
         return warp(logits, self.temperature, self.top_p, self.top_k)
+
+
+def make_options(**given: Any) -> Options:
+    """Options by their names; ValueError with the nearest name for one that there is not."""
+    names = [field.name for field in fields(Options)]
+    for name in given:
+        if name not in names:
+            nearest = get_close_matches(name, names, n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(names)}"
+            raise ValueError(f"unknown option {name!r}; {hint}")
+    return Options(**given)

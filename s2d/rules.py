@@ -19,7 +19,7 @@ Any object with the members of ``Rule`` can be given to ``generate``.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -48,8 +48,9 @@ class Proposal(NamedTuple):
     q: Sequence[Tensor] = ()  # R times (V,), if tokens are tested by what they were drawn from
 
 
+@runtime_checkable
 class Rule(Protocol):
-    """What a draft proposes, and what of it is accepted."""
+    """What a draft proposes, and what of it is accepted: one below, or an object of your own."""
 
     exact: bool  # whether the text is the target's own, or follows its distribution
 
@@ -231,7 +232,7 @@ class Rejection(Sampled):
         """
         for child in children:
             token = tokens[child]
-            if self.draws.flip((p[token] / q[token])[None]):
+            if self.draws.flip((p[token] / q[token]).item()):
                 return child, p
             p = residual(p, q)
             q = without(q, token)

@@ -79,19 +79,20 @@ def draft_scores(q: Tensor, e: Tensor) -> Tensor:
 class Draws:
     """The random numbers of rejection sampling, one after another from one seed.
 
-    They are drawn on the CPU, so that they are the same for every device.
+    They are drawn on the CPU and in float64, so that they are the same for every device and dtype.
+    PyTorch's own generator would use no more than 32 bits of the seed.
     """
 
     def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = np.random.Generator(np.random.SFC64(seed))
 
-    def uniform(self, like: Tensor) -> Tensor:
-        """Numbers in [0, 1), in the shape and dtype of ``like``."""
-        return torch.empty_like(like).uniform_(generator=self.generator)
+    def uniform(self, count: int) -> Tensor:
+        """``count`` random numbers in [0, 1)."""
+        return torch.from_numpy(self.generator.random(count))
 
-    def flip(self, probabilities: Tensor) -> Tensor:
-        """Flip a coin for each of ``probabilities`` (N,), 1 or more is certain: (N,) bool."""
-        return self.uniform(probabilities) < probabilities
+    def flip(self, probability: float) -> bool:
+        """Whether a coin shows heads, which has this ``probability``. 1 or more is certain."""
+        return self.uniform(1).item() < probability
 
     def draw(self, probs: Tensor) -> Tensor:
         """Distributions (R, V) -> a token drawn from each (R,).
@@ -100,7 +101,7 @@ class Draws:
         sums would lose rare tokens; ``torch.multinomial`` would draw V numbers per token.
         """
         sums = probs.cumsum(dim=-1, dtype=torch.float64)  # (R, V)
-        numbers = 1.0 - self.uniform(sums[:, :1])  # (0, 1]
+        numbers = 1.0 - self.uniform(len(probs))[:, None]  # (R, 1), in (0, 1]
         return torch.searchsorted(sums, numbers * sums[:, -1:])[:, 0]
 
     def candidates(self, probs: Tensor, count: int) -> Tensor:

@@ -98,9 +98,7 @@ class Stats:
 class Generation:
     """An answer, without the caches that it took."""
 
-    tokens: list[
-        int
-    ]  # the new ones only, up to EOS or the last one that ``Options.stop_at`` allows
+    tokens: list[int]  # the new ones, up to EOS or the last one that ``Options.stop_at`` allows
     ended: str  # "eos", "stop_at", "length", "context" (the target's is full), or "": it goes on
     stats: Stats
     options: Options

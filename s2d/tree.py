@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -33,8 +34,9 @@ from .mask import add_nodes
 NO_PARENT = -1  # the parent of the root
 
 
-class Shape:
-    """How a tree grows. A subclass has the first two attributes and ``width``.
+@runtime_checkable
+class Shape(Protocol):
+    """How a tree grows: ``FixedShape``, ``GrowingShape``, or an object of your own.
 
     Attributes:
         depth: the number of levels below the root.
@@ -44,24 +46,20 @@ class Shape:
 
     depth: int
     capacity: int
-    sends_all = False
+    sends_all: bool
 
     def width(self, depth: int) -> int:
         """How many children a node at this depth gets."""
-        raise NotImplementedError
 
     def next_frontier(self, tree: "Tree") -> list[int]:
         """Which nodes of the last level get children, in ascending order."""
-        nodes = enumerate(zip(tree.depths, tree.probs))
-        return [node for node, (d, prob) in nodes if d == tree.depth and prob >= tree.stop]
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
-        """Which nodes the target checks, in ascending order, each with its parent."""
-        return list(range(len(tree.tokens)))
+        """Which nodes the target checks, in ascending order: 0, and others with their parents."""
 
 
 @dataclass(frozen=True)
-class FixedShape(Shape):
+class FixedShape:
     """The root gets ``widths[0]`` children, each of them gets ``widths[1]``, and so on.
 
     (1, 1, 1) is a chain of three tokens. (4, 1, 1) is a fork of four chains: the k-config of
@@ -83,9 +81,15 @@ class FixedShape(Shape):
     def width(self, depth: int) -> int:
         return self.widths[depth]
 
+    def next_frontier(self, tree: "Tree") -> list[int]:
+        return tree.likely_leaves()
+
+    def nodes_to_send(self, tree: "Tree") -> list[int]:
+        return list(range(len(tree.tokens)))
+
 
 @dataclass(frozen=True)
-class GrowingShape(Shape):
+class GrowingShape:
     """A tree that grows where the draft is confident: S2D's draft tree (arXiv 2407.01955).
 
     As in the authors' code, after EAGLE-2 (Li et al. 2024, arXiv 2406.16858): the ``top_k`` most
@@ -97,6 +101,8 @@ class GrowingShape(Shape):
     depth: int
     size: int
 
+    sends_all = False
+
     @property
     def capacity(self) -> int:
         return max(self.size, self.top_k * self.depth)
@@ -105,7 +111,7 @@ class GrowingShape(Shape):
         return self.top_k
 
     def next_frontier(self, tree: "Tree") -> list[int]:
-        return most_probable(super().next_frontier(tree), tree.probs, self.top_k)
+        return most_probable(tree.likely_leaves(), tree.probs, self.top_k)
 
     def nodes_to_send(self, tree: "Tree") -> list[int]:
         return [0, *most_probable(range(1, len(tree.tokens)), tree.probs, self.size)]
@@ -192,6 +198,11 @@ class Tree:
         """Make ``nodes`` the frontier. The draft reads them next."""
         self.frontier = nodes
         self.expanded += nodes
+
+    def likely_leaves(self) -> list[int]:
+        """The nodes of the last level whose paths are not less probable than ``stop``."""
+        nodes = enumerate(zip(self.depths, self.probs))
+        return [node for node, (d, prob) in nodes if d == self.depth and prob >= self.stop]
 
     def prune(self) -> None:
         """Leave out the nodes that the shape does not send. The tree grows no more."""

@@ -28,9 +28,9 @@ class EveryOutcome(Draws):
         self.probability *= probs[choice]
         return choice
 
-    def flip(self, probabilities):
-        heads = [min(1.0, probability) for probability in probabilities.tolist()]
-        return torch.tensor([self.choose([1.0 - p, p]) == 1 for p in heads])
+    def flip(self, probability):
+        heads = min(1.0, probability)
+        return self.choose([1.0 - heads, heads]) == 1
 
     def draw(self, probs):
         return torch.tensor([self.choose((row / row.sum()).tolist()) for row in probs])

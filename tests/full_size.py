@@ -30,8 +30,7 @@ from s2d import generate, load_model  # noqa: E402
 from s2d.checkpoint import empty_model, placement  # noqa: E402
 from s2d.checkpoint.config import config_to_dict  # noqa: E402
 from s2d.checkpoint.files import staged  # noqa: E402
-from s2d.model import LlamaConfig  # noqa: E402
-from s2d.options import Drafting  # noqa: E402
+from s2d.model import Drafting, LlamaConfig  # noqa: E402
 
 SHAPES = {  # hidden size, MLP width, layers, heads, key/value heads, vocabulary
     "7b": (4096, 11008, 32, 32, 32, 32000),  # Vicuna 7B, Llama 2 7B
@@ -70,7 +69,7 @@ def config_of(shape: str) -> LlamaConfig:
 
 def draft_config(config: LlamaConfig) -> LlamaConfig:
     """That of the target's first layers."""
-    return replace(config, num_hidden_layers=DRAFT_LAYERS)
+    return replace(config, num_hidden_layers=DRAFT_LAYERS, drafting=DRAFTING)
 
 
 def layer_of(name: str) -> int:
@@ -107,18 +106,16 @@ def make(folder: Path, shape: str) -> None:
             file = f"model-{len(files):05}.safetensors"
             save_file({name: tensor}, stage / "target" / file, metadata={"format": "pt"})
             files[name] = file
-        write_index(stage / "target", files, config, None)
+        write_index(stage / "target", files, config)
         (stage / "draft").mkdir()
         kept = {name: file for name, file in files.items() if layer_of(name) <= DRAFT_LAYERS}
         for file in kept.values():
             (stage / "draft" / file).symlink_to(Path("..", "target", file))
-        write_index(stage / "draft", kept, draft_config(config), DRAFTING)
+        write_index(stage / "draft", kept, draft_config(config))
 
 
-def write_index(
-    folder: Path, files: dict[str, str], config: LlamaConfig, drafting: Drafting | None
-) -> None:
-    raw = config_to_dict(config, torch.bfloat16, drafting)
+def write_index(folder: Path, files: dict[str, str], config: LlamaConfig) -> None:
+    raw = config_to_dict(config, torch.bfloat16)
     (folder / "config.json").write_text(json.dumps(raw))
     index = {"metadata": {}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

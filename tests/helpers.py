@@ -15,8 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from s2d.model import Llama, LlamaConfig
-from s2d.options import Drafting
+from s2d.model import Drafting, Llama, LlamaConfig
 
 DEVICE = "cpu"  # where random Llamas are; conftest.py sets it by the option ``--device``
 ROOT = Path(__file__).parent.parent
@@ -44,12 +43,11 @@ def random_llama(seed, scale=0.3, device=None, **changes):
     It is on ``device``, by default that of pytest's option ``--device``; its weights are the same
     on every device. ``changes`` are fields of LlamaConfig and, with exits, of Drafting.
     """
-    drafting = None
     if "exits" in changes:
         names = [field.name for field in fields(Drafting) if field.name in changes]
-        drafting = Drafting(**{name: changes.pop(name) for name in names})
+        changes["drafting"] = Drafting(**{name: changes.pop(name) for name in names})
     torch.manual_seed(seed)
-    model = Llama(replace(TINY, **changes), drafting).double().requires_grad_(False).eval()
+    model = Llama(replace(TINY, **changes)).double().requires_grad_(False).eval()
     for parameter in model.parameters():
         parameter.normal_(0.0, scale) if parameter.dim() == 2 else parameter.uniform_(0.5, 1.5)
     return model.to(DEVICE if device is None else device)
@@ -57,7 +55,7 @@ def random_llama(seed, scale=0.3, device=None, **changes):
 
 def twin_of(model, kind):
     """A model of another class of Llama with the weights of ``model``, in memory of its own."""
-    twin = kind(model.config, model.drafting).to(model.device, model.dtype)
+    twin = kind(model.config).to(model.device, model.dtype)
     twin.load_state_dict(model.state_dict())
     return twin.eval().requires_grad_(False)
 

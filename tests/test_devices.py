@@ -71,8 +71,8 @@ class Counted:
         self.asked.append(self.exit_layer)
         return self.inner.predict(tree)
 
-    def keep(self, n, entries):
-        self.inner.keep(n, entries)
+    def keep(self, tree, accepted):
+        self.inner.keep(tree, accepted)
 
 
 def check_text_and_waits(kind: type, ways: list[dict]) -> None:

@@ -4,9 +4,17 @@ import random
 
 import pytest
 import torch
-from helpers import DEVICE, path_of, random_llama, random_parents, random_tokens
+from helpers import (
+    DEVICE,
+    nearly_equal,
+    path_of,
+    raises_line,
+    random_llama,
+    random_parents,
+    random_tokens,
+)
 
-from s2d import generate
+from s2d import generate, start
 from s2d.draft import LayerExit, SortedDraft
 from s2d.mask import add_nodes
 from s2d.rules import Greedy, Prediction
@@ -28,7 +36,7 @@ def sorted_draft(model, layers, thresholds, shape, capacity=100, **options):
         room = capacity + shape.capacity
         previous = LayerExit(model, previous, layer, room)
         exits.append(previous)
-    return SortedDraft(exits, thresholds, shape, **options)
+    return SortedDraft(model.config.vocab_size, exits, thresholds, shape, **options)
 
 
 def grown(drafter, context, levels=20):
@@ -167,16 +175,81 @@ class Counting:
         following = [(token + 1) % 61 for token in last]
         return Prediction(torch.eye(61, device=DEVICE)[following], confidence=0.6)
 
-    def keep(self, n, entries):
+    def keep(self, tree, accepted):
         pass
 
 
 def test_an_exit_of_ones_own():
+    """It has any number, and says itself how sure it is: no default threshold is right for it."""
     target, draft = random_llama(1, eos_token_ids=()), random_llama(2)
     options = dict(max_new_tokens=20, temperature=1.0)
     alone = generate(target, [3, 1], method="ar", **options).tokens
-    for exits in ([Counting()], [Counting(), 2, 4]):
-        found = generate(target, [3, 1], draft, exits=exits, **options)
-        assert found.tokens == alone and found.stats.exit_counts[0] > 0
-    always = generate(target, [3, 1], draft, exits=[Counting(), 4], thresholds=[0.7, 0], **options)
+    own = Counting()
+    own.exit_layer = 7
+    for exits, thresholds in (([own], None), ([own, 2, 4], (0.5, 0.5, 0.0))):
+        found = generate(target, [3, 1], draft, exits=exits, thresholds=thresholds, **options)
+        assert found.tokens == alone and found.stats.exit_counts[7] > 0
+    always = generate(target, [3, 1], draft, exits=[own, 4], thresholds=[0.7, 0], **options)
     assert always.tokens == alone and always.stats.exit_counts.keys() == {4}
+    arguments = target, [3, 1], draft
+    raises_line(generate, ValueError, "give thresholds", *arguments, exits=[own, 2])
+    raises_line(generate, ValueError, "numbers of layers or Exits", *arguments, exits=[Counting])
+
+
+@pytest.mark.parametrize(
+    "options", [dict(method="s2d"), dict(tree=(2, 2)), dict(method="s2d-tree")]
+)
+def test_an_exit_is_told_what_was_accepted(options):
+    """So that it can follow the text: all but the bonus tokens."""
+    told = []
+
+    class Following(Counting):
+        def keep(self, tree, accepted):
+            told.append([tree.tokens[node] for node in accepted])
+
+    target = random_llama(1, eos_token_ids=())
+    found = start(target, [3, 1], exits=[Following()], max_new_tokens=40, **options)
+    accepted = [step.tokens[: len(step.accepted)] for step in found]
+    assert told[:-1] == accepted[:-1] and sum(map(len, told)) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda probs: probs.repeat(2, 1), r"predicts \(2, 61\) in torch.float32; expected \(1,"),
+        (lambda probs: torch.nn.functional.pad(probs, (0, 4)), r"predicts \(1, 65\)"),
+        (lambda probs: probs.bfloat16(), "in torch.bfloat16; expected"),
+    ],
+)
+def test_an_exit_that_predicts_something_else_is_one_line(change, message):
+    class Wrong(Counting):
+        def predict(self, tree):
+            prediction = super().predict(tree)
+            return prediction._replace(probs=change(prediction.probs))
+
+    target = random_llama(1, eos_token_ids=())
+    raises_line(generate, ValueError, message, target, [3, 1], exits=[Wrong()], tree=(2, 2))
+
+
+def test_a_shape_of_ones_own():
+    """An object with the members of ``Shape``: nodes with even numbers get children."""
+
+    class Even:
+        depth, capacity, sends_all = 3, 20, True
+
+        def width(self, depth):
+            return 3
+
+        def next_frontier(self, tree):
+            last = [node for node, depth in enumerate(tree.depths) if depth == tree.depth]
+            return [node for node in last if node % 2 == 0]
+
+        def nodes_to_send(self, tree):
+            return list(range(len(tree.tokens)))
+
+    target, draft = nearly_equal(1, eos_token_ids=())
+    for options in (dict(), dict(temperature=1.0)):
+        found = start(target, [3, 1], draft, tree=Even(), exits=[2, 4], **options)
+        alone = generate(target, [3, 1], method="ar", **options)
+        parents = {parent for step in found for parent in step.tree.parents[4:]}
+        assert found.tokens == alone.tokens and parents == {2, 4, 6}

@@ -15,13 +15,22 @@ import numpy as np
 import pytest
 import torch
 from enumeration import joint_distribution, joint_of, next_token_model
-from helpers import ByLastToken, nearly_equal, peak_growth, raises_line, random_llama, random_tokens
+from helpers import (
+    TINY,
+    ByLastToken,
+    nearly_equal,
+    peak_growth,
+    raises_line,
+    random_llama,
+    random_tokens,
+)
 
 from s2d import StopStrings, definition, generate, generate_many
 from s2d.checkpoint.vocabulary import fit_vocabulary
 from s2d.generation import start
 from s2d.ngram.datastore import Datastore
-from s2d.options import Drafting, Options, drafting_of
+from s2d.model import Drafting
+from s2d.options import Options
 from s2d.rules import Greedy, Rejection, SharedNoise
 from s2d.sampling import Draws, Noise, warp
 from s2d.trace.record import Recorder
@@ -137,15 +146,15 @@ def test_roots_from_the_target_end_where_the_drafts_own_context_does():
 
 def test_thresholds_of_other_exits_than_the_drafts_own():
     """None of 0 stays in the middle, where it would hide the exits after it."""
-    drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.0, 0.0))
+    drafting = Drafting(exits=(1, 2, 4), thresholds=(0.3, 0.2, 0.0))
     for exits, expected in (
-        ((1, 2, 4), (0.3, 0.0, 0.0)),
-        ((1, 2, 3), (0.3, 0.5, 0.0)),
-        ((0, 1, 2, 4), (0.9, 0.3, 0.0, 0.0)),
-        ((2, 3), (0.5, 0.0)),
-        ((3, 4), (0.5, 0.0)),
+        ((1, 2, 4), (0.3, 0.2, 0.0)),
+        ((1, 2, 3), (0.3, 0.2, 0.0)),
+        ((0, 1, 2, 4), (0.9, 0.3, 0.2, 0.0)),
+        ((2, 3), (0.2, 0.0)),
+        ((3, 4, 5), (0.5, 0.5, 0.0)),
     ):
-        options = Options("s2d", exits=exits).filled(drafting)
+        options = Options("s2d", exits=exits).filled(replace(TINY, drafting=drafting))
         assert options.thresholds == expected
 
 
@@ -291,7 +300,7 @@ def test_the_definition_leaves_p_by_rejection_sampling():
     small = dict(vocab_size=3, eos_token_ids=(), device="cpu")
     target, draft = random_llama(1, **small), random_llama(2, **small)
     options = Options(exits=(2, 4), thresholds=(0.5, 0.0), stop=0.3, temperature=1.0, tree=(2, 1))
-    settings = options.filled(drafting_of(draft))
+    settings = options.filled(draft.config)
     p = next_token_model(target, [2, 1])
 
     def emit(draws):
@@ -373,6 +382,20 @@ def test_every_method_ends_at_the_same_stop_string(temperature, mini, tokenizer)
     assert next(iter(batch)).tokens == found.tokens
 
 
+@pytest.mark.parametrize("part", ["draft", "run_target", "verify", "roll_back", "emit"])
+def test_a_decoder_that_was_interrupted_within_a_step_does_not_go_on(part):
+    """Between two steps it does."""
+    target, draft = nearly_equal(1, eos_token_ids=())
+    alone = generate(target, [3, 1], method="ar", max_new_tokens=20).tokens
+    decoder = start(target, [3, 1], draft, max_new_tokens=20)
+    next(iter(decoder))
+    with mock.patch.object(decoder, part, side_effect=KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            decoder.run()
+    assert decoder.tokens == alone[: len(decoder.tokens)]
+    raises_line(decoder.run, ValueError, "interrupted within a step")
+
+
 def test_damaged_weights_are_one_line():
     target = random_llama(0)
     target.lm_head.weight.fill_(float("nan"))
@@ -432,6 +455,10 @@ WRONG = {
     ),
     "a decision model judges exits with layers": dict(exits=[0, 2], decision=ByLastToken()),
     "give tree or draft_length, not both": dict(tree=(2, 1), draft_length=3),
+    "unknown option 'temprature'; did you mean temperature?": dict(temprature=1.0),
+    "unknown option 'xyz'; there are method, max_new_tokens, ": dict(xyz=1.0),
+    "a tree is a list of widths or a Shape": dict(tree=FixedShape),
+    "rule is 'noise', 'rejection' or a Rule, not <class": dict(rule=Greedy),
 }
 
 
@@ -447,5 +474,7 @@ def test_wrong_prompts_and_drafts_are_one_line():
     raises_line(generate, ValueError, "ids are not all within", target, [61], method="ar")
     for wrong in ("Hi", [1.0, 2.0], [[1], [2]], 5, None, ["a"]):
         raises_line(generate, ValueError, "a prompt is a list of ids", target, wrong, method="ar")
+    raises_line(generate, ValueError, "the target is a model of load_model", "mini-7b", [1])
+    raises_line(generate, ValueError, "the draft is a model of load_model", target, [1], "mini-7b")
     other = random_llama(1, vocab_size=190)
     raises_line(generate, ValueError, "must share a vocabulary", target, [1], other)

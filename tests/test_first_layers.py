@@ -97,8 +97,8 @@ def test_from_python(whole, cut):
 
 def test_layers_that_are_read_draft_as_the_whole_model_does():
     """With the thresholds, the length and the shape that config.json has."""
-    whole = load_model(WEIGHTS / "mini-draft").drafting
-    cut = load_model(WEIGHTS / "mini-draft", layers=3).drafting
+    whole = load_model(WEIGHTS / "mini-draft").config.drafting
+    cut = load_model(WEIGHTS / "mini-draft", layers=3).config.drafting
     assert cut.exits == (2, 3) and cut.thresholds == (whole.thresholds[0], 0.0)
     assert (cut.length, cut.stop, cut.tree) == (whole.length, whole.stop, whole.tree)
     assert cut_drafting(whole, 4) == whole and cut_drafting(cut, 4) == cut

@@ -6,7 +6,7 @@ from helpers import WEIGHTS, program, random_llama, refuses
 
 from s2d.bench import __main__ as bench
 from s2d.bench import pays
-from s2d.checkpoint.config import read_drafting
+from s2d.checkpoint.config import read_config
 
 PAYS = "pays --target 7b --limit 1 --rounds 1 --max-new-tokens 4".split()
 
@@ -52,7 +52,7 @@ def test_tables():
 def test_the_whole_command(line, capsys, monkeypatch):
     """With all exits of the draft, and with exit 0, without a draft."""
     monkeypatch.setattr(pays, "SECONDS", 0.001)
-    exits = [] if line else read_drafting(WEIGHTS / "mini-draft").exits
+    exits = [] if line else read_config(WEIGHTS / "mini-draft").drafting.exits
     assert program(bench.main, *PAYS, *line, "--markdown") == 0
     out, _ = capsys.readouterr()
     costs, found = [part for part in out.split("\n\n") if part.startswith("|")]

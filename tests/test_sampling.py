@@ -35,8 +35,9 @@ def test_candidates_come_in_the_order_of_their_draws():
     assert ((counts - runs * expected).abs() <= 6 * (runs * expected * (1 - expected)).sqrt()).all()
     assert torch.equal(pairs, Draws(3).candidates(q.expand(runs, 4), 2))
     assert not torch.equal(pairs, Draws(4).candidates(q.expand(runs, 4), 2))
-    heads = Draws(3).flip(q[:1].expand(runs))
-    assert abs(heads.sum() - runs / 2) < 6 * (runs / 4) ** 0.5
+    draws = Draws(3)
+    heads = sum(draws.flip(0.5) for _ in range(runs))
+    assert abs(heads - runs / 2) < 6 * (runs / 4) ** 0.5
 
 
 def test_a_draw_reaches_rare_tokens_and_none_of_probability_0(monkeypatch):
@@ -45,10 +46,21 @@ def test_a_draw_reaches_rare_tokens_and_none_of_probability_0(monkeypatch):
     draws = Draws(0)
     reached = (0.5 + 500.5e-9) / (0.5 + 1000e-9)
     for number, token in ((0.0, 1001), (1.0 - reached, 502), (1.0 - 2**-53, 1)):
-        fill = lambda tensor, generator: tensor.fill_(number)  # noqa: B023, E731
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.Tensor, "uniform_", fill)
-            assert draws.draw(probs).tolist() == [token]
+        numbers = torch.tensor([number], dtype=torch.float64)
+        monkeypatch.setattr(draws, "uniform", {1: numbers}.get)
+        assert draws.draw(probs).tolist() == [token]
+
+
+def test_every_bit_of_a_seed_counts():
+    probs = torch.full((1, 1000), 1e-3).expand(8, 1000)
+    for kind in (
+        lambda seed: Draws(seed).draw(probs),
+        lambda seed: Noise(seed, 1000, "cpu", torch.float64).at(list(range(8))).argmin(dim=-1),
+    ):
+        first = kind(7)
+        assert torch.equal(kind(7), first)
+        for other in (7 + 2**32, 7 + 2**40, 7 + 2**64):
+            assert not torch.equal(kind(other), first)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

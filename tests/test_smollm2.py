@@ -2,6 +2,7 @@
 
 import re
 from copy import copy
+from dataclasses import replace
 
 import pytest
 from helpers import SHARED, WEIGHTS
@@ -12,7 +13,7 @@ from vocabularies import PROMPT, assert_agree, messages, odd_texts
 import run
 from s2d import Tokenizer, generate, load_model
 from s2d.bench.specbench import read_questions
-from s2d.options import Drafting
+from s2d.model import Drafting
 
 NAME, QUESTIONS = "smollm2-135m", SHARED / "spec_bench/question.jsonl"
 DRAFTING = Drafting((6, 9, 12), (0.3, 0.3, 0.0), length=4, tree=(3, 3, 10))
@@ -57,7 +58,7 @@ def test_greedy_tokens_equal_transformers(folder, tokenizer):
     """In float64, with its own first layers as a draft."""
     target = load_model(folder, dtype="float64")
     draft = copy(target)
-    draft.drafting = DRAFTING
+    draft.config = replace(target.config, drafting=DRAFTING)
     prompt = tokenizer.encode_chat(["Why is the sky blue?"])
     expected = greedy_tokens(folder, prompt, count=8)
     for method in ("s2d", "s2d-tree"):

@@ -162,7 +162,11 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     some = ["--millions", "0.004", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
     assert program(train.main, *soft(tiny, tmp_path / "draft", *some)) == 0
     draft, before = load_model(tmp_path / "draft", quick=False), nested.cut(tiny, (1, 2, 3), "cpu")
-    assert draft.drafting.exits == (1, 2, 3) and draft.drafting.thresholds == (0.5, 0.5, 0.0)
+    assert draft.config.drafting.exits == (1, 2, 3) and draft.config.drafting.thresholds == (
+        0.5,
+        0.5,
+        0.0,
+    )
     assert "exit 1:" in capsys.readouterr().err
     made = nested.make_rows(Tokenizer(tiny), "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
     (tokens, labels), _ = made
@@ -376,7 +380,7 @@ def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
     for name in family.TARGETS:
         assert load_model(out / name).config == small
     draft = load_model(out / "mini-draft")
-    assert draft.drafting.exits == (2, 3) and draft.config.num_hidden_layers == 4
+    assert draft.config.drafting.exits == (2, 3) and draft.config.num_hidden_layers == 4
     shipped, made = Tokenizer(WEIGHTS / "mini-7b"), Tokenizer(out / "mini-draft")
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert shipped.encode(text) == made.encode(text)

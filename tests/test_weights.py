@@ -214,7 +214,7 @@ def test_layers_that_are_left_out_are_not_read(sharded, monkeypatch):
     model = load_model(sharded, layers=2)
     assert counts == [(21, 21)]  # and not the 39 that are stored
     assert len(model.model.layers) == model.config.num_hidden_layers == 2
-    assert model.drafting.exits == (2,)
+    assert model.config.drafting is None
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, whole[name])
     wide = [shape for shape in read if len(shape) == 2 and 48 in shape]
@@ -377,9 +377,9 @@ def test_a_generation_config_that_cannot_be_read_is_refused(folder):
 def test_exits_without_thresholds_have_the_published_one(folder):
     """So that the deeper exits of a downloaded draft are used."""
     change_json(folder / "config.json", exit_layers=[1, 2, 4])
-    assert load_model(folder).drafting.thresholds == (0.5, 0.5, 0.0)
+    assert load_model(folder).config.drafting.thresholds == (0.5, 0.5, 0.0)
     change_json(folder / "config.json", thresholds=[0, 0.25, 0])
-    assert load_model(folder).drafting.thresholds == (0.0, 0.25, 0.0)
+    assert load_model(folder).config.drafting.thresholds == (0.0, 0.25, 0.0)
 
 
 def test_devices_and_dtypes(folder, monkeypatch):

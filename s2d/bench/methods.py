@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.config import read_drafting
+from ..checkpoint.config import read_config
+from ..options import default_drafting
 from ..cli.program import Parser, add_drafting_options
 
 
@@ -23,7 +24,7 @@ def default_methods(draft: Path | None) -> list[str]:
     """Every method, and ``sd`` from each exit of a draft alone; exit 0 if there is no draft."""
     if draft is None:
         return ["s2d-tree:exits=0"]
-    exits = read_drafting(draft).exits
+    exits = default_drafting(read_config(draft)).exits
     return [*(f"sd:exits={layers}" for layers in exits), "mcsd", "s2d", "s2d-tree"]
 
 

@@ -3,14 +3,14 @@
 The models are Llama, Qwen2 (which is also Qwen2.5's architecture) and Qwen3.
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..model import LlamaConfig
-from ..options import Drafting, default_thresholds
+from ..model import Drafting, LlamaConfig
+from ..options import default_thresholds
 from .files import read_json
 
 # {model_type: (its name in "architectures", the fields of LlamaConfig that it switches on)}
@@ -82,6 +82,7 @@ def config_from_dict(raw: dict[str, Any]) -> LlamaConfig:
         bos_token_id=raw.get("bos_token_id", 1 if kind == "llama" else None),
         # Some files have the id of no token, such as -1; it ends no answer.
         eos_token_ids=tuple(token for token in eos if 0 <= token < vocab_size),
+        drafting=read_drafting(raw, layers),
     )
 
 
@@ -127,39 +128,34 @@ def read_rope(raw: dict[str, Any]) -> dict[str, Any]:
     return read
 
 
-def read_drafting(path: Path | str) -> Drafting:
-    """How the draft model in the folder ``path`` drafts: what only a draft's config.json has.
+def read_drafting(raw: dict[str, Any], layers: int) -> Drafting | None:
+    """How a draft of so many ``layers`` drafts: keys that only this project knows.
 
-    Without ``exit_layers`` a model predicts after its last layer alone, and without ``thresholds``
-    it has the default ones. Raises ValueError.
+    Without ``exit_layers`` there are no sorted exits; without ``thresholds`` they are the default.
     """
-    raw = read_json(Path(path, "config.json"))
-    try:
-        layers = number(raw, "num_hidden_layers")
-        layers_of_exits = raw.get("exit_layers") or [layers]
-        exits = tuple(number({"exit": each}, "exit") for each in layers_of_exits)
-        thresholds = tuple(map(float, raw.get("thresholds") or default_thresholds(exits)))
-        length = number(raw, "draft_length", Drafting.length)
-        stop = float(raw.get("draft_stop", Drafting.stop))
-        tree = tuple(number({"tree": n}, "tree") for n in raw.get("draft_tree") or Drafting.tree)
-        in_order = list(exits) == sorted(set(exits)) and exits[-1] <= layers
-        if not in_order or len(thresholds) != len(exits):
-            raise ValueError(f"exit_layers must increase up to {layers}, with a threshold for each")
-        if not all(0 <= each <= 1 for each in (*thresholds, stop)) or len(tree) != 3:
-            raise ValueError("thresholds are from 0 to 1, draft_tree has 3 numbers")
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}/config.json: {error}") from None
-    return Drafting(exits, thresholds, length, stop, tree)
+    if raw.get("exit_layers") is None:
+        return None
+    exits = tuple(number({"exit": each}, "exit") for each in raw["exit_layers"])
+    thresholds = tuple(map(float, raw.get("thresholds") or default_thresholds(len(exits))))
+    if list(exits) != sorted(set(exits)) or not exits or exits[-1] > layers:
+        raise ValueError(f"exit_layers must increase up to {layers}, got {list(exits)}")
+    tree = tuple(number({"tree": n}, "tree") for n in raw.get("draft_tree") or Drafting.tree)
+    stop = float(raw.get("draft_stop", Drafting.stop))
+    if not all(0 <= each <= 1 for each in (*thresholds, stop)) or len(thresholds) != len(exits):
+        raise ValueError(
+            "thresholds and draft_stop are from 0 to 1, with a threshold for each exit"
+        )
+    if len(tree) != 3:
+        raise ValueError("draft_tree has 3 numbers: top_k, depth and size")
+    return Drafting(exits, thresholds, number(raw, "draft_length", Drafting.length), stop, tree)
 
 
-def config_to_dict(
-    config: LlamaConfig, dtype: torch.dtype, drafting: Drafting | None = None
-) -> dict[str, Any]:
-    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it.
-
-    ``drafting`` is for a draft model, which also has what ``read_drafting`` reads.
-    """
-    raw = asdict(config) | {"hidden_act": "silu", "torch_dtype": str(dtype).split(".")[-1]}
+def config_to_dict(config: LlamaConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """LlamaConfig -> config.json of weights in ``dtype``, as transformers 4 and 5 read it."""
+    raw = asdict(replace(config, drafting=None)) | {
+        "hidden_act": "silu",
+        "torch_dtype": str(dtype).split(".")[-1],
+    }
     switched_on = {name: True for name in ("qkv_bias", "qk_norm") if raw.pop(name)}
     kind = next((kind for kind, (_, fields) in KINDS.items() if fields == switched_on), None)
     if kind is None:
@@ -171,7 +167,8 @@ def config_to_dict(
         raw["rope_scaling"] = rope | dict(zip(LLAMA3, llama3 or ()))
     eos = raw.pop("eos_token_ids")
     raw["eos_token_id"] = eos[0] if len(eos) == 1 else list(eos) or None
-    if drafting is not None:
+    del raw["drafting"]
+    if drafting := config.drafting:
         raw |= {"exit_layers": drafting.exits, "thresholds": drafting.thresholds}
         raw |= {"draft_length": drafting.length, "draft_stop": drafting.stop}
         raw["draft_tree"] = drafting.tree

@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..model import Llama
-from ..options import Drafting
-from .config import config_to_dict, read_config, read_drafting
+from ..model import Drafting, Llama
+from .config import config_to_dict, read_config
 from .files import read_json, refuse_existing, staged
 from .notices import progress, tell
 
@@ -59,9 +58,9 @@ def load_model(
     layers = len(parts) if layers is None else layers
     if not 0 < layers <= len(parts):
         raise ValueError(f"{path} has {len(parts)} layers, not {layers}")
-    config = replace(config, num_hidden_layers=layers)
+    drafting = config.drafting and cut_drafting(config.drafting, layers)
+    config = replace(config, num_hidden_layers=layers, drafting=drafting)
     model = empty_model(config)
-    model.drafting = cut_drafting(read_drafting(path), layers)
     tied = config.tie_word_embeddings
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     shapes[HEAD] = shapes[EMBEDDING]  # which a tied model may have, too
@@ -205,10 +204,7 @@ def save_model(
     if model.config.tie_word_embeddings:
         del state[HEAD]
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in state.items()}
-    own = model.drafting
-    if own == Drafting((model.config.num_hidden_layers,), (0.0,)):
-        own = None  # as it is without an entry in config.json
-    config = config_to_dict(model.config, dtype, own)
+    config = config_to_dict(model.config, dtype)
     if learnt_from is not None:
         config["learnt_from"] = learnt_from
     with staged(refuse_existing(path)) as stage:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..model import LlamaConfig
-from .config import read_config, read_drafting
+from ..options import default_drafting
+from .config import read_config
 from .notices import tell
 from .vocabulary import same_vocabulary
 
@@ -84,8 +85,9 @@ def is_same_folder(one: Path | str, other: Path | str) -> bool:
 
 def refuse_whole_target(target: Path | str, draft: Path | str, exits: Sequence[int] | None) -> None:
     """Raise ValueError if a target would draft for itself with all of its layers unasked."""
-    layers = read_config(draft).num_hidden_layers
-    whole = read_drafting(draft).exits[-1] == layers
+    config = read_config(draft)
+    layers = config.num_hidden_layers
+    whole = default_drafting(config).exits[-1] == layers
     if exits is None and whole and is_same_folder(target, draft):
         raise ValueError(
             f"{draft} would draft for itself with all of its {layers} layers; say after which of "
@@ -109,7 +111,6 @@ def find_family_draft(target: Path | str, config: LlamaConfig) -> Path | None:
     if not draft.is_dir():
         return None
     try:
-        read_drafting(draft)
         own = read_config(draft)
         if not same_vocabulary(own, config.vocab_size):
             sizes = f"{own.vocab_size} tokens, the target {config.vocab_size}"

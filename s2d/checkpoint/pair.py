@@ -8,7 +8,7 @@ from torch.distributed import is_initialized
 
 from ..model import Llama
 from ..options import Options
-from .config import read_config, read_drafting
+from .config import read_config
 from .load import load_model
 from .names import FoundDraft, find_draft, find_target, is_same_folder
 from .tokenizer import Tokenizer
@@ -68,12 +68,12 @@ def choose_pair(
         from ..mcsd.decision import load_decision
 
         options = replace(options, decision=load_decision(options.decision))
-    drafting = None
+    draft_config = None
     layers = 0
     if found.draft is not None:
-        drafting = read_drafting(found.draft)
-        layers = read_config(found.draft).num_hidden_layers
-    options = options.filled(drafting)
+        draft_config = read_config(found.draft)
+        layers = draft_config.num_hidden_layers
+    options = options.filled(draft_config)
     for each in options.exits:
         if isinstance(each, int) and not 0 <= each <= layers:
             raise ValueError(f"exits of {layers} draft layers, got {each}")

@@ -16,12 +16,9 @@ from typing import Protocol
 import torch
 
 from ..devices import to_device
-from ..options import Drafting
 from ..rules import Prediction
 from ..tree import Tree
 
-# How exit 0 drafts alone; tuned on SmolLM2-135M, 48 Spec-Bench prompts.
-DRAFTING = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(6, 4, 4))
 ORDER = 4  # tokens in the longest suffix
 FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bounds the time
 
@@ -126,5 +123,5 @@ class TableExit:
                 confidence = max(confidence, *known.values())
         return Prediction(to_device(probs, self.device), confidence)
 
-    def keep(self, n: int, entries: list[int]) -> None:
+    def keep(self, tree: Tree, accepted: list[int]) -> None:
         """Nothing to roll back: the table reads the text so far, never drafted tokens."""

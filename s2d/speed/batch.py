@@ -15,7 +15,7 @@ from ..cache import KVCache
 from ..decoder import Decoder
 from ..generation import start
 from ..model import Llama, attend
-from ..options import Options
+from ..options import Options, make_options
 from ..stats import Clock, Generation
 
 Inputs = tuple[Tensor, Tensor | None, Tensor | None]  # of a Decoder: tokens, positions, mask
@@ -38,7 +38,8 @@ def generate_many(
     prompt that cannot be started, with its number, when the answers before it have been yielded;
     and for options that cannot be run, and damaged weights.
     """
-    finished = decode_many(target, enumerate(prompts), draft, Options(method, **options), batch)
+    asked = make_options(method=method, **options)
+    finished = decode_many(target, enumerate(prompts), draft, asked, batch)
     for number, result in enumerate(in_order(finished)):
         if isinstance(result, ValueError):
             raise ValueError(f"prompt {number}: {result}")

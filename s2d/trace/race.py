@@ -14,7 +14,7 @@ from ..checkpoint.pair import Pair, load_pair
 from ..checkpoint.tokenizer import TextStream
 from ..cli.colors import color_exits
 from ..generation import start
-from ..options import Options, drafting_of
+from ..options import Options, default_drafting
 
 PROMPT = "Tell me a story about a robot called Nora."
 SLOWER, HOLD = 20, 4  # times; seconds that both answers stay
@@ -28,7 +28,8 @@ g{animation:PERIODs step-end infinite}
 
 def draw_race(pair: Pair, rounds: int = 9, tokens: int = 64) -> str:
     """The picture. The tokens of a step appear when it ended, slowed down; then it begins anew."""
-    colors = color_exits(drafting_of(pair.draft).exits, drafting_of(pair.draft).exits)
+    exits = default_drafting(pair.draft.config).exits
+    colors = color_exits(exits, exits)
     prompt = pair.tokenizer.encode_chat([PROMPT])
     answers = []
     for title, method in (("the target alone", "ar"), ("S2D", "s2d")):

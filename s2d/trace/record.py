@@ -55,8 +55,8 @@ class NotedExit:
                 self.said[tuple(tree.path(node))].append((self.exit_layer, row))
         return prediction
 
-    def keep(self, n: int, entries: list[int]) -> None:
-        self.inner.keep(n, entries)
+    def keep(self, tree: Tree, accepted: list[int]) -> None:
+        self.inner.keep(tree, accepted)
 
 
 class NotedDraws:
@@ -66,10 +66,10 @@ class NotedDraws:
         self.inner = inner
         self.numbers = numbers
 
-    def flip(self, probabilities: Tensor) -> Tensor:
-        numbers = self.inner.uniform(probabilities)
-        self.numbers += numbers.tolist()
-        return numbers < probabilities
+    def flip(self, probability: float) -> bool:
+        number = self.inner.uniform(1).item()
+        self.numbers.append(number)
+        return number < probability
 
     def draw(self, probs: Tensor) -> Tensor:
         return self.inner.draw(probs)

@@ -186,7 +186,6 @@ def gather(model: Llama, mesh: DeviceMesh | None) -> Llama | None:
     if mesh.get_local_rank() > 0:
         return None
     whole = empty_model(model.config)
-    whole.drafting = model.drafting
     whole.load_state_dict(state, assign=True)
     return whole
 

@@ -13,8 +13,8 @@ from ..checkpoint.config import read_config
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Llama
-from ..options import Drafting, default_thresholds
+from ..model import Drafting, Llama
+from ..options import default_thresholds
 from ..soft import Aim
 from .dialogues import Counts, divide, join, read_dialogues
 from .fit import Recipe, Rows, Run, fit, gather
@@ -96,7 +96,8 @@ def make_rows(
 def cut(init: Path, exits: tuple[int, ...], device: str, drafting: Drafting | None = None) -> Llama:
     """The layers of the Llama in ``init`` up to the last of ``exits``, ready to learn."""
     model = load_model(init, device, "float32", quick=False, layers=exits[-1]).requires_grad_(True)
-    model.drafting = drafting or Drafting(exits, default_thresholds(exits))
+    drafting = drafting or Drafting(exits, default_thresholds(len(exits)))
+    model.config = replace(model.config, drafting=drafting)
     return model
 
 
