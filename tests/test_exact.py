@@ -28,8 +28,8 @@ from helpers import (
 from s2d import StopStrings, definition, generate, generate_many
 from s2d.checkpoint.vocabulary import fit_vocabulary
 from s2d.generation import start
-from s2d.ngram.datastore import Datastore
 from s2d.model import Drafting
+from s2d.ngram.datastore import Datastore
 from s2d.options import Options
 from s2d.rules import Greedy, Rejection, SharedNoise
 from s2d.sampling import Draws, Noise, warp

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.config import read_config
-from ..options import default_drafting
 from ..cli.program import Parser, add_drafting_options
+from ..options import default_drafting
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from ..checkpoint.chat import VICUNA_SYSTEM
 from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
-from ..model import Llama, LlamaConfig
-from ..model import Drafting
+from ..model import Drafting, Llama, LlamaConfig
 from .corpus import conversations
 from .fit import Run
 from .nested import MINI, cut, make_rows, train_and_save
