@@ -171,13 +171,12 @@ class SortedDraft:
     def ask(self, exit_: Exit, tree: Tree) -> Prediction:
         """What ``exit_`` predicts; ValueError if that is not what an ``Exit`` returns."""
         prediction = exit_.predict(tree)
-        found = tuple(prediction.probs.shape), prediction.probs.dtype
+        shape = tuple(prediction.probs.shape)
+        dtype = prediction.probs.dtype
         expected = (len(tree.frontier), self.vocab_size)
-        if found[0] != expected or found[1] not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"exit {exit_.exit_layer} predicts {found[0]} in {found[1]}; expected {expected}, a "
-                "row for each node of the frontier, in float32 or float64"
-            )
+        if shape != expected or dtype not in (torch.float32, torch.float64):
+            found = f"exit {exit_.exit_layer} predicts {shape} in {dtype}"
+            raise ValueError(f"{found}; expected {expected} in float32 or float64")
         return prediction
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
