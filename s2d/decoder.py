@@ -40,7 +40,7 @@ class Decoder:
         context: list[int],
         limit: int,
         options: Options,
-        is_last: Callable[[int], bool] = lambda token: False,
+        is_last: Callable[[int], bool],
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -88,7 +88,7 @@ class Decoder:
         """The target's logits (N+1, V) after each node of ``tree``."""
         tokens, positions, mask = self.inputs(tree)
         last = len(tree.tokens)
-        return self.checked(self.target(tokens, last, positions, mask, self.cache)[0])
+        return self.rows(self.target(tokens, last, positions, mask, self.cache)[0])
 
     def inputs(self, tree: Tree) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What the target has not read of the context and the tree: tokens, positions, mask."""
@@ -98,8 +98,11 @@ class Decoder:
         tokens = to_device([(self.context + tree.tokens[1:])[read:]], device)  # (1, T)
         return tokens, *positions_and_mask(read, n, tree.ancestors, device, self.target.dtype)
 
-    def checked(self, logits: Tensor) -> Tensor:
-        """The ``logits`` of a pass; ValueError if they are not finite. A GPU is waited for here."""
+    def rows(self, logits: Tensor) -> Tensor:
+        """The rows (N+1, V) to verify, from the ``logits`` of the pass.
+
+        Raises ValueError if they are not finite. A GPU is waited for here.
+        """
         if not logits.sum(dtype=torch.float32).isfinite():
             raise ValueError("the target's logits are not finite: damaged weights, or overflow")
         return logits

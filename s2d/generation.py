@@ -58,14 +58,11 @@ def start(
     limit = int(min(len(context) + options.max_new_tokens, size))
     rule = make_rule(target, options)
     drafter = make_draft(target, draft, options, limit)
-    kind = Decoder
-    if options.method != "ar" and (options.init == "target" or options.decision is not None):
-        from .mcsd import extend
-
-        kind, rule = extend(rule, options, draft)
-    if options.stop_at is None:
-        return kind(target, drafter, rule, context, limit, options)
-    return kind(target, drafter, rule, context, limit, options, is_last=options.stop_at.begin())
+    is_last = options.stop_at.begin() if options.stop_at else lambda token: False
+    make_decoder = Decoder
+    if options.init == "target" or options.decision is not None:
+        from .mcsd import make_decoder  # improved MCSD
+    return make_decoder(target, drafter, rule, context, limit, options, is_last)
 
 
 def as_ids(tokens: Sequence[int] | torch.Tensor, vocab_size: int) -> list[int]:

@@ -155,8 +155,8 @@ class Options:
         ``config`` is the draft model's. Without one, exit 0 drafts alone.
         """
         if self.method == "ar":
-            nothing = FixedShape(())
-            return replace(self, exits=(), thresholds=(), tree=nothing, draft_length=None, stop=0.0)
+            nothing = {"exits": (), "thresholds": (), "tree": FixedShape(()), "stop": 0.0}
+            return replace(self, **nothing, draft_length=None, init="draft", decision=None)
         exits = self.exits
         if exits is not None:
             exits = tuple(int(each) if isinstance(each, Integral) else each for each in exits)
@@ -224,8 +224,10 @@ class Options:
     def distribution(self, logits: Tensor) -> Tensor:
         """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
 
-        Not for temperature 0, at which nothing is drawn.
+        At temperature 0 nothing is drawn. It then returns the probabilities at temperature 1.
         """
+        if self.temperature == 0:
+            return warp(logits, temperature=1.0)
         return warp(logits, self.temperature, self.top_p, self.top_k)
 
 

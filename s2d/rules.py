@@ -18,13 +18,12 @@ Any object with the members of ``Rule`` can be given to ``generate``.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .sampling import Draws, Noise, draft_scores, warp
+from .sampling import Draws, Noise, draft_scores
 from .tree import Tree
 
 
@@ -53,12 +52,6 @@ class Rule(Protocol):
     """What a draft proposes, and what of it is accepted: one below, or an object of your own."""
 
     exact: bool  # whether the text is the target's own, or follows its distribution
-
-    def distribution(self, logits: Tensor) -> Tensor:
-        """Logits (..., V) -> the probabilities (..., V) that tokens are drawn from.
-
-        At temperature 0 nothing is drawn. It then returns the probabilities at temperature 1.
-        """
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         """Up to ``count`` different children for each of R nodes.
@@ -117,9 +110,6 @@ class Greedy:
     """Temperature 0: the most probable tokens."""
 
     exact = True
-
-    def __init__(self) -> None:
-        self.distribution = partial(warp, temperature=1.0)
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         return best_children(prediction.probs, count)

@@ -3,26 +3,41 @@
 Nothing outside of this folder knows them but one place in generation.py, and the options.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 from ..decoder import Decoder
+from ..draft import LayerExit, SortedDraft
 from ..model import Llama
+from ..options import Options
 from ..rules import Rule
-from .decision import decided
+from .decision import Decided
 from .roots import LongestPath, RootsDecoder
 
 
-def extend(rule: Rule, options: Any, draft: Llama | None) -> tuple[type[Decoder], Rule]:
-    """The kind of Decoder, and the rule, if ``options`` ask for roots or for a decision model."""
+def make_decoder(
+    target: Llama,
+    drafter: SortedDraft,
+    rule: Rule,
+    context: list[int],
+    limit: int,
+    options: Options,
+    is_last: Callable[[int], bool],
+) -> Decoder:
+    """A Decoder with roots from the target, with a decision model, or with both.
+
+    Raises ValueError for options that do not go together.
+    """
+    longest = None
+    if options.init == "target":
+        if not isinstance(options.rule, str):
+            raise ValueError("init='target' goes with rule='noise' or 'rejection'")
+        if options.rule == "rejection":
+            rule = longest = LongestPath(rule, roots=options.shape.width(0))
     if options.decision is not None:
-        if draft is None or not all(isinstance(each, int) and each > 0 for each in options.exits):
+        if not all(isinstance(each, LayerExit) for each in drafter.exits):
             raise ValueError("a decision model judges exits with layers")
-        options.decision.prepare_for(draft)
-        rule = decided(rule, options.decision)
+        options.decision.prepare_for(drafter.exits[0].model)
+        rule = Decided(rule, options.decision)
     if options.init == "draft":
-        return Decoder, rule
-    if not isinstance(options.rule, str):
-        raise ValueError("init='target' goes with rule='noise' or 'rejection'")
-    if options.rule == "rejection":
-        rule = LongestPath(rule, roots=options.shape.width(0))
-    return RootsDecoder, rule
+        return Decoder(target, drafter, rule, context, limit, options, is_last)
+    return RootsDecoder(target, drafter, rule, context, limit, options, is_last, longest=longest)

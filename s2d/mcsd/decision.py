@@ -8,7 +8,6 @@ draft that stops keeps every token it has drawn, so the text stays exact (see ``
 
 import json
 import zlib
-from copy import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,19 +19,23 @@ from torch import Tensor, nn
 from ..checkpoint.files import staged
 from ..model import Llama
 from ..rules import Prediction, Proposal, Rule
+from ..tree import Tree
 
 
-def decided(rule: Rule, decision: "Decision") -> Rule:
-    """A copy of ``rule`` whose estimates are those of a ``decision`` model."""
-    rule = copy(rule)
-    propose = rule.propose
+class Decided:
+    """A rule whose estimates are those of a ``decision`` model."""
 
-    def propose_and_judge(prediction: Prediction, count: int, positions: list[int]) -> Proposal:
-        proposal = propose(prediction, count, positions)
-        return proposal._replace(probs=decision.judge(prediction, proposal))
+    def __init__(self, rule: Rule, decision: "Decision") -> None:
+        self.rule = rule
+        self.decision = decision
+        self.exact = rule.exact
 
-    rule.propose = propose_and_judge
-    return rule
+    def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
+        proposal = self.rule.propose(prediction, count, positions)
+        return proposal._replace(probs=self.decision.judge(prediction, proposal))
+
+    def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
+        return self.rule.verify(tree, logits)
 
 
 class Decision(nn.Module):

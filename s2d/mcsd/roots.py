@@ -9,8 +9,8 @@ several roots this is not lossless. With shared noise there is one root, the tok
 takes, and the text stays the target's own.
 """
 
-from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,12 @@ class RootsDecoder(Decoder):
     No step emits its bonus token: that is the first root of the next tree, and may yet lose.
     """
 
-    roots: Sequence[int] = ()  # of the next tree; the first one is the target's choice
-    after_context: Tensor | None = None  # the target's logits (V,) after the context
+    def __init__(self, *arguments: Any, longest: "LongestPath | None") -> None:
+        """``arguments``: of a Decoder. ``longest``: the rule that finds several roots, if any."""
+        super().__init__(*arguments)
+        self.longest = longest
+        self.roots: list[int] = []  # of the next tree; the first one is the target's choice
+        self.after_context: Tensor | None = None  # the target's logits (V,) after the context
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""
@@ -38,12 +42,12 @@ class RootsDecoder(Decoder):
         tree = self.drafter.new_tree(self.context, self.limit - len(self.context))
         if not tree.frontier:
             tree = Tree(self.context, self.drafter.shape, max_depth=1)
-        tree.add_level([list(self.roots)], [[1.0] * len(self.roots)], exit_layer=None)
+        tree.add_level([self.roots], [[1.0] * len(self.roots)], exit_layer=None)
         return self.drafter.grow(tree, self.rule)
 
-    def checked(self, logits: Tensor) -> Tensor:
+    def rows(self, logits: Tensor) -> Tensor:
         """As a Decoder's, with the row of node 0, which the target read in the step before."""
-        logits = super().checked(logits)
+        logits = super().rows(logits)
         if self.after_context is None:
             return logits
         return torch.cat((self.after_context[None], logits))
@@ -52,9 +56,9 @@ class RootsDecoder(Decoder):
         accepted, bonus = self.rule.verify(tree, logits)
         self.after_context = logits[accepted[-1] if accepted else 0]
         self.roots = [bonus]
-        if isinstance(self.rule, LongestPath):
-            p = self.rule.distribution(self.after_context).cpu()  # (V,)
-            self.roots += self.rule.other_roots(p, bonus, self.drafter.shape.width(0) - 1)
+        if self.longest is not None:
+            p = self.options.distribution(self.after_context).cpu()  # (V,)
+            self.roots += self.longest.other_roots(p, first=bonus)
         return accepted, [tree.tokens[node] for node in accepted]
 
 
@@ -66,8 +70,8 @@ class LongestPath:
 
     def __init__(self, rule: Rule, roots: int) -> None:
         self.rule = rule
+        self.roots = roots
         self.exact = roots == 1
-        self.distribution = rule.distribution
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         return self.rule.propose(prediction, count, positions)
@@ -85,11 +89,12 @@ class LongestPath:
             return self.rule.verify(tree, logits)
         return max(walks, key=lambda walk: len(walk[0]))  # of equally long ones, the first
 
-    def other_roots(self, p: Tensor, first: int, count: int) -> list[int]:
-        """Up to ``count`` tokens of p (V,) besides ``first``: the likeliest, or drawn ones."""
-        rest = without(p, first)
+    def other_roots(self, p: Tensor, first: int) -> list[int]:
+        """The roots besides ``first``: the likeliest tokens of p (V,), or drawn ones."""
+        count = self.roots - 1
         if count == 0:
             return []
+        rest = without(p, first)
         if isinstance(self.rule, Rejection):
             others = self.rule.draws.candidates(rest[None], count)[0]
         else:

@@ -100,7 +100,7 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Gener
         logits = run_together(target, inputs, counts, [decoder.cache for decoder in decoders])
         clock.lap()
         for decoder, tree, rows in zip(decoders, trees, logits):
-            rows = decoder.checked(rows)
+            rows = decoder.rows(rows)
             accepted, tokens = decoder.verify(tree, rows)
             decoder.roll_back(tree, accepted)
             decoder.emit(tree, rows, accepted, tokens, clock)

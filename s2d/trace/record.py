@@ -17,6 +17,7 @@ from ..checkpoint.tokenizer import TextStream, Tokenizer
 from ..cli.colors import Color
 from ..decoder import Decoder
 from ..draft import Exit, LayerExit
+from ..mcsd.decision import Decided
 from ..mcsd.roots import LongestPath
 from ..rules import Prediction, Rejection, SharedNoise, residual, without
 from ..sampling import Draws
@@ -102,6 +103,8 @@ class Recorder:
         self.said: Said = defaultdict(list)
         decoder.drafter.exits = [NotedExit(each, self.asked, self.said) for each in exits]
         self.rule = decoder.rule
+        if isinstance(self.rule, Decided):  # only its estimates are others
+            self.rule = self.rule.rule
         if isinstance(self.rule, LongestPath) and self.rule.exact:  # one root: the inner rule tests
             self.rule = self.rule.rule
         self.numbers: list[float] = []
@@ -127,7 +130,7 @@ class Recorder:
     def add(self, step: Step) -> None:
         """Record a Step that was just made."""
         tree = step.tree
-        p = self.rule.distribution(step.logits).cpu()  # (N+1, V)
+        p = self.decoder.options.distribution(step.logits).cpu()  # (N+1, V)
         # The page numbers drafted nodes from 0. Their parent is -1 below the context.
         nodes = {
             "tokens": tree.tokens[1:],
