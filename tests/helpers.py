@@ -75,7 +75,7 @@ class ByLastToken:
     def __init__(self, threshold=0.5):
         self.threshold = threshold
 
-    def judge(self, prediction, proposal):
+    def estimate(self, prediction, proposal):
         answers = (prediction.hidden.sum(dim=-1) % 1.0).tolist()
         return [[answer] * len(probs) for answer, probs in zip(answers, proposal.probs)]
 

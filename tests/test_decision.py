@@ -64,9 +64,9 @@ class Fixed(Decision):
 def test_siblings_divide_what_the_first_leaves():
     about_one = Prediction(torch.ones(1, 9), 0.5)
     proposal = Proposal([[5, 6, 7]], [[0.5, 0.3, 0.1]])
-    [judged] = Fixed(0.8).judge(about_one, proposal)
+    [judged] = Fixed(0.8).estimate(about_one, proposal)
     assert judged == pytest.approx([0.8, 0.15, 0.05])
-    assert Fixed(0.8).judge(about_one, Proposal([[5]], [[0.1]])) == [[pytest.approx(0.8)]]
+    assert Fixed(0.8).estimate(about_one, Proposal([[5]], [[0.1]])) == [[pytest.approx(0.8)]]
 
 
 @pytest.mark.parametrize("setting", [dict(method="sd"), dict(method="s2d-tree", tree=(1,) * 6)])
@@ -120,6 +120,12 @@ def test_a_file_keeps_its_configuration_and_fits_its_draft(tmp_path):
     for name in ("model.safetensors", "config.json", "nowhere"):
         message = "no decision model at"
         raises_line(load_decision, ValueError, message, WEIGHTS / "mini-draft" / name)
+    for threshold in ("0.4", None, [0.4], 7, -3, float("nan")):
+        made.threshold = threshold
+        wrong = tmp_path / "wrong.safetensors"
+        save_decision(made, wrong)
+        raises_line(load_decision, ValueError, "no decision model at", wrong)
+        wrong.unlink()
 
 
 def test_shipped_models_belong_to_the_shipped_draft(mini):

@@ -44,18 +44,22 @@ class NoNoise(Noise):
         return torch.ones(self.vocab_size, dtype=self.dtype)
 
 
+SHAPES = [(1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3)]
+SHAPES += [GrowingShape(2, 3, 5), GrowingShape(3, 3, 12), GrowingShape(4, 2, 3)]
+
+
 @pytest.mark.parametrize("part", range(4))
 def test_every_step_is_the_definitions(part):
     """Proposals and tokens, of chains and trees of sorted exits that stop, greedy and coupled."""
     rng = random.Random(part)
-    for case in range(8):
+    for case in range(10):
         model = dict(seed=rng.randrange(4), eos_token_ids=(rng.randrange(61),))
         target, draft = nearly_equal(**model)
         exits = tuple(sorted(rng.sample((1, 2, 3, 4), rng.choice((1, 2, 3)))))
         thresholds = (*(rng.choice((0.1, 0.3, 0.6)) for _ in exits[:-1]), 0.0)
         options = Options(
             method="s2d-tree",
-            tree=rng.choice(((1, 1, 1, 1), (3, 1, 1), (2, 2, 1), (1, 3))),
+            tree=rng.choice(SHAPES),
             exits=exits,
             thresholds=thresholds,
             stop=rng.choice((0.0, 0.05, 0.3)),
@@ -296,15 +300,16 @@ def test_vocabularies_that_are_padded_to_different_sizes(temperature):
         assert decoder.tokens == alone and decoder.stats.accepted_tokens > 1
 
 
-def test_the_definition_leaves_p_by_rejection_sampling():
+@pytest.mark.parametrize("tree", [(2, 1), GrowingShape(2, 2, 3)])
+def test_the_definition_leaves_p_by_rejection_sampling(tree):
     small = dict(vocab_size=3, eos_token_ids=(), device="cpu")
     target, draft = random_llama(1, **small), random_llama(2, **small)
-    options = Options(exits=(2, 4), thresholds=(0.5, 0.0), stop=0.3, temperature=1.0, tree=(2, 1))
-    settings = options.filled(draft.config)
+    asked = Options(exits=(2, 4), thresholds=(0.5, 0.0), stop=0.3, temperature=1.0, tree=tree)
+    options = asked.filled(draft.config)
     p = next_token_model(target, [2, 1])
 
     def emit(draws):
-        steps = definition.generate(target, draft, [2, 1], 5, settings, draws)
+        steps = definition.generate(target, draft, [2, 1], 5, options, draws)
         return [token for _, tokens in steps for token in tokens]
 
     assert (joint_of(emit, p, 3) - joint_distribution(p, 3)).abs().max() < 1e-9

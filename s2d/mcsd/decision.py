@@ -32,7 +32,7 @@ class Decided:
 
     def propose(self, prediction: Prediction, count: int, positions: list[int]) -> Proposal:
         proposal = self.rule.propose(prediction, count, positions)
-        return proposal._replace(probs=self.decision.judge(prediction, proposal))
+        return proposal._replace(probs=self.decision.estimate(prediction, proposal))
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], int]:
         return self.rule.verify(tree, logits)
@@ -74,18 +74,19 @@ class Decision(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         return self.layers(features).squeeze(-1).sigmoid()
 
-    def judge(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
-        """Estimates for the children in ``proposal``. The network's are about first children.
+    def estimate(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
+        """Estimates that the children in ``proposal`` are accepted: R lists.
 
-        What that leaves is divided among the others in proportion to their own estimates.
+        The network's answer is about the first child of a node. The others share what it leaves in
+        proportion to the rule's estimates. If those are 0.5, 0.3 and 0.1 and the network says 0.8,
+        the children get 0.8, 0.15 and 0.05.
         """
-        judged = []
         answers = self(self.inputs(prediction)).tolist()
-        for prob, estimates in zip(answers, proposal.probs):
-            others = estimates[1:]
-            total = max(sum(others), 1e-9)
-            judged.append([prob, *((1.0 - prob) * other / total for other in others)])
-        return judged
+        estimates = []
+        for answer, (_, *others) in zip(answers, proposal.probs):
+            share = (1.0 - answer) / max(sum(others), 1e-9)
+            estimates.append([answer] + [share * other for other in others])
+        return estimates
 
     def prepare_for(self, draft: Llama) -> None:
         """Move to the device of ``draft``; ValueError if it was made for another draft."""
@@ -114,6 +115,8 @@ def load_decision(path: Path | str) -> Decision:
     try:
         with safe_open(path, framework="pt") as file:
             decision = Decision(**json.loads(file.metadata()["decision"]))
+            if not 0 <= decision.threshold <= 1:
+                raise ValueError(f"the threshold {decision.threshold} is no probability")
             decision.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
     except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"no decision model at {path} ({error})") from None

@@ -35,7 +35,7 @@ class Remember:
         self.decision = decision
         self.inputs: list[Tensor] = []
 
-    def judge(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
+    def estimate(self, prediction: Prediction, proposal: Proposal) -> list[list[float]]:
         self.inputs.append(self.decision.inputs(prediction))
         return proposal.probs
 
