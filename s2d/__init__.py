@@ -1,19 +1,24 @@
 """Sorted Speculative Decoding (S2D): one draft that holds several, exact verification."""
 
-from .checkpoint import load_model
-from .checkpoint.names import find_draft
-from .checkpoint.tokenizer import StopStrings, Tokenizer
-from .generation import generate, start
-from .speed.batch import generate_many
-from .tree import GrowingShape
+from importlib import import_module
+from typing import Any
 
-__all__ = [
-    "GrowingShape",
-    "StopStrings",
-    "Tokenizer",
-    "find_draft",
-    "generate",
-    "generate_many",
-    "load_model",
-    "start",
-]
+# {a public name: the module that has it}
+PUBLIC = {
+    "GrowingShape": "tree",
+    "StopStrings": "checkpoint.tokenizer",
+    "Tokenizer": "checkpoint.tokenizer",
+    "find_draft": "checkpoint.names",
+    "generate": "generation",
+    "generate_many": "speed.batch",
+    "load_model": "checkpoint",
+    "start": "generation",
+}
+__all__ = list(PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for first, as PyTorch takes seconds."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module 's2d' has no attribute {name!r}")
+    return getattr(import_module(f"s2d.{PUBLIC[name]}"), name)

@@ -3,13 +3,15 @@
 import ast
 import doctest
 import importlib
+import os
+import re
 import shutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
 
 import pytest
-from helpers import ROOT, WEIGHTS
+from helpers import ROOT
 
 PACKAGE = ROOT / "s2d"
 # A file imports only files before it.
@@ -76,28 +78,62 @@ def test_libraries_do_not_import_the_command_line():
             assert path.stem == "__main__" or "cli" not in parts(path), path
 
 
-def test_the_front_needs_no_room_but_those_that_load_models_and_batches(tmp_path):
-    """And importing it sets no hook."""
-    shutil.copytree(PACKAGE, tmp_path / "s2d", ignore=shutil.ignore_patterns("__pycache__"))
-    for room in ROOMS.keys() - {"checkpoint", "speed"}:
-        shutil.rmtree(tmp_path / "s2d" / room)
-    code = f"""
-import sys
-from s2d import Tokenizer, generate, generate_many, load_model
-assert sys.excepthook is sys.__excepthook__
-folder = {str(WEIGHTS)!r}
-target = load_model(folder + "/mini-7b", quick=False)
-draft = load_model(folder + "/mini-draft", quick=False)
-prompt = Tokenizer(folder + "/mini-7b").encode_chat(["Hi"])
-for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
+# What a program of the front does, and the rooms that each part of it uses.
+USES = {
+    "from s2d.generation import generate, start": set(),
+    "from s2d import definition, draft, soft": set(),
+    "target, draft = (random_llama(seed, eos_token_ids=()) for seed in (1, 2))": set(),
+    """for method in ("ar", "sd", "mcsd", "s2d", "s2d-tree"):
     for options in (dict(), dict(temperature=1.0, rule="rejection")):
-        generate(target, prompt, draft, method, max_new_tokens=4, **options)
-list(generate_many(target, [prompt] * 2, draft, max_new_tokens=4))
-"""
+        generate(target, [3, 1], draft, method, max_new_tokens=4, **options)""": set(),
+    'generate(target, [3, 1], draft, init="target", max_new_tokens=4)': {"mcsd", "checkpoint"},
+    "generate(target, [3, 1], max_new_tokens=4)": {"ngram"},
+    "from s2d import load_model; load_model(WEIGHTS / 'mini-7b', quick=False)": {"checkpoint"},
+    "load_model(WEIGHTS / 'mini-7b')": {"checkpoint", "speed"},
+    "from s2d import generate_many; list(generate_many(target, [[3, 1]], draft))": {"speed"},
+    "import s2d.trace.record": {"trace", "checkpoint", "mcsd", "cli"},
+    "import s2d.bench.speed": {"bench", "checkpoint", "cli", "speed", "train"},
+    "import s2d.train.nested": {"train", "checkpoint", "cli", "speed"},
+    "import s2d.lesson.checks": {"lesson"},
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_whatever_does_not_use_a_room_works_without_it(room, tmp_path):
+    """Of a copy without it. Importing sets no hook, and nothing is written into a user's home."""
+    shutil.copytree(PACKAGE, tmp_path / "s2d", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(tmp_path / "s2d" / room)
+    (tmp_path / "home").mkdir()
+    lines = ["import sys", f"sys.path.append({str(ROOT / 'tests')!r})"]
+    lines += ["from helpers import WEIGHTS, random_llama"]
+    lines += [line for line, used in USES.items() if room not in used]
+    lines += ["assert sys.excepthook is sys.__excepthook__"]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env=os.environ | {"HOME": str(tmp_path / "home"), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "home").iterdir())
+
+
+# What a room is called in code, and what only its options are about.
+OF_ROOMS = r"""(?x)\b(roots|decision|judge|ngram|datastore|TableExit|torchrun|is_initialized|mcsd
+    |StopStrings|stop_strings|graphs|costs|padded)\b"""
+CORE = "decoder draft tree mask rules sampling model cache stats soft definition".split()
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_names_no_room(name):
+    assert re.findall(OF_ROOMS, (PACKAGE / f"{name}.py").read_text()) == []
+
+
+def test_a_program_writes_nothing_into_a_users_home(tmp_path):
+    line = [sys.executable, str(ROOT / "run.py"), "--target", "7b", "--max-new-tokens", "4"]
+    done = subprocess.run(line, env=os.environ | {"HOME": str(tmp_path)}, capture_output=True)
+    assert done.returncode == 0 and not list(tmp_path.iterdir())
 
 
 def test_data_flows_one_way():
