@@ -180,9 +180,9 @@ class Rejection(Sampled):
     """Rejection sampling: a token x from q is accepted with probability min(1, p(x) / q(x)).
 
     The text follows p under two conditions. First, each tested token was drawn from q. This breaks
-    if tokens are the argmax of q, or if they are sorted or left out once they are known. Second, nothing
-    that was decided about a token depended on the token itself, such as its exit. A chain may
-    end because its last token was surprising, but then it must send that token.
+    if tokens are the argmax of q, or if they are sorted or left out once they are known. Second,
+    nothing that was decided about a token depended on the token itself, such as its exit. A chain
+    may end because its last token was surprising, but then it must send that token.
 
     Everything is computed on the CPU, where ``draws`` come from.
     """
