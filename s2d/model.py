@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from .cache import KVCache
 
 ROPE_LENGTH = 4096  # positions whose cosines and sines are there when a model is made
-WIDE = 1024  # H·D from which it pays on a CPU to fold groups of heads, see ``attend``
 
 
 @dataclass(frozen=True)
@@ -161,24 +160,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     ``mask`` (T, S+T) is added to the scores. Without a mask, attention is causal if S = 0, and a
     single query (T = 1) attends to everything. G divides H: H/G query heads share a key head.
     """
-    H, T, D = q.shape[1:]
-    G = k.shape[1]
-    masked = mask is not None
-    # On a CPU, copying the mask takes longer than it saves if the heads are small. A GPU has no
-    # fast kernel for grouped heads with a mask.
-    mask_pays = masked and (H * D >= WIDE or not q.is_cpu)
-    if G < H and (T == 1 or mask_pays):
-        # The same result, faster: the heads of a group become queries of one head, so that its keys
-        # and values are read once. The queries are ordered by head, then by position, as is the
-        # mask, which is repeated for each head. One query attends to everything.
-        q = q.reshape(-1, G, H // G * T, D)
-        if masked:
-            mask = mask.repeat(H // G, 1)  # (H/G·T, S+T)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(-1, H, T, D)
     # Without a mask, several queries have no cache before them (``Llama.run_layers`` sees to it).
-    causal = not masked and T > 1
+    causal = mask is None and q.shape[2] > 1
+    grouped = k.shape[1] < q.shape[1]
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=G < H
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped
     )
 
 

@@ -53,7 +53,7 @@ THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published 
 # Exit 0 before exits with layers, which know more: tuned on miniatures (bench/README.md, "tuned").
 TABLE_THRESHOLD = 0.9
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (bench/README.md, "tuned").
-TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(6, 4, 6))
+TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
 # The numbers that an option may be.
 RANGES = {
     "max_new_tokens": (1, inf),
