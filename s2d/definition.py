@@ -56,10 +56,27 @@ class Proposed(NamedTuple):
     q: Tensor | None  # (V,) the distribution they come from; None if there are none
 
 
-NOTHING = Proposed([], None)
+def propose_after(
+    q: Tensor, width: int, position: int, options: Options, chance: Noise | Draws
+) -> tuple[list[int], Tensor]:
+    """Up to ``width`` tokens for a ``position``, and estimates (V,) that a token is accepted.
+
+    ``q`` (V,) is the draft's distribution there.
+    """
+    if isinstance(chance, Noise):
+        estimates = draft_scores(q, chance.at([position])[0])
+        estimates = estimates / estimates.sum()
+        tokens = estimates.topk(width).indices
+    elif isinstance(options.shape, GrowingShape):
+        estimates = q
+        tokens = q.topk(width).indices
+    else:
+        estimates = q
+        tokens = chance.candidates(q[None], width)[0]
+    return [token for token in tokens.tolist() if q[token] > 0], estimates
 
 
-def likeliest(paths: dict[TokenPath, float], count: int) -> dict[TokenPath, float]:
+def most_probable(paths: dict[TokenPath, float], count: int) -> dict[TokenPath, float]:
     """The ``count`` most probable paths, in their order; of equal ones the first."""
     best = sorted(paths, key=lambda path: paths[path], reverse=True)[:count]
     return {path: prob for path, prob in paths.items() if path in best}
@@ -69,40 +86,29 @@ def propose(
     draft: Llama, context: list[int], levels: int, options: Options, chance: Noise | Draws
 ) -> dict[TokenPath, Proposed]:
     """What is proposed after each path of tokens, in at most so many ``levels``."""
-    proposed: dict[TokenPath, Proposed] = {}
-    # path -> the estimated probability of its acceptance: those that get children, and all
-    frontier: dict[TokenPath, float] = {(): 1.0}
-    nodes: dict[TokenPath, float] = {}
     shape = options.shape
-    grows = isinstance(shape, GrowingShape)
+    proposed: dict[TokenPath, Proposed] = {}
+    every_path: dict[TokenPath, float] = {}  # with the estimated probability of its acceptance
+    frontier: dict[TokenPath, float] = {(): 1.0}  # the paths that get children
     for level in range(levels):
         if not frontier:
             break
-        width = shape.width(level)  # children per path; a chain has one
         contexts = [[*context, *path] for path in frontier]
         _, logits, _ = choose_exit(draft, contexts, options)
         longer: dict[TokenPath, float] = {}
         for (path, path_prob), row in zip(frontier.items(), logits):
             q = options.distribution(row)
-            if isinstance(chance, Noise):
-                e = chance.at([len(context) + len(path)])[0]
-                scores = draft_scores(q, e)
-                children = scores.topk(width).indices
-                estimates = scores / scores.sum()
-            else:
-                # A growing tree takes the likeliest; other trees draw their children.
-                children = q.topk(width).indices if grows else chance.candidates(q[None], width)[0]
-                estimates = q
-            children = [token for token in children.tolist() if q[token] > 0]
+            position = len(context) + len(path)
+            children, estimates = propose_after(q, shape.width(level), position, options, chance)
             proposed[path] = Proposed(children, q)
             for token in children:
                 longer[*path, token] = path_prob * estimates[token].item()
-        nodes |= longer
+        every_path |= longer
         frontier = {path: prob for path, prob in longer.items() if prob >= options.stop}
-        if grows:
-            frontier = likeliest(frontier, shape.top_k)
-    if grows:
-        sent = likeliest(nodes, shape.size)
+        if isinstance(shape, GrowingShape):
+            frontier = most_probable(frontier, shape.top_k)
+    if isinstance(shape, GrowingShape):  # the least probable nodes are left out
+        sent = most_probable(every_path, shape.size)
         for path, (children, q) in proposed.items():
             proposed[path] = Proposed([token for token in children if (*path, token) in sent], q)
     return proposed
@@ -152,7 +158,7 @@ def generate(
         while accepted and not ended:
             logits = logits_after(target, [*context, *path])
             p = options.distribution(logits)
-            drafted = proposed.get(tuple(path), NOTHING)
+            drafted = proposed.get(tuple(path), Proposed([], None))
             token, accepted = verify(p, drafted, len(context) + len(path), options, chance)
             path = [*path, token]
             ended = token in target.config.eos_token_ids
