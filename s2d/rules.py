@@ -76,9 +76,9 @@ def follow(tree: Tree, choose: Callable[[int], int]) -> tuple[list[int], int]:
     6; below node 2 is node 3, with token 7. If the target chooses 6, then 7, then 8, the nodes 2
     and 3 are accepted, and 8 is the bonus token.
     """
-    child_of = {
-        (parent, x): node for node, (parent, x) in enumerate(zip(tree.parents, tree.tokens))
-    }
+    child_of = {}  # (parent, token) -> node
+    for node, parent in enumerate(tree.parents):
+        child_of[parent, tree.tokens[node]] = node
     accepted: list[int] = []
     node = 0
     token = choose(node)
@@ -90,13 +90,17 @@ def follow(tree: Tree, choose: Callable[[int], int]) -> tuple[list[int], int]:
 
 
 def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """``tokens`` and their ``probs`` (R, C) as lists, without what has probability 0."""
+    """``tokens`` and their ``probs`` (R, C) as lists, without what has probability 0.
+
+    What has probability 0 comes last: it is not drawn, nor among the best, before all the rest.
+    """
     both = torch.stack((tokens.to(probs.dtype), probs))  # so that a GPU is waited for once
-    token_rows, prob_rows = [], []
-    for row in zip(*both.tolist()):
-        possible = [(int(token), prob) for token, prob in zip(*row) if prob > 0]
-        token_rows.append([token for token, _ in possible])
-        prob_rows.append([prob for _, prob in possible])
+    token_rows = []
+    prob_rows = []
+    for tokens_of_row, probs_of_row in zip(*both.tolist()):
+        count = sum(prob > 0 for prob in probs_of_row)
+        token_rows.append([int(token) for token in tokens_of_row[:count]])
+        prob_rows.append(probs_of_row[:count])
     return token_rows, prob_rows
 
 
