@@ -19,6 +19,12 @@ from .stats import Clock, Generation, Stats, Step
 from .tree import Tree
 
 
+def refuse_infinite(logits: Tensor) -> None:
+    """Raise ValueError if ``logits`` are not finite. A GPU is waited for here."""
+    if not logits.sum(dtype=torch.float32).isfinite():
+        raise ValueError("the target's logits are not finite: damaged weights, or overflow")
+
+
 class Decoder:
     """One generation: iterating over it decodes, a Step at a time.
 
@@ -29,7 +35,8 @@ class Decoder:
         context: the ids of the prompt.
         limit: the context's length at which decoding ends.
         options: what the other arguments were made from.
-        is_last: is called with each token of the answer, and says whether the answer ends with it.
+        is_last: is called with each token of the answer but EOS, and says whether the answer ends
+            with it.
     """
 
     def __init__(
@@ -87,8 +94,9 @@ class Decoder:
     def run_target(self, tree: Tree) -> Tensor:
         """The target's logits (N+1, V) after each node of ``tree``."""
         tokens, positions, mask = self.inputs(tree)
-        last = len(tree.tokens)
-        return self.rows(self.target(tokens, last, positions, mask, self.cache)[0])
+        logits = self.target(tokens, len(tree.tokens), positions, mask, self.cache)[0]
+        refuse_infinite(logits)
+        return logits
 
     def inputs(self, tree: Tree) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """What the target has not read of the context and the tree: tokens, positions, mask."""
@@ -97,15 +105,6 @@ class Decoder:
         device = self.target.device
         tokens = to_device([(self.context + tree.tokens[1:])[read:]], device)  # (1, T)
         return tokens, *positions_and_mask(read, n, tree.ancestors, device, self.target.dtype)
-
-    def rows(self, logits: Tensor) -> Tensor:
-        """The rows (N+1, V) to verify, from the ``logits`` of the pass.
-
-        Raises ValueError if they are not finite. A GPU is waited for here.
-        """
-        if not logits.sum(dtype=torch.float32).isfinite():
-            raise ValueError("the target's logits are not finite: damaged weights, or overflow")
-        return logits
 
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], list[int]]:
         """The accepted nodes of ``tree``, and their tokens with the bonus token after them."""

@@ -7,7 +7,6 @@ as well, and check with the others.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -29,7 +28,7 @@ class Exit(Protocol):
     An object that keeps something between calls serves one generation.
     """
 
-    exit_layer: int  # the number by which statistics call it; that of the layers before it
+    exit_layer: int  # the number of layers before it, by which statistics call the exit
     max_positions: float  # the length of the longest text that it can read
 
     def predict(self, tree: Tree) -> Prediction:
@@ -46,10 +45,11 @@ class LayerExit:
     read the newest tokens. When the segment is needed again, it first catches up: it reads all that
     it has missed, from the hidden states that the ``previous`` exit has kept.
 
-    What an exit has read is always a prefix of what the previous exit has read. An example: exit 2
-    has read 9 entries, and exit 4 only the first 6. If exit 4 is asked, it reads the entries 6, 7
-    and 8. If the target accepts the path of the entries 5, 7 and 8 instead, exit 2 keeps all three.
-    Exit 4 keeps entry 5, and later reads the two others as context.
+    The entries of a cache are the context first, then the expanded nodes after the root. What an
+    exit has read is always a prefix of what the previous exit has read. An example: the context has
+    6 tokens, which are the entries 0 to 5, and three expanded nodes follow, the entries 6, 7 and 8.
+    Exit 2 has read all of them, exit 4 the first 7. Now the target accepts the nodes of the entries
+    6 and 8. Exit 2 keeps both. Exit 4 keeps entry 6, and reads the other node later, as context.
     """
 
     def __init__(
@@ -78,21 +78,19 @@ class LayerExit:
         return Prediction(probs, probs.max().item(), hidden)
 
     def read(self, tree: Tree, end: int) -> None:
-        """Run the segment on all entries before ``end`` that it has not read.
-
-        The entries are the tokens of the context before the root, then the expanded nodes.
-        """
+        """Run the segment on all entries before ``end`` that it has not read."""
         start = self.cache.length
-        context_end = min(len(tree.context), end)
-        nodes = tree.expanded[: end - context_end + 1]
+        context = tree.context[:end]
+        nodes = tree.expanded[: end - len(context) + 1]  # the root, and those after the context
         if self.previous is None:
-            tokens = tree.context[:context_end] + [tree.tokens[node] for node in nodes[1:]]
+            tokens = context + [tree.tokens[node] for node in nodes[1:]]
             hidden = self.model.embed(to_device([tokens[start:]], self.model.device))
         else:
             hidden = self.previous.hidden[:, start:end]
+        # If only a part of the context is read, the last token of this part stands for the root.
         ancestors = tree.ancestors[nodes][:, nodes]
         positions, mask = positions_and_mask(
-            start, context_end, ancestors, self.model.device, self.model.dtype
+            start, len(context), ancestors, self.model.device, self.model.dtype
         )
         self.hidden[:, start:end] = self.model.run_layers(
             hidden, self.first_layer, self.exit_layer, positions, mask, self.cache
@@ -132,7 +130,6 @@ class SortedDraft:
         self.shape = shape
         self.stop = stop
         self.max_positions = min((each.max_positions for each in exits), default=math.inf)
-        self.is_broken = False
 
     def new_tree(self, context: list[int], max_depth: int) -> Tree:
         """A tree of the root alone, which may grow down to ``max_depth``."""
@@ -142,12 +139,8 @@ class SortedDraft:
 
     def grow(self, tree: Tree, rule: Rule) -> Tree:
         """Add levels to ``tree`` until it is complete, and prune it."""
-        while tree.frontier and not self.is_broken:
+        while tree.frontier:
             exit_, prediction = self.predict(tree)
-            if math.isnan(prediction.confidence):
-                warnings.warn("the draft drafts no more: its logits are NaN", stacklevel=2)
-                self.is_broken = True
-                break
             if prediction.confidence == 0.0:
                 break  # nothing is known about what follows
             positions = tree.next_positions(tree.frontier)
@@ -169,7 +162,7 @@ class SortedDraft:
         return last, self.ask(last, tree)
 
     def ask(self, exit_: Exit, tree: Tree) -> Prediction:
-        """What ``exit_`` predicts; ValueError if that is not what an ``Exit`` returns."""
+        """What ``exit_`` predicts; ValueError if that cannot be what an ``Exit`` returns."""
         prediction = exit_.predict(tree)
         shape = tuple(prediction.probs.shape)
         dtype = prediction.probs.dtype
@@ -177,6 +170,8 @@ class SortedDraft:
         if shape != expected or dtype not in (torch.float32, torch.float64):
             found = f"exit {exit_.exit_layer} predicts {shape} in {dtype}"
             raise ValueError(f"{found}; expected {expected} in float32 or float64")
+        if math.isnan(prediction.confidence):
+            raise ValueError("the draft's logits are not finite: damaged weights, or overflow")
         return prediction
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:

@@ -25,7 +25,7 @@ def generate(
     """Continue ``tokens`` by speculative decoding.
 
     The text is what ``target`` alone would write, up to rounding. With ``rule="rejection"`` it is a
-    draw from the same distribution.
+    draw from the same distribution. Only with several roots (mcsd/roots.py) it is neither.
 
     Args:
         target: the model whose text is written.
@@ -48,21 +48,24 @@ def start(
 ) -> Decoder:
     """As ``generate``, but nothing has happened yet: iterate over the Decoder that is returned."""
     for name, model in (("target", target), ("draft", draft)):
-        if not isinstance(model, Llama) and (name, model) != ("draft", None):
+        if not isinstance(model, Llama) and not (name == "draft" and model is None):
             raise ValueError(f"the {name} is a model of load_model, not {model!r:.60}")
-    options = make_options(method=method, **options).filled(draft and draft.config)
+    asked = make_options(method=method, **options)
+    options = asked.filled(None if draft is None else draft.config)
     context = as_ids(tokens, target.config.vocab_size)
     size = target.config.max_position_embeddings
     if not 0 < len(context) < size:
         raise ValueError(f"the prompt has {len(context)} tokens; expected 1 to {size - 1}")
-    limit = int(min(len(context) + options.max_new_tokens, size))
+    limit = min(len(context) + options.max_new_tokens, size)
     rule = make_rule(target, options)
     drafter = make_draft(target, draft, options, limit)
     is_last = options.stop_at.begin() if options.stop_at else lambda token: False
-    make_decoder = Decoder
+    arguments = (target, drafter, rule, context, limit, options, is_last)
     if options.init == "target" or options.decision is not None:
         from .mcsd import make_decoder  # improved MCSD
-    return make_decoder(target, drafter, rule, context, limit, options, is_last)
+
+        return make_decoder(*arguments)
+    return Decoder(*arguments)
 
 
 def as_ids(tokens: Sequence[int] | torch.Tensor, vocab_size: int) -> list[int]:
@@ -91,10 +94,10 @@ def make_rule(target: Llama, options: Options) -> Rule:
     # Plain decoding has nothing to reject: it always writes the text that the noise gives.
     if options.rule == "noise" or options.method == "ar":
         dtype = torch.promote_types(target.dtype, torch.float32)  # float32 or better
-        noise = Noise(int(options.seed), target.config.vocab_size, target.device, dtype)
+        noise = Noise(options.seed, target.config.vocab_size, target.device, dtype)
         return SharedNoise(options.distribution, noise)
     kind = Rejection if options.shape.sends_all else TargetDraws
-    return kind(options.distribution, Draws(int(options.seed)))
+    return kind(options.distribution, Draws(options.seed))
 
 
 def make_draft(target: Llama, draft: Llama | None, options: Options, limit: int) -> SortedDraft:
@@ -111,6 +114,8 @@ def make_draft(target: Llama, draft: Llama | None, options: Options, limit: int)
 
             dtype = torch.promote_types(target.dtype, torch.float32)
             exits.append(TableExit(vocab_size, target.device, dtype, options.datastore))
+        elif draft is None:
+            raise ValueError(f"exit {each} needs a draft model")
         elif not 0 < each <= depth:
             raise ValueError(f"exits of {depth} draft layers: expected 1 to {depth}, got {each}")
         else:

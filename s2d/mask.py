@@ -65,13 +65,15 @@ def positions_and_mask(
     is_chain = ancestors[-1].all()  # the last node of a chain attends to all the others
     if is_chain and (read == 0 or end - read == 1):
         return None, None  # plain causal attention, or one row that attends to everything
-    # Row i attends to the columns 0..read+i. That is right for the context.
+    # There is a row for each unread token of the context, then one for each unread node. At first,
+    # row i attends to the columns 0..read+i, which is right for the context.
     visible = np.tri(end - read, end, k=read, dtype=bool)
     positions = np.arange(read, end)
     # The row of a node attends to the whole context, to the node's ancestors and to the node.
     unread = ancestors[max(0, read - root) :]
     visible[-len(unread) :, root:] = unread
-    positions[-len(unread) :] = root + unread.sum(axis=1) - 1  # one after the parent's position
+    # A node at depth d attends to d + 1 nodes.
+    positions[-len(unread) :] = root + unread.sum(axis=1) - 1
     mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     mask.masked_fill_(to_device(~visible, device), -torch.inf)
     return to_device(positions, device), mask

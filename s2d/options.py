@@ -8,7 +8,8 @@ A method is a name for a way to draft:
     s2d         sorted exits, a chain
     s2d-tree    sorted exits, a growing tree
 
-Exits and trees that are given take the place of the method's: ``sd`` with a ``tree`` drafts it.
+A method is a default: exits and trees that are given take the place of the method's. For example,
+``sd`` with ``tree=(4, 2)`` drafts a tree from one exit, as ``mcsd`` does.
 
 Where each part of the method is from:
 
@@ -31,7 +32,7 @@ Where each part of the method is from:
 The setting of the S2D paper is ``rule="rejection", stop=0`` (on the command line ``--paper``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from math import inf
@@ -54,16 +55,17 @@ THRESHOLD = 0.5  # of an exit without a threshold in config.json: the published 
 TABLE_THRESHOLD = 0.9
 # Exit 0 alone: tuned on SmolLM2-135M with its datastore (bench/README.md, "tuned").
 TABLE_ALONE = Drafting(exits=(0,), thresholds=(0.0,), length=4, stop=0.03, tree=(3, 5, 5))
-# The numbers that an option may be.
+# The numbers that an option may be: their kind, the least, the greatest, and how a message says it.
 RANGES = {
-    "max_new_tokens": (1, inf),
-    "temperature": (0, 1e38),
-    "top_p": (1e-40, 1),
-    "top_k": (0, inf),
-    "seed": (0, inf),
-    "stop": (0, 1),
-    "draft_length": (1, MAX_NODES),
+    "max_new_tokens": (Integral, 1, inf, "a whole number from 1"),
+    "temperature": (Real, 0, 1e6, "a number from 0"),
+    "top_p": (Real, 1e-6, 1, "a number above 0, up to 1"),
+    "top_k": (Integral, 0, inf, "a whole number from 0"),
+    "seed": (Integral, 0, inf, "a whole number from 0"),
+    "stop": (Real, 0, 1, "a number from 0 to 1"),
+    "draft_length": (Integral, 1, MAX_NODES, f"a whole number from 1 to {MAX_NODES}"),
 }
+OPTIONAL = ("stop", "draft_length")  # of these, None stands for a default
 
 
 def is_object(value: Any, protocol: type) -> bool:
@@ -88,11 +90,13 @@ def default_drafting(config: LlamaConfig | None) -> Drafting:
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for. None stands for a default, which ``filled`` fills in.
+    """What is asked for. ``filled`` fills in the method, exits, thresholds, tree and stop.
 
     Attributes:
-        method: one of METHODS. The default is ``s2d``; or ``s2d-tree`` if ``tree`` is given, or if
-            exit 0 drafts alone and no ``draft_length`` is given.
+        method: one of METHODS. It says which exits draft, and what shape the trees have, if
+            ``exits``, ``tree`` and ``draft_length`` do not say it. The default is ``s2d``; or
+            ``s2d-tree`` if ``tree`` is given, or if exit 0 drafts alone and no ``draft_length`` is
+            given.
         max_new_tokens: the answer ends after so many tokens, if not before.
         temperature: 0 is greedy.
         top_p: the share of the probability that nucleus sampling keeps; 1 keeps all tokens.
@@ -106,7 +110,7 @@ class Options:
             members of ``tree.Shape``.
         stop: a probability. A path whose estimated probability is below it is not continued.
         rule: "noise" or "rejection" (see the table above), or an object with the members of
-            ``rules.Rule``. At temperature 0 both names give the same text.
+            ``rules.Rule``. At temperature 0 both names are one rule, except with ``init="target"``.
         init: "draft", or "target": the target proposes the first level (mcsd/roots.py).
         decision: a model that estimates where drafting pays (mcsd/decision.py).
         datastore: n-grams that exit 0 knows besides those of the text (ngram/datastore.py).
@@ -133,10 +137,14 @@ class Options:
 
     def __post_init__(self) -> None:
         """ValueError for what can never be run."""
-        for name, (low, high) in RANGES.items():
+        for name, (kind, low, high, words) in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, Real) and low <= value <= high):
-                raise ValueError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+            if value is None and name in OPTIONAL:
+                continue
+            if not isinstance(value, kind) or not low <= value <= high:
+                raise ValueError(f"{name}: expected {words}, got {value!r}")
+        if 0 < self.temperature < 1e-6:
+            raise ValueError(f"temperature: expected 0, or at least 1e-6, got {self.temperature}")
         if self.method not in (None, *METHODS):
             raise ValueError(f"unknown method {self.method!r}; expected {', '.join(METHODS)}")
         if self.rule not in ("noise", "rejection") and not is_object(self.rule, Rule):
@@ -145,9 +153,15 @@ class Options:
             raise ValueError(f"init is 'draft' or 'target', not {self.init!r}")
         if self.tree is not None and self.draft_length is not None:
             raise ValueError("a tree has its own depth; give tree or draft_length, not both")
+        for name in ("exits", "thresholds"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), Iterable):
+                raise ValueError(f"{name}: expected a list, got {getattr(self, name)!r}")
         for each in () if self.exits is None else self.exits:
             if not isinstance(each, Integral) and not is_object(each, Exit):
                 raise ValueError(f"exits are numbers of layers or Exits, not {each!r}")
+        for each in () if self.thresholds is None else self.thresholds:
+            if not isinstance(each, Real):
+                raise ValueError(f"thresholds are numbers, not {each!r}")
 
     def filled(self, config: LlamaConfig | None) -> "Options":
         """These options with all defaults filled in; ValueError for what cannot be run.
@@ -206,7 +220,7 @@ class Options:
         if tree is None and self.draft_length is None:
             tree = {"mcsd": MCSD_TREE, "s2d-tree": GrowingShape(*drafting.tree)}.get(method)
         if tree is None:
-            tree = (1,) * int(self.draft_length or drafting.length)
+            tree = (1,) * (self.draft_length or drafting.length)
         try:
             shape = tree if is_object(tree, Shape) else FixedShape(tuple(map(int, tree)))
         except TypeError:

@@ -11,7 +11,7 @@ and q one of the draft, both after temperature, top-k and top-p.
   whatever drafts.
 - ``Rejection``: the draft draws from q. Each token is accepted or rejected in such a way that the
   text follows p, as in the papers.
-- ``TargetDraws``: rejection sampling for trees that leave nodes out after they were proposed. The
+- ``TargetDraws``: plain sampling, for trees that leave nodes out after they were proposed. The
   target draws from p, and the token is accepted if the tree has it.
 
 Any object with the members of ``Rule`` can be given to ``generate``.
@@ -31,20 +31,20 @@ class Prediction(NamedTuple):
     """What an exit of the draft says about the tokens that follow R nodes."""
 
     probs: Tensor  # (R, V) at temperature 1, without top-k and top-p
-    confidence: float  # the largest probability in any row; 0 if the exit knows nothing
+    confidence: float  # the largest probability that the exit has a reason for; 0: it has none
     hidden: Tensor | None = None  # (R, hidden), the hidden states that ``probs`` were made of
 
 
 class Proposal(NamedTuple):
     """Children for each of R nodes: the best first, or in the order in which they were drawn.
 
-    ``probs`` are estimates: how likely is a child to be accepted after its parent? A tree grows and
-    is pruned by their product along a path. The verification never looks at them.
+    ``probs`` are estimates of the probability that a child is accepted after its parent. A tree
+    grows and is pruned by their product along a path. The verification never looks at them.
     """
 
     tokens: list[list[int]]  # R lists; some are shorter where few tokens are possible
     probs: list[list[float]]  # likewise
-    q: Sequence[Tensor] = ()  # R times (V,), if tokens are tested by what they were drawn from
+    q: Sequence[Tensor] = ()  # R times (V,): what the tokens were drawn from, if a test needs it
 
 
 @runtime_checkable
@@ -90,17 +90,14 @@ def follow(tree: Tree, choose: Callable[[int], int]) -> tuple[list[int], int]:
 
 
 def as_lists(tokens: Tensor, probs: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """``tokens`` and their ``probs`` (R, C) as lists, without what has probability 0.
-
-    What has probability 0 comes last: it is not drawn, nor among the best, before all the rest.
-    """
+    """``tokens`` and their ``probs`` (R, C) as lists, without tokens of probability 0."""
     both = torch.stack((tokens.to(probs.dtype), probs))  # so that a GPU is waited for once
     token_rows = []
     prob_rows = []
-    for tokens_of_row, probs_of_row in zip(*both.tolist()):
-        count = sum(prob > 0 for prob in probs_of_row)
-        token_rows.append([int(token) for token in tokens_of_row[:count]])
-        prob_rows.append(probs_of_row[:count])
+    for row in zip(*both.tolist()):
+        possible = [(int(token), prob) for token, prob in zip(*row) if prob > 0]
+        token_rows.append([token for token, _ in possible])
+        prob_rows.append([prob for _, prob in possible])
     return token_rows, prob_rows
 
 
@@ -132,7 +129,7 @@ class Sampled:
         self.distribution = distribution
 
     def q(self, prediction: Prediction) -> Tensor:
-        """The draft's distributions (R, V). The logarithms of its probabilities are its logits."""
+        """The draft's distributions (R, V): its logits are log(probs), up to a constant."""
         return self.distribution(prediction.probs.log())
 
 
@@ -162,10 +159,9 @@ class SharedNoise(Sampled):
 class TargetDraws(Sampled):
     """The next token is drawn from p alone, and accepted while the tree has it.
 
-    ``Rejection`` does not apply to trees that leave improbable nodes out. This is EAGLE-2's
-    verification (Li et al. 2024, arXiv 2406.16858), put briefly. There the children were chosen and
-    not drawn. They are tried one after another, and child x is accepted with its share of what is
-    left of p, so in all with probability p(x). Drawing one token from p does the same.
+    ``Rejection`` does not apply to trees that leave improbable nodes out, as their children are
+    chosen and not drawn. EAGLE-2 (Li et al. 2024, arXiv 2406.16858) tries such children one after
+    another, so that child x is accepted with probability p(x) in all. A draw from p does the same.
     """
 
     def __init__(self, distribution: Callable[[Tensor], Tensor], draws: Draws) -> None:
@@ -185,8 +181,8 @@ class Rejection(Sampled):
 
     The text follows p under two conditions. First, each tested token was drawn from q. This breaks
     if tokens are the argmax of q, or if they are sorted or left out once they are known. Second,
-    nothing that was decided about a token depended on the token itself, such as its exit. A chain
-    may end because its last token was surprising, but then it must send that token.
+    the exit is chosen before a token is drawn from its q, and every token that was drawn is sent. A
+    chain may end because its last token was improbable, but that token is sent as well.
 
     Everything is computed on the CPU, where ``draws`` come from.
     """

@@ -34,7 +34,7 @@ class Step:
     tree: Tree
     logits: Tensor  # (N+1, V): row i is what the target says after node i of the tree
     accepted: list[int]  # the nodes of a path, up to the answer's end
-    tokens: list[int]  # emitted: the path's tokens and, unless one is EOS, the target's own
+    tokens: list[int]  # emitted: the path's tokens and the bonus token, up to the answer's end
     draft_seconds: float
     target_seconds: float  # from the end of drafting until the logits are there
     seconds: float  # of the whole step
@@ -54,7 +54,7 @@ class Stats:
     exit_counts: Counter[int] = field(default_factory=Counter)  # exit -> its tokens that were sent
     exit_levels: Counter[int] = field(default_factory=Counter)  # exit -> its levels that were sent
     exit_accepted: Counter[int] = field(default_factory=Counter)  # exit -> its accepted tokens
-    draft_levels: int = 0  # levels of the trees
+    draft_levels: int = 0  # levels of the trees, with those of which no node was sent
     draft_tokens: int = 0  # drafted nodes that were sent
     accepted_tokens: int = 0  # drafted tokens that were emitted
     depth_sent: Counter[int] = field(default_factory=Counter)  # depth -> trees with a node there

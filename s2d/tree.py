@@ -1,23 +1,23 @@
 """Token trees: many continuations of one text, which the target checks in a single pass.
 
-A tree is drafted level by level. A chain is a tree with one node in each level. Its text so far is
-called the context.
+A tree is drafted level by level. A chain is a tree with one node in each level. The text before the
+tree is called the context.
 
     depth  0     1     2     3
            0 ─┬─ 1 ─┬─ 3 ─── 6
               │     └─ 4
               └─ 2 ─── 5 ─── 7
 
-There is one numbering. Node 0 is the root: it is the last token of the context. The nodes 1 to N
-are drafted tokens in the order in which they were proposed, so parents come before their children.
-Row i of the target's logits is about the token that follows node i. A node at depth d is d
-positions after the root.
-
-The draft does not read all nodes, but only those that get children. They are *expanded*: here 0, 1,
-2, 3 and 5. The draft's caches hold the context and, from node 0 on, the nodes in ``Tree.expanded``.
-
+Node 0 is the root: it is the last token of the context. The nodes 1 to N are drafted tokens in the
+order in which they were proposed, so parents come before their children. Row i of the target's
+logits is about the token that follows node i. A node at depth d is d positions after the root.
 Before a tree is sent to the target, its least probable nodes may be left out. The others are then
 numbered anew, from 0 to N again.
+
+A cache has entries. The context of n tokens has the entries 0 to n-1, and the last of them is the
+root. In the target's cache, node i is entry n-1+i. The draft reads only nodes that are to get
+children. They are *expanded*: here 0, 1, 2, 3 and 5. In the draft's caches, the node
+``Tree.expanded[i]`` is entry n-1+i.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ class Shape(Protocol):
 
     Attributes:
         depth: the number of levels below the root.
-        capacity: the tree never has more expanded nodes than this, and never sends more nodes.
+        capacity: there are at most so many expanded nodes, and at most so many nodes are sent.
         sends_all: whether all proposed nodes are sent to the target, as ``Rejection`` needs.
     """
 
@@ -62,8 +62,9 @@ class Shape(Protocol):
 class FixedShape:
     """The root gets ``widths[0]`` children, each of them gets ``widths[1]``, and so on.
 
-    (1, 1, 1) is a chain of three tokens. (4, 1, 1) is a fork of four chains: the k-config of
-    multi-candidate speculative decoding (arXiv 2401.06706, section 3). All nodes are sent.
+    (1, 1, 1) is a chain of three tokens. (4, 1, 1) is a fork of four chains: such a list is the
+    k-config of multi-candidate speculative decoding (arXiv 2401.06706, section 3). All nodes are
+    sent.
     """
 
     widths: tuple[int, ...]
@@ -102,6 +103,10 @@ class GrowingShape:
     size: int
 
     sends_all = False
+
+    def __post_init__(self) -> None:
+        if min(self.top_k, self.depth, self.size) < 1:
+            raise ValueError(f"a growing tree has numbers from 1, not {self}")
 
     @property
     def capacity(self) -> int:
@@ -206,7 +211,6 @@ class Tree:
 
     def prune(self) -> None:
         """Leave out the nodes that the shape does not send. The tree grows no more."""
-        self.frontier = []
         kept = self.shape.nodes_to_send(self)
         if len(kept) < len(self.tokens):
             self.restrict_to(kept)

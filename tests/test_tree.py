@@ -55,7 +55,7 @@ def test_the_picture_of_the_numbering():
     assert tree.tokens == [1, 10, 11, 12, 13, 14, 15, 16]
     assert tree.parents == [-1, 0, 0, 1, 1, 2, 3, 5] and tree.depths == [0, 1, 1, 2, 2, 2, 3, 3]
     assert tree.expanded == [0, 1, 2, 3, 5]
-    assert "here 0, 1,\n2, 3 and 5." in s2d.tree.__doc__
+    assert "here 0, 1, 2, 3 and 5." in s2d.tree.__doc__
     assert (tree.ancestors == ancestors_of(tree.parents)).all()
     assert tree.path(7) == [11, 14, 16] and tree.children(1) == [3, 4] and tree.path(0) == []
     assert tree.next_positions([0, 2, 5]) == [2, 3, 4]

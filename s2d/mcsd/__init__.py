@@ -1,6 +1,6 @@
 """Two ideas of improved multi-candidate speculative decoding (arXiv 2409.10644).
 
-Nothing outside of this folder knows them but one place in generation.py, and the options.
+generation.py asks ``make_decoder`` for a Decoder if the options name one of them.
 """
 
 from collections.abc import Callable

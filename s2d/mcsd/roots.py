@@ -1,18 +1,19 @@
 """Target-initialised roots: the first level of each tree comes from the target itself.
 
-The last pass already gave the target's distribution for the next position, and so the first token
+The last pass already gave the target's distribution for the next position, and so the first level
 of the next tree, which the draft only extends (improved MCSD, arXiv 2409.10644, "target
-initialized"). As published, with ``rule="rejection"``, there are several such tokens, the roots:
-the target's likeliest tokens or, above temperature 0 in trees of a fixed shape, tokens that are
-drawn. Every root counts as accepted, and the longest path below one wins (``LongestPath``). With
-several roots this is not lossless. With shared noise there is one root, the token that the target
-takes, and the text stays the target's own.
+initialized"). The paper calls the tokens of this level roots. Here they are the children of node 0.
+
+As published, with ``rule="rejection"``, there are several roots: the target's likeliest tokens or,
+above temperature 0 in trees of a fixed shape, tokens that are drawn from its distribution. No root
+is tested, and the root with the longest accepted path below it wins (``LongestPath``). With several
+roots this is not lossless. With shared noise there is one root, the token that the target takes,
+and the text stays the target's own.
 """
 
 from copy import copy
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..decoder import Decoder
@@ -21,9 +22,9 @@ from ..tree import Tree
 
 
 class RootsDecoder(Decoder):
-    """A Decoder whose first step only finds roots.
+    """A Decoder whose steps emit no bonus token: it becomes the first root of the next tree.
 
-    No step emits its bonus token: that is the first root of the next tree, and may yet lose.
+    There it may lose against another root. The first step has no roots, and emits nothing.
     """
 
     def __init__(self, *arguments: Any, longest: "LongestPath | None") -> None:
@@ -31,7 +32,6 @@ class RootsDecoder(Decoder):
         super().__init__(*arguments)
         self.longest = longest
         self.roots: list[int] = []  # of the next tree; the first one is the target's choice
-        self.after_context: Tensor | None = None  # the target's logits (V,) after the context
 
     def draft(self) -> Tree:
         """As a Decoder's, below a first level of the roots."""
@@ -45,27 +45,26 @@ class RootsDecoder(Decoder):
         tree.add_level([self.roots], [[1.0] * len(self.roots)], exit_layer=None)
         return self.drafter.grow(tree, self.rule)
 
-    def rows(self, logits: Tensor) -> Tensor:
-        """As a Decoder's, with the row of node 0, which the target read in the step before."""
-        logits = super().rows(logits)
-        if self.after_context is None:
-            return logits
-        return torch.cat((self.after_context[None], logits))
-
     def verify(self, tree: Tree, logits: Tensor) -> tuple[list[int], list[int]]:
         accepted, bonus = self.rule.verify(tree, logits)
-        self.after_context = logits[accepted[-1] if accepted else 0]
         self.roots = [bonus]
         if self.longest is not None:
-            p = self.options.distribution(self.after_context).cpu()  # (V,)
+            after_path = logits[accepted[-1] if accepted else 0]
+            p = self.options.distribution(after_path).cpu()  # (V,)
             self.roots += self.longest.other_roots(p, first=bonus)
         return accepted, [tree.tokens[node] for node in accepted]
 
+    def roll_back(self, tree: Tree, accepted: list[int]) -> None:
+        """As a Decoder's. The next pass reads the last token once more, to have its logits."""
+        super().roll_back(tree, accepted)
+        self.cache.keep(self.cache.length - 1, [])
+
 
 class LongestPath:
-    """Every root counts as accepted. Below each, ``rule`` finds a path; the longest wins.
+    """Below each root, ``rule`` finds a path. The root with the longest path wins.
 
-    As published, and not lossless: of two roots the one with the longer path is more probable.
+    This is as published. It is not lossless, as a root with a longer path wins more often than it
+    is probable.
     """
 
     def __init__(self, rule: Rule, roots: int) -> None:

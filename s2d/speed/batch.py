@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache
-from ..decoder import Decoder
+from ..decoder import Decoder, refuse_infinite
 from ..generation import start
 from ..model import Llama, attend
 from ..options import Options, make_options
@@ -100,7 +100,7 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Gener
         logits = run_together(target, inputs, counts, [decoder.cache for decoder in decoders])
         clock.lap()
         for decoder, tree, rows in zip(decoders, trees, logits):
-            rows = decoder.rows(rows)
+            refuse_infinite(rows)
             accepted, tokens = decoder.verify(tree, rows)
             decoder.roll_back(tree, accepted)
             decoder.emit(tree, rows, accepted, tokens, clock)
