@@ -1,18 +1,20 @@
 """Exit 0, a table of n-grams: what followed earlier occurrences of the last few tokens.
 
-That a text predicts itself is known as prompt lookup (Saxena 2023). A ``Text`` grows with the text,
-without drafted tokens. A datastore is fixed (datastore.py). For a suffix of the context, each gives
-the tokens that followed it and how often.
+A text predicts itself: that is known as prompt lookup (Saxena 2023). A ``Text`` counts what
+followed each suffix of the text so far, without drafted tokens. A datastore (datastore.py) does the
+same for a fixed text.
 
-``distribution`` asks both about the longest suffix, then about shorter ones, and each answer takes
-a part of the probability that is left (Witten-Bell smoothing; Chen & Goodman 1999). A suffix that
-was seen c times with u different followers takes c / (c + doubt · u), so nearly all if one token
-followed often and no other did. What is left at the end belongs to unknown tokens.
+``distribution`` makes probabilities of both. It begins with the longest suffix of the context, and
+goes on with shorter ones. Each suffix takes a part of the probability that is left (Witten-Bell
+smoothing; Chen & Goodman 1999). Say that a suffix was seen c times, with u different followers.
+Then it takes c / (c + doubt · u) of what is left: nearly all, if one token followed often and no
+other did. What is left at the end belongs to unknown tokens.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ..devices import to_device
@@ -24,43 +26,52 @@ FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bound
 
 
 class Table(Protocol):
-    """``Text``, or a datastore."""
+    """Counts of what followed what: ``Text``, or a datastore.
 
-    doubts: tuple[float, ...]  # by the suffix's length, from 1 to ORDER
+    Attributes:
+        doubts: by the suffix's length, from 1 to ``ORDER``. The larger a doubt is, the less does a
+            suffix of this length take of the probability that is left.
+    """
 
-    def followers(self, suffix: Sequence[int]) -> tuple[Collection[int], Collection[int]]:
-        """The tokens that followed, and the count of each; none if the suffix is new."""
+    doubts: tuple[float, ...]
+
+    def followers(self, suffix: Sequence[int]) -> Mapping[int, int]:
+        """{token: how often it followed ``suffix``}. It is empty if the suffix is new."""
 
 
 class Text:
-    """The n-grams of the text itself; a suffix keeps the ``FOLLOWERS`` that came last."""
+    """The n-grams of the text so far. A suffix keeps the ``FOLLOWERS`` that came last."""
 
-    doubts = 4.0, 2.0, 1.0, 0.7  # what follows a lone token says least
+    doubts = (4.0, 2.0, 1.0, 0.7)  # what follows a lone token says least
 
     def __init__(self) -> None:
         # A suffix -> {follower: count}. Dictionaries keep the order of insertion: the follower that
         # was seen longest ago comes first.
         self.table: dict[tuple[int, ...], dict[int, int]] = {}
-        self.newest: tuple[int, ...] = ()
+        self.newest: tuple[int, ...] = ()  # the last tokens of the text, up to ORDER
 
     def grow(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
         for token in tokens:
             for start in range(len(self.newest)):
-                counts = self.table.setdefault(self.newest[start:], {})
-                counts[token] = counts.pop(token, 0) + 1  # put at the end
+                suffix = self.newest[start:]
+                counts = self.table.setdefault(suffix, {})
+                counts[token] = counts.pop(token, 0) + 1  # the newest follower stands at the end
                 if len(counts) > FOLLOWERS:
                     oldest = next(iter(counts))
                     del counts[oldest]
             self.newest = (*self.newest, token)[-ORDER:]
 
-    def followers(self, suffix: Sequence[int]) -> tuple[Collection[int], Collection[int]]:
-        counts = self.table.get(tuple(suffix), {})
-        return counts.keys(), counts.values()
+    def followers(self, suffix: Sequence[int]) -> Mapping[int, int]:
+        return self.table.get(tuple(suffix), {})
 
 
 def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
     """{token: probability} after ``context``; the sum is below 1, and 0 if no suffix was seen.
+
+    An example: the suffix 5 6 was followed by 7 twice, and by 8 once. So c = 3 and u = 2, the doubt
+    of two tokens is 2, and 7 gets 2 / (3 + 2 · 2) = 0.29. Then the suffix 6 gives 7 and 8 parts of
+    the 0.57 that are left.
 
     >>> text = Text()
     >>> text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
@@ -68,24 +79,32 @@ def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
     {7: 0.39, 8: 0.19}
     """
     left = 1.0
-    blend: dict[int, float] = {}
+    probs: dict[int, float] = {}
     for length in range(min(ORDER, len(context)), 0, -1):
+        suffix = context[-length:]
         for table in tables:
-            tokens, counts = table.followers(context[-length:])
-            if not tokens:
+            counts = table.followers(suffix)
+            if not counts:
                 continue
-            c = sum(counts)
-            each = left / (c + table.doubts[length - 1] * len(tokens))
-            for token, count in zip(tokens, counts):
-                blend[token] = blend.get(token, 0.0) + each * count
-            left -= each * c
-    return blend
+            total = sum(counts.values())
+            doubt = table.doubts[length - 1] * len(counts)
+            share = left / (total + doubt)  # of one occurrence
+            for token, count in counts.items():
+                probs[token] = probs.get(token, 0.0) + share * count
+            left -= share * total
+    return probs
 
 
 class TableExit:
     """Exit 0: what followed the last tokens before, in this text or in a ``datastore``.
 
-    What a row leaves to unknown tokens is divided among all tokens alike, so that a row sums to 1.
+    A row leaves some probability to unknown tokens. It is divided among all tokens alike, so that
+    the row sums to 1.
+
+    Args:
+        vocab_size: V, the target's.
+        device, dtype: of the probabilities.
+        datastore: another table besides the text.
     """
 
     exit_layer = 0
@@ -109,19 +128,23 @@ class TableExit:
         self.text.grow(tree.context[self.text_length :])
         self.text_length = len(tree.context)
         before = tree.context[-ORDER:]
-        probs = torch.empty(
-            len(tree.frontier), self.vocab_size, dtype=self.dtype, device="cpu"
-        )  # (R, V)
-        confidence = 0.0
-        for row, node in zip(probs, tree.frontier):
+        floors: list[float] = []  # of each row, the part of a token that is not known
+        rows: list[int] = []
+        tokens: list[int] = []
+        values: list[float] = []
+        for row, node in enumerate(tree.frontier):
             known = distribution(self.tables, before + tree.path(node))
-            row.fill_(max(1e-9, 1.0 - sum(known.values())) / self.vocab_size)
-            if known:
-                row[list(known)] += torch.tensor(
-                    list(known.values()), dtype=self.dtype, device="cpu"
-                )
-                confidence = max(confidence, *known.values())
-        return Prediction(to_device(probs, self.device), confidence)
+            left = max(1e-9, 1.0 - sum(known.values()))
+            floors.append(left / self.vocab_size)
+            rows += [row] * len(known)
+            tokens += known.keys()
+            values += known.values()
+        floor = to_device(floors, self.device, self.dtype)[:, None]  # (R, 1)
+        probs = floor.expand(-1, self.vocab_size).contiguous()  # (R, V)
+        where = to_device(np.array([rows, tokens]), self.device, torch.long)  # (2, known)
+        known_probs = to_device(np.array(values), self.device, self.dtype)  # (known,)
+        probs.index_put_((where[0], where[1]), known_probs, accumulate=True)
+        return Prediction(probs, confidence=max(values, default=0.0))
 
     def keep(self, tree: Tree, accepted: list[int]) -> None:
         """Nothing to roll back: the table reads the text so far, never drafted tokens."""
