@@ -1,11 +1,13 @@
 """What several tests share: small random Llamas and distributions, programs and their errors."""
 
+import atexit
 import json
 import multiprocessing
 import os
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -181,7 +183,17 @@ def fork(folder, ranks, function, *arguments):
         os.environ.update({name: str(value) for name, value in names.items()})
         sys.stdout = open(folder / "out", "a")
         sys.stderr = open(folder / "err", "a", buffering=1)
-        function(*arguments)
+        atexit._clear()  # of the parent's functions; a forked process runs none by itself
+        code = 1
+        try:
+            code = function(*arguments)
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.exit(code)
 
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=run_as, args=(rank,)) for rank in range(ranks)]

@@ -93,14 +93,16 @@ def test_each_text_is_the_one_alone(models, part):
 def test_a_wrong_seam_makes_a_wrong_text(models, wrong, monkeypatch):
     """These tests would see a position of a neighbour that is shifted by one."""
 
-    positions_of = batching.positions_of
+    ropes_of = batching.ropes_of
     passes = []
 
-    def shifted(inputs, cache):
+    def shifted(target, inputs, caches):
         passes.append(inputs)
-        return positions_of(inputs, cache) + wrong * (len(passes) % 4 == 2)
+        cos, sin = ropes_of(target, inputs, caches)
+        shift = wrong * (len(passes) % 4 == 2)
+        return cos.roll(shift, dims=0), sin.roll(shift, dims=0)
 
-    monkeypatch.setattr(batching, "positions_of", shifted)
+    monkeypatch.setattr(batching, "ropes_of", shifted)
     options = BUSH | dict(max_new_tokens=12)
     prompts = [random_tokens(i, 9) for i in range(4)]
     texts = [each.tokens for each in together(models, prompts, options, 4)]

@@ -1,1 +1,1 @@
-"""Passes of a few rows, made faster on a CPU and on a GPU; several processes."""
+"""Faster passes on a CPU, many prompts in a pass, and one target in several processes."""

@@ -17,6 +17,7 @@ from ..generation import start
 from ..model import Llama, attend
 from ..options import Options, make_options
 from ..stats import Clock, Generation
+from ..tree import Tree
 
 Inputs = tuple[Tensor, Tensor | None, Tensor | None]  # of a Decoder: tokens, positions, mask
 
@@ -33,10 +34,9 @@ def generate_many(
 
     ``batch`` prompts are decoded at a time, and the next one begins when one ends. Prompt i has
     ``seed`` + i: its text is what ``generate`` writes with this seed, up to rounding. The seconds
-    of an answer are the seconds of its steps, which others share. An exit or a rule of your own is
-    one object for all prompts, so it must keep nothing between calls. Raises ValueError for a
-    prompt that cannot be started, with its number, when the answers before it have been yielded;
-    and for options that cannot be run, and damaged weights.
+    of an answer are those of its steps, which other prompts share. An exit or a rule of your own is
+    one object for all prompts, so it must keep nothing between calls. Raises what ``generate``
+    raises; the answers before a prompt that cannot be run are yielded first.
     """
     asked = make_options(method=method, **options)
     finished = decode_many(target, enumerate(prompts), draft, asked, batch)
@@ -86,7 +86,7 @@ def decode_many(
 
 
 def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Generation]]:
-    """A step of each of ``active`` {i: Decoder}; those that end leave it and are returned.
+    """A step of every Decoder of ``active``; answers that end leave it, and are returned.
 
     The parts of a step are those of ``Decoder.__iter__``.
     """
@@ -95,52 +95,50 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Gener
         clock = Clock()
         trees = [decoder.draft() for decoder in decoders]
         clock.lap()
-        inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
-        counts = [len(tree.tokens) for tree in trees]
-        logits = run_together(target, inputs, counts, [decoder.cache for decoder in decoders])
+        all_logits = run_together(target, decoders, trees)
         clock.lap()
-        for decoder, tree, rows in zip(decoders, trees, logits):
-            refuse_infinite(rows)
-            accepted, tokens = decoder.verify(tree, rows)
+        for decoder, tree, logits in zip(decoders, trees, all_logits):
+            refuse_infinite(logits)
+            accepted, tokens = decoder.verify(tree, logits)
             decoder.roll_back(tree, accepted)
-            decoder.emit(tree, rows, accepted, tokens, clock)
+            decoder.emit(tree, logits, accepted, tokens, clock)
     ended = [index for index, decoder in active.items() if decoder.ended]
     return [(index, active.pop(index).result()) for index in ended]
 
 
-def run_together(
-    target: Llama, inputs: list[Inputs], counts: list[int], caches: list[KVCache]
-) -> list[Tensor]:
-    """One pass of ``target`` over the ``inputs`` of several Decoders.
+def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> list[Tensor]:
+    """One pass of ``target`` over what it has not read for each Decoder: its last logits (N+1, V).
 
-    Returns the logits (count, V) of the last positions of each. As ``Llama.forward``, but attention
-    alone is computed for each prompt, on its own cache.
+    This is ``Llama.forward``, but each prompt attends to its own cache, with its own mask. In the
+    shape comments, T counts the new positions of all prompts.
     """
+    caches = [decoder.cache for decoder in decoders]
+    inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
+    all_tokens = torch.cat([tokens for tokens, _, _ in inputs], dim=1)  # (1, T)
     sizes = [tokens.shape[1] for tokens, _, _ in inputs]
-    positions = torch.cat([positions_of(each, cache) for each, cache in zip(inputs, caches)])
-    count = max(cache.length + size for cache, size in zip(caches, sizes))
-    rope = target.rope(positions, count)  # (all T, D) each
-    hidden = target.embed(
-        torch.cat([tokens for tokens, _, _ in inputs], dim=1)
-    )  # (1, all T, hidden)
+    rope = ropes_of(target, inputs, caches)  # (T, D) each
+    hidden = target.embed(all_tokens)  # (1, T, hidden)
     for layer, block in enumerate(target.model.layers):
         attention = block.self_attn
         heads = attention.heads(block.input_layernorm(hidden), rope)
+        by_prompt = zip(*(each.split(sizes, dim=2) for each in heads))
         attended = []
-        parts = zip(inputs, caches, *(rows.split(sizes, dim=2) for rows in heads))
-        for (_, _, mask), cache, q, k, v in parts:
+        for (q, k, v), (_, _, mask), cache in zip(by_prompt, inputs, caches):
             k, v = cache.update(layer, k, v)
             attended.append(attend(q, k, v, mask))
         hidden = hidden + attention.output(torch.cat(attended, dim=2))
         hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
     for cache, size in zip(caches, sizes):
         cache.advance(size)
-    rows = [part[-count:] for part, count in zip(hidden[0].split(sizes), counts)]
-    return target.logits(torch.cat(rows)).split([len(part) for part in rows])
+    needed = [rows[-len(tree.tokens) :] for rows, tree in zip(hidden[0].split(sizes), trees)]
+    return list(target.logits(torch.cat(needed)).split([len(rows) for rows in needed]))
 
 
-def positions_of(inputs: Inputs, cache: KVCache) -> Tensor:
-    tokens, positions, _ = inputs
-    if positions is not None:
-        return positions
-    return torch.arange(cache.length, cache.length + tokens.shape[1], device=tokens.device)
+def ropes_of(target: Llama, inputs: list[Inputs], caches: list[KVCache]) -> tuple[Tensor, Tensor]:
+    """Cosines and sines at the positions of all prompts, (T, D) each."""
+    ropes = []
+    for (tokens, positions, _), cache in zip(inputs, caches):
+        end = cache.length + tokens.shape[1]
+        ropes.append(target.rope(slice(cache.length, end) if positions is None else positions, end))
+    cos, sin = zip(*ropes)
+    return torch.cat(cos), torch.cat(sin)

@@ -1,19 +1,28 @@
 """A target that is divided among the processes that torchrun started: tensor parallelism.
 
 Attention heads and the MLP's inner width are divided among the ranks (Shoeybi et al. 2019, arXiv
-1909.08053, section 3). A block needs two sums over the ranks, after ``o_proj`` and after
-``down_proj``. All else is whole on every rank: all draft and verify alike, since sums are the same.
+1909.08053, section 3), as gpt-fast does it. A block needs two sums over the ranks, after ``o_proj``
+and after ``down_proj``. All else is whole on every rank.
+
+All ranks run the same program on the same arguments: all draft, and all verify. The sums are the
+same on all ranks, so their trees are the same too, if the processors are of one kind.
 """
 
+import atexit
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from datetime import timedelta
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from ..checkpoint import check_device, load_model
 from ..checkpoint.config import read_config
@@ -22,14 +31,46 @@ from ..model import Llama
 # Which dimension of a weight is divided; everything else is whole on every rank.
 DIVIDED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0)
 DIVIDED |= {"o_proj": 1, "down_proj": 1}
+A_PERSON = timedelta(days=1)  # how long ranks wait for what somebody types on rank 0
+AT_EXIT = 10  # seconds that a rank waits at its end for the others
 
 
 def join_processes() -> None:
-    """Join the processes that torchrun started, if it did; rank 0 alone prints."""
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        if dist.get_rank() > 0:
-            sys.stdout = sys.stderr = open(os.devnull, "w")
+    """Join the processes that torchrun started, if it did; rank 0 alone prints.
+
+    Raises ValueError on every rank if the command lines of two ranks differ.
+    """
+    if not dist.is_torchelastic_launched():
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=A_PERSON)
+    atexit.register(leave_processes, store, sys.stderr)
+    if rank > 0:
+        sys.stdout = open(os.devnull, "w")
+        sys.stderr = StringIO()
+    lines: list[Any] = [None] * ranks
+    dist.all_gather_object(lines, sys.argv[1:])
+    for other, line in enumerate(lines):
+        if line != lines[0]:
+            found = f"{' '.join(line)!r}, not {' '.join(lines[0])!r} as rank 0"
+            raise ValueError(f"rank {other} was started with {found}")
+
+
+def leave_processes(store: dist.Store, stderr: TextIO) -> None:
+    """At the end of a rank, wait for the others: torchrun ends them when one has failed.
+
+    So rank 0 has the time to say what all ranks find wrong. If a rank fails alone, the others wait
+    for its part of a sum, and it says here what is wrong.
+    """
+    end = time.monotonic() + AT_EXIT
+    store.add("ended", 1)
+    while store.add("ended", 0) < dist.get_world_size():
+        if time.monotonic() > end:
+            if dist.get_rank() > 0:
+                stderr.write(sys.stderr.getvalue())
+            break
+        time.sleep(0.05)
 
 
 def from_rank_0(function: Callable[[], Any]) -> Any:
@@ -49,7 +90,9 @@ def each_from_rank_0(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def own_device(name: str) -> torch.device:
-    """The device of this process: the CPU, or a GPU that no other has."""
+    """The device of this process: the CPU, or a GPU that no other process has."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"under torchrun each process has its own GPU: cuda, not {name!r}")
     device = check_device(name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -57,7 +100,10 @@ def own_device(name: str) -> torch.device:
 
 
 def load_part(path: Path, device: str, dtype: str) -> Llama:
-    """As ``load_model``, but this rank reads and keeps only its part of the blocks' weights."""
+    """As ``load_model``, but this rank reads and keeps only its part of the blocks' weights.
+
+    Raises ValueError if the ranks cannot share the key/value heads evenly.
+    """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     kv_heads = read_config(path).num_key_value_heads
@@ -65,16 +111,21 @@ def load_part(path: Path, device: str, dtype: str) -> Llama:
         raise ValueError(f"{path}: {kv_heads} key/value heads cannot be divided among {ranks}")
 
     def share(name: str, shape: tuple[int, ...]) -> Any:
-        dim = DIVIDED.get(name.split(".")[-2])
-        if dim is None:
+        kind = name.split(".")[-2]
+        if kind not in DIVIDED:
             return ...
-        size = -(-shape[dim] // ranks)  # the last rank may have less
+        size = math.ceil(shape[DIVIDED[kind]] / ranks)  # the last ranks may have less of an MLP
         own = slice(rank * size, (rank + 1) * size)
-        return own if dim == 0 else (slice(None), own)
+        return own if DIVIDED[kind] == 0 else (slice(None), own)
 
     model = load_model(path, own_device(device), dtype, share=share)
     model.config = replace(model.config, num_key_value_heads=kv_heads // ranks)  # of its KV caches
     for block in model.model.layers:
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
-            last.register_forward_hook(lambda module, inputs, output: dist.all_reduce(output))
+            last.register_forward_hook(sum_over_ranks)
     return model
+
+
+def sum_over_ranks(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    """After a matmul with some columns of a weight: every rank has one summand of ``output``."""
+    dist.all_reduce(output)
