@@ -102,24 +102,30 @@ def own_device(name: str) -> torch.device:
 def load_part(path: Path, device: str, dtype: str) -> Llama:
     """As ``load_model``, but this rank reads and keeps only its part of the blocks' weights.
 
-    Raises ValueError if the ranks cannot share the key/value heads evenly.
+    The last rank may have less than the others: of 5 key/value heads, 2 ranks have 3 and 2. Raises
+    ValueError if a rank would have none.
     """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
-    kv_heads = read_config(path).num_key_value_heads
-    if kv_heads % ranks:
+    config = read_config(path)
+    kv_heads = config.num_key_value_heads
+    most = math.ceil(kv_heads / ranks)
+    own_heads = min(most, kv_heads - rank * most)
+    if kv_heads <= (ranks - 1) * most:
         raise ValueError(f"{path}: {kv_heads} key/value heads cannot be divided among {ranks}")
 
     def share(name: str, shape: tuple[int, ...]) -> Any:
         kind = name.split(".")[-2]
         if kind not in DIVIDED:
             return ...
-        size = math.ceil(shape[DIVIDED[kind]] / ranks)  # the last ranks may have less of an MLP
+        # An MLP is divided row by row. The queries of a key/value head stay with it.
+        units = config.intermediate_size if "mlp" in name else kv_heads
+        size = math.ceil(units / ranks) * (shape[DIVIDED[kind]] // units)
         own = slice(rank * size, (rank + 1) * size)
         return own if DIVIDED[kind] == 0 else (slice(None), own)
 
     model = load_model(path, own_device(device), dtype, share=share)
-    model.config = replace(model.config, num_key_value_heads=kv_heads // ranks)  # of its KV caches
+    model.config = replace(model.config, num_key_value_heads=own_heads)  # of its KV caches
     for block in model.model.layers:
         for last in (block.self_attn.o_proj, block.mlp.down_proj):
             last.register_forward_hook(sum_over_ranks)
