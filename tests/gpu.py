@@ -31,8 +31,7 @@ LIMITS = {  # seconds of each part on a GPU, eight minutes in all
     "exactness": 140,
     "hf": 45,
     "passes": 55,
-    "eager": 80,
-    "graphs": 45,
+    "answers": 80,
     "transformers": 50,
     "launches": 45,
 }

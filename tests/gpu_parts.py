@@ -16,14 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from full_size import DRAFTING, config_of, draft_config, fill
+from other_device import Counted
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -36,12 +37,9 @@ from s2d.checkpoint import empty_model  # noqa: E402
 from s2d.generation import start  # noqa: E402
 from s2d.mask import positions_and_mask  # noqa: E402
 from s2d.model import Llama, LlamaConfig  # noqa: E402
-from s2d.options import Drafting  # noqa: E402
-from s2d.trace.record import Asked, NotedExit  # noqa: E402
 
 Row = dict[str, str | float]  # a cell for each column
 
-WAYS = "eager", "graphs"  # graphs: static passes, which a GPU replays as CUDA graphs
 METHODS = {
     "ar": dict(method="ar"),
     "sd": dict(method="sd"),
@@ -51,11 +49,10 @@ METHODS = {
     "s2d, T = 1": dict(method="s2d", temperature=1.0),
 }
 ROWS = (1, 2, 4, 8, 16, 64)  # of a pass
-WARM_UP = 3  # calls before those that are timed: kernels are loaded, graphs captured
+WARM_UP = 3  # calls before those that are timed: kernels are loaded
 GENERATIONS = 2  # that are timed, after another one
 # What the profiler calls the functions of CUDA that launch something, and those that wait.
 LAUNCHES = {"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"}
-LAUNCHES |= {"cudaGraphLaunch"}
 WAITS = {"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy"}
 
 
@@ -73,7 +70,7 @@ class Setup:
     copied: int = 2**30  # bytes
     processes: int = min(8, os.cpu_count() or 1)  # of pytest, if pytest-xdist is here
     tests: tuple[str, ...] = (  # each is one run of pytest, and a row
-        "test_static.py test_devices.py test_roots.py test_rules.py test_draft.py test_tree.py",
+        "test_devices.py test_roots.py test_rules.py test_draft.py test_tree.py",
         "test_exact.py",
         "test_batch.py",
     )
@@ -103,9 +100,8 @@ def small_setup(device: torch.device) -> Setup:
     )
 
 
-def make_models(setup: Setup, way: str) -> tuple[Llama, Llama]:
+def make_models(setup: Setup) -> tuple[Llama, Llama]:
     """A target and the draft of its first layers, in the same memory."""
-    kind = Llama if way == "eager" else static_class(setup)
     target_config = config_of(setup.shape)
     generator = torch.Generator(setup.device).manual_seed(0)
     weights = {}
@@ -113,25 +109,13 @@ def make_models(setup: Setup, way: str) -> tuple[Llama, Llama]:
         weights[name] = torch.empty(parameter.shape, dtype=setup.dtype, device=setup.device)
         fill(name, weights[name], generator)
 
-    def make(config: LlamaConfig, drafting: Drafting | None) -> Llama:
-        model = empty_model(config, kind)
-        model.drafting = drafting
+    def make(config: LlamaConfig) -> Llama:
+        model = empty_model(config)
         model.load_state_dict({name: weights[name] for name in model.state_dict()}, assign=True)
         model = model.to(setup.device, setup.dtype)  # moves what is left: the rotary table
         return model.eval().requires_grad_(False)
 
-    return make(target_config, None), make(draft_config(target_config), DRAFTING)
-
-
-def static_class(setup: Setup) -> type[Llama]:
-    """Passes of a StaticLlama are static, but not replayed: for a CPU."""
-    if setup.on_gpu:
-        from s2d.speed.graphs import GraphedLlama
-
-        return GraphedLlama
-    from s2d.speed.static import StaticLlama
-
-    return StaticLlama
+    return make(target_config), make(draft_config(target_config))
 
 
 def seconds_of(call: Callable[[], Any], setup: Setup) -> float:
@@ -231,19 +215,18 @@ def time_passes(setup: Setup) -> Iterator[Row]:
     second, divided by ``copy_speed``.
     """
     fastest = copy_speed(setup)
-    for way in WAYS:
-        target, draft = make_models(setup, way)
-        segments = [("target", target, 0, target.config.num_hidden_layers, ROWS)]
-        for first, end in zip((0, *DRAFTING.exits), DRAFTING.exits):
-            segments.append((f"draft, layers {first + 1} to {end}", draft, first, end, (1, 8)))
-        for name, model, first, end, all_rows in segments:
-            weights = [*model.model.layers[first:end].parameters(), model.lm_head.weight]
-            size = sum(weight.nbytes for weight in weights)
-            for rows in all_rows:
-                seconds = time_pass(setup, model, first, end, rows)
-                share = size / seconds / fastest
-                times = {"ms": 1000 * seconds, "GB of weights": size / 1e9, "share": share}
-                yield {"pass": name, "way": way, "rows": rows} | times
+    target, draft = make_models(setup)
+    segments = [("target", target, 0, target.config.num_hidden_layers, ROWS)]
+    for first, end in zip((0, *DRAFTING.exits), DRAFTING.exits):
+        segments.append((f"draft, layers {first + 1} to {end}", draft, first, end, (1, 8)))
+    for name, model, first, end, all_rows in segments:
+        weights = [*model.model.layers[first:end].parameters(), model.lm_head.weight]
+        size = sum(weight.nbytes for weight in weights)
+        for rows in all_rows:
+            seconds = time_pass(setup, model, first, end, rows)
+            share = size / seconds / fastest
+            times = {"ms": 1000 * seconds, "GB of weights": size / 1e9, "share": share}
+            yield {"pass": name, "rows": rows} | times
 
 
 def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> float:
@@ -255,8 +238,8 @@ def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> fl
         context = torch.randn(1, S, model.config.hidden_size, **place)
         model.run_layers(context, first, end, cache=cache)
         hidden = torch.randn(1, rows, model.config.hidden_size, **place)
-        parents = list(range(-1, rows - 2))  # after the context's last token, the first row
-        positions, mask = positions_and_mask(S, S + 1, parents, **place)
+        chain = np.tri(rows, dtype=bool)  # of ancestors; node 0 is the first row
+        positions, mask = positions_and_mask(S, S + 1, chain, **place)
 
         def run() -> None:
             cache.keep(S, [])  # roll back
@@ -265,9 +248,9 @@ def time_pass(setup: Setup, model: Llama, first: int, end: int, rows: int) -> fl
         return seconds_of(run, setup)
 
 
-def time_answers(setup: Setup, way: str) -> Iterator[Row]:
+def time_answers(setup: Setup) -> Iterator[Row]:
     """Whole answers; in half precision, nearly equal logits may make them differ."""
-    target, draft = make_models(setup, way)
+    target, draft = make_models(setup)
     alone: dict[float, list[int]] = {}  # by temperature, the text of ``ar``
     for name, options in METHODS.items():
         used = options | {"max_new_tokens": setup.new_tokens}
@@ -279,7 +262,6 @@ def time_answers(setup: Setup, way: str) -> Iterator[Row]:
         expected = alone.setdefault(options.get("temperature", 0.0), tokens)
         yield {
             "method": name,
-            "way": way,
             "tokens/s": len(tokens) / seconds,
             "tokens per step": found[0].stats.mean_accepted_tokens,
             "ms per step": 1000 * seconds / found[0].stats.steps,
@@ -290,18 +272,19 @@ def time_answers(setup: Setup, way: str) -> Iterator[Row]:
 
 def time_transformers(setup: Setup) -> Iterator[Row]:
     """``generate`` of transformers with the same weights, and with its own defaults."""
-    target, draft = make_models(setup, "eager")
+    target, draft = make_models(setup)
     peer = as_transformers(target)
     for name, options in (
         ("transformers", {}),
         ("transformers, assisted by the same draft", {"assistant_model": as_transformers(draft)}),
     ):
         reset_peak(setup)
-        prompts = [setup.prompt] * (1 + GENERATIONS)  # the first warms up
-        seeds = [0] * len(prompts)
-        answers = run_peer(prompts, seeds, peer, setup.new_tokens, **options)
-        seconds = median(each for _, each, _ in answers[1:])
-        speed = len(answers[0][0]) / seconds
+        seconds = []
+        for _ in range(1 + GENERATIONS):  # the first warms up
+            began = time.perf_counter()
+            tokens, _ = run_peer(setup.prompt, 0, peer, setup.new_tokens, **options)
+            seconds.append(time.perf_counter() - began)
+        speed = len(tokens) / median(seconds[1:])
         yield {"method": name, "tokens/s": speed, "peak GB": peak_gigabytes(setup)}
 
 
@@ -311,11 +294,10 @@ def count_launches(setup: Setup) -> Iterator[Row]:
     It should wait once for each exit that it tries, once for each level, and twice more. On a CPU
     operations take the place of launches, and nothing waits.
     """
-    for way in WAYS:
-        target, draft = make_models(setup, way)
-        for name, options in METHODS.items():
-            used = options | {"max_new_tokens": 64}
-            yield {"method": name, "way": way} | profile_steps(setup, target, draft, used)
+    target, draft = make_models(setup)
+    for name, options in METHODS.items():
+        used = options | {"max_new_tokens": 64}
+        yield {"method": name} | profile_steps(setup, target, draft, used)
 
 
 def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, Any]) -> Row:
@@ -323,9 +305,8 @@ def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, 
     if setup.on_gpu:
         generate(target, setup.prompt, draft, **options)  # warms up: passes of all shapes
     decoder = start(target, setup.prompt, draft, **options)
-    tried: list[Asked] = []
-    if decoder.drafter is not None:
-        decoder.drafter.exits = [NotedExit(each, tried) for each in decoder.drafter.exits]
+    tried: list[int] = []
+    decoder.drafter.exits = [Counted(each, tried) for each in decoder.drafter.exits]
     steps = iter(decoder)
     next(steps)
     tried.clear()
@@ -336,7 +317,7 @@ def profile_steps(setup: Setup, target: Llama, draft: Llama, options: dict[str, 
     with profile(activities=activities) as profiled:
         for _ in range(setup.steps):
             with record_function("step"):
-                levels += next(steps).tree.level_count
+                levels += next(steps).tree.depth
     on_cpu = [each for each in profiled.events() if each.device_type == DeviceType.CPU]
     on_gpu = [each.name for each in profiled.events() if each.device_type == DeviceType.CUDA]
     # Only within steps: outside, the profiler itself waits for the GPU.
@@ -365,8 +346,7 @@ PARTS = {
     "exactness": run_exactness_tests,
     "hf": compare_with_transformers,
     "passes": time_passes,
-    "eager": partial(time_answers, way="eager"),
-    "graphs": partial(time_answers, way="graphs"),
+    "answers": time_answers,
     "transformers": time_transformers,
     "launches": count_launches,
 }

@@ -2,9 +2,9 @@
 
 It stands in for a GPU in tests: an operation on tensors of two devices raises, as it would there,
 and copies for which the CPU would have to wait for a GPU are counted: to the CPU, and to the device
-unless they are ``non_blocking``. It does not
-show what kernels compute, in which precision, how much memory there is, and whether
-``torch.inference_mode`` is used rightly: wrapped tensors do not go with it.
+unless they are ``non_blocking``. It does not show what kernels compute, in which precision, how
+much memory there is, and whether ``torch.inference_mode`` is used rightly: wrapped tensors do not
+go with it.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from s2d.draft import Exit
+from s2d.rules import Prediction
+from s2d.tree import Tree
 
 NAME = "pretend"
 WAITS = {  # operations whose result is a number for Python
@@ -43,6 +47,23 @@ class Pretend(torch.Tensor):
     def tolist(self) -> list:
         waits[0] += 1
         return self.raw.tolist()
+
+
+class Counted:
+    """An exit that notes in ``asked`` when it is asked."""
+
+    def __init__(self, inner: Exit, asked: list[int]) -> None:
+        self.inner = inner
+        self.asked = asked
+        self.exit_layer = inner.exit_layer
+        self.max_positions = inner.max_positions
+
+    def predict(self, tree: Tree) -> Prediction:
+        self.asked.append(self.exit_layer)
+        return self.inner.predict(tree)
+
+    def keep(self, tree: Tree, accepted: list[int]) -> None:
+        self.inner.keep(tree, accepted)
 
 
 def raw(x: Any) -> Any:

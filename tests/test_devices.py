@@ -58,23 +58,6 @@ def test_a_device_that_is_not_the_cpu():
     assert done.returncode == 0, done.stderr
 
 
-class Counted:
-    """An exit that notes in ``asked`` when it is asked."""
-
-    def __init__(self, inner, asked: list[int]) -> None:
-        self.inner = inner
-        self.asked = asked
-        self.exit_layer = inner.exit_layer
-        self.max_positions = inner.max_positions
-
-    def predict(self, tree):
-        self.asked.append(self.exit_layer)
-        return self.inner.predict(tree)
-
-    def keep(self, tree, accepted):
-        self.inner.keep(tree, accepted)
-
-
 def check_text_and_waits(kind: type, ways: list[dict]) -> None:
     """Each way writes on the device what it writes on the CPU, and waits no more than it must.
 
@@ -89,7 +72,9 @@ def check_text_and_waits(kind: type, ways: list[dict]) -> None:
             expected = generate(*place(models("cpu")), **options).tokens
             decoder = start(*place(models(other_device.NAME, kind=kind)), **options)
             asked: list[int] = []
-            decoder.drafter.exits = [Counted(each, asked) for each in decoder.drafter.exits]
+            decoder.drafter.exits = [
+                other_device.Counted(each, asked) for each in decoder.drafter.exits
+            ]
             other_device.waits[0] = 0
             allowed = 1 if way.get("init") == "target" else 0  # for the first roots
             for step in decoder:
