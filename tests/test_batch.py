@@ -10,7 +10,6 @@ from helpers import ByLastToken, nearly_equal, raises_line, random_tokens
 from s2d import generate, generate_many
 from s2d.model import Llama
 from s2d.options import Options
-from s2d.speed import batch as batching
 from s2d.speed.batch import decode_many
 from s2d.tree import GrowingShape
 
@@ -93,21 +92,21 @@ def test_each_text_is_the_one_alone(models, part):
 def test_a_wrong_seam_makes_a_wrong_text(models, wrong, monkeypatch):
     """These tests would see a position of a neighbour that is shifted by one."""
 
-    ropes_of = batching.ropes_of
-    passes = []
-
-    def shifted(target, inputs, caches):
-        passes.append(inputs)
-        cos, sin = ropes_of(target, inputs, caches)
-        shift = wrong * (len(passes) % 4 == 2)
-        return cos.roll(shift, dims=0), sin.roll(shift, dims=0)
-
-    monkeypatch.setattr(batching, "ropes_of", shifted)
     options = BUSH | dict(max_new_tokens=12)
     prompts = [random_tokens(i, 9) for i in range(4)]
-    texts = [each.tokens for each in together(models, prompts, options, 4)]
     right = [alone(models, prompt, options, 0).tokens for prompt in prompts]
-    assert (texts == right) is not wrong
+    target = models[0]
+    rope, calls = target.rope, []
+
+    def shifted(positions, count):
+        calls.append(positions)
+        cos, sin = rope(positions, count)
+        shift = wrong * (len(calls) % 4 == 2)
+        return cos.roll(shift, dims=0), sin.roll(shift, dims=0)
+
+    monkeypatch.setattr(target, "rope", shifted)
+    texts = [each.tokens for each in together(models, prompts, options, 4)]
+    assert calls and (texts == right) is not wrong
 
 
 def test_the_target_runs_once_for_all_and_its_head_for_what_is_needed(models):

@@ -23,7 +23,7 @@ def measure(count):
     text = prompt + generate(target, prompt, method="ar", max_new_tokens=64).tokens
     target.register_forward_pre_hook(lambda *_: forwards.append(-time.perf_counter()))
     target.register_forward_hook(lambda *_: forwards.append(time.perf_counter()))
-    options = dict(exits=[0], datastore=Datastore(text, end=-1), tree=(4, 1, 1, 1), stop=0.0)
+    options = dict(exits=[0], datastore=Datastore(text, end=[]), tree=(4, 1, 1, 1), stop=0.0)
     options |= dict(max_new_tokens=len(text) - len(prompt))
     runs = []
     for _ in range(count):

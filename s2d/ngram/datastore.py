@@ -61,27 +61,22 @@ class Datastore:
     """The n-grams of a fixed list of tokens: all of its windows, sorted.
 
     A window is a token with the ``ORDER`` tokens after it. In sorted order, all windows that begin
-    with the same n-gram are neighbours, and so are those of them that go on with the same token.
-    Binary search finds them. Of the text 5 6 5 7, where -1 says that nothing follows, the sorted
-    windows of three tokens are:
+    with the same n-gram are neighbours, so that binary search finds them. Of the text 5 6 5 7,
+    where -1 says that nothing follows, the sorted windows of three tokens are:
 
         row       0   1   2   3
         first     5   5   6   7
         second    6   7   5  -1
         third     5  -1   7  -1
 
-    The suffix 5 is found in the rows 0 and 1. So 6 and 7 followed it, once each.
-
-    The columns take 20 bytes for each token of the text.
-
-    Args:
-        tokens: ids (N,), of any vocabulary, each at least 0.
-        end: the ids that end a document.
+    The suffix 5 is found in the rows 0 and 1. So 6 and 7 followed it, once each. The columns take
+    20 bytes for each token of the text.
     """
 
     doubts = (3.0, 3.0, 3.0, 3.0)  # by the suffix's length, see ``table.distribution``
 
     def __init__(self, tokens: Sequence[int], end: Sequence[int]) -> None:
+        """``tokens``: ids (N,), each at least 0. ``end``: the ids that end a document."""
         column = np.asarray(tokens, dtype=np.int32)
         columns = [column]
         for _ in range(ORDER):

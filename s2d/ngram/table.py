@@ -1,14 +1,12 @@
 """Exit 0, a table of n-grams: what followed earlier occurrences of the last few tokens.
 
 A text predicts itself: that is known as prompt lookup (Saxena 2023). A ``Text`` counts what
-followed each suffix of the text so far, without drafted tokens. A datastore (datastore.py) does the
-same for a fixed text.
+followed each suffix of the text so far. A datastore (datastore.py) does so for a fixed text.
 
 ``distribution`` makes probabilities of both. It begins with the longest suffix of the context, and
 goes on with shorter ones. Each suffix takes a part of the probability that is left (Witten-Bell
-smoothing; Chen & Goodman 1999). Say that a suffix was seen c times, with u different followers.
-Then it takes c / (c + doubt · u) of what is left: nearly all, if one token followed often and no
-other did. What is left at the end belongs to unknown tokens.
+smoothing; Chen & Goodman 1999). A suffix that was seen c times, with u different followers, takes
+c / (c + doubt · u): nearly all, if one token followed often and no other did.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,14 +24,9 @@ FOLLOWERS = 64  # different tokens that a table keeps for one suffix; this bound
 
 
 class Table(Protocol):
-    """Counts of what followed what: ``Text``, or a datastore.
+    """Counts of what followed what: ``Text``, or a datastore."""
 
-    Attributes:
-        doubts: by the suffix's length, from 1 to ``ORDER``. The larger a doubt is, the less does a
-            suffix of this length take of the probability that is left.
-    """
-
-    doubts: tuple[float, ...]
+    doubts: tuple[float, ...]  # by the suffix's length, from 1 to ORDER
 
     def followers(self, suffix: Sequence[int]) -> Mapping[int, int]:
         """{token: how often it followed ``suffix``}. It is empty if the suffix is new."""
@@ -69,9 +62,8 @@ class Text:
 def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
     """{token: probability} after ``context``; the sum is below 1, and 0 if no suffix was seen.
 
-    An example: the suffix 5 6 was followed by 7 twice, and by 8 once. So c = 3 and u = 2, the doubt
-    of two tokens is 2, and 7 gets 2 / (3 + 2 · 2) = 0.29. Then the suffix 6 gives 7 and 8 parts of
-    the 0.57 that are left.
+    In the example 5 6 was followed by 7 twice and by 8 once, so c is 3, u is 2, and 7 gets first
+    2 / (3 + 2.0 · 2) = 0.29. The suffix 6 gives 7 and 8 parts of the 0.57 that are left.
 
     >>> text = Text()
     >>> text.grow([5, 6, 7, 5, 6, 7, 5, 6, 8])
@@ -98,13 +90,7 @@ def distribution(tables: list[Table], context: list[int]) -> dict[int, float]:
 class TableExit:
     """Exit 0: what followed the last tokens before, in this text or in a ``datastore``.
 
-    A row leaves some probability to unknown tokens. It is divided among all tokens alike, so that
-    the row sums to 1.
-
-    Args:
-        vocab_size: V, the target's.
-        device, dtype: of the probabilities.
-        datastore: another table besides the text.
+    What a row leaves to unknown tokens is divided among all tokens alike, so that it sums to 1.
     """
 
     exit_layer = 0
@@ -128,8 +114,8 @@ class TableExit:
         self.text.grow(tree.context[self.text_length :])
         self.text_length = len(tree.context)
         before = tree.context[-ORDER:]
-        floors: list[float] = []  # of each row, the part of a token that is not known
-        rows: list[int] = []
+        floors = []  # of each row, the probability of an unknown token
+        rows: list[int] = []  # of the known tokens
         tokens: list[int] = []
         values: list[float] = []
         for row, node in enumerate(tree.frontier):

@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import KVCache
 from ..decoder import Decoder, refuse_infinite
 from ..generation import start
 from ..model import Llama, attend
 from ..options import Options, make_options
 from ..stats import Clock, Generation
 from ..tree import Tree
-
-Inputs = tuple[Tensor, Tensor | None, Tensor | None]  # of a Decoder: tokens, positions, mask
 
 
 def generate_many(
@@ -114,31 +111,27 @@ def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> l
     """
     caches = [decoder.cache for decoder in decoders]
     inputs = [decoder.inputs(tree) for decoder, tree in zip(decoders, trees)]
-    all_tokens = torch.cat([tokens for tokens, _, _ in inputs], dim=1)  # (1, T)
     sizes = [tokens.shape[1] for tokens, _, _ in inputs]
-    rope = ropes_of(target, inputs, caches)  # (T, D) each
-    hidden = target.embed(all_tokens)  # (1, T, hidden)
+    ropes = []
+    for cache, size, (_, positions, _) in zip(caches, sizes, inputs):
+        end = cache.length + size
+        where = slice(cache.length, end) if positions is None else positions
+        ropes.append(target.rope(where, end))
+    cos, sin = (torch.cat(tables) for tables in zip(*ropes))  # (T, D) each
+    tokens = torch.cat([tokens for tokens, _, _ in inputs], dim=1)  # (1, T)
+    hidden = target.embed(tokens)  # (1, T, hidden)
     for layer, block in enumerate(target.model.layers):
-        attention = block.self_attn
-        heads = attention.heads(block.input_layernorm(hidden), rope)
+        heads = block.self_attn.heads(block.input_layernorm(hidden), (cos, sin))
         by_prompt = zip(*(each.split(sizes, dim=2) for each in heads))
         attended = []
         for (q, k, v), (_, _, mask), cache in zip(by_prompt, inputs, caches):
             k, v = cache.update(layer, k, v)
             attended.append(attend(q, k, v, mask))
-        hidden = hidden + attention.output(torch.cat(attended, dim=2))
+        hidden = hidden + block.self_attn.output(torch.cat(attended, dim=2))
         hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
     for cache, size in zip(caches, sizes):
         cache.advance(size)
-    needed = [rows[-len(tree.tokens) :] for rows, tree in zip(hidden[0].split(sizes), trees)]
-    return list(target.logits(torch.cat(needed)).split([len(rows) for rows in needed]))
-
-
-def ropes_of(target: Llama, inputs: list[Inputs], caches: list[KVCache]) -> tuple[Tensor, Tensor]:
-    """Cosines and sines at the positions of all prompts, (T, D) each."""
-    ropes = []
-    for (tokens, positions, _), cache in zip(inputs, caches):
-        end = cache.length + tokens.shape[1]
-        ropes.append(target.rope(slice(cache.length, end) if positions is None else positions, end))
-    cos, sin = zip(*ropes)
-    return torch.cat(cos), torch.cat(sin)
+    by_prompt = hidden[0].split(sizes)
+    needed = [rows[-len(tree.tokens) :] for rows, tree in zip(by_prompt, trees)]
+    counts = [len(rows) for rows in needed]
+    return list(target.logits(torch.cat(needed)).split(counts))

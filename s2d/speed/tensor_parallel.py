@@ -32,7 +32,7 @@ from ..model import Llama
 DIVIDED = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), 0)
 DIVIDED |= {"o_proj": 1, "down_proj": 1}
 A_PERSON = timedelta(days=1)  # how long ranks wait for what somebody types on rank 0
-AT_EXIT = 10  # seconds that a rank waits at its end for the others
+AT_EXIT = 20  # seconds that a rank waits at its end for the others
 
 
 def join_processes() -> None:
@@ -111,14 +111,14 @@ def load_part(path: Path, device: str, dtype: str) -> Llama:
     kv_heads = config.num_key_value_heads
     most = math.ceil(kv_heads / ranks)
     own_heads = min(most, kv_heads - rank * most)
-    if kv_heads <= (ranks - 1) * most:
+    if (ranks - 1) * most >= kv_heads:
         raise ValueError(f"{path}: {kv_heads} key/value heads cannot be divided among {ranks}")
 
     def share(name: str, shape: tuple[int, ...]) -> Any:
         kind = name.split(".")[-2]
         if kind not in DIVIDED:
             return ...
-        # An MLP is divided row by row. The queries of a key/value head stay with it.
+        # An MLP is divided by single units. The queries of a key/value head stay with it.
         units = config.intermediate_size if "mlp" in name else kv_heads
         size = math.ceil(units / ranks) * (shape[DIVIDED[kind]] // units)
         own = slice(rank * size, (rank + 1) * size)
