@@ -98,7 +98,7 @@ def make(folder: Path, shape: str) -> None:
     config = config_of(shape)
     generator = torch.Generator().manual_seed(0)
     with staged(folder) as stage:
-        (stage / "target").mkdir()
+        (stage / "target").mkdir(parents=True)
         files = {}
         for name, parameter in empty_model(config).named_parameters():
             tensor = torch.empty(parameter.shape, dtype=torch.bfloat16)

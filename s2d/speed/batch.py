@@ -104,7 +104,7 @@ def run_step(target: Llama, active: dict[int, Decoder]) -> list[tuple[int, Gener
 
 
 def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> list[Tensor]:
-    """One pass of ``target`` over what it has not read for each Decoder: its last logits (N+1, V).
+    """Run the target once, over what it has not read for any Decoder: logits (N+1, V) by tree.
 
     This is ``Llama.forward``, but each prompt attends to its own cache, with its own mask. In the
     shape comments, T counts the new positions of all prompts.
@@ -131,7 +131,6 @@ def run_together(target: Llama, decoders: list[Decoder], trees: list[Tree]) -> l
         hidden = hidden + block.mlp(block.post_attention_layernorm(hidden))
     for cache, size in zip(caches, sizes):
         cache.advance(size)
-    by_prompt = hidden[0].split(sizes)
-    needed = [rows[-len(tree.tokens) :] for rows, tree in zip(by_prompt, trees)]
-    counts = [len(rows) for rows in needed]
+    counts = [len(tree.tokens) for tree in trees]
+    needed = [rows[-count:] for rows, count in zip(hidden[0].split(sizes), counts)]
     return list(target.logits(torch.cat(needed)).split(counts))
