@@ -1,7 +1,7 @@
 """The loss of SoFT, sorted fine-tuning: every exit of a draft learns the next token at once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,77 +13,37 @@ from .model import Llama
 CHUNK = 1024  # positions whose logits are in memory at a time
 
 
-@dataclass(frozen=True)
-class Aim:
-    """A second aim of the loss: to imitate a ``teacher`` with the same vocabulary.
+def soft_losses(model: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) -> Tensor:
+    """The loss at each of E exits, (E,) in nats, summed over the labelled tokens.
 
-    By default its distributions: KL(p || q) where it has p, an exit q (arXiv 2310.08461, section
-    3). With ``align`` its features instead, as in S2D's ablation, which comes without a formula.
-    Chosen here: features are what the LM head reads; their mean squared difference, times
-    ``align``, at every exit. So the teacher is as wide as the draft.
+    The mean over tokens and exits is SoFT's loss (S2D, arXiv 2407.01955, section 4, after Sorted
+    LLaMA, arXiv 2309.08968). For tokens (B, T), ``labels`` (B, T) are the tokens that follow, or
+    -100 where nothing is to be learnt.
     """
-
-    teacher: Llama
-    align: float | None = None
-
-    @torch.no_grad()
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """What the teacher's LM head reads, (B, T, its hidden size), of tokens (B, T)."""
-        return self.teacher.model.norm(self.teacher.run_layers(self.teacher.embed(tokens)))
-
-    def loss(self, taught: Tensor, features: Tensor, logits: Tensor) -> Tensor:
-        """Summed over N positions, for ``features`` (N, hidden) and ``logits`` (N, V) of an exit.
-
-        ``taught`` (N, its hidden size) is what ``hidden`` gives there.
-        """
-        if self.align is not None:
-            return self.align * (features.float() - taught.float()).square().mean(dim=-1).sum()
-        with torch.no_grad():
-            log_p = self.teacher.lm_head(taught).float().log_softmax(dim=-1)  # (N, V)
-        return (log_p.exp() * (log_p - logits.log_softmax(dim=-1))).sum()
-
-
-def soft_losses(
-    model: Llama,
-    tokens: Tensor,
-    labels: Tensor,
-    exits: Sequence[int],
-    count: int | None = None,
-    aim: Aim | None = None,
-) -> Tensor:
-    """The loss at each of E rising ``exits``, (E,) in nats, from one pass.
-
-    The loss at an exit is the cross entropy of lm_head(norm(hidden states there)). The mean over
-    the exits is SoFT's loss (S2D, arXiv 2407.01955, section 4, after Sorted LLaMA, arXiv
-    2309.08968).
-
-    Args:
-        tokens: (B, T).
-        labels: (B, T), the token that follows each; -100 if it is not to be learnt.
-        count: what the sum over labelled tokens is divided by; by default their number. If a batch
-            goes through the model in parts, ``count`` is the number in the whole batch.
-        aim: a second aim, which adds its term.
-
-    With a large vocabulary, logits would take most of the memory. So they are made for CHUNK
-    positions at a time, and once more in the backward pass.
-    """
-
-    def chunk_loss(hidden: Tensor, labels: Tensor, *taught: Tensor) -> Tensor:
-        features = model.model.norm(hidden)  # (N, hidden), what the head reads
-        logits = model.lm_head(features).float()  # (N, V)
-        loss = F.cross_entropy(logits, labels, reduction="sum")
-        return loss if aim is None else loss + aim.loss(*taught, features, logits)
-
     learnt = labels != -100  # (B, T)
-    labels = labels[learnt].long()  # (N,)
-    taught = [] if aim is None else [aim.hidden(tokens)[learnt].split(CHUNK)]
-    hidden = model.embed(tokens)  # (B, T, hidden)
-    first = 0
-    losses = []
-    for exit_layer in exits:
-        hidden = model.run_layers(hidden, first, exit_layer)
-        first = exit_layer
-        # If there is nothing to learn, there is one empty chunk, whose gradients are zero.
-        chunks = zip(hidden[learnt].split(CHUNK), labels.split(CHUNK), *taught)
-        losses.append(sum(checkpoint(chunk_loss, *chunk, use_reentrant=False) for chunk in chunks))
-    return torch.stack(losses) / (max(1, len(labels)) if count is None else max(1, count))
+    loss = partial(cross_entropy, model)
+    states = exit_states(model, tokens, exits)
+    return torch.stack([sum_of_chunks(loss, each[learnt], labels[learnt]) for each in states])
+
+
+def exit_states(model: Llama, tokens: Tensor, exits: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the hidden states (B, T, hidden) at each of the rising ``exits``, all from one pass."""
+    hidden = model.embed(tokens)
+    for first, end in zip((0, *exits), exits):
+        hidden = model.run_layers(hidden, first, end)
+        yield hidden
+
+
+def cross_entropy(model: Llama, hidden: Tensor, labels: Tensor) -> Tensor:
+    """Of hidden states (N, hidden) at an exit and the ``labels`` (N,) that follow, summed."""
+    return F.cross_entropy(model.logits(hidden).float(), labels.long(), reduction="sum")
+
+
+def sum_of_chunks(loss: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """The sum of ``loss`` over chunks of ``rows``, each (N, ...).
+
+    All logits at once would take most of the memory. So they are made for CHUNK positions at a
+    time, and once more in the backward pass. If N is 0, one empty chunk gives gradients of zero.
+    """
+    chunks = zip(*(each.split(CHUNK) for each in rows))
+    return sum(checkpoint(loss, *chunk, use_reentrant=False) for chunk in chunks)

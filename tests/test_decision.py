@@ -3,17 +3,18 @@
 import json
 import re
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama
+from helpers import WEIGHTS, assert_refused, program, raises_line, random_llama, random_tokens
 
 from s2d import generate
 from s2d.generation import start
 from s2d.mcsd.decision import Decision, fingerprint, load_decision, save_decision
 from s2d.rules import Prediction, Proposal
 from s2d.train import __main__ as train
-from s2d.train.decision import fit_decision
+from s2d.train.decision import collect, fit_decision
 
 
 def features_of(decision, logits, hidden=None):
@@ -149,6 +150,17 @@ def test_training_finds_what_decides():
     assert (scores - labels).abs().mean() < 0.03
 
 
+def test_labels_of_improbable_tokens_are_probabilities():
+    """Of a flat draft: the product of ten probabilities of 1 / 128,256 is 0 in float32."""
+    options = dict(vocab_size=128256, hidden_size=8, num_hidden_layers=1, eos_token_ids=())
+    target, draft = (random_llama(seed, 0.02, **options).float() for seed in (0, 1))
+    decision = Decision("stats", 8, 0.4, "")
+    pair = SimpleNamespace(target=target, draft=draft)
+    inputs, labels = collect(decision, pair, [random_tokens(0, 100)])
+    assert len(inputs) == len(labels) > 40
+    assert ((0 <= labels) & (labels <= 1)).all() and labels.max() > 0
+
+
 def test_the_training_command(tmp_path, capsys, mini):
     """What it learns to foresee is whether the target accepts."""
     models = ["--target", WEIGHTS / "mini-7b", "--draft", WEIGHTS / "mini-draft"]
@@ -161,10 +173,12 @@ def test_the_training_command(tmp_path, capsys, mini):
     assert float(shares[1]) > 60 and 20 < float(shares[2]) < 100
     assert "learnt from mini, 6 times" in notices
     assert load_decision(out).features == "stats"
+    assert_refused(capsys, "d.safetensors is there already", train_decision, *models, "--out", out)
+    out.unlink()
     for message, *more in (
         ("mini gives 2 questions; expected 5 or more", "--prompts", "2"),
         ("no model folder", "--target", "nowhere"),
-        ("No such file", "--data", "nowhere"),
+        ("no file nowhere; expected mini, dialogues", "--data", "nowhere"),
     ):
         assert_refused(capsys, message, train_decision, *models, "--out", out, *more)
 
@@ -180,5 +194,6 @@ def test_training_on_a_file(tmp_path, capsys):
     line += ["--out", tmp_path / "d.safetensors", "--epochs", 1, "--data", tmp_path / "d.json"]
     assert program(train.main, *line) == 0
     assert f"learnt from {tmp_path / 'd.json'}, 1 times" in capsys.readouterr().err
+    (tmp_path / "d.safetensors").unlink()
     (tmp_path / "d.json").write_text(json.dumps(said[:6]))
     assert_refused(capsys, "gives 4 questions; expected 5", program, train.main, *line)

@@ -3,7 +3,11 @@
 import json
 import math
 import os
+import resource
 import shutil
+import signal
+import zlib
+from collections import Counter
 from dataclasses import replace
 from itertools import islice
 
@@ -15,10 +19,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from s2d import Tokenizer, load_model
 from s2d.checkpoint import save_model
-from s2d.soft import Aim, soft_losses
+from s2d.model import Drafting
+from s2d.soft import soft_losses
 from s2d.speed.tensor_parallel import join_processes
 from s2d.train import __main__ as train
-from s2d.train import dialogues, family, fit, nested
+from s2d.train import data, family, fit, nested, thresholds
+from s2d.train.fsdp import Divided
+from s2d.train.teacher import Teacher
 
 
 def seeded(seed):
@@ -31,17 +38,18 @@ RECIPE = fit.Recipe(batch=8, micro_batch=8, length=16, lr=5e-3, epochs=2, bf16=F
 EXITS = (1, 3)
 
 
-def student():
-    return random_llama(2, scale=0.1, num_hidden_layers=3).float().requires_grad_(True)
+def student(seed=2):
+    return random_llama(seed, scale=0.1, num_hidden_layers=3).float().requires_grad_(True)
 
 
 def losses_of(
-    out, model=None, stop_after=None, exits=EXITS, rows=ROWS, run=None, aim=None, **changes
+    out, model=None, stop_after=None, exits=EXITS, rows=ROWS, run=None, teacher=None, **changes
 ):
     """Losses (6, E) of a training of 6 steps."""
     run, recipe = run or fit.Run(out), replace(RECIPE, **changes)
-    training = fit.fit(model or student(), exits, (rows, LABELS), recipe, run, aim)
-    return torch.stack([losses for _, losses in islice(training, stop_after)])
+    divided = model if isinstance(model, Divided) else Divided(model or student(), run.mesh)
+    training = fit.fit(divided, exits, (rows, LABELS), recipe, run, teacher)
+    return torch.stack(list(islice(training, stop_after)))
 
 
 def test_the_loop_beside_a_plain_one(tmp_path):
@@ -74,25 +82,65 @@ def test_the_loop_beside_a_plain_one(tmp_path):
     assert rising[:4] == pytest.approx([0.25, 0.5, 0.75, 1], abs=3e-3) and rising[4] < 1
 
 
-def test_a_resumed_training_gives_the_same_losses(tmp_path, monkeypatch):
-    """Stopped in each epoch; and only with the settings and data that it was begun with."""
-    whole = losses_of(tmp_path / "whole")
+def test_a_resumed_training_ends_with_the_weights_of_an_uninterrupted_one(tmp_path, monkeypatch):
+    """Stopped in each epoch, to the last bit; only with what it was begun with."""
+    trained = student()
+    whole = losses_of(tmp_path / "whole", trained)
     monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)  # after every step
     for stop_after in (2, 4):
-        run = fit.Run(tmp_path / f"{stop_after}", resume=True)
+        run = fit.Run(tmp_path / f"{stop_after}")
         losses_of(run.out, run=run, stop_after=stop_after)
-        assert run.unfinished.is_file()
-        changes = dict(lr=1e-3), dict(exits=(2, 3)), dict(rows=ROWS.flip(0))
-        for change in (*changes, dict(aim=Aim(student())), dict(aim=Aim(student(), 2.0))):
+        run = replace(run, resume=True)
+        changes = [dict(lr=1e-3), dict(exits=(2, 3)), dict(rows=ROWS.flip(0))]
+        changes += [dict(teacher=Teacher(student())), dict(model=student(seed=3))]
+        for change in changes:
             raises_line(losses_of, ValueError, "was begun with", run.out, run=run, **change)
-        found = losses_of(run.out, run=run, micro_batch=4)  # which changes nothing
+        kept = shutil.copy(run.unfinished, tmp_path / "kept")
+        found = losses_of(run.out, run=run, micro_batch=4)  # which changes nothing but rounding
         assert (found - whole[stop_after:]).abs().max() < 1e-5
+        shutil.copy(kept, run.unfinished)
+        again = student()
+        assert torch.equal(losses_of(run.out, again, run=run), whole[stop_after:])
+        for one, other in zip(again.parameters(), trained.parameters()):
+            assert torch.equal(one, other)
+    run.unfinished.write_text("no checkpoint")
+    raises_line(losses_of, ValueError, "is no checkpoint, or is damaged", run.out, run=run)
+
+
+def test_ctrl_c_ends_a_training_after_its_step_with_a_checkpoint(tmp_path, capsys):
+    run = fit.Run(tmp_path / "a")
+    training = fit.fit(Divided(student(), None), EXITS, (ROWS, LABELS), RECIPE, run)
+    next(training)
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        next(training)
+    assert "a.checkpoint is written; go on with --resume" in capsys.readouterr().err
+    assert torch.load(run.unfinished)[1] == 2  # the step
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_checkpoint_for_which_the_disk_has_no_room(tmp_path, monkeypatch):
+    """PyTorch says it by a RuntimeError. The checkpoint before it is kept."""
+    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
+    run = fit.Run(tmp_path / "a")
+    training = fit.fit(Divided(student(), None), EXITS, (ROWS, LABELS), RECIPE, run)
+    next(training)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20480, before[1]))
+    try:
+        raises_line(next, OSError, "a.checkpoint cannot be written", training)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert torch.load(run.unfinished)[1] == 1  # the step
+    assert [path.name for path in tmp_path.iterdir()] == ["a.checkpoint"]
 
 
 def test_a_loss_that_is_not_finite_ends_the_training_before_it_is_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1)
     model, run = student(), fit.Run(tmp_path / "a")
-    training = fit.fit(model, EXITS, (ROWS, LABELS), RECIPE, run)
+    training = fit.fit(Divided(model, None), EXITS, (ROWS, LABELS), RECIPE, run)
     next(training)
     model.lm_head.weight.data[0, 0] = math.nan
     raises_line(next, ValueError, "the loss of step 2 is not finite", training)
@@ -130,13 +178,13 @@ def train_on_every_rank(out):
     join_processes()
     fit.CHECKPOINT_SECONDS = -1 if os.environ["RANK"] == "0" else 1e9  # rank 0's clock counts
     mesh = init_device_mesh("cpu", (2,))
-    model, run = student(), fit.Run(out, mesh=mesh)
-    losses = losses_of(out, model, run=run, micro_batch=4, stop_after=5)
+    run = fit.Run(out, mesh=mesh)
+    losses = losses_of(out, run=run, micro_batch=4, stop_after=5)
     fit.CHECKPOINT_SECONDS = 1e9
-    again = student()
+    again = Divided(student(), mesh)
     whole = losses_of(out, again, run=replace(run, resume=True), micro_batch=4)
     held = sum(parameter.to_local().numel() for parameter in again.parameters())
-    whole_model = fit.gather(again, mesh)
+    whole_model = again.gather()
     if whole_model:
         weights = {name: each.tolist() for name, each in whole_model.named_parameters()}
         losses = torch.cat([losses, whole]).tolist()
@@ -161,18 +209,16 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     """With a teacher, in micro-batches; no checkpoint is left. The same by two processes."""
     some = ["--millions", "0.004", "--lr", "3e-3", "--teacher", tiny, "--micro-batch", 2]
     assert program(train.main, *soft(tiny, tmp_path / "draft", *some)) == 0
-    draft, before = load_model(tmp_path / "draft", quick=False), nested.cut(tiny, (1, 2, 3), "cpu")
-    assert draft.config.drafting.exits == (1, 2, 3) and draft.config.drafting.thresholds == (
-        0.5,
-        0.5,
-        0.0,
-    )
+    draft, before = load_model(tmp_path / "draft", quick=False), nested.cut(tiny, 3, "cpu")
+    # Too little text to measure thresholds.
+    assert draft.config.drafting == Drafting((1, 2, 3), (0.5, 0.5, 0.0))
     assert "exit 1:" in capsys.readouterr().err
-    made = nested.make_rows(Tokenizer(tiny), "mini", fit.Run(tiny, seed=9), RECIPE, 0.001)
-    (tokens, labels), _ = made
+    pairs = data.read_pairs("mini", 9, Tokenizer(tiny), True, Counter())
+    rows = data.make_rows(pairs, batch=8, length=16, millions=0.001)
     with torch.no_grad():
-        losses = [soft_losses(each, tokens, labels, (1, 2, 3)) for each in (before, draft)]
-    assert (losses[1] < losses[0] - 0.2).all()
+        losses = [soft_losses(each, *rows, (1, 2, 3)) for each in (before, draft)]
+    count = (rows[1] != -100).sum()
+    assert (losses[1] / count < losses[0] / count - 0.2).all()
     line = list(map(str, soft(tiny, tmp_path / "two", *some)))
     assert fork(tmp_path, 2, train.main, line) == [0, 0], (tmp_path / "err").read_text()
     two = load_model(tmp_path / "two", quick=False)
@@ -181,31 +227,90 @@ def test_soft_makes_a_draft_that_has_learnt(tiny, tmp_path, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"base", "draft", "two", "out", "err"}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_thresholds_are_measured_on_text_that_was_held_out(ranks, tiny, tmp_path, capsys):
+    """The config has them; every token of a plain text is learnt."""
+    text = "".join(f"{number} and {number + 1} make {2 * number + 1}. " for number in range(1300))
+    line = ["--data", written(tmp_path / "sums.txt", text), "--lr", "3e-3", "--epochs", 1]
+    line = list(map(str, soft(tiny, tmp_path / "draft", "--micro-batch", 2, *line)))
+    if ranks == 1:
+        assert program(train.main, *line) == 0
+        error = capsys.readouterr().err
+    else:
+        assert fork(tmp_path, ranks, train.main, line) == [0, 0]
+        error = (tmp_path / "err").read_text()
+    drafting = load_model(tmp_path / "draft").config.drafting
+    first, second, last = drafting.thresholds
+    assert 0 < first < 1 and 0 < second < 1 and last == 0 and 0.5 not in (first, second)
+    rows = len(Tokenizer(tiny).encode(text)) // 48  # and an EOS
+    held_out = rows // 20
+    learnt = rows - held_out
+    assert (
+        f"with thresholds {first}, {second}, 0.0, measured on {held_out} rows; it learnt" in error
+    )
+    assert f"{learnt} rows of 48 tokens, of which {48 * learnt} are learnt" in error
+
+
+def test_an_exit_loses_a_hundredth_of_what_the_last_exit_gets_right():
+    """The example of the docstring; an exit as good as the last one; and one that knows nothing."""
+    confidence = 1 - torch.arange(1000) / 1000  # 1.0, 0.999, ...
+    last = torch.ones(1000)
+    last[-100:] = 0
+    right = last.clone()
+    right[100:105] = 0  # above 0.7 the last exit gets 5 tokens more right
+    right[395:399] = 0  # above 0.6 it is 9
+    right[450:461] = 0  # above 0.5 it is 20
+    shuffled = torch.randperm(1000, generator=seeded(0))
+    inputs = confidence[shuffled], right[shuffled], last[shuffled]
+    assert thresholds.lowest_threshold(*inputs) == pytest.approx(0.551)
+    assert thresholds.lowest_threshold(confidence, last, last) == pytest.approx(0.001)
+    assert thresholds.lowest_threshold(confidence, 0 * last, last) == pytest.approx(0.992)
+    few = last * (confidence > 0.95)
+    assert thresholds.lowest_threshold(confidence, 0 * last, few) == 1
+
+
+def test_a_twentieth_of_the_rows_is_held_out():
+    """At most 64, of which none is learnt; none if they have too few labels."""
+    for count, length, expected in ((2000, 16, 64), (1000, 20, 50), (1000, 19, 0)):
+        tokens = torch.arange(count * length).view(count, length)
+        learnt, held_out = thresholds.hold_out((tokens, tokens))
+        assert len(held_out[0]) == len(held_out[1]) == expected
+        assert torch.equal(torch.cat((learnt[0], held_out[0])), tokens)
+
+
 MISTAKES = """
 --data TMP/bad.json | is not JSON
---data TMP/few.json | there is nothing to learn from in TMP/few.json: 0 dialogues
---data TMP/none.json | No such file
+--data TMP/few.json | there is nothing to learn from in TMP/few.json
+--data TMP/none.json --length 65 | no file TMP/none.json; expected mini, dialogues
+--data TMP/few.txt | there are 0 rows of 48 tokens; a batch needs 4
+--seed 4294967296 | must be from 0 to 4294967295
+--seed -1 | must be from 0 to 4294967295
+--align 2 | --align is about the features of a --teacher; give both
+--align 2 --teacher TMP/wide | --align needs a teacher as wide as TMP/base
+--resume | there is no TMP/draft.checkpoint to go on from
 --exits 0,3 | exits must increase, from 1 to
 --exits 2,1,3 | exits must increase, from 1 to
 --exits 2,7 | exits must increase, from 1 to
 --init TMP/nowhere | no model folder
 --teacher TMP/other | has another vocabulary than
---millions 0.00001 | and a batch needs 4
+--millions 0.00001 | a batch needs 4
 --millions -1 | must be a number above 0
 --millions nan | must be a number above 0
 --length 65 | has a context below 65 tokens; give --length
 --micro-batch 3 | a batch of 4 rows cannot be divided among 1 processes and micro-batches of 3
 --out TMP/base | base is there already
 --epochs 0 | must be at least 1, got 0
---out TMP/cut | cut.checkpoint is there already; go on with --resume, or remove it
+--out TMP/cut | cut.checkpoint is there; go on with --resume, or remove it
 """
 
 
 def test_user_errors(tiny, tmp_path, capsys):
     (tmp_path / "bad.json").write_text('{"not": "a list"')
     (tmp_path / "few.json").write_text("[]")
+    (tmp_path / "few.txt").write_text("A few words.")
     (tmp_path / "cut.checkpoint").write_text("")
     save_model(random_llama(0), tmp_path / "other")
+    save_model(random_llama(0, vocab_size=1024, hidden_size=64), tmp_path / "wide")
     for line in MISTAKES.strip().split("\n"):
         arguments, message = line.replace("TMP", str(tmp_path)).split(" | ")
         more = ["--millions", "0.01", *arguments.split()]
@@ -221,36 +326,30 @@ def test_labels_are_the_assistants_words(answers_only, tokenizer):
     ids = [token for prompt, answer in pairs for token in prompt + answer]
     fine = [*tokenizer.encode("Fine")[1:], tokenizer.eos_id]
     assert ids == tokenizer.encode_chat(messages[:3]) + fine
-    text, said = dialogues.join(pairs * 2, answers_only, 10)
-    assert text.tolist() == 2 * ids
     learnt = [t for p, a in pairs for t in ([-100] * len(p) if answers_only else p) + a]
-    assert said.tolist() == 2 * learnt
     rows = range(0, 2 * len(ids) - 10, 10)
     kept = [n for n in rows if set((2 * learnt)[n + 1 : n + 11]) != {-100}]
     assert (len(kept) < len(rows)) == answers_only
-    for enough in range(1, len(kept) + 1):
-        part, labels = dialogues.join(pairs * 3, answers_only, 10, enough)
-        assert len(dialogues.divide(part, labels, 10)[0]) >= enough
-        end = kept[enough - 1] + 11  # one token more than the row: the label of its last
-        ends = [len(ids) * n + len(sum(pairs[0], [])) * m for n in range(3) for m in range(2)]
-        assert len(part) == min(each for each in ends if each >= end)
-    tokens, labels = dialogues.divide(text, said, 10)
+    if not answers_only:
+        pairs = [([], prompt + answer) for prompt, answer in pairs]
+    tokens, labels = data.make_rows(pairs * 2, batch=1, length=10)
     assert tokens.tolist() == [(2 * ids)[n : n + 10] for n in kept]
     assert labels.tolist() == [(2 * learnt)[n + 1 : n + 11] for n in kept]
 
 
-def test_as_many_rows_are_learnt_from_as_were_asked_for(tokenizer, tmp_path):
+def test_as_many_rows_are_learnt_from_as_were_asked_for(tokenizer):
     """Although some short rows of the corpus have no answer; whole batches of them."""
-    recipe = replace(nested.MINI, length=32)
-    rows, _ = nested.make_rows(tokenizer, "mini", fit.Run(tmp_path / "x"), recipe, 0.002)
-    assert len(rows[0]) == 64 and ((rows[1] != -100).sum(dim=1) > 0).all()
+    pairs = data.read_pairs("mini", 0, tokenizer, True, Counter())
+    tokens, labels = data.make_rows(pairs, batch=4, length=32, millions=0.002)
+    assert len(tokens) == 64 and ((labels != -100).sum(dim=1) > 0).all()
 
 
-class Plain:
-    """A tokenizer that takes every dialogue."""
-
-    def rounds(self, messages):
-        return [([1], [2])]
+def test_the_rows_are_those_that_the_shipped_draft_learnt_from(tokenizer):
+    """To the last token, or it could not be made again."""
+    pairs = data.read_pairs("mini", 1, tokenizer, True, Counter())
+    tokens, labels = data.make_rows(pairs, batch=4, length=256, millions=0.05)
+    content = tokens.numpy().tobytes() + labels.numpy().tobytes()
+    assert len(tokens) == 196 and f"{zlib.crc32(content):08x}" == "230ab6f6"
 
 
 def record(*texts, speakers=("human", "gpt") * 2):
@@ -264,55 +363,55 @@ def written(file, content):
     return file
 
 
-def found_in(file, content):
-    """(texts of the dialogues, how many records were passed over) of a file with ``content``."""
-    counts = dialogues.Counts("")
-    path = str(written(file, content))
-    found = dialogues.read_dialogues(path, 0, Plain(), counts)
+def found_in(file, content, tokenizer):
+    """(texts of the dialogues, what was passed over) of a file with ``content``."""
+    passed_over = Counter()
+    found = data.read_dialogues(str(written(file, content)), 0, tokenizer, passed_over)
     texts = [[message["content"] for message in messages] for messages, _ in found]
-    return texts, counts.passed_over.total()
+    return texts, passed_over
 
 
-def test_records_that_are_dialogues(tmp_path):
+def test_records_that_are_dialogues(tokenizer, tmp_path):
     """ShareGPT's and those with roles, as one list or one in each line."""
     file = tmp_path / "d.json"
     records = [{"id": "x", **record("a", "b", "c")}, record("d", "é\u2028]}")]
     roles = ("system", "user", "assistant")
     said = [{"role": role, "content": role} for role in roles]
     records += [record("x", "y", "z", speakers=("system", "human", "gpt")), {"messages": said}]
-    texts = [["a", "b", "c"], ["d", "é\u2028]}"], ["x", "y", "z"], list(roles)]
+    texts = [["a", "b"], ["d", "é\u2028]}"], ["x", "y", "z"], list(roles)]
     none = [record(), record("x"), record("x", " "), record("x", None), "not a record", None, []]
     none += [record("x", "y", speakers=("gpt", "human")), {"conversations": None}, {"messages": 1}]
     none += [record("a", "b", speakers=("human", "tool")), {"conversations": [{"from": "human"}]}]
-    assert found_in(file, records + none) == (texts, len(none))
+    none += [record("a", "b", "c", speakers=("human", "human", "gpt"))]
+    read, passed_over = found_in(file, records + none, tokenizer)
+    assert read == texts and passed_over.total() == len(none)
     lines = [json.dumps(each, ensure_ascii=False) for each in records + none]
-    assert found_in(file, "\n\n".join(lines)) == (texts, len(none))
-    assert found_in(file, lines[1] + "\r\n") == (texts[1:2], 0)
+    read, passed_over = found_in(file, "\n\n".join(lines), tokenizer)
+    assert read == texts and passed_over.total() == len(none)
+    assert found_in(file, lines[1] + "\r\n", tokenizer) == (texts[1:2], Counter())
     for content in ("null", '{"a": 1}', "7", [5] * 7):
-        raises_line(found_in, ValueError, "nothing to learn .* a record is no", file, content)
+        message = "nothing to learn .* a record is no"
+        raises_line(found_in, ValueError, message, file, content, tokenizer)
     for content in ("[1, 2", '{"messages": [', "a\nb"):
-        raises_line(found_in, ValueError, "is not JSON", file, content)
+        raises_line(found_in, ValueError, "is not JSON", file, content, tokenizer)
 
 
 def test_what_cannot_be_learnt_from_is_counted(tokenizer, tmp_path):
     """Half a character, in a question or an answer, ended a training."""
     records = [record("Hi", "Hello", "And?"), record("\ud800", "Hello"), record("Hi", "\ud800")]
     records += [record("And?", "Bye</s> Bye"), "x", "y", "z"]
-    counts, file = dialogues.Counts("a format"), written(tmp_path / "d.json", records)
-    found = dialogues.read_dialogues(str(file), 0, tokenizer, counts)
-    pairs = [pair for _, rounds in found for pair in rounds]
+    passed_over, file = Counter(), written(tmp_path / "d.json", records)
+    pairs = list(data.read_pairs(str(file), 0, tokenizer, True, passed_over))
     texts = ["Hi", "Hello"], ["And?", "Bye"]
     assert pairs == [pair for each in texts for pair in tokenizer.rounds(each)]
-    expected = "2 dialogues in a format, "
-    expected += "5 passed over (3: a record is no dialogue)"
-    assert str(counts) == expected
+    expected = "; 5 records are passed over (3: a record is no dialogue)"
+    assert data.describe(passed_over) == expected
 
 
 def test_a_folder_without_a_chat_format_learns_plain_text(tokenizer, tiny, tmp_path):
     """As run.py prompts it."""
     file = written(tmp_path / "d.json", [record("Hi", "Hello")])
-    found = dialogues.read_dialogues(str(file), 0, Tokenizer(tiny), dialogues.Counts(""))
-    [(_, [(prompt, answer)])] = found
+    [(prompt, answer)] = data.read_pairs(str(file), 0, Tokenizer(tiny), True, Counter())
     assert prompt == tokenizer.encode("Hi") and tokenizer.decode(answer).strip() == "Hello"
     assert answer[-1] == tokenizer.eos_id
 
@@ -334,12 +433,12 @@ def test_a_corpus_that_no_template_takes_ends_in_a_line(template, name, tiny, tm
 
 
 def test_a_file_that_is_too_small(tiny, tmp_path, capsys):
-    file = written(tmp_path / "d.json", [record("What?", "A short answer")] * 5)
+    file = written(tmp_path / "d.json", [record("What?", "A short answer")] * 5 + [1, 2])
     line = soft(tiny, tmp_path / "draft", "--data", file, "--batch", 128, "--length", 16)
-    refuses(train.main, capsys, "rows of 16 tokens, and a batch needs 128", *line)
+    refuses(train.main, capsys, "rows of 16 tokens; a batch needs 128", *line)
     line += ["--batch", 1, "--micro-batch", 1]
     assert program(train.main, *line) == 0
-    assert "5 dialogues in plain text" in capsys.readouterr().err.splitlines()[-1]
+    assert "are learnt; 2 records are passed over (2: a record" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -362,29 +461,31 @@ def test_a_token_that_the_model_does_not_have_is_in_no_row(tmp_path):
     (tmp_path / "mini-pad/added_tokens.json").write_text('{"[PAD]": 1024}')
     tokenizer = Tokenizer(tmp_path / "mini-pad", vocab_size=1024)
     records = [record("Hi [PAD]", "Hello"), record("Hi", "Hello [PAD]"), record("And?", "Bye")]
-    file, counts = written(tmp_path / "d.json", records), dialogues.Counts("")
-    [(_, rounds)] = dialogues.read_dialogues(str(file), 0, tokenizer, counts)
-    assert rounds == list(tokenizer.rounds(["And?", "Bye"]))
-    assert "2 passed over (2: the text has the token 1024 of the tokenizer in" in str(counts)
+    file, passed_over = written(tmp_path / "d.json", records), Counter()
+    pairs = list(data.read_pairs(str(file), 0, tokenizer, True, passed_over))
+    assert pairs == list(tokenizer.rounds(["And?", "Bye"]))
+    assert "(2: the text has the token 1024 of the tokenizer in" in data.describe(passed_over)
     for encode in (tokenizer.encode, tokenizer.encode_chat):
         raises_line(encode, ValueError, "but the model has only tokens 0 to 1023", "a [PAD]")
 
 
 def test_mini_makes_the_whole_family(tmp_path, monkeypatch, capsys):
-    """The command that made weights/, smaller: every member loads; --resume keeps all."""
+    """The command that made weights/, smaller: every member loads; those there are kept."""
     small, out = family.make_config(5, 64, 2, 1), tmp_path / "family"
-    targets = {name: family.Miniature(small, 0.003, 1e-3, True) for name in family.TARGETS}
-    monkeypatch.setattr(family, "TARGETS", targets)
-    assert program(train.main, "mini", "--out", out, "--millions", "0.002") == 0
-    assert {path.name for path in out.iterdir() if path.is_dir()} == {*family.TARGETS, "mini-draft"}
-    for name in family.TARGETS:
-        assert load_model(out / name).config == small
+    members = {name: family.Miniature(small, 0.003, 1e-3, True) for name in family.MEMBERS}
+    monkeypatch.setattr(family, "MEMBERS", members)
+    line = ["mini", "--out", out, "--millions", "0.002"]
+    assert program(train.main, *line) == 0
+    assert {path.name for path in out.iterdir()} == set(members)
+    for name in members:
+        model = load_model(out / name)
+        if name != "mini-draft":
+            assert model.config == small
     draft = load_model(out / "mini-draft")
-    assert draft.config.drafting.exits == (2, 3) and draft.config.num_hidden_layers == 4
+    assert draft.config.drafting == family.DRAFTING and draft.config.num_hidden_layers == 4
     shipped, made = Tokenizer(WEIGHTS / "mini-7b"), Tokenizer(out / "mini-draft")
     text = "What is 3 + 4? <s> Zwölf</s>"
     assert shipped.encode(text) == made.encode(text)
     capsys.readouterr()
-    assert program(train.main, "mini", "--out", out, "--millions", "0.002", "--resume") == 0
+    assert program(train.main, *line) == 0
     assert capsys.readouterr().err == ""
-    refuses(train.main, capsys, "is there already", "mini", "--out", out)

@@ -3,22 +3,22 @@
 Improved MCSD (arXiv 2409.10644, "decision model").
 """
 
-from itertools import islice
-from pathlib import Path
+from collections import Counter
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from ..checkpoint.config import read_config
+from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import progress, tell
-from ..checkpoint.pair import Pair, load_pair
+from ..checkpoint.pair import Choice, Pair, choose_pair, load_chosen
 from ..generation import start
 from ..mcsd.decision import Decision, fingerprint, save_decision
 from ..model import Llama
-from ..options import Options
 from ..rules import Prediction, Proposal
 from ..stats import Step
-from .dialogues import Counts, read_dialogues
+from .data import read_dialogues, refuse_missing
 from .fit import Run
 
 LEARNING_RATE = {"hidden": 1e-3, "stats": 5e-3}  # at its peak, by features
@@ -61,14 +61,14 @@ def collect(decision: Decision, pair: Pair, prompts: list[list[int]]) -> tuple[T
 
 def acceptance_of(step: Step, temperature: float) -> Tensor:
     """Acceptance probabilities (N,) of a step's chain: min(1, p / q), one-hot at T = 0."""
-    logits = step.logits[:-1].float()  # (N, V)
-    tokens = torch.tensor(step.tree.tokens[1:], device=logits.device)  # (N,)
+    logits = step.logits[:-1].float()  # (N, V): row i is about node i + 1
+    tokens = step.tree.tokens[1:]
+    drafted = torch.tensor(tokens, device=logits.device)  # (N,)
     if temperature == 0:
-        return (logits.argmax(dim=-1) == tokens).float()
-    p = logits.softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
-    paths = logits.new_tensor(step.tree.probs)  # (N+1,), products of q along the chain
-    q = paths[1:] / paths[:-1]
-    return (p / q).clamp(max=1.0)
+        return (logits.argmax(dim=-1) == drafted).float()
+    p = logits.softmax(dim=-1).gather(1, drafted[:, None])[:, 0]  # (N,)
+    q = [step.tree.q[node][token].item() for node, token in enumerate(tokens)]
+    return (p / logits.new_tensor(q)).clamp(max=1.0)
 
 
 def fit_decision(
@@ -89,13 +89,16 @@ def fit_decision(
 
 
 def train_decision(
-    run: Run, target: Path, draft: Path, features: str, data: str, prompts: int, epochs: int
+    run: Run, target: str, draft: str, features: str, data: str, prompts: int, epochs: int
 ) -> None:
     """Learn from four fifths of ``prompts`` questions, say how good it is on the others, save."""
-    pair = load_pair(target, draft, Options(), run.device)
-    questions = find_questions(pair, data, prompts, run.seed)
+    refuse_existing(run.out)
+    refuse_missing(data)
+    choice = choose_pair(target, draft)
+    questions = find_questions(choice, data, prompts, run.seed)
     if len(questions) < 5:
         raise ValueError(f"{data} gives {len(questions)} questions; expected 5 or more")
+    pair = load_chosen(choice, run.device, "auto")
     torch.manual_seed(run.seed)
     size = pair.draft.config.hidden_size
     decision = Decision(features, size, THRESHOLD, fingerprint(pair.draft)).to(pair.draft.device)
@@ -114,14 +117,17 @@ def train_decision(
     tell(f"{run.out}: it learnt from {data}, {epochs} times {learnt} drafted tokens")
 
 
-def find_questions(pair: Pair, data: str, count: int, seed: int) -> list[list[int]]:
+def find_questions(choice: Choice, data: str, count: int, seed: int) -> list[list[int]]:
     """Prompts of at most ``count`` first questions of ``data``, with room for a draft."""
-    counts = Counts(pair.tokenizer.prompt_format.name)
-    room = pair.target.config.max_position_embeddings - 16
+    room = read_config(choice.folder).max_position_embeddings - 16
     # Not the questions that the draft has learnt from, unless they are those of a file.
-    dialogues = read_dialogues(data, seed + 2, pair.tokenizer, counts)
-    prompts = (
-        pair.tokenizer.encode_prompt(each[: 1 + (each[0]["role"] == "system")])
-        for each, _ in dialogues
-    )
-    return list(islice((prompt for prompt in prompts if len(prompt) < room), count))
+    dialogues = read_dialogues(data, seed + 2, choice.tokenizer, Counter())
+    prompts = []
+    for messages, _ in dialogues:
+        system = messages[0]["role"] == "system"
+        prompt = choice.tokenizer.encode_prompt(messages[: 1 + system])
+        if len(prompt) < room:
+            prompts.append(prompt)
+        if len(prompts) == count:
+            break
+    return prompts

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,15 +15,17 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.chat import VICUNA_SYSTEM
-from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting, Llama, LlamaConfig
 from .corpus import conversations
-from .fit import Run
-from .nested import MINI, cut, make_rows, train_and_save
+from .data import make_rows, read_pairs
+from .fit import Run, fit
+from .fsdp import Divided
+from .nested import MINI, cut, save_trained
 
 VOCAB_SIZE = 1024
+DRAFT_MILLIONS = 1.5  # of tokens, from which a draft learns
 
 
 def make_config(layers: int, width: int, heads: int, kv_heads: int) -> LlamaConfig:
@@ -48,15 +51,15 @@ class Miniature:
     answers_only: bool = False  # or it learns what users say as well
 
 
-TARGETS = {
+# In the order in which they are trained: the draft is the first layers of mini-7b, trained further.
+MEMBERS = {
     "mini-7b": Miniature(make_config(10, 160, 5, 5), 6.0, 2.5e-3),
+    "mini-draft": Miniature(make_config(4, 160, 5, 5), DRAFT_MILLIONS, 1e-3, answers_only=True),
     "mini-13b": Miniature(make_config(13, 192, 6, 6), 7.0, 2e-3),
     # To foresee the questions as well, a model that copies would first have to unlearn it.
     "mini-70b": Miniature(make_config(20, 256, 8, 2), 4.0, 1.5e-3, copying=True, answers_only=True),
 }
-# The draft is the first four layers of mini-7b.
 DRAFT_EXITS = (2, 3, 4)
-DRAFT_TOKENS = 1.5  # millions
 # Fast for every target, on questions like the corpus and on others.
 # Exit 4 is no better than exit 3, and takes longer (bench/README.md, "tuned").
 DRAFTING = Drafting((2, 3), (0.6, 0.0), length=12, stop=0.35, tree=(3, 12, 32))
@@ -134,38 +137,35 @@ def tokenizer_texts(seed: int) -> Iterator[str]:
 
 
 def train_mini(run: Run, millions: float | None = None) -> None:
-    """Train all, each on so many ``millions`` of tokens or its own; --resume keeps those there."""
-    if not run.resume:
-        refuse_existing(run.out)
+    """Train all, each on so many ``millions`` of tokens or its own.
+
+    Members that are there are kept, and one that was begun goes on from its checkpoint.
+    """
     with tempfile.TemporaryDirectory(prefix="mini-") as folder:  # so it has Vicuna's format
         tokenizer = make_tokenizer(Path(folder), run.seed)
-        members = ("mini-7b", "mini-draft", "mini-13b", "mini-70b")
-        for number, name in enumerate(members, start=1):
+        for name, miniature in MEMBERS.items():
             member = replace(run, out=run.out / name)
-            if member.out.exists():
-                continue
-            tell(f"{name}, {number} of {len(members)}")
-            if name == "mini-draft":
-                train_draft(member, millions)
-            else:
-                train_target(member, tokenizer, millions)
+            member = replace(member, resume=member.unfinished.exists())
+            if not member.out.exists():
+                tell(f"{name} is trained")
+                train_member(member, miniature, tokenizer, millions or miniature.millions)
 
 
-def train_target(run: Run, tokenizer: Tokenizer, millions: float | None) -> None:
-    """One of TARGETS from nothing."""
-    target = TARGETS[run.out.name]
-    recipe = replace(MINI, lr=target.lr)
-    model = initialise(target.config, run.seed, target.copying).to(run.device)
-    millions = millions or target.millions
-    rows, _ = make_rows(tokenizer, "mini", run, recipe, millions, target.answers_only)
-    exits = (target.config.num_hidden_layers,)
-    train_and_save(model, exits, rows, recipe, run, tokenizer.folder)
-
-
-def train_draft(run: Run, millions: float | None) -> None:
-    """The draft from the first layers of the mini-7b that is in the same folder."""
-    init = run.out.with_name("mini-7b")
-    run = replace(run, seed=run.seed + 1)
-    model = cut(init, DRAFT_EXITS, run.device, DRAFTING)
-    rows, _ = make_rows(Tokenizer(init), "mini", run, MINI, millions or DRAFT_TOKENS)
-    train_and_save(model, DRAFT_EXITS, rows, MINI, run, init)
+def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions: float) -> None:
+    if run.out.name == "mini-draft":
+        exits = DRAFT_EXITS
+        drafting = DRAFTING
+        run = replace(run, seed=run.seed + 1)
+        model = cut(run.out.with_name("mini-7b"), exits[-1], run.device)
+    else:
+        config = miniature.config
+        exits = (config.num_hidden_layers,)
+        drafting = None
+        model = initialise(config, run.seed, miniature.copying).to(run.device)
+    recipe = replace(MINI, lr=miniature.lr)
+    pairs = read_pairs("mini", run.seed, tokenizer, miniature.answers_only, Counter())
+    rows = make_rows(pairs, recipe.batch, recipe.length, millions)
+    trained = Divided(model, run.mesh)
+    for _ in fit(trained, exits, rows, recipe, run):
+        pass  # it says itself how far it is
+    save_trained(trained, drafting, run, tokenizer.folder)

@@ -1,40 +1,34 @@
-"""The training loop: AdamW, a learning rate schedule, micro-batches, FSDP2, checkpoints.
+"""The training loop: AdamW, a learning rate schedule, micro-batches, checkpoints.
 
-All exits of a model learn together, by the SoFT loss (s2d/soft.py). Where torchrun started several
-processes, PyTorch's FSDP2 gives each a part of the weights, gradients and AdamW's state.
+All exits of a model learn together, by the SoFT loss (s2d/soft.py).
 """
 
 import math
+import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 
-from ..checkpoint import empty_model, is_fast
-from ..checkpoint.files import staged
+from ..checkpoint import is_fast
+from ..checkpoint.files import refuse_existing
 from ..checkpoint.notices import PROGRESS_SECONDS, tell
-from ..model import Llama
-from ..soft import Aim, soft_losses
+from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
+from .data import Rows
+from .fsdp import Divided, compute_checksum, load_checkpoint, save_checkpoint
+from .teacher import Teacher, taught_losses
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0, on the CPU
-
-Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
 
 
 @dataclass(frozen=True)
@@ -66,71 +60,97 @@ class Run:
         """The file from which --resume goes on; it is there until ``out`` is written."""
         return self.out.with_name(f"{self.out.name}.checkpoint")
 
+    def refuse(self, recipe: Recipe) -> None:
+        """Raise ValueError, before a long run, if it could not be begun, ended or divided."""
+        refuse_existing(self.out)
+        if self.resume and not self.unfinished.exists():
+            raise ValueError(f"there is no {self.unfinished} to go on from; leave out --resume")
+        if self.unfinished.exists() and not self.resume:
+            raise ValueError(f"{self.unfinished} is there; go on with --resume, or remove it")
+        if recipe.batch % (self.ranks * recipe.micro_batch):
+            parts = f"{self.ranks} processes and micro-batches of {recipe.micro_batch}"
+            raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
+
 
 def fit(
-    model: Llama,
+    model: Divided,
     exits: tuple[int, ...],
     rows: Rows,
     recipe: Recipe,
     run: Run,
-    aim: Aim | None = None,
-) -> Iterator[tuple[int, Tensor]]:
-    """Train ``model`` in place, all ``exits`` together; yields (step, losses (E,)) after each step.
+    teacher: Teacher | None = None,
+) -> Iterator[Tensor]:
+    """Train ``model`` in place, all ``exits`` together; yields the losses (E,) of each step.
 
     The loss is the mean over all labelled tokens of a step, however they are divided among
-    micro-batches and processes. A resumed run has the losses of an uninterrupted one. Raises
-    ValueError if its checkpoint is another training's, and if the loss is not finite any more.
+    micro-batches and processes. A resumed training has the losses and weights of an uninterrupted
+    one. Raises ValueError if its checkpoint is another training's, and if the loss is not finite;
+    and KeyboardInterrupt after Ctrl-C, when the step has ended and a checkpoint is written.
     """
     tokens, labels = rows
-    device = model.device
+    device = model.model.device
     rank = 0 if run.mesh is None else run.mesh.get_local_rank()
-    if recipe.batch % (run.ranks * recipe.micro_batch):
-        parts = f"{run.ranks} processes and micro-batches of {recipe.micro_batch}"
-        raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
-    if run.unfinished.exists() and not run.resume:
-        raise ValueError(f"{run.unfinished} is there already; go on with --resume, or remove it")
-    data = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
-    align = aim and (aim.align or "distributions")
-    settings = repr((replace(recipe, micro_batch=1), exits, run.seed, data, align))
     bf16 = recipe.bf16 and is_fast(torch.bfloat16, device)
-    objective = Objective(model, partial(soft_losses, exits=exits, aim=aim))
-    if run.mesh is not None:
-        shard(objective, run.mesh)
+    loss_function = soft_losses if teacher is None else partial(taught_losses, teacher=teacher)
     optimizer = make_optimizer(model, recipe.weight_decay)
     order = order_rows(len(tokens), recipe.epochs, run.seed, recipe.shuffle_first)
     batches = order.split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
+    # All that decides what the losses are.
+    settings = asdict(recipe) | {"exits": exits, "seed": run.seed, "weights": model.checksum}
+    del settings["micro_batch"]
+    settings["data"] = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
+    settings["teacher"] = teacher and (compute_checksum(teacher.model), teacher.align)
     done = load_checkpoint(run.unfinished, model, optimizer, settings) if run.resume else 0
     began = told = saved = time.monotonic()
-    for step in range(done, steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps, recipe.lr)
-        batch = batches[step]
-        count = (labels[batch] != -100).sum().item()
-        losses = torch.zeros(len(exits), device=device)
-        for part in batch[rank :: run.ranks].split(recipe.micro_batch):
-            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                own = objective(tokens[part].to(device), labels[part].to(device), count=count)
-            (own.mean() * run.ranks).backward()  # gradients are averaged over processes
-            losses += own.detach()
-        if run.mesh is not None:
-            dist.all_reduce(losses, group=run.mesh.get_group())
-        if not losses.isfinite().all():
-            raise ValueError(f"the loss of step {step + 1} is not finite; try a lower --lr")
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        now = time.monotonic()
-        if from_rank_0(lambda: now - saved > CHECKPOINT_SECONDS):  # noqa: B023 (clocks differ)
-            save_checkpoint(run.unfinished, model, optimizer, step + 1, settings)
-            saved = time.monotonic()
-        if now - told > PROGRESS_SECONDS or step + 1 == steps:
-            told = now
-            speed = (step + 1 - done) / (now - began)
-            by_exit = "  ".join(f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist()))
-            left = (steps - step - 1) / speed
-            tell(f"{run.out.name} step {step + 1}/{steps}, {left:.0f} s left  {by_exit}")
-        yield step + 1, losses
+    with hear_ctrl_c() as pressed:
+        for step in range(done, steps):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, steps, recipe.lr)
+            batch = batches[step]
+            count = (labels[batch] != -100).sum().item()
+            losses = torch.zeros(len(exits), device=device)
+            for part in batch[rank :: run.ranks].split(recipe.micro_batch):
+                inputs = tokens[part].to(device), labels[part].to(device), exits
+                with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                    own = model(loss_function, *inputs) / max(1, count)
+                (own.mean() * run.ranks).backward()  # gradients are averaged over processes
+                losses += own.detach()
+            if run.mesh is not None:
+                dist.all_reduce(losses, group=run.mesh.get_group())
+            if not losses.isfinite().all():
+                raise ValueError(f"the loss of step {step + 1} is not finite; try a lower --lr")
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            now = time.monotonic()
+            if now - told > PROGRESS_SECONDS or step + 1 == steps:
+                told = now
+                left = (steps - step - 1) * (now - began) / (step + 1 - done)
+                by_exit = [f"exit {e}: {loss:.3f}" for e, loss in zip(exits, losses.tolist())]
+                where = f"step {step + 1}/{steps}, {left:.0f} s left"
+                tell(f"{run.out.name} {where}  {'  '.join(by_exit)}")
+            is_due = now - saved > CHECKPOINT_SECONDS
+            # Clocks differ, and Ctrl-C is not heard by all processes during the same step.
+            is_due, ends = from_rank_0(lambda: (is_due, pressed.is_set()))  # noqa: B023
+            if ends or is_due:
+                save_checkpoint(run.unfinished, model, optimizer, step + 1, settings)
+                saved = time.monotonic()
+            if ends:
+                tell(f"{run.unfinished} is written; go on with --resume")
+                raise KeyboardInterrupt
+            yield losses
+
+
+@contextmanager
+def hear_ctrl_c() -> Iterator[Event]:
+    """In this context Ctrl-C only sets the event, as half a step would leave useless weights."""
+    pressed = Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.set())
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
@@ -147,7 +167,8 @@ def make_optimizer(model: nn.Module, weight_decay: float) -> torch.optim.Optimiz
 def learning_rate(step: int, steps: int, peak: float) -> float:
     """Linear warm-up over the first 4 % of the steps, then a cosine to a twentieth of the peak."""
     rising = min(1.0, (step + 1) / max(1, round(0.04 * steps)))
-    return peak * rising * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    falling = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return peak * rising * (0.05 + 0.95 * falling)
 
 
 def order_rows(rows: int, epochs: int, seed: int, shuffle_first: bool) -> Tensor:
@@ -156,63 +177,3 @@ def order_rows(rows: int, epochs: int, seed: int, shuffle_first: bool) -> Tensor
     first = [] if shuffle_first else [torch.arange(rows)]
     later = [torch.randperm(rows, generator=generator) for _ in range(epochs - len(first))]
     return torch.cat([*first, *later])
-
-
-class Objective(nn.Module):
-    """A model and its loss in one forward pass, at whose beginning FSDP gathers weights."""
-
-    def __init__(self, model: Llama, loss: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, tokens: Tensor, labels: Tensor, count: int) -> Tensor:
-        return self.loss(self.model, tokens, labels, count=count)
-
-
-def shard(objective: Objective, mesh: DeviceMesh) -> None:
-    """Divide the model by layers; all that is not in a matmul stays float32, as in one process."""
-    for parameter in objective.parameters():
-        parameter.data = parameter.data.contiguous()  # FSDP asks for it
-    for module in (*objective.model.model.layers, objective):
-        fully_shard(module, mesh=mesh)
-
-
-def gather(model: Llama, mesh: DeviceMesh | None) -> Llama | None:
-    """The whole model, on the CPU, for rank 0; None for the others. Without a mesh it is itself."""
-    if mesh is None:
-        return model
-    state = get_model_state_dict(model, options=WHOLE)
-    if mesh.get_local_rank() > 0:
-        return None
-    whole = empty_model(model.config)
-    whole.load_state_dict(state, assign=True)
-    return whole
-
-
-def save_checkpoint(
-    file: Path, model: Llama, optimizer: torch.optim.Optimizer, step: int, settings: str
-) -> None:
-    """Have rank 0 write the whole state after ``step``; a file before it is replaced."""
-    weights, state = get_state_dict(model, optimizer, options=WHOLE)
-
-    def write() -> None:
-        with staged(file) as stage:
-            torch.save((settings, step, weights, state), stage)
-
-    from_rank_0(write)  # the other ranks wait for it
-
-
-def load_checkpoint(
-    file: Path, model: Llama, optimizer: torch.optim.Optimizer, settings: str
-) -> int:
-    """Take the state in ``file``, if it is there; returns the number of steps done."""
-    if not file.is_file():
-        return 0
-    begun, step, weights, state = torch.load(file, map_location="cpu", mmap=True)
-    if begun != settings:
-        raise ValueError(f"{file} was begun with {begun}, not {settings}")
-    set_state_dict(
-        model, optimizer, model_state_dict=weights, optim_state_dict=state, options=WHOLE
-    )
-    return step

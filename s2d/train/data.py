@@ -1,0 +1,162 @@
+"""Dialogues of the corpus or of a file, and plain texts, as rows of tokens and labels."""
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..checkpoint.chat import Message, as_dialogue
+from ..checkpoint.files import read_text
+from ..checkpoint.notices import progress
+from ..checkpoint.tokenizer import Tokenizer
+from .corpus import GROUPS, conversations
+
+# Groups that need what the prompt says come more often: that takes a model longest to learn.
+MIX = (*GROUPS, "translation", "translation", "math_reasoning", "math_reasoning", "rag")
+# What files call those who speak: ShareGPT's, and those of chat templates.
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+SPEAKERS |= {"system": "system"}
+
+Pair = tuple[list[int], list[int]]  # the ids of what is only read, and those of what is learnt
+Rows = tuple[Tensor, Tensor]  # tokens and labels, (R, T) each
+
+
+def refuse_missing(data: str) -> None:
+    """Raise FileNotFoundError if ``data`` is neither "mini" nor a file."""
+    if data != "mini" and not Path(data).is_file():
+        raise FileNotFoundError(f"no file {data}; expected mini, dialogues, or a text in FILE.txt")
+
+
+def read_records(path: Path) -> list[Any]:
+    """The records of a file of JSON, which is one list of them or has one in each line."""
+    text = read_text(path).strip()
+    try:
+        if text.startswith("["):
+            return json.loads(text)
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON ({error})") from None
+
+
+def read_dialogue(record: Any) -> list[Message]:
+    """The messages of a record, up to the last answer; ValueError if they are no dialogue.
+
+    They are its "conversations" or "messages", each with "from" and "value", or "role" and
+    "content".
+    """
+    dialogue = []
+    try:
+        for each in record.get("conversations") or record["messages"]:
+            role = SPEAKERS[each.get("from") or each["role"]]
+            content = each["value"] if "value" in each else each["content"]
+            dialogue.append({"role": role, "content": content})
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("a record is no dialogue") from None
+    while dialogue and dialogue[-1]["role"] != "assistant":
+        dialogue.pop()  # a question without an answer
+    if not all(isinstance(each["content"], str) and each["content"].strip() for each in dialogue):
+        raise ValueError("a record has an empty message")
+    return dialogue
+
+
+def read_dialogues(
+    data: str, seed: int, tokenizer: Tokenizer, passed_over: Counter[str]
+) -> Iterator[tuple[list[Message], list[Pair]]]:
+    """Yield each dialogue of ``data``, and its rounds; "mini" is the corpus, without end.
+
+    What is no dialogue, or cannot be written in the chat format, is ``passed_over`` in a file, and
+    counted there by the reason. Raises ValueError if no dialogue is left.
+    """
+    if data == "mini":
+        corpus = conversations(seed, "train", MIX)
+        records = ({"messages": as_dialogue(chain(*each.turns))} for each in corpus)
+    else:
+        records = read_records(Path(data))
+    found = 0
+    for record in progress(records, f"reading {data}: dialogues"):
+        try:
+            dialogue = read_dialogue(record)
+            rounds = list(tokenizer.rounds(dialogue))
+        except ValueError as error:
+            if data == "mini":
+                raise
+            passed_over[str(error)] += 1
+            continue
+        found += 1
+        yield dialogue, rounds
+    if found == 0:
+        raise ValueError(f"there is nothing to learn from in {data}{describe(passed_over)}")
+
+
+def describe(passed_over: Counter[str]) -> str:
+    """Words about what was passed over, as they follow others; none if it was nothing."""
+    if not passed_over:
+        return ""
+    [(reason, count)] = passed_over.most_common(1)
+    return f"; {passed_over.total()} records are passed over ({count}: {reason})"
+
+
+def read_pairs(
+    data: str, seed: int, tokenizer: Tokenizer, answers_only: bool, passed_over: Counter[str]
+) -> Iterator[Pair]:
+    """Yield what is only read, and what is learnt after it.
+
+    In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
+    text every token is learnt, and the EOS at its end.
+    """
+    if data.endswith(".txt"):
+        end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        yield [], tokenizer.encode(read_text(Path(data))) + end
+        return
+    for _, rounds in read_dialogues(data, seed, tokenizer, passed_over):
+        for prompt, answer in rounds:
+            yield (prompt, answer) if answers_only else ([], prompt + answer)
+
+
+def divide(pairs: Iterable[Pair], length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs end to end, in rows: yield (tokens, labels), (length,) each.
+
+    Labels are the tokens that follow, -100 where they are only read. Rows that have none are left
+    out. An example with rows of 3: the pairs ([1, 2], [3, 4]) and ([5], [6, 7]) give
+
+        tokens     1  2  3       4  5  6
+        labels  -100  3  4    -100  6  7
+    """
+    ids = array("i")  # four bytes per token, however long the text
+    learnt = array("i")
+    for read, said in pairs:
+        ids.extend(read)
+        ids.extend(said)
+        learnt.extend([-100] * len(read))
+        learnt.extend(said)
+        ends = range(length, len(ids), length)  # one more token has to be there: the last label
+        for end in ends:
+            labels = learnt[end - length + 1 : end + 1]
+            if max(labels) != -100:
+                yield np.array(ids[end - length : end]), np.array(labels)
+        del ids[: len(ends) * length]
+        del learnt[: len(ends) * length]
+
+
+def make_rows(
+    pairs: Iterable[Pair], batch: int, length: int, millions: float | None = None
+) -> Rows:
+    """Rows of ``pairs``: all, or whole batches of about so many ``millions`` of tokens.
+
+    Raises ValueError if they do not fill a batch.
+    """
+    count = None
+    if millions is not None:
+        count = round(millions * 1e6 / (batch * length)) * batch
+    rows = list(islice(divide(pairs, length), count))
+    if len(rows) < batch:
+        raise ValueError(f"there are {len(rows)} rows of {length} tokens; a batch needs {batch}")
+    tokens, labels = zip(*rows)
+    return torch.from_numpy(np.stack(tokens)), torch.from_numpy(np.stack(labels))

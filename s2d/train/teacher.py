@@ -1,0 +1,56 @@
+"""A second term of the SoFT loss: at every exit, a draft also imitates a teacher."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..model import Llama
+from ..soft import cross_entropy, exit_states, sum_of_chunks
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A model with the draft's vocabulary, which the draft is to imitate.
+
+    By default it learns the teacher's distributions: the term is KL(p || q), where the teacher has
+    p and an exit q (arXiv 2310.08461, section 3). With ``align`` it learns features instead, as in
+    S2D's ablation, which comes without a formula. Chosen here: features are what the LM head reads,
+    and the term is their mean squared difference, times ``align``.
+    """
+
+    model: Llama
+    align: float | None = None
+
+    @torch.no_grad()
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the teacher's LM head reads, (B, T, its hidden size), of tokens (B, T)."""
+        return self.model.model.norm(self.model.run_layers(self.model.embed(tokens)))
+
+    def term(self, draft: Llama, hidden: Tensor, taught: Tensor) -> Tensor:
+        """How far hidden states (N, hidden) are from the features ``taught``, summed over N."""
+        if self.align is not None:
+            difference = draft.model.norm(hidden).float() - taught.float()  # (N, hidden)
+            return self.align * difference.square().mean(dim=-1).sum()
+        with torch.no_grad():
+            log_p = self.model.lm_head(taught).float().log_softmax(dim=-1)  # (N, V)
+        log_q = draft.logits(hidden).float().log_softmax(dim=-1)  # (N, V)
+        return (log_p.exp() * (log_p - log_q)).sum()
+
+
+def taught_losses(
+    model: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int], teacher: Teacher
+) -> Tensor:
+    """As ``soft_losses``, with the teacher's term added at every exit."""
+    learnt = labels != -100  # (B, T)
+    labels = labels[learnt]  # (N,)
+    taught = teacher.features(tokens)[learnt]  # (N, the teacher's hidden size)
+    losses = []
+    for states in exit_states(model, tokens, exits):
+        hidden = states[learnt]  # (N, hidden)
+        loss = sum_of_chunks(partial(cross_entropy, model), hidden, labels)
+        term = sum_of_chunks(partial(teacher.term, model), hidden, taught)
+        losses.append(loss + term)
+    return torch.stack(losses)

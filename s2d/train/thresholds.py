@@ -1,0 +1,71 @@
+"""Thresholds of a trained draft's exits, measured on rows that it has not learnt from."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..model import Llama
+from ..soft import CHUNK, exit_states
+from .data import Rows
+from .fsdp import Divided
+
+HELD_OUT = 64  # rows, at most
+FEWEST = 1000  # labelled tokens; with fewer of them thresholds stay as published
+LOST = 0.01  # the part of the last exit's right tokens that an exit before it may lose
+
+
+def hold_out(rows: Rows) -> tuple[Rows, Rows]:
+    """The rows to learn from, and the last ones, which are held out: a twentieth, or none.
+
+    None are held out if a twentieth of the rows has fewer than FEWEST labelled tokens.
+    """
+    tokens, labels = rows
+    kept = len(tokens) - min(HELD_OUT, len(tokens) // 20)
+    if (labels[kept:] != -100).sum() < FEWEST:
+        kept = len(tokens)
+    return (tokens[:kept], labels[:kept]), (tokens[kept:], labels[kept:])
+
+
+def measure_thresholds(model: Divided, rows: Rows, exits: Sequence[int]) -> tuple[float, ...]:
+    """A threshold for each of ``exits``, by ``lowest_threshold``; the last exit always drafts."""
+    device = model.model.device
+    parts = []
+    for tokens, labels in zip(*rows):
+        inputs = tokens[None].to(device), labels[None].to(device)
+        with torch.no_grad():
+            parts.append(model(predict, *inputs, exits))
+    confidence, right = torch.cat(parts, dim=2)  # (E, N) each
+    before_last = zip(confidence[:-1], right[:-1])
+    thresholds = [lowest_threshold(*each, right_at_last=right[-1]) for each in before_last]
+    return (*thresholds, 0.0)
+
+
+def predict(model: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) -> Tensor:
+    """(2, E, N): each exit's confidence at N labelled tokens, and 1 where its choice is right."""
+    learnt = labels != -100
+    found = []
+    for states in exit_states(model, tokens, exits):
+        chunks = states[learnt].split(CHUNK)
+        best = [model.logits(each).float().softmax(dim=-1).max(dim=-1) for each in chunks]
+        confidence = torch.cat([each.values for each in best])
+        choices = torch.cat([each.indices for each in best])
+        found.append(torch.stack((confidence, (choices == labels[learnt]).float())))
+    return torch.stack(found, dim=1)
+
+
+def lowest_threshold(confidence: Tensor, right: Tensor, right_at_last: Tensor) -> float:
+    """The lowest threshold from which on an exit is almost as good as the last one.
+
+    An exit drafts where its ``confidence`` (N,) is above the threshold, and is ``right`` (N,) at
+    some of these tokens, as the last exit would have been. The exit may lose a hundredth (LOST) of
+    all tokens at which the last exit is right. An example: of 1000 tokens the last exit gets 900
+    right, so 9 may be lost. Above 0.7 the last exit gets 5 tokens more right than this one, above
+    0.6 it is 9, and above 0.5 it is 20. Then the threshold is 0.6.
+    """
+    order = confidence.argsort(descending=True)
+    lost = (right_at_last - right)[order].cumsum(dim=0)  # (N,)
+    [enough] = torch.where(lost <= LOST * right_at_last.sum())
+    if len(enough) == 0:
+        return 1.0
+    return round(confidence[order][enough[-1]].item(), 3)
