@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from ..checkpoint import check_device
 from ..cli.program import Parser, comma_separated, count, positive, run_program
 from ..speed.tensor_parallel import join_processes, own_device
 from .decision import FEATURES, train_decision
@@ -26,26 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
 def start(arguments: list[str] | None) -> None:
     """Do what the command line says, in each of the processes that torchrun started, if it did."""
     join_processes()
-    run_training(**vars(parse(arguments)))
-
-
-def run_training(
-    train: Callable[..., None],
-    device: str,
-    seed: int,
-    out: Path,
-    resume: bool = False,
-    **options: Any,
-) -> None:
-    """Call the function ``train`` of one of the programs."""
-    mesh = None
-    own = check_device(device)
-    if dist.is_initialized():
-        if train is not train_soft:
-            raise ValueError("this trains in a single process; start it without torchrun")
-        own = own_device(device)
-        mesh = DeviceMesh.from_group(dist.group.WORLD, own.type)
-    train(Run(out, str(own), seed, resume, mesh), **options)
+    options = vars(parse(arguments))
+    train = options.pop("train")
+    if dist.is_initialized() and train is not train_soft:
+        raise ValueError("this trains in a single process; start it without torchrun")
+    device = own_device(options.pop("device"))
+    out, seed, resume = options.pop("out"), options.pop("seed"), options.pop("resume", False)
+    train(Run(out, str(device), seed, resume), **options)
 
 
 def seed_number(text: str) -> int:
@@ -58,7 +43,7 @@ def seed_number(text: str) -> int:
 def parse(arguments: list[str] | None) -> Any:
     """The options that were given, or have a default here, and the function ``train``.
 
-    They are called as the arguments of ``run_training`` and of that function are.
+    The others than those of all programs are called as the arguments of that function are.
     """
     parser = Parser(prog="python -m s2d.train", description=__doc__)
     programs = parser.add_subparsers(required=True, metavar="PROGRAM")

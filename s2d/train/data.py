@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint.chat import Message, as_dialogue
+from ..checkpoint.chat import Message
 from ..checkpoint.files import read_text
-from ..checkpoint.notices import progress
+from ..checkpoint.notices import progress, tell
 from ..checkpoint.tokenizer import Tokenizer
 from .corpus import GROUPS, conversations
 
@@ -66,46 +66,34 @@ def read_dialogue(record: Any) -> list[Message]:
     return dialogue
 
 
-def read_dialogues(
-    data: str, seed: int, tokenizer: Tokenizer, passed_over: Counter[str]
-) -> Iterator[tuple[list[Message], list[Pair]]]:
-    """Yield each dialogue of ``data``, and its rounds; "mini" is the corpus, without end.
+def read_dialogues(data: str, seed: int, tokenizer: Tokenizer) -> Iterator[list[Pair]]:
+    """Yield the rounds of each dialogue of ``data``; "mini" is the corpus, without end.
 
-    What is no dialogue, or cannot be written in the chat format, is ``passed_over`` in a file, and
-    counted there by the reason. Raises ValueError if no dialogue is left.
+    What is no dialogue, or cannot be written in the chat format, is passed over in a file, and how
+    much that was is told at its end. Raises ValueError if no dialogue is left.
     """
+    what = f"reading {data}: dialogues"
     if data == "mini":
-        corpus = conversations(seed, "train", MIX)
-        records = ({"messages": as_dialogue(chain(*each.turns))} for each in corpus)
-    else:
-        records = read_records(Path(data))
+        for each in progress(conversations(seed, "train", MIX), what):
+            yield list(tokenizer.rounds(chain(*each.turns)))
     found = 0
-    for record in progress(records, f"reading {data}: dialogues"):
+    passed_over: Counter[str] = Counter()  # by the reason
+    for record in progress(read_records(Path(data)), what):
         try:
-            dialogue = read_dialogue(record)
-            rounds = list(tokenizer.rounds(dialogue))
+            rounds = list(tokenizer.rounds(read_dialogue(record)))
         except ValueError as error:
-            if data == "mini":
-                raise
             passed_over[str(error)] += 1
             continue
         found += 1
-        yield dialogue, rounds
+        yield rounds
+    reason, count = passed_over.most_common(1)[0] if passed_over else ("", 0)
     if found == 0:
-        raise ValueError(f"there is nothing to learn from in {data}{describe(passed_over)}")
+        raise ValueError(f"there is nothing to learn from in {data}; {reason or 'it is empty'}")
+    if passed_over:
+        tell(f"{data}: {passed_over.total()} records are passed over ({count}: {reason})")
 
 
-def describe(passed_over: Counter[str]) -> str:
-    """Words about what was passed over, as they follow others; none if it was nothing."""
-    if not passed_over:
-        return ""
-    [(reason, count)] = passed_over.most_common(1)
-    return f"; {passed_over.total()} records are passed over ({count}: {reason})"
-
-
-def read_pairs(
-    data: str, seed: int, tokenizer: Tokenizer, answers_only: bool, passed_over: Counter[str]
-) -> Iterator[Pair]:
+def read_pairs(data: str, seed: int, tokenizer: Tokenizer, answers_only: bool) -> Iterator[Pair]:
     """Yield what is only read, and what is learnt after it.
 
     In dialogues the answers are learnt or, without ``answers_only``, everything. In a file of plain
@@ -115,9 +103,8 @@ def read_pairs(
         end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
         yield [], tokenizer.encode(read_text(Path(data))) + end
         return
-    for _, rounds in read_dialogues(data, seed, tokenizer, passed_over):
-        for prompt, answer in rounds:
-            yield (prompt, answer) if answers_only else ([], prompt + answer)
+    for prompt, answer in chain.from_iterable(read_dialogues(data, seed, tokenizer)):
+        yield (prompt, answer) if answers_only else ([], prompt + answer)
 
 
 def divide(pairs: Iterable[Pair], length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -3,8 +3,6 @@
 Improved MCSD (arXiv 2409.10644, "decision model").
 """
 
-from collections import Counter
-
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -120,12 +118,10 @@ def train_decision(
 def find_questions(choice: Choice, data: str, count: int, seed: int) -> list[list[int]]:
     """Prompts of at most ``count`` first questions of ``data``, with room for a draft."""
     room = read_config(choice.folder).max_position_embeddings - 16
-    # Not the questions that the draft has learnt from, unless they are those of a file.
-    dialogues = read_dialogues(data, seed + 2, choice.tokenizer, Counter())
     prompts = []
-    for messages, _ in dialogues:
-        system = messages[0]["role"] == "system"
-        prompt = choice.tokenizer.encode_prompt(messages[: 1 + system])
+    # Not the questions that the draft has learnt from, unless they are those of a file.
+    for rounds in read_dialogues(data, seed + 2, choice.tokenizer):
+        prompt, _ = rounds[0]
         if len(prompt) < room:
             prompts.append(prompt)
         if len(prompts) == count:

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -163,9 +162,9 @@ def train_member(run: Run, miniature: Miniature, tokenizer: Tokenizer, millions:
         drafting = None
         model = initialise(config, run.seed, miniature.copying).to(run.device)
     recipe = replace(MINI, lr=miniature.lr)
-    pairs = read_pairs("mini", run.seed, tokenizer, miniature.answers_only, Counter())
+    pairs = read_pairs("mini", run.seed, tokenizer, miniature.answers_only)
     rows = make_rows(pairs, recipe.batch, recipe.length, millions)
-    trained = Divided(model, run.mesh)
+    trained = Divided(model)
     for _ in fit(trained, exits, rows, recipe, run):
         pass  # it says itself how far it is
     save_trained(trained, drafting, run, tokenizer.folder)

@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -17,7 +17,6 @@ from threading import Event
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from ..checkpoint import is_fast
 from ..checkpoint.files import refuse_existing
@@ -25,7 +24,7 @@ from ..checkpoint.notices import PROGRESS_SECONDS, tell
 from ..soft import soft_losses
 from ..speed.tensor_parallel import from_rank_0
 from .data import Rows
-from .fsdp import Divided, compute_checksum, load_checkpoint, save_checkpoint
+from .fsdp import Divided, compute_checksum, count_ranks, load_checkpoint, save_checkpoint
 from .teacher import Teacher, taught_losses
 
 CHECKPOINT_SECONDS = 300  # between two checkpoints, at least
@@ -49,11 +48,6 @@ class Run:
     device: str = "cpu"
     seed: int = 0
     resume: bool = False  # from the file ``unfinished``
-    mesh: DeviceMesh | None = None  # of the processes among which it is divided, if several
-
-    @property
-    def ranks(self) -> int:
-        return 1 if self.mesh is None else self.mesh.size()
 
     @property
     def unfinished(self) -> Path:
@@ -67,8 +61,9 @@ class Run:
             raise ValueError(f"there is no {self.unfinished} to go on from; leave out --resume")
         if self.unfinished.exists() and not self.resume:
             raise ValueError(f"{self.unfinished} is there; go on with --resume, or remove it")
-        if recipe.batch % (self.ranks * recipe.micro_batch):
-            parts = f"{self.ranks} processes and micro-batches of {recipe.micro_batch}"
+        ranks = count_ranks()
+        if recipe.batch % (ranks * recipe.micro_batch):
+            parts = f"{ranks} processes and micro-batches of {recipe.micro_batch}"
             raise ValueError(f"a batch of {recipe.batch} rows cannot be divided among {parts}")
 
 
@@ -89,7 +84,8 @@ def fit(
     """
     tokens, labels = rows
     device = model.model.device
-    rank = 0 if run.mesh is None else run.mesh.get_local_rank()
+    ranks = count_ranks()
+    rank = 0 if ranks == 1 else dist.get_rank()
     bf16 = recipe.bf16 and is_fast(torch.bfloat16, device)
     loss_function = soft_losses if teacher is None else partial(taught_losses, teacher=teacher)
     optimizer = make_optimizer(model, recipe.weight_decay)
@@ -97,9 +93,9 @@ def fit(
     batches = order.split(recipe.batch)
     steps = len(tokens) * recipe.epochs // recipe.batch
     # All that decides what the losses are.
-    settings = asdict(recipe) | {"exits": exits, "seed": run.seed, "weights": model.checksum}
-    del settings["micro_batch"]
-    settings["data"] = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
+    settings = asdict(replace(recipe, micro_batch=1)) | {"exits": exits, "seed": run.seed}
+    settings["rows"] = zlib.crc32(labels.numpy().tobytes(), zlib.crc32(tokens.numpy().tobytes()))
+    settings["weights"] = model.checksum
     settings["teacher"] = teacher and (compute_checksum(teacher.model), teacher.align)
     done = load_checkpoint(run.unfinished, model, optimizer, settings) if run.resume else 0
     began = told = saved = time.monotonic()
@@ -110,14 +106,14 @@ def fit(
             batch = batches[step]
             count = (labels[batch] != -100).sum().item()
             losses = torch.zeros(len(exits), device=device)
-            for part in batch[rank :: run.ranks].split(recipe.micro_batch):
+            for part in batch[rank::ranks].split(recipe.micro_batch):
                 inputs = tokens[part].to(device), labels[part].to(device), exits
                 with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                     own = model(loss_function, *inputs) / max(1, count)
-                (own.mean() * run.ranks).backward()  # gradients are averaged over processes
+                (own.mean() * ranks).backward()  # gradients are averaged over processes
                 losses += own.detach()
-            if run.mesh is not None:
-                dist.all_reduce(losses, group=run.mesh.get_group())
+            if ranks > 1:
+                dist.all_reduce(losses)
             if not losses.isfinite().all():
                 raise ValueError(f"the loss of step {step + 1} is not finite; try a lower --lr")
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.checkpoint import state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from ..checkpoint import empty_model
@@ -21,23 +17,28 @@ from ..checkpoint.files import staged
 from ..model import Llama
 from ..speed.tensor_parallel import from_rank_0
 
-WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0, on the CPU
+WHOLE = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)  # on rank 0, on the CPU
+
+
+def count_ranks() -> int:
+    """The number of processes among which a training is divided."""
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 class Divided(nn.Module):
-    """A model whose weights are divided among the processes of a ``mesh``, if there is one.
+    """A model whose weights are divided among the processes, if there are several.
 
-    Each layer is together only while it is needed, and the rest of the model in ``forward``.
+    A layer is whole only while it is needed, and what is not in layers during ``forward``.
     ``checksum`` is of the weights with which it begins.
     """
 
-    def __init__(self, model: Llama, mesh: DeviceMesh | None) -> None:
+    def __init__(self, model: Llama) -> None:
         super().__init__()
         self.model = model
-        self.mesh = mesh
         self.checksum = compute_checksum(model)
-        if mesh is None:
+        if count_ranks() == 1:
             return
+        mesh = init_device_mesh(model.device.type, (count_ranks(),))
         for parameter in model.parameters():
             parameter.data = parameter.data.contiguous()  # FSDP asks for it
         # All that is not in a matmul stays float32, as in one process.
@@ -50,10 +51,10 @@ class Divided(nn.Module):
 
     def gather(self) -> Llama | None:
         """The whole model, for rank 0; None for the others."""
-        if self.mesh is None:
+        if count_ranks() == 1:
             return self.model
-        state = get_model_state_dict(self.model, options=WHOLE)
-        if self.mesh.get_local_rank() > 0:
+        state = state_dict.get_model_state_dict(self.model, options=WHOLE)
+        if dist.get_rank() > 0:
             return None
         whole = empty_model(self.model.config)
         whole.load_state_dict(state, assign=True)
@@ -77,7 +78,7 @@ def save_checkpoint(
     settings: dict[str, Any],
 ) -> None:
     """Have rank 0 write the whole state after ``step``; a file before it is replaced."""
-    weights, state = get_state_dict(model.model, optimizer, options=WHOLE)
+    weights, state = state_dict.get_state_dict(model.model, optimizer, options=WHOLE)
 
     def write() -> None:
         with staged(file) as stage:
@@ -102,8 +103,7 @@ def load_checkpoint(
         raise ValueError(f"{file} is no checkpoint, or is damaged: {error}") from None
     for name, value in settings.items():
         if begun.get(name) != value:
-            raise ValueError(f"{file} was begun with {name} {begun.get(name)}, not {value}")
-    set_state_dict(
-        model.model, optimizer, model_state_dict=weights, optim_state_dict=state, options=WHOLE
-    )
+            raise ValueError(f"{file} was begun with other {name}: {begun.get(name)}, not {value}")
+    found = {"model_state_dict": weights, "optim_state_dict": state}
+    state_dict.set_state_dict(model.model, optimizer, **found, options=WHOLE)
     return step

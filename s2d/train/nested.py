@@ -4,7 +4,6 @@ Sorted fine-tuning, SoFT (Kavehzadeh et al. 2024, arXiv 2407.01955, section 4).
 """
 
 import os
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ..checkpoint.notices import tell
 from ..checkpoint.tokenizer import Tokenizer
 from ..model import Drafting, Llama
 from ..options import default_thresholds
-from .data import describe, make_rows, read_pairs, refuse_missing
+from .data import make_rows, read_pairs, refuse_missing
 from .fit import Recipe, Run, fit
 from .fsdp import Divided
 from .teacher import Teacher
@@ -47,12 +46,11 @@ def train_soft(
     folder = find_target(init)
     refuse_models(recipe, folder, exits, teacher and find_target(teacher), align)
     tokenizer = Tokenizer(folder, read_config(folder).vocab_size)
-    passed_over: Counter[str] = Counter()
-    pairs = read_pairs(data, run.seed, tokenizer, not all_text, passed_over)
+    pairs = read_pairs(data, run.seed, tokenizer, not all_text)
     enough = millions if data == "mini" else None
     rows, held_out = hold_out(make_rows(pairs, recipe.batch, recipe.length, enough))
     drafting = Drafting(exits, default_thresholds(len(exits)))
-    model = Divided(cut(folder, exits[-1], run.device), run.mesh)
+    model = Divided(cut(folder, exits[-1], run.device))
     tutor = None
     if teacher is not None:
         tutor = Teacher(load_model(find_target(teacher), run.device, quick=False), align)
@@ -62,10 +60,9 @@ def train_soft(
         drafting = replace(drafting, thresholds=measure_thresholds(model, held_out, exits))
     save_trained(model, drafting, run, folder, data if data == "mini" else os.path.abspath(data))
     tell(
-        f"{run.out}: exits {', '.join(map(str, exits))} with thresholds "
-        f"{', '.join(map(str, drafting.thresholds))}, measured on {len(held_out[0])} rows; it "
-        f"learnt from {data}, {recipe.epochs} times {len(rows[0])} rows of {recipe.length} tokens, "
-        f"of which {(rows[1] != -100).sum()} are learnt{describe(passed_over)}"
+        f"{run.out}: it learnt from {data}, {recipe.epochs} times {len(rows[0])} rows of "
+        f"{recipe.length} tokens, of which {(rows[1] != -100).sum()} are learnt; exits {exits}, "
+        f"thresholds {drafting.thresholds}, measured on {len(held_out[0])} rows"
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..model import Llama
-from ..soft import CHUNK, exit_states
+from ..soft import exit_states
 from .data import Rows
 from .fsdp import Divided
 
@@ -46,11 +46,9 @@ def predict(model: Llama, tokens: Tensor, labels: Tensor, exits: Sequence[int]) 
     learnt = labels != -100
     found = []
     for states in exit_states(model, tokens, exits):
-        chunks = states[learnt].split(CHUNK)
-        best = [model.logits(each).float().softmax(dim=-1).max(dim=-1) for each in chunks]
-        confidence = torch.cat([each.values for each in best])
-        choices = torch.cat([each.indices for each in best])
-        found.append(torch.stack((confidence, (choices == labels[learnt]).float())))
+        probs = model.logits(states[learnt]).float().softmax(dim=-1)  # (N, V)
+        confidence, choices = probs.max(dim=-1)
+        found.append(torch.stack((confidence, choices == labels[learnt])))
     return torch.stack(found, dim=1)
 
 
